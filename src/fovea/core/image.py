@@ -1,0 +1,57 @@
+"""What an image is, between the media floor that reads it and the engine that encodes it.
+
+Pixels travel as plain bytes, so that no floor needs to agree on an array library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Literal
+
+Detail = Literal["auto", "low", "high"]
+DETAILS: tuple[Detail, ...] = ("auto", "low", "high")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A decoded RGB image.
+
+    identity: 64 hex digits, a 256-bit hash of the source bytes with their type and dimensions
+        (`media.identity`); the name of the image in every cache.
+    rgb: `height * width * 3` bytes, row-major, channels last.
+    """
+
+    identity: str
+    width: int
+    height: int
+    rgb: bytes = field(repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.rgb) != self.width * self.height * 3:
+            raise ValueError(f"rgb holds {len(self.rgb)} bytes, {self.width}x{self.height}x3 needed")
+
+
+@dataclass(frozen=True, slots=True)
+class PixelBudget:
+    """How many pixels of an image the model may see; what the model's processor makes of it is its plan.
+
+    detail: "low" is about 64 visual tokens where the architecture allows it, "high" and "auto" the model's own limit.
+    min_pixels, max_pixels: bounds on the pixels after resizing; they override `detail`. None: the model's own.
+    """
+
+    detail: Detail = "auto"
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+
+
+def content_identity(media_type: str, width: int, height: int, data: bytes) -> str:
+    """SHA-256 over length-framed (media_type, width, height, data); 64 hex digits.
+
+    Framing keeps two different tuples from ever hashing the same byte string.
+    """
+    digest = hashlib.sha256()
+    for part in (media_type.encode(), str(width).encode(), str(height).encode(), data):
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.hexdigest()
