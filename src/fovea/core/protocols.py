@@ -1,0 +1,51 @@
+"""The seams: what one floor may ask of another without knowing who answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol
+
+from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back. `decode` may end in half a character; `engine.detokenize` hides that."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+
+class EngineClient(Protocol):
+    """All that a server, gateway or benchmark knows of an engine, be it local, remote or simulated."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """Deltas of all choices, interleaved. Closing the iterator cancels the request and frees what it held.
+
+        Raises RequestError before the first delta for what is wrong with the request, EngineError for a defect.
+        """
+        ...
+
+    async def tokenize(self, prompt: Prompt) -> list[int]: ...
+
+    async def detokenize(self, ids: Sequence[int]) -> str: ...
+
+    def stats(self) -> Mapping[str, float]:
+        """Gauges and running totals by the names of `observe.metrics`."""
+        ...
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Finish running requests within `drain_s` seconds, abort the rest, stop."""
+        ...

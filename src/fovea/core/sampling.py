@@ -1,0 +1,98 @@
+"""How the next token is chosen: one frozen value per request, valid by construction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from fovea.core.errors import InvalidRequest
+
+MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 16
+MAX_STOP_STRINGS = 16
+MAX_LOGIT_BIAS = 1024
+
+
+def _within(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value > high or value < low or (open_low and value == low):
+        bracket = "(" if open_low else "["
+        raise InvalidRequest(f"{name} must be in {bracket}{low:g}, {high:g}], got {value!r}", param=name)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """OpenAI's sampling semantics, with the extensions that serving engines share.
+
+    temperature: 0 is greedy. Range [0, 2].
+    top_p, top_k, min_p: nucleus (0, 1], k most likely (0: off), and a floor relative to the most likely [0, 1].
+    repetition_penalty: divides (or multiplies, when negative) logits of all tokens seen, prompt included. (0, 10].
+    presence_penalty, frequency_penalty: subtracted from logits of generated tokens, once or per occurrence. [-2, 2].
+    seed: the same seed gives the same text, whoever shares the batch. None: fresh entropy.
+    stop, stop_token_ids: end of text, not part of the answer (stop) or not shown (ids).
+    max_tokens: None is whatever the context still holds. min_tokens: no end before.
+    n: independent choices. logprobs: report each token's; top_logprobs: and that many alternatives [0, 20].
+    logit_bias: token id -> [-100, 100], added to the logits.
+    ignore_eos: only length and stop strings end the text.
+    skip_special_tokens: special tokens are left out of the text.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    n: int = 1
+    logprobs: bool = False
+    top_logprobs: int = 0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _within("temperature", self.temperature, 0, 2)
+        _within("top_p", self.top_p, 0, 1, open_low=True)
+        _within("top_k", self.top_k, 0, 2**31)
+        _within("min_p", self.min_p, 0, 1)
+        _within("repetition_penalty", self.repetition_penalty, 0, 10, open_low=True)
+        _within("presence_penalty", self.presence_penalty, -2, 2)
+        _within("frequency_penalty", self.frequency_penalty, -2, 2)
+        _within("min_tokens", self.min_tokens, 0, 2**31)
+        _within("n", self.n, 1, MAX_CHOICES)
+        _within("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
+        if self.seed is not None:
+            _within("seed", self.seed, -(2**63), 2**63 - 1)
+        self._check_lengths()
+        self._check_stops()
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is not None:
+            _within("max_tokens", self.max_tokens, 1, 2**31)
+            if self.min_tokens > self.max_tokens:
+                raise InvalidRequest(
+                    f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
+                    param="min_tokens",
+                )
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS or any(not text for text in self.stop):
+            raise InvalidRequest(f"stop takes up to {MAX_STOP_STRINGS} non-empty strings", param="stop")
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequest(f"logit_bias takes up to {MAX_LOGIT_BIAS} entries", param="logit_bias")
+        for token, bias in self.logit_bias.items():
+            _within(f"logit_bias[{token}]", bias, -100, 100)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0

@@ -1,0 +1,153 @@
+"""The values that cross the border between whoever serves and whoever computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fovea.core.image import Image, PixelBudget
+from fovea.core.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    image: Image
+    budget: PixelBudget = PixelBudget()
+
+
+Part = TextPart | ImagePart
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn. Images may stand in any turn, anywhere among the text."""
+
+    role: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Messages that the model's own chat template turns into text."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Text as it is; each of the model's image markers in it takes the next image."""
+
+    text: str
+    images: tuple[ImagePart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    ids: tuple[int, ...]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """id: unique among the requests in flight.
+
+    cache_salt: requests with different salts share no cache entry.
+    timeout: seconds from arrival; None: no deadline of its own.
+    media_s: seconds that fetching and decoding took before the engine saw the request.
+    """
+
+    id: str
+    prompt: Prompt
+    sampling: SamplingParams = SamplingParams()
+    cache_salt: str = ""
+    timeout: float | None = None
+    media_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """logprob of the model before temperature and penalties; `top` holds (id, text, logprob), most likely first."""
+
+    id: int
+    text: str
+    logprob: float
+    top: tuple[tuple[int, str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens. `cached` are prompt tokens whose KV was found; `image` are prompt tokens that stand for images."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    image: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimings:
+    """Seconds per stage of one request. `ttft` runs from arrival at the engine to the first token."""
+
+    media: float = 0.0
+    preprocess: float = 0.0
+    queue: float = 0.0
+    encode: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    ttft: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What came since the last one, for one choice.
+
+    `finish_reason` is set on the last delta of a choice; `usage` and `timings` on the last of the request.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    timings: StageTimings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer: every choice's text, ids and reason, with what it cost."""
+
+    texts: tuple[str, ...]
+    token_ids: tuple[tuple[int, ...], ...]
+    finish_reasons: tuple[FinishReason, ...]
+    logprobs: tuple[tuple[TokenLogprob, ...], ...]
+    usage: Usage
+    timings: StageTimings
+
+    @property
+    def text(self) -> str:
+        return self.texts[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a server tells about the model it runs. `max_context` in tokens, prompt and answer together."""
+
+    name: str
+    architecture: str
+    parameters: int
+    dtype: str
+    device: str
+    max_context: int
+    vocab_size: int
+    created: int
+    default_sampling: dict[str, float | int] = field(default_factory=dict)

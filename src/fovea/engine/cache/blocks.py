@@ -1,0 +1,103 @@
+"""The pool of KV blocks: who uses which, and which free ones still hold something worth finding.
+
+A block is in exactly one of three states:
+
+    in use     ref > 0                      belongs to that many block tables
+    cached     ref = 0, named by a hash     findable; first in, first out of the free queue (LRU)
+    blank      ref = 0, without a name
+
+Freeing puts a block at the tail of the queue and keeps its name; taking one from the head forgets its name. So the
+whole pool is cache until somebody needs it, and nothing is ever evicted for its own sake.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+
+class BlockPool:
+    """Integers only: the tensors that the numbers index live in the runner."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._refs = [0] * size
+        self._hash_of: list[bytes | None] = [None] * size
+        self._by_hash: dict[bytes, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(size))
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken now, cached ones included."""
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        return self.size - len(self._free)
+
+    @property
+    def cached(self) -> int:
+        """Blocks that a prefix could find, used or not."""
+        return len(self._by_hash)
+
+    def take(self) -> int:
+        """The least recently freed block, blank. Raises KeyError when none is free."""
+        block, _ = self._free.popitem(last=False)
+        self._forget(block)
+        self._refs[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """One more table uses it."""
+        if self._refs[block] == 0:
+            del self._free[block]
+        self._refs[block] += 1
+
+    def release(self, block: int) -> None:
+        """One table less. The last one puts it back, name and all."""
+        if self._refs[block] <= 0:
+            raise RuntimeError(f"block {block} is released but nobody holds it")
+        self._refs[block] -= 1
+        if self._refs[block] == 0:
+            self._free[block] = None
+            if self._hash_of[block] is None:
+                self._free.move_to_end(block, last=False)
+
+    def find(self, name: bytes) -> int | None:
+        return self._by_hash.get(name)
+
+    def is_free(self, block: int) -> bool:
+        return self._refs[block] == 0
+
+    def publish(self, block: int, name: bytes) -> None:
+        """Give a full block its name. A name that is taken stays with its first block; both are right."""
+        if self._hash_of[block] is None and name not in self._by_hash:
+            self._hash_of[block] = name
+            self._by_hash[name] = block
+
+    def forget_all(self) -> int:
+        """Drop every name; used blocks stay with their sequences. Returns how many names went."""
+        names = len(self._by_hash)
+        self._hash_of = [None] * self.size
+        self._by_hash.clear()
+        return names
+
+    def _forget(self, block: int) -> None:
+        name = self._hash_of[block]
+        if name is not None:
+            del self._by_hash[name]
+            self._hash_of[block] = None
+
+    def check_integrity(self, tables: list[list[int]]) -> None:
+        """Raise RuntimeError unless references, queue and names agree with the block tables given."""
+        expected = [0] * self.size
+        for table in tables:
+            for block in table:
+                expected[block] += 1
+        if expected != self._refs:
+            wrong = [b for b in range(self.size) if expected[b] != self._refs[b]]
+            raise RuntimeError(f"blocks {wrong[:8]} are counted wrong: leaked or freed twice")
+        if {b for b in range(self.size) if self._refs[b] == 0} != set(self._free):
+            raise RuntimeError("the free queue does not hold exactly the unused blocks")
+        for name, block in self._by_hash.items():
+            if self._hash_of[block] != name:
+                raise RuntimeError(f"block {block} is findable by a name it does not have")

@@ -1,0 +1,96 @@
+"""Encoder outputs by content, bounded in bytes.
+
+Values are opaque: this file counts bytes and knows who still needs what. Something that a running sequence needs is
+*held*: it stays reachable whatever the ceiling says, because a step is about to read it, and returns to the ordinary
+LRU when the last holder lets go. So two images with room for one make the cache useless, never the engine stuck.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class _Entry(Generic[Value]):
+    value: Value
+    size: int
+    holders: set[str]
+
+
+class EmbeddingCache(Generic[Value]):
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.bytes = 0
+        self.hits = 0
+        self.misses = 0
+        self.evictions = 0
+        self._entries: OrderedDict[str, _Entry[Value]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
+
+    def hold(self, key: str, holder: str) -> bool:
+        """Keep `key` for `holder` until it is released. False: it is not here and must be encoded."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return False
+        self._entries.move_to_end(key)
+        entry.holders.add(holder)
+        return True
+
+    def put(self, key: str, value: Value, size: int, holders: set[str]) -> None:
+        """Store an encoder output of `size` bytes for those who wait for it."""
+        old = self._entries.pop(key, None)
+        if old is not None:
+            self.bytes -= old.size
+            holders = holders | old.holders
+        self._entries[key] = _Entry(value, size, set(holders))
+        self.bytes += size
+        self._shrink()
+
+    def get(self, key: str) -> Value:
+        """The value. Raises KeyError; never for one that is held."""
+        return self._entries[key].value
+
+    def release(self, key: str, holder: str) -> None:
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.holders.discard(holder)
+            self._shrink()
+
+    def drop(self, key: str) -> None:
+        """Lose an entry on purpose. A held one stays until it is released."""
+        entry = self._entries.get(key)
+        if entry is not None and not entry.holders:
+            del self._entries[key]
+            self.bytes -= entry.size
+
+    def clear(self) -> None:
+        for key in list(self._entries):
+            self.drop(key)
+
+    def _shrink(self) -> None:
+        if self.bytes <= self.capacity:
+            return
+        for key in [k for k, entry in self._entries.items() if not entry.holders]:
+            self.bytes -= self._entries.pop(key).size
+            self.evictions += 1
+            if self.bytes <= self.capacity:
+                return
+
+    def check_integrity(self, holders: set[str]) -> None:
+        """Raise RuntimeError unless the byte count is right and only `holders` hold anything."""
+        if self.bytes != sum(entry.size for entry in self._entries.values()):
+            raise RuntimeError("the encoder-output cache lost count of its bytes")
+        stale = {h for entry in self._entries.values() for h in entry.holders} - holders
+        if stale:
+            raise RuntimeError(f"encoder outputs are held by sequences that are gone: {sorted(stale)[:4]}")
+        if not holders and self.bytes > self.capacity:
+            raise RuntimeError(f"{self.bytes} bytes kept, {self.capacity} allowed")

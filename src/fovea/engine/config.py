@@ -1,0 +1,71 @@
+"""Every setting of the engine: type, default, range, meaning. Frozen once made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fovea.core.errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """dtype: "auto" is the checkpoint's own on CUDA and on CPUs with bf16 units, float32 elsewhere.
+    device: "auto" is CUDA where torch sees it, else CPU.
+    threads: CPU threads of torch; 0 leaves torch's own choice.
+    block_size: tokens per KV block; prefixes are shared in whole blocks. [1, 256].
+    kv_cache_mib: ceiling of the KV pool; 0 is a quarter of the free memory, at most 4 GiB (CUDA: 80% of it).
+    kv_blocks: the pool in blocks instead of MiB; 0: by kv_cache_mib. Small pools are for tests.
+    max_context: tokens of prompt and answer together; 0 is the model's own limit, capped by the pool.
+    max_running: sequences that share a step. [1, 4096].
+    max_step_tokens: tokens computed per step, decodes first, prefill chunks in what is left. [1, 2**20].
+    max_step_visual_tokens: visual tokens encoded per step; one image always passes. [1, 2**20].
+    max_queue: requests that may wait; more are refused with 429. 0: no bound.
+    embed_cache_mib: ceiling of the encoder-output cache. 0 turns it off.
+    prefix_cache: share the KV of equal prefixes between requests.
+    preprocess_workers: threads that resize and normalise images. [1, 64].
+    pack_weights: let oneDNN keep weights in its own layout (CPU); same numbers up to rounding, faster.
+    """
+
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int = 0
+    block_size: int = 16
+    kv_cache_mib: int = 0
+    kv_blocks: int = 0
+    max_context: int = 0
+    max_running: int = 64
+    max_step_tokens: int = 2048
+    max_step_visual_tokens: int = 4096
+    max_queue: int = 256
+    embed_cache_mib: int = 256
+    prefix_cache: bool = True
+    preprocess_workers: int = 2
+    pack_weights: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype is {self.dtype!r}; accepted: {', '.join(DTYPES)}", param="dtype")
+        if self.device not in DEVICES and not self.device.startswith("cuda:"):
+            raise ConfigError(
+                f"device is {self.device!r}; accepted: {', '.join(DEVICES)}, cuda:N", param="device"
+            )
+        for name, low, high in (
+            ("threads", 0, 1024),
+            ("block_size", 1, 256),
+            ("kv_cache_mib", 0, 1 << 24),
+            ("kv_blocks", 0, 1 << 30),
+            ("max_context", 0, 1 << 24),
+            ("max_running", 1, 4096),
+            ("max_step_tokens", 1, 1 << 20),
+            ("max_step_visual_tokens", 1, 1 << 20),
+            ("max_queue", 0, 1 << 20),
+            ("embed_cache_mib", 0, 1 << 24),
+            ("preprocess_workers", 1, 64),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise ConfigError(f"{name} is {value!r}; accepted: {low} to {high}", param=name)

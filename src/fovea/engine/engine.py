@@ -1,0 +1,336 @@
+"""The engine as its users see it: load a checkpoint, ask about images, get text.
+
+    engine = Engine.from_pretrained("fovea-tiny")
+    print(engine.generate("What is in the picture?", images=["photo.png"], temperature=0).text)
+
+    async for delta in engine.stream("Describe it.", images=["photo.png"]):
+        print(delta.text, end="")
+
+It is also the `EngineClient` that a server runs over. Preparing a request (template, tokens, pixels) happens in worker
+threads; everything that touches the model happens in the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from fovea.core.errors import InvalidRequest, Overloaded, PromptTooLong, Unavailable
+from fovea.core.image import PixelBudget
+from fovea.core.sampling import SamplingParams
+from fovea.core.types import Completion, Delta, GenerationRequest, ModelInfo, Prompt
+from fovea.engine.cache.blocks import BlockPool
+from fovea.engine.cache.embeddings import EmbeddingCache
+from fovea.engine.cache.manager import KVManager
+from fovea.engine.collect import AnswerState, collect
+from fovea.engine.config import MIB, EngineConfig
+from fovea.engine.detokenize import TextStream
+from fovea.engine.events import Event, Sink
+from fovea.engine.inputs import to_prompt
+from fovea.engine.loop import EngineLoop, Job
+from fovea.engine.memory import pool_blocks
+from fovea.engine.models.load import LoadedModel, load_model
+from fovea.engine.pixels import PixelStore
+from fovea.engine.prompt import PreparedPrompt, PromptBuilder
+from fovea.engine.runner import PixelSource, Runner
+from fovea.engine.sample.sampler import Sampler
+from fovea.engine.schedule.scheduler import Scheduler
+from fovea.engine.sequence import Sequence as TokenSequence
+from fovea.engine.vision.features import VisualFeatures
+
+PREPARE_THREADS = 4
+
+
+class Engine:
+    def __init__(self, loaded: LoadedModel, config: EngineConfig | None = None) -> None:
+        self.config = config or EngineConfig()
+        if self.config.threads:
+            torch.set_num_threads(self.config.threads)
+        model, tokenizer = loaded.model, loaded.tokenizer
+        blocks = pool_blocks(self.config, model)
+        self.tokenizer = tokenizer
+        self._embeddings: EmbeddingCache[VisualFeatures] = EmbeddingCache(self.config.embed_cache_mib * MIB)
+        self._kv = KVManager(
+            BlockPool(blocks), self.config.block_size, share_prefixes=self.config.prefix_cache
+        )
+        self.scheduler = Scheduler(self.config, self._kv, self._embeddings)
+        runner = Runner(
+            model,
+            self._embeddings,
+            Sampler(tokenizer.eos_ids),
+            blocks=blocks,
+            block_size=self.config.block_size,
+        )
+        self.loop = EngineLoop(self.scheduler, runner, tokenizer)
+        self._builder = PromptBuilder(tokenizer, loaded.processor, model.image_token_id)
+        self._pixels = PixelStore(loaded.processor, self.config.preprocess_workers)
+        self._prepare_pool = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="fovea-prepare")
+        limit = min(loaded.info.max_context, blocks * self.config.block_size)
+        self._info = replace(loaded.info, max_context=min(limit, self.config.max_context or limit))
+        self._in_flight = 0
+        self._draining = False
+        self._lock = threading.Lock()
+        self.loop.start()
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str, *, config: EngineConfig | None = None, chat_template: str | None = None, **settings: Any
+    ) -> Engine:
+        """`name`: a folder, a hub id, or "fovea-tiny". `settings` are fields of EngineConfig.
+
+        Raises CheckpointError, UnsupportedModel or ConfigError.
+        """
+        config = replace(config or EngineConfig(), **settings) if settings else config or EngineConfig()
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        return cls(load_model(name, config, chat_template=chat_template), config)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def ready(self) -> bool:
+        return self.loop.alive and not self._draining
+
+    def generate(
+        self,
+        prompt: Any,
+        images: Sequence[Any] = (),
+        *,
+        sampling: SamplingParams | None = None,
+        budget: PixelBudget | None = None,
+        **params: Any,
+    ) -> Completion:
+        """The whole answer. `params` are fields of SamplingParams; what is not given is the checkpoint's default.
+
+        prompt: a question, OpenAI-style messages, or a Prompt. images: paths, bytes or PIL images, put before a question.
+        """
+        request = self.request(prompt, images, sampling=sampling, budget=budget, **params)
+        return collect(self._iterate(request), request.sampling.n)
+
+    async def stream(
+        self,
+        prompt: Any,
+        images: Sequence[Any] = (),
+        *,
+        sampling: SamplingParams | None = None,
+        budget: PixelBudget | None = None,
+        **params: Any,
+    ) -> AsyncIterator[Delta]:
+        """Deltas as they come. Leaving the loop early cancels the request and frees its blocks.
+
+        `prompt` may be a GenerationRequest, which is how servers call it.
+        """
+        if isinstance(prompt, GenerationRequest):
+            request = prompt
+        else:
+            request = self.request(prompt, images, sampling=sampling, budget=budget, **params)
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Event] = asyncio.Queue()
+
+        def sink(event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        self._enter(request)
+        jobs: list[Job] = []
+        try:
+            jobs, prepared = await loop.run_in_executor(self._prepare_pool, self._prepare, request, sink)
+            self.loop.submit(jobs)
+            state = AnswerState(prepared, request.sampling.n)
+            while not state.done:
+                yield state.take(await events.get())
+        finally:
+            self._leave(request, jobs)
+
+    def request(
+        self,
+        prompt: Any,
+        images: Sequence[Any] = (),
+        *,
+        sampling: SamplingParams | None = None,
+        budget: PixelBudget | None = None,
+        **params: Any,
+    ) -> GenerationRequest:
+        """A request from what a caller has at hand."""
+        return GenerationRequest(
+            id=uuid.uuid4().hex,
+            prompt=to_prompt(prompt, images, budget),
+            sampling=sampling or self.sampling(params),
+        )
+
+    def sampling(self, params: Mapping[str, Any]) -> SamplingParams:
+        """SamplingParams from what was said, over the checkpoint's defaults. Raises InvalidRequest for unknown names."""
+        known = {field.name for field in fields(SamplingParams)}
+        unknown = sorted(set(params) - known)
+        if unknown:
+            raise InvalidRequest(f"unknown parameter {unknown[0]!r}; known: {', '.join(sorted(known))}", param=unknown[0])
+        return SamplingParams(**{**self._info.default_sampling, **params})
+
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        loop = asyncio.get_running_loop()
+        prepared = await loop.run_in_executor(self._prepare_pool, self._builder.build, prompt)
+        return prepared.ids
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._prepare_pool, self.tokenizer.decode, ids)
+
+    def clear_caches(self) -> None:
+        """Forget every shared prefix and encoder output. Answers stay the same; they only cost again."""
+
+        def clear() -> None:
+            self._kv.pool.forget_all()
+            self._embeddings.clear()
+
+        self.loop.call(clear)
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless every block and encoder output is accounted for."""
+        self.loop.call(self.scheduler.check_integrity)
+
+    def stats(self) -> Mapping[str, float]:
+        pool, embeddings, loop = self._kv.pool, self._embeddings, self.loop
+        return {
+            "requests_running": len(self.scheduler.running),
+            "requests_waiting": len(self.scheduler.waiting),
+            "kv_blocks_total": pool.size,
+            "kv_blocks_used": pool.used,
+            "kv_blocks_cached": pool.cached,
+            "prefix_query_tokens": self._kv.query_tokens,
+            "prefix_hit_tokens": self._kv.hit_tokens,
+            "embed_cache_bytes": embeddings.bytes,
+            "embed_cache_entries": len(embeddings),
+            "embed_cache_evictions": embeddings.evictions,
+            "images_encoded": loop.encoded_images,
+            "encode_seconds": loop.encode_seconds,
+            "engine_steps": loop.steps,
+            "computed_tokens": loop.prompt_tokens,
+            "generation_tokens": loop.generated_tokens,
+            "preemptions": self.scheduler.preemptions,
+            "integrity_errors": loop.integrity_errors,
+        }
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Refuse new requests, give running ones `drain_s` seconds, abort the rest, stop."""
+        self._draining = True
+        deadline = time.monotonic() + drain_s
+        while self._in_flight and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        await asyncio.to_thread(self.shutdown)
+
+    def shutdown(self) -> None:
+        """Stop at once; what runs is aborted."""
+        self._draining = True
+        self.loop.close()
+        self._pixels.close()
+        self._prepare_pool.shutdown(wait=False, cancel_futures=True)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shutdown()
+
+    def _iterate(self, request: GenerationRequest) -> Iterator[Delta]:
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._enter(request)
+        jobs: list[Job] = []
+        try:
+            jobs, prepared = self._prepare(request, events.put)
+            self.loop.submit(jobs)
+            state = AnswerState(prepared, request.sampling.n)
+            while not state.done:
+                yield state.take(events.get())
+        finally:
+            self._leave(request, jobs)
+
+    def _enter(self, request: GenerationRequest) -> None:
+        room = self.config.max_running + self.config.max_queue
+        with self._lock:
+            if self._draining:
+                raise Unavailable("the server is shutting down")
+            if self.config.max_queue and self._in_flight + request.sampling.n > room:
+                raise Overloaded(
+                    f"{self._in_flight} requests are running or waiting, {room} is the limit", retry_after=1.0
+                )
+            self._in_flight += request.sampling.n
+
+    def _leave(self, request: GenerationRequest, jobs: list[Job]) -> None:
+        with self._lock:
+            self._in_flight -= request.sampling.n
+        unfinished = [job.seq.id for job in jobs if job.seq.finish_reason is None]
+        if unfinished:
+            self.loop.cancel(unfinished)
+
+    def _prepare(self, request: GenerationRequest, sink: Sink) -> tuple[list[Job], PreparedPrompt]:
+        """Everything before the first step. Runs in a worker thread; may wait for pixels."""
+        started = time.monotonic()
+        prepared = self._builder.build(request.prompt, request.cache_salt)
+        max_tokens = self._max_tokens(prepared, request.sampling)
+        pixels: dict[str, PixelSource] = {}
+        for planned in prepared.images:
+            task = self._pixels.task(planned)
+            pixels[planned.key] = task
+            if planned.key not in self._embeddings:
+                task.start()
+        for key, task in pixels.items():
+            if key not in self._embeddings:
+                task.start().result()  # type: ignore[attr-defined]
+        preprocess = time.monotonic() - started
+        jobs = [
+            Job(
+                seq=TokenSequence(
+                    id=f"{request.id}:{choice}",
+                    prompt_ids=prepared.ids,
+                    sampling=request.sampling,
+                    max_tokens=max_tokens,
+                    spans=prepared.spans,
+                    salt=request.cache_salt,
+                    arrival=started,
+                    deadline=started + request.timeout if request.timeout is not None else None,
+                ),
+                choice=choice,
+                pixels=pixels,
+                sink=sink,
+                text=self._text_stream(request.sampling),
+                media_s=request.media_s,
+                preprocess_s=preprocess,
+            )
+            for choice in range(request.sampling.n)
+        ]
+        return jobs, prepared
+
+    def _text_stream(self, sampling: SamplingParams) -> TextStream:
+        skip = sampling.skip_special_tokens
+        return TextStream(lambda ids: self.tokenizer.decode(ids, skip_special_tokens=skip), sampling.stop)
+
+    def _max_tokens(self, prepared: PreparedPrompt, sampling: SamplingParams) -> int:
+        length, limit = len(prepared.ids), self._info.max_context
+        room = limit - length
+        if room < 1:
+            raise PromptTooLong(
+                f"the prompt has {length} tokens ({prepared.image_tokens} of them visual, {len(prepared.images)} images); "
+                f"the context holds {limit}, answer included",
+                param="messages",
+            )
+        if sampling.max_tokens is not None and sampling.max_tokens > room:
+            raise PromptTooLong(
+                f"max_tokens is {sampling.max_tokens}, but after the prompt's {length} tokens the context of {limit} "
+                f"has room for {room}",
+                param="max_tokens",
+            )
+        for token in (*sampling.logit_bias, *sampling.stop_token_ids):
+            if not 0 <= token < self._info.vocab_size:
+                name = "logit_bias" if token in sampling.logit_bias else "stop_token_ids"
+                raise InvalidRequest(f"{name}: token {token} is outside [0, {self._info.vocab_size})", param=name)
+        return sampling.max_tokens if sampling.max_tokens is not None else room

@@ -1,0 +1,164 @@
+"""One decoder for the Llama, Qwen2 and Qwen3 family, over a paged KV cache.
+
+Rows, not batches: a step is a flat list of T tokens of any sequences, and only attention knows which row belongs to
+whom. Visual tokens are rows whose embedding came from the vision tower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fovea.engine.layers.activation import activation
+from fovea.engine.layers.linear import Embedding, FusedLinear, Linear
+from fovea.engine.layers.norm import RMSNorm
+from fovea.engine.layers.rope import Rotary, rotate
+from fovea.kernels import reference
+from fovea.kernels.attention import AttentionPlan, attend, store
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Shape of a decoder, in the units of the checkpoints' own configurations."""
+
+    vocab_size: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    eps: float
+    activation: str
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    tied: bool
+    max_positions: int
+    rope_inverse: tuple[float, ...]
+    rope_scaling: float
+    mrope_axes: tuple[int, ...] | None
+
+    def kv_bytes_per_token(self, itemsize: int) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What every layer of one step shares. cos, sin (T, 1, head_dim)."""
+
+    cos: Tensor
+    sin: Tensor
+    attention: AttentionPlan
+
+
+class Attention(nn.Module):
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.dim = config.heads, config.kv_heads, config.head_dim
+        self.scale = config.head_dim**-0.5
+        query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        parts = {"q_proj": query, "k_proj": key, "v_proj": key}
+        self.qkv = FusedLinear(config.hidden, parts, bias=config.qkv_bias)
+        self.o_proj = Linear(query, config.hidden, bias=config.out_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.eps) if config.qk_norm else None
+
+    def forward(self, x: Tensor, kv: Tensor, step: Step) -> Tensor:
+        rows = x.shape[0]
+        qkv = self.qkv(x).view(rows, self.heads + 2 * self.kv_heads, self.dim)
+        qk, value = qkv[:, : self.heads + self.kv_heads], qkv[:, self.heads + self.kv_heads :]
+        if self.q_norm is not None and self.k_norm is not None:
+            weight = torch.cat(
+                (
+                    self.q_norm.weight.expand(self.heads, -1),
+                    self.k_norm.weight.expand(self.kv_heads, -1),
+                )
+            )
+            qk = reference.rms_norm(qk, weight, self.q_norm.eps)
+        qk = rotate(qk, step.cos, step.sin)
+        store(kv, torch.stack((qk[:, self.heads :], value), dim=1), step.attention.slots)
+        out = attend(qk[:, : self.heads], kv, step.attention, self.scale)
+        return self.o_proj(out.reshape(rows, -1))  # type: ignore[no-any-return]
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)), gate and up in one product."""
+
+    def __init__(self, hidden: int, intermediate: int, act: str, *, bias: bool) -> None:
+        super().__init__()
+        self.gate_up = FusedLinear(hidden, {"gate_proj": intermediate, "up_proj": intermediate}, bias=bias)
+        self.down_proj = Linear(intermediate, hidden, bias=bias)
+        self.act = activation(act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down_proj(self.act(gate) * up)  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden, config.eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden, config.eps)
+        self.mlp = GatedMLP(config.hidden, config.intermediate, config.activation, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor, kv: Tensor, step: Step) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), kv, step)
+        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.hidden, config.eps)
+        self.rotary = Rotary(torch.tensor(config.rope_inverse), config.rope_scaling, config.mrope_axes)
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        kv: Tensor,
+        plan: AttentionPlan,
+        visual_rows: Tensor | None = None,
+        deepstack: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """Hidden states before the final norm.
+
+        x (T, hidden) input embeddings, positions (T,) or (3, T), kv (layers, blocks, block_size, 2, kv_heads, head_dim).
+        deepstack[i] (len(visual_rows), hidden) is added to the visual rows after layer i (DeepStack, arXiv 2406.04334).
+        """
+        cos, sin = self.rotary(positions, x.dtype)
+        step = Step(cos, sin, plan)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, kv[index], step)
+            if index < len(deepstack) and visual_rows is not None:
+                x = x.index_add(0, visual_rows, deepstack[index])
+        return x
+
+
+class LanguageHead(nn.Module):
+    """Logits of rows. A tied head reads the embedding table; it is packed when that costs little memory."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.norm_eps = config.eps
+        self.tied = config.tied
+        self.lm_head = Linear(config.hidden, config.vocab_size if not config.tied else 0, bias=False)
+
+    def tie(self, embedding: Embedding, *, pack: bool) -> None:
+        self.lm_head.weight = embedding.weight
+        if pack:
+            self.lm_head.pack(keep=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows, hidden) to float32 logits (rows, vocabulary)."""
+        return self.lm_head(x).float()  # type: ignore[no-any-return]

@@ -1,0 +1,265 @@
+"""The engine's one thread: take what arrived, schedule, run, fold back, tell.
+
+Everything that touches the scheduler or the model happens here, so neither needs a lock. Other threads put commands
+into the inbox and get events from sinks. A defect in a step ends the requests of that step with an error and leaves
+the rest running; a defect in the loop itself ends all of them, and `alive` says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, Unavailable
+from fovea.core.types import FinishReason, StageTimings, TokenLogprob
+from fovea.engine.detokenize import TextStream
+from fovea.engine.events import Event, Sink
+from fovea.engine.runner import PixelSource, Runner
+from fovea.engine.sample.sampler import Sampled
+from fovea.engine.schedule.scheduler import Scheduler
+from fovea.engine.sequence import Sequence, Status
+from fovea.engine.tokenizer import ChatTokenizer
+
+log = logging.getLogger("fovea.engine")
+STALL_S = 0.002
+
+
+@dataclass(slots=True)
+class Job:
+    """A sequence on its way through the loop, with what only the outside cares about."""
+
+    seq: Sequence
+    choice: int
+    pixels: dict[str, PixelSource]
+    sink: Sink
+    text: TextStream
+    media_s: float = 0.0
+    preprocess_s: float = 0.0
+    encode_s: float = 0.0
+    admitted: float | None = None
+    first_token: float | None = None
+    last_token: float = field(default=0.0)
+
+
+class EngineLoop:
+    def __init__(self, scheduler: Scheduler, runner: Runner, tokenizer: ChatTokenizer) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.tokenizer = tokenizer
+        self.steps = 0
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        self.encoded_images = 0
+        self.encode_seconds = 0.0
+        self.integrity_errors = 0
+        self._jobs: dict[str, Job] = {}
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="fovea-engine", daemon=True)
+        self._failure: BaseException | None = None
+        self._closing = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and self._failure is None
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._jobs)
+
+    def submit(self, jobs: list[Job]) -> None:
+        """Thread-safe. Raises Unavailable when the loop is gone."""
+        if self._closing or not self.alive:
+            raise Unavailable("the engine has stopped")
+        self._inbox.put(lambda: self._add(jobs))
+
+    def cancel(self, sequence_ids: list[str]) -> None:
+        """Thread-safe; ending what has ended is no error. The sinks hear finish_reason "abort"."""
+        self._inbox.put(lambda: self._cancel(sequence_ids))
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Run `action` between two steps, on the loop's own thread; returns when it is done, or raises its error."""
+        done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                action()
+            except Exception as error:  # noqa: BLE001 - handed to the caller
+                done.put(error)
+            else:
+                done.put(None)
+
+        self._inbox.put(run)
+        error = done.get(timeout=60)
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Abort what is left and stop the thread."""
+        self._closing = True
+        if self._thread.is_alive():
+            self._inbox.put(lambda: self._cancel(list(self._jobs)))
+            self._inbox.put(None)
+            self._thread.join(timeout=60)
+
+    def _run(self) -> None:
+        try:
+            while self._drain_inbox():
+                self._step()
+        except BaseException as error:  # noqa: BLE001 - the last stop before the thread dies
+            self._failure = error
+            log.exception("the engine loop died")
+            self._fail(list(self._jobs), EngineError("the engine stopped unexpectedly; see the server's log"))
+
+    def _drain_inbox(self) -> bool:
+        """Run the commands that wait; sleep while there is nothing else to do. False: stop."""
+        block = self.scheduler.idle
+        while True:
+            try:
+                command = self._inbox.get(block=block)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command()
+            block = self.scheduler.idle
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        for seq in self.scheduler.expired(now):
+            self._fail([seq.id], DeadlineExceeded("the request's timeout ran out", param="timeout"))
+        if self.scheduler.idle:
+            return
+        plan = self.scheduler.schedule()
+        if not plan:
+            time.sleep(STALL_S)
+            return
+        for item in plan.work:
+            job = self._jobs[item.seq.id]
+            if job.admitted is None:
+                job.admitted = now
+        try:
+            result = self.runner.execute(plan)
+        except Exception as error:  # noqa: BLE001 - the step's requests die, the engine lives on
+            log.exception("a step failed")
+            self._fail([item.seq.id for item in plan.work], EngineError(f"the step failed: {error}"))
+            return
+        self._account(plan.tokens, result.encode_s)
+        for key, seconds in result.encode_s.items():
+            for encode in plan.encode:
+                if encode.span.key == key:
+                    self._jobs[encode.owner.id].encode_s += seconds
+        for seq_id, failure in result.failures.items():
+            self._fail([seq_id], failure)
+        self.scheduler.update(plan, {seq_id: pick.token for seq_id, pick in result.sampled.items()})
+        for seq_id, pick in result.sampled.items():
+            self._tell(self._jobs[seq_id], pick)
+
+    def _account(self, tokens: int, encode_s: dict[str, float]) -> None:
+        self.steps += 1
+        self.prompt_tokens += tokens
+        self.encoded_images += len(encode_s)
+        self.encode_seconds += sum(encode_s.values())
+
+    def _add(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            if job.seq.status is Status.FINISHED:
+                continue
+            self._jobs[job.seq.id] = job
+            self.runner.add(job.seq, job.choice, job.pixels)
+            self.scheduler.add(job.seq)
+
+    def _cancel(self, sequence_ids: list[str]) -> None:
+        for seq_id in sequence_ids:
+            job = self._jobs.get(seq_id)
+            if job is not None:
+                self._end(job, "abort", Event(job.choice, finish_reason="abort"))
+
+    def _fail(self, sequence_ids: list[str], error: Exception) -> None:
+        if not isinstance(error, FoveaError):
+            error = EngineError(f"the request failed: {error}")
+        for seq_id in sequence_ids:
+            job = self._jobs.get(seq_id)
+            if job is not None:
+                self._end(job, "error", Event(job.choice, finish_reason="error", error=error))
+
+    def _tell(self, job: Job, pick: Sampled) -> None:
+        """One new token: to text, to the one who waits, and perhaps the end."""
+        now = time.monotonic()
+        job.first_token = job.first_token or now
+        job.last_token = now
+        self.generated_tokens += 1
+        seq = job.seq
+        reason = self._reason(seq, pick.token)
+        hidden = reason == "stop"
+        text = "" if hidden else job.text.push(pick.token)
+        if job.text.stopped:
+            reason = "stop"
+        elif reason is not None:
+            text += job.text.finish()
+            if job.text.stopped:
+                reason = "stop"
+        event = Event(
+            job.choice,
+            text=text,
+            token_ids=(pick.token,),
+            logprobs=self._logprobs(pick),
+            finish_reason=reason,
+            cached_tokens=seq.cached_tokens,
+            timings=self._timings(job) if reason else StageTimings(),
+        )
+        if reason is None:
+            job.sink(event)
+        else:
+            self._end(job, reason, event)
+
+    def _reason(self, seq: Sequence, token: int) -> FinishReason | None:
+        params = seq.sampling
+        if len(seq.output_ids) >= params.min_tokens:
+            if token in params.stop_token_ids:
+                return "stop"
+            if not params.ignore_eos and token in self.tokenizer.eos_ids:
+                return "stop"
+        return "length" if len(seq.output_ids) >= seq.max_tokens else None
+
+    def _end(self, job: Job, reason: FinishReason, event: Event) -> None:
+        self.scheduler.finish(job.seq, reason)
+        self.runner.remove(job.seq)
+        del self._jobs[job.seq.id]
+        job.sink(event)
+        if not self._jobs:
+            self._audit()
+
+    def _audit(self) -> None:
+        """Nothing runs, so nothing may be held. A leak is logged and counted, never a reason to stop serving."""
+        try:
+            self.scheduler.check_integrity()
+        except RuntimeError:
+            self.integrity_errors += 1
+            log.exception("the caches do not add up")
+
+    def _logprobs(self, pick: Sampled) -> tuple[TokenLogprob, ...]:
+        if pick.logprob is None:
+            return ()
+        written = lambda token: self.tokenizer.decode([token], skip_special_tokens=False)  # noqa: E731
+        top = tuple((token, written(token), value) for token, value in pick.top)
+        return (TokenLogprob(pick.token, written(pick.token), pick.logprob, top),)
+
+    def _timings(self, job: Job) -> StageTimings:
+        admitted = job.admitted or job.seq.arrival
+        first = job.first_token or job.last_token
+        return StageTimings(
+            media=job.media_s,
+            preprocess=job.preprocess_s,
+            queue=max(0.0, admitted - job.seq.arrival - job.preprocess_s),
+            encode=job.encode_s,
+            prefill=max(0.0, first - admitted - job.encode_s),
+            decode=job.last_token - first,
+            ttft=first - job.seq.arrival,
+        )

@@ -1,0 +1,75 @@
+"""What the runner may ask of a model, whatever its architecture."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from fovea.engine.layers.decoder import Decoder, DecoderConfig, LanguageHead
+from fovea.engine.layers.linear import checkpoint_targets, pack_linears
+from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.processor.base import ProcessedImage
+
+TIED_HEAD_PACK_SHARE = 0.15
+
+
+class VisionLanguageModel(nn.Module, ABC):
+    """A vision tower and a decoder.
+
+    image_token_id: the id that image spans in a prompt consist of.
+    merge: patches per side of a visual token where positions are three-dimensional (M-RoPE), else None.
+    ignored: regular expressions of checkpoint names (after `names.canonical`) that this model has no use for.
+    """
+
+    ignored: tuple[str, ...] = ()
+
+    def __init__(self, config: DecoderConfig, image_token_id: int, *, merge: int | None) -> None:
+        super().__init__()
+        self.decoder = Decoder(config)
+        self.head = LanguageHead(config)
+        self.image_token_id = image_token_id
+        self.merge = merge
+
+    @abstractmethod
+    def encode(self, image: ProcessedImage) -> VisualFeatures:
+        """Visual tokens of one image. Deterministic; never looks at other images."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(rows, hidden) decoder output to float32 (rows, vocabulary)."""
+        return self.head(self.decoder.norm(hidden))  # type: ignore[no-any-return]
+
+    def checkpoint_targets(self) -> Iterator[tuple[str, Tensor]]:
+        """(canonical name, storage) of every tensor that a checkpoint must bring."""
+        for name, tensor in checkpoint_targets(self):
+            if name.startswith("head.lm_head."):
+                if not self.head.tied:
+                    yield name.removeprefix("head."), tensor
+            else:
+                yield name, tensor
+
+    def finish_loading(self, *, pack: bool) -> None:
+        """Weights are in: tie the head and let linear maps take the machine's layout."""
+        if self.head.tied:
+            table = self.decoder.embed_tokens
+            total = sum(p.numel() for p in self.parameters())
+            self.head.tie(table, pack=pack and table.weight.numel() <= TIED_HEAD_PACK_SHARE * total)
+        if pack:
+            for part in (self.decoder, *(c for n, c in self.named_children() if n not in ("decoder", "head"))):
+                pack_linears(part)
+            if not self.head.tied:
+                self.head.lm_head.pack()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.decoder.embed_tokens.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.embed_tokens.weight.device
+
+    def pixels(self, image: ProcessedImage, name: str = "pixel_values") -> Tensor:
+        """One of the processor's arrays as a tensor of the model's type and place."""
+        return torch.from_numpy(image.arrays[name]).to(self.device, self.dtype)

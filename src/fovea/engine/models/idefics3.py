@@ -1,0 +1,68 @@
+"""Idefics3 (arXiv 2408.12637) and SmolVLM (arXiv 2504.05299): SigLIP tiles, pixel shuffle, a Llama decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fovea.engine.layers.linear import Linear
+from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.text import decoder_config
+from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.engine.vision.vit import VisionTransformer, ViTConfig
+
+
+class _Projection(nn.Module):
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.proj = Linear(in_features, out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(x)  # type: ignore[no-any-return]
+
+
+class Idefics3(VisionLanguageModel):
+    def __init__(self, config: Any) -> None:
+        tied = bool(config.tie_word_embeddings)
+        super().__init__(decoder_config(config.text_config, tied=tied), config.image_token_id, merge=None)
+        vision = config.vision_config
+        self.vision = VisionTransformer(
+            ViTConfig(
+                hidden=vision.hidden_size,
+                depth=vision.num_hidden_layers,
+                heads=vision.num_attention_heads,
+                intermediate=vision.intermediate_size,
+                activation=vision.hidden_act,
+                eps=vision.layer_norm_eps,
+                image_size=vision.image_size,
+                patch_size=vision.patch_size,
+                channels=vision.num_channels,
+                class_token=False,
+                patch_bias=True,
+                pre_norm=False,
+                post_norm=True,
+                taps=(vision.num_hidden_layers,),
+            )
+        )
+        self.factor = config.scale_factor
+        self.projector = _Projection(vision.hidden_size * self.factor**2, config.text_config.hidden_size)
+
+    def encode(self, image: ProcessedImage) -> VisualFeatures:
+        pixels = self.pixels(image)
+        mask = torch.from_numpy(image.arrays["pixel_attention_mask"]).to(self.device).bool()
+        size = self.vision.config.patch_size
+        patches = mask.unfold(1, size, size).unfold(2, size, size).flatten(3).any(-1)
+        x = self.vision(pixels, patches)
+        return VisualFeatures(self.projector(pixel_shuffle(x, self.factor)).flatten(0, 1))
+
+
+def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
+    """(tiles, side * side, hidden) to (tiles, side * side / factor^2, hidden * factor^2)."""
+    tiles, length, width = x.shape
+    side = int(length**0.5)
+    small = side // factor
+    x = x.view(tiles, small, factor, small, factor * width).transpose(2, 3)
+    return x.reshape(tiles, small * small, factor * factor * width)

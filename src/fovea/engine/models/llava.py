@@ -1,0 +1,127 @@
+"""LLaVA-1.5 (arXiv 2310.03744): CLIP features of one square image, two linear maps, a Llama decoder.
+
+Also the base of its tiled successors, which differ in how tiles become one row of tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fovea.core.errors import UnsupportedModel
+from fovea.engine.layers.activation import activation
+from fovea.engine.layers.linear import Linear
+from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.text import decoder_config
+from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.engine.vision.vit import VisionTransformer, ViTConfig
+
+TOWERS = {"clip_vision_model": True, "siglip_vision_model": False}
+
+
+class Projector(nn.Module):
+    def __init__(self, config: Any, taps: int) -> None:
+        super().__init__()
+        width = config.text_config.hidden_size
+        bias = bool(config.multimodal_projector_bias)
+        self.linear_1 = Linear(config.vision_config.hidden_size * taps, width, bias=bias)
+        self.linear_2 = Linear(width, width, bias=bias)
+        self.act = activation(config.projector_hidden_act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_2(self.act(self.linear_1(x)))  # type: ignore[no-any-return]
+
+
+class Llava(VisionLanguageModel):
+    ignored = (r"^vision\.post_layernorm\.", r"^vision\.head\.", r"^vision\.encoder\.layers\.")
+
+    def __init__(self, config: Any) -> None:
+        tied = bool(config.tie_word_embeddings)
+        super().__init__(decoder_config(config.text_config, tied=tied), config.image_token_id, merge=None)
+        tower = tower_config(config)
+        self.vision = VisionTransformer(tower)
+        self.projector = Projector(config, len(tower.taps))
+        strategy = config.vision_feature_select_strategy
+        if strategy not in ("default", "full"):
+            raise UnsupportedModel(f"vision_feature_select_strategy {strategy!r}: accepted are default and full")
+        self.drop_first = strategy == "default"
+
+    def encode(self, image: ProcessedImage) -> VisualFeatures:
+        return VisualFeatures(self.tiles(image)[0])
+
+    def tiles(self, image: ProcessedImage) -> Tensor:
+        """Projected patches of every tile, (tiles, patches, hidden)."""
+        x = self.vision(self.pixels(image))
+        return self.projector(x[:, 1:] if self.drop_first else x)  # type: ignore[no-any-return]
+
+
+class TiledLlava(Llava):
+    """A coarse view of the whole image, then its tiles as one picture with a newline token after each row."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.newline = nn.Parameter(torch.empty(config.text_config.hidden_size), requires_grad=False)
+        self.side = self.vision.config.side
+
+    def encode(self, image: ProcessedImage) -> VisualFeatures:
+        tiles = self.tiles(image)
+        if tiles.shape[0] == 1:
+            return VisualFeatures(torch.cat((tiles[0], self.newline[None])))
+        picture = unpad(self.picture(tiles[1:], image.plan.grid), image.plan.height, image.plan.width)
+        picture = self.shrink(picture)
+        ends = self.newline[:, None, None].expand(-1, picture.shape[1], 1)
+        rows = torch.cat((picture, ends), dim=-1).flatten(1).transpose(0, 1)
+        return VisualFeatures(torch.cat((tiles[0], rows)))
+
+    def picture(self, tiles: Tensor, grid: tuple[int, int, int]) -> Tensor:
+        """Tiles (rows * columns, side * side, hidden) laid side by side: (hidden, rows * side, columns * side)."""
+        rows, columns = grid[1], grid[2]
+        laid = tiles.view(rows, columns, self.side, self.side, -1).permute(4, 0, 2, 1, 3)
+        return laid.flatten(1, 2).flatten(2, 3)
+
+    def shrink(self, picture: Tensor) -> Tensor:
+        """What is done to a picture with too many patches; LLaVA-NeXT keeps them all."""
+        return picture
+
+
+def unpad(picture: Tensor, height: int, width: int) -> Tensor:
+    """Cut off the patches that cover padding. picture (hidden, rows, columns); height, width of the source image."""
+    rows, columns = picture.shape[1:]
+    if width / height > columns / rows:
+        kept = int(round(height * (columns / width), 7))
+        margin = (rows - kept) // 2
+        return picture[:, margin : rows - margin, :]
+    kept = int(round(width * (rows / height), 7))
+    margin = (columns - kept) // 2
+    return picture[:, :, margin : columns - margin]
+
+
+def tower_config(config: Any) -> ViTConfig:
+    vision = config.vision_config
+    if vision.model_type not in TOWERS:
+        raise UnsupportedModel(f"vision tower {vision.model_type!r}; supported: {', '.join(TOWERS)}")
+    clip = TOWERS[vision.model_type]
+    layer = config.vision_feature_layer
+    layers = [layer] if isinstance(layer, int) else list(layer)
+    taps = tuple(tap if tap >= 0 else vision.num_hidden_layers + 1 + tap for tap in layers)
+    if not taps or not all(0 <= tap <= vision.num_hidden_layers for tap in taps):
+        raise UnsupportedModel(f"vision_feature_layer {layer} with {vision.num_hidden_layers} layers")
+    return ViTConfig(
+        hidden=vision.hidden_size,
+        depth=max(taps),
+        heads=vision.num_attention_heads,
+        intermediate=vision.intermediate_size,
+        activation=vision.hidden_act,
+        eps=vision.layer_norm_eps,
+        image_size=vision.image_size,
+        patch_size=vision.patch_size,
+        channels=vision.num_channels,
+        class_token=clip,
+        patch_bias=not clip,
+        pre_norm=clip,
+        post_norm=False,
+        taps=taps,
+    )

@@ -1,0 +1,177 @@
+"""From a folder or a hub id to a model that is ready to run."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fovea.core.errors import CheckpointError, ConfigError, UnsupportedModel
+from fovea.core.types import ModelInfo
+from fovea.engine.config import EngineConfig
+from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.registry import architecture, build
+from fovea.engine.models.weights import checkpoint_dtype, load_weights, shard_files
+from fovea.engine.tokenizer import ChatTokenizer
+from fovea.engine.vision.processor import build as build_processor
+from fovea.engine.vision.processor.base import ImageProcessor
+
+BUNDLED = "fovea-tiny"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    model: VisionLanguageModel
+    tokenizer: ChatTokenizer
+    processor: ImageProcessor
+    info: ModelInfo
+
+
+def bundled_model() -> Path:
+    """The folder of the model that comes with Fovea."""
+    import fovea
+
+    return Path(fovea.__file__).parent / "assets" / BUNDLED
+
+
+def resolve(name: str) -> Path:
+    """A checkpoint's folder: the bundled model by name, a local path, or a download from the hub."""
+    if name == BUNDLED:
+        return bundled_model()
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise CheckpointError(f"{name!r} is neither a folder, a hub id (owner/name) nor {BUNDLED!r}")
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:
+        raise CheckpointError(f"{name!r} could not be downloaded: {error}") from error
+
+
+def load_model(name: str, settings: EngineConfig, *, chat_template: str | None = None) -> LoadedModel:
+    """Raises CheckpointError or UnsupportedModel, naming the file or the feature."""
+    folder = resolve(name)
+    config = read_config(folder)
+    entry = architecture(config.model_type)
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModel(f"{folder} is quantized; unquantized safetensors are supported")
+    files = shard_files(folder)
+    device = pick_device(settings.device)
+    dtype = pick_dtype(settings.dtype, device, checkpoint_dtype(files))
+    model = _build(config, device, dtype)
+    load_weights(files, model.checkpoint_targets(), model.ignored)
+    parameters = _count_parameters(model)
+    model.finish_loading(pack=settings.pack_weights and device.type == "cpu")
+    tokenizer = ChatTokenizer.from_folder(folder, config, template=chat_template)
+    processor = build_processor(
+        config.model_type,
+        _read_json(folder / "preprocessor_config.json") or _nested_processor(folder),
+        config.to_dict(),
+        _read_json(folder / "processor_config.json"),
+    )
+    info = ModelInfo(
+        name=_served_name(name, folder),
+        architecture=entry.name,
+        parameters=parameters,
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        max_context=model.decoder.config.max_positions,
+        vocab_size=model.decoder.config.vocab_size,
+        created=int(time.time()),
+        default_sampling=_default_sampling(folder),
+    )
+    return LoadedModel(model, tokenizer, processor, info)
+
+
+def read_config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} has no config.json")
+    model_type = (_read_json(folder / "config.json")).get("model_type", "")
+    architecture(str(model_type))
+    try:
+        return AutoConfig.from_pretrained(str(folder))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder}/config.json can not be used: {error}") from error
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r} is asked for, but torch sees no CUDA device", param="device")
+    return torch.device(name)
+
+
+def pick_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch.dtype:
+    """The checkpoint's own type where the device multiplies it well, float32 where it does not."""
+    if name != "auto":
+        chosen: torch.dtype = getattr(torch, name)
+        return chosen
+    if stored not in (torch.bfloat16, torch.float16):
+        return torch.float32
+    if device.type == "cuda":
+        return stored
+    fast = bool(torch.backends.cpu.get_cpu_capability().startswith("AVX512")) and bool(
+        torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+    return torch.bfloat16 if fast else torch.float32
+
+
+def _build(config: Any, device: torch.device, dtype: torch.dtype) -> VisionLanguageModel:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return build(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _served_name(name: str, folder: Path) -> str:
+    """A local folder is served by its last part, a hub id as it is."""
+    return folder.name if folder == Path(name).expanduser() or folder == bundled_model() else name
+
+
+def _count_parameters(model: VisionLanguageModel) -> int:
+    return sum(tensor.numel() for _, tensor in model.checkpoint_targets())
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return value
+
+
+def _nested_processor(folder: Path) -> dict[str, Any]:
+    """Newer checkpoints keep the image processor's settings inside processor_config.json."""
+    nested = _read_json(folder / "processor_config.json").get("image_processor")
+    if not isinstance(nested, dict):
+        raise CheckpointError(f"{folder} has no preprocessor_config.json")
+    return nested
+
+
+def _default_sampling(folder: Path) -> dict[str, float | int]:
+    """What the checkpoint's generation_config.json asks for where a request says nothing."""
+    config = _read_json(folder / "generation_config.json")
+    if not config or "do_sample" not in config:
+        return {}
+    if not config["do_sample"]:
+        return {"temperature": 0.0}
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    return {name: config[name] for name in names if isinstance(config.get(name), int | float)}

@@ -1,0 +1,36 @@
+"""Tensor names of the checkpoints in circulation, as one set.
+
+The same model is saved under different names by different generations of training code and of transformers: with and
+without a leading `model.`, the decoder as `language_model.model` or `text_model`, the tower inside a `vision_model`.
+"""
+
+from __future__ import annotations
+
+import re
+
+_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"^(model\.)?(language_model\.)?lm_head\.", "lm_head."),
+        (r"^(model\.)?language_model\.(model\.)?", "decoder."),
+        (r"^(model\.)?text_model\.(model\.)?", "decoder."),
+        (r"^(model\.)?visual\.", "vision."),
+        (r"^(model\.)?vision_tower\.(vision_model\.)?", "vision."),
+        (r"^(model\.)?vision_model\.", "vision."),
+        (r"^(model\.)?multi_modal_projector\.", "projector."),
+        (r"^(model\.)?connector\.modality_projection\.", "projector."),
+        (r"^(model\.)?image_newline$", "newline"),
+        (r"^model\.(embed_tokens|layers|norm)\.", r"decoder.\1."),
+    )
+)
+
+ALWAYS_IGNORED = (r"\.inv_freq$", r"\.position_ids$")
+
+
+def canonical(name: str) -> str:
+    """`model.language_model.layers.0.x` and `language_model.model.layers.0.x` are both `decoder.layers.0.x`."""
+    for pattern, replacement in _RULES:
+        renamed, count = pattern.subn(replacement, name, count=1)
+        if count:
+            return renamed
+    return name

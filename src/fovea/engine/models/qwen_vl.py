@@ -1,0 +1,50 @@
+"""Qwen2-VL (arXiv 2409.12191), Qwen2.5-VL (arXiv 2502.13923) and Qwen3-VL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fovea.core.errors import UnsupportedModel
+from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.text import decoder_config
+from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.engine.vision.qwen import QwenVisionConfig, QwenVisionTower
+
+
+class QwenVL(VisionLanguageModel):
+    def __init__(self, config: Any) -> None:
+        vision = vision_config(config.model_type, config.vision_config)
+        decoder = decoder_config(config.text_config, tied=bool(config.tie_word_embeddings))
+        if vision.out_hidden != decoder.hidden:
+            raise UnsupportedModel(f"vision output {vision.out_hidden} and decoder width {decoder.hidden} differ")
+        super().__init__(decoder, config.image_token_id, merge=vision.merge)
+        self.vision = QwenVisionTower(vision)
+
+    def encode(self, image: ProcessedImage) -> VisualFeatures:
+        embeds, deepstack = self.vision(self.pixels(image), image.plan.grid)
+        return VisualFeatures(embeds, tuple(deepstack))
+
+
+def vision_config(model_type: str, vision: Any) -> QwenVisionConfig:
+    generation = {"qwen2_vl": "2", "qwen2_5_vl": "2.5", "qwen3_vl": "3"}[model_type]
+    hidden = vision.embed_dim if generation == "2" else vision.hidden_size
+    theta = float((getattr(vision, "rope_parameters", None) or {}).get("rope_theta", 10000.0))
+    return QwenVisionConfig(
+        generation=generation,
+        depth=vision.depth,
+        hidden=hidden,
+        heads=vision.num_heads,
+        intermediate=int(hidden * vision.mlp_ratio) if generation == "2" else vision.intermediate_size,
+        out_hidden=vision.hidden_size if generation == "2" else vision.out_hidden_size,
+        activation=vision.hidden_act,
+        channels=vision.in_channels,
+        patch=vision.patch_size,
+        temporal=vision.temporal_patch_size,
+        merge=vision.spatial_merge_size,
+        theta=theta,
+        window=vision.window_size // vision.spatial_merge_size // vision.patch_size if generation == "2.5" else 0,
+        full=tuple(vision.fullatt_block_indexes) if generation == "2.5" else (),
+        positions=vision.num_position_embeddings if generation == "3" else 0,
+        deepstack=tuple(vision.deepstack_visual_indexes) if generation == "3" else (),
+    )

@@ -1,0 +1,115 @@
+"""Which architectures run, and where their code is. Nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from fovea.core.errors import UnsupportedModel
+from fovea.engine.models.base import VisionLanguageModel
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """model_type as in config.json; an example checkpoint; what its images become."""
+
+    model_type: str
+    name: str
+    module: str
+    attribute: str
+    example: str
+    vision: str
+    text: str
+
+
+ARCHITECTURES: tuple[Architecture, ...] = (
+    Architecture(
+        "qwen3_vl",
+        "Qwen3-VL",
+        "qwen_vl",
+        "QwenVL",
+        "Qwen/Qwen3-VL-4B-Instruct",
+        "any resolution, DeepStack",
+        "Qwen3, interleaved M-RoPE",
+    ),
+    Architecture(
+        "qwen2_5_vl",
+        "Qwen2.5-VL",
+        "qwen_vl",
+        "QwenVL",
+        "Qwen/Qwen2.5-VL-3B-Instruct",
+        "any resolution, windowed attention",
+        "Qwen2, M-RoPE",
+    ),
+    Architecture(
+        "qwen2_vl",
+        "Qwen2-VL",
+        "qwen_vl",
+        "QwenVL",
+        "Qwen/Qwen2-VL-2B-Instruct",
+        "any resolution",
+        "Qwen2, M-RoPE",
+    ),
+    Architecture(
+        "llava",
+        "LLaVA-1.5",
+        "llava",
+        "Llava",
+        "llava-hf/llava-1.5-7b-hf",
+        "CLIP, fixed resolution",
+        "Llama",
+    ),
+    Architecture(
+        "llava_next",
+        "LLaVA-NeXT",
+        "llava_next",
+        "LlavaNext",
+        "llava-hf/llama3-llava-next-8b-hf",
+        "CLIP, tiles",
+        "Llama, Qwen2 or Mistral",
+    ),
+    Architecture(
+        "llava_onevision",
+        "LLaVA-OneVision",
+        "llava_onevision",
+        "LlavaOnevision",
+        "llava-hf/llava-onevision-qwen2-0.5b-ov-hf",
+        "SigLIP, tiles",
+        "Qwen2",
+    ),
+    Architecture(
+        "idefics3",
+        "Idefics3",
+        "idefics3",
+        "Idefics3",
+        "HuggingFaceM4/Idefics3-8B-Llama3",
+        "SigLIP, tiles, pixel shuffle",
+        "Llama",
+    ),
+    Architecture(
+        "smolvlm",
+        "SmolVLM",
+        "idefics3",
+        "Idefics3",
+        "HuggingFaceTB/SmolVLM2-500M-Video-Instruct",
+        "SigLIP, tiles, pixel shuffle",
+        "Llama",
+    ),
+)
+
+
+def architecture(model_type: str) -> Architecture:
+    for entry in ARCHITECTURES:
+        if entry.model_type == model_type:
+            return entry
+    known = ", ".join(entry.model_type for entry in ARCHITECTURES)
+    raise UnsupportedModel(f"model_type {model_type!r} is not supported; supported: {known}")
+
+
+def build(config: Any) -> VisionLanguageModel:
+    """A model of the right class with uninitialised weights, from a transformers configuration."""
+    entry = architecture(config.model_type)
+    module = import_module(f"fovea.engine.models.{entry.module}")
+    model: VisionLanguageModel = getattr(module, entry.attribute)(config)
+    return model

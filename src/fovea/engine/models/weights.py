@@ -1,0 +1,150 @@
+"""Safetensors files straight into the model's own storage.
+
+No tensor is held twice: each is read from its place in the file into the rows of the parameter that it belongs to.
+Only a tensor of another type or on another device passes through a buffer of its own size.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from fovea.core.errors import CheckpointError
+from fovea.engine.models.names import ALWAYS_IGNORED, canonical
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+MAX_HEADER = 100 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where one tensor lies in a file: bytes [start, stop) after the header."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """The checkpoint's safetensors files. Raises CheckpointError when there are none or some are missing."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{index} is not a weight index: {error}") from error
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise CheckpointError(f"{folder}: {len(missing)} of {len(names)} shards are missing: {missing[:3]}")
+        return [folder / name for name in names]
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        others = [p.name for p in folder.glob("*.bin")][:3]
+        hint = f"; {others} are pickles, which are not read: convert them to safetensors" if others else ""
+        raise CheckpointError(f"{folder} holds no *.safetensors file{hint}")
+    return files
+
+
+def read_header(file: BinaryIO, path: Path) -> tuple[list[TensorEntry], int]:
+    """Entries of a safetensors file and where its data begin. Raises CheckpointError for what is not one."""
+    size = path.stat().st_size
+    prefix = file.read(8)
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or not 2 <= length <= min(MAX_HEADER, size - 8):
+        raise CheckpointError(f"{path} is not a safetensors file, or is truncated")
+    try:
+        header: dict[str, Any] = json.loads(file.read(length))
+        entries = [
+            TensorEntry(name, item["dtype"], tuple(item["shape"]), *item["data_offsets"])
+            for name, item in header.items()
+            if name != "__metadata__"
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} has a broken header: {error}") from error
+    begin = 8 + length
+    end = max((entry.stop for entry in entries), default=0)
+    if begin + end > size:
+        raise CheckpointError(f"{path} is truncated: {size} bytes, {begin + end} expected")
+    return sorted(entries, key=lambda e: e.start), begin
+
+
+def load_weights(
+    files: Iterable[Path], targets: Iterator[tuple[str, Tensor]], ignored: Iterable[str] = ()
+) -> int:
+    """Fill every target from the files; returns the bytes read.
+
+    Raises CheckpointError for a missing, unknown, misshapen or non-float tensor.
+    """
+    table = dict(targets)
+    missing = set(table)
+    unneeded = [re.compile(pattern) for pattern in (*ALWAYS_IGNORED, *ignored)]
+    total = 0
+    for path in files:
+        with path.open("rb") as file:
+            entries, begin = read_header(file, path)
+            for entry in entries:
+                name = canonical(entry.name)
+                if name not in table:
+                    if not any(pattern.search(name) for pattern in unneeded):
+                        raise CheckpointError(f"{path}: tensor {entry.name!r} is not part of this architecture")
+                    continue
+                _fill(table[name], file, begin, entry, path)
+                missing.discard(name)
+                total += entry.stop - entry.start
+    if missing:
+        raise CheckpointError(f"{len(missing)} tensors are missing, among them {sorted(missing)[:4]}")
+    return total
+
+
+def _fill(target: Tensor, file: BinaryIO, begin: int, entry: TensorEntry, path: Path) -> None:
+    dtype = DTYPES.get(entry.dtype)
+    if dtype is None:
+        raise CheckpointError(
+            f"{path}: {entry.name} has type {entry.dtype}; accepted: {', '.join(DTYPES)} (quantized checkpoints are not)"
+        )
+    if target.numel() != _count(entry.shape) or (
+        tuple(target.shape) != entry.shape and len(target.shape) == len(entry.shape)
+    ):
+        raise CheckpointError(
+            f"{path}: {entry.name} has shape {list(entry.shape)}, the configuration says {list(target.shape)}"
+        )
+    direct = target.dtype is dtype and target.device.type == "cpu" and target.is_contiguous()
+    buffer = target if direct else torch.empty(target.shape, dtype=dtype)
+    file.seek(begin + entry.start)
+    view = memoryview(buffer.reshape(-1).view(torch.uint8).numpy())
+    if file.readinto(view) != entry.stop - entry.start:  # type: ignore[attr-defined]
+        raise CheckpointError(f"{path}: {entry.name} is truncated")
+    if not direct:
+        target.copy_(buffer)
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for side in shape:
+        count *= side
+    return count
+
+
+def checkpoint_dtype(files: Iterable[Path]) -> torch.dtype:
+    """The type that most of the checkpoint's bytes have."""
+    sizes: dict[str, int] = {}
+    for path in files:
+        with path.open("rb") as file:
+            for entry in read_header(file, path)[0]:
+                sizes[entry.dtype] = sizes.get(entry.dtype, 0) + entry.stop - entry.start
+    common: Mapping[str, int] = {k: v for k, v in sizes.items() if k in DTYPES}
+    return DTYPES[max(common, key=lambda k: common[k])] if common else torch.float32

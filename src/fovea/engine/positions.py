@@ -1,0 +1,32 @@
+"""Where each prompt token stands, for models whose positions have three coordinates (M-RoPE).
+
+Text advances all three coordinates together. An image's tokens share one time and spread over height and width on the
+merged grid; text goes on after the larger of the two sides, not after the token count (arXiv 2409.12191, section 2.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fovea.engine.sequence import ImageSpan
+
+
+def mrope_positions(length: int, spans: Sequence[ImageSpan], merge: int) -> tuple[NDArray[np.int64], int]:
+    """Positions (3, length) of a prompt, and what to add to a later token's index to get its position."""
+    positions = np.empty((3, length), dtype=np.int64)
+    cursor = token = 0
+    for span in spans:
+        text = span.start - token
+        positions[:, token : span.start] = np.arange(cursor, cursor + text)
+        cursor += text
+        time, height, width = span.grid[0], span.grid[1] // merge, span.grid[2] // merge
+        grid = np.indices((time, height, width)).reshape(3, -1) + cursor
+        positions[:, span.start : span.end] = grid
+        cursor += max(height, width)
+        token = span.end
+    positions[:, token:] = np.arange(cursor, cursor + length - token)
+    delta = cursor + (length - token) - length
+    return positions, delta

@@ -1,0 +1,213 @@
+"""A step plan becomes tensors here, and nowhere else.
+
+The runner owns what the brains only number: the KV tensor, the pixels that wait for the encoder, each prompt's
+positions. It keeps no opinion about who goes next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fovea.core.errors import FoveaError
+from fovea.engine.cache.embeddings import EmbeddingCache
+from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.positions import mrope_positions
+from fovea.engine.sample.sampler import Sampled, Sampler
+from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
+from fovea.engine.sequence import Sequence
+from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.kernels.attention import AttentionPlan, Chunk
+
+PixelSource = Callable[[], ProcessedImage]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """sampled: by sequence id. failures: sequences whose image could not be encoded. encode_s: seconds by image key."""
+
+    sampled: dict[str, Sampled] = field(default_factory=dict)
+    failures: dict[str, Exception] = field(default_factory=dict)
+    encode_s: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """ids (P,) and positions (3, P) or (P,) of a prompt; `delta` turns a later index into a position."""
+
+    ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    delta: int
+    visual: NDArray[np.int64]
+    pixels: dict[str, PixelSource]
+
+
+class Runner:
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        embeddings: EmbeddingCache[VisualFeatures],
+        sampler: Sampler,
+        *,
+        blocks: int,
+        block_size: int,
+    ) -> None:
+        self.model = model
+        self.embeddings = embeddings
+        self.sampler = sampler
+        self.block_size = block_size
+        config = model.decoder.config
+        shape = (config.layers, blocks, block_size, 2, config.kv_heads, config.head_dim)
+        # Zeroed, not empty: rows past a sequence's end are masked, but 0 * NaN would still be NaN.
+        self.kv = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        self._prompts: dict[str, _Prompt] = {}
+
+    def add(self, seq: Sequence, choice: int, pixels: dict[str, PixelSource]) -> None:
+        """`pixels` gives each image's processed pixels when the encoder needs them, by span key."""
+        ids = np.asarray(seq.prompt_ids, dtype=np.int64)
+        merge = self.model.merge
+        if merge is None:
+            positions, delta = np.arange(len(ids)), 0
+        else:
+            positions, delta = mrope_positions(len(ids), seq.spans, merge)
+        visual = np.cumsum(ids == self.model.image_token_id) if seq.spans else np.zeros(0, dtype=np.int64)
+        self._prompts[seq.id] = _Prompt(ids, positions, delta, visual, pixels)
+        self.sampler.add(seq, choice)
+
+    def remove(self, seq: Sequence) -> None:
+        self._prompts.pop(seq.id, None)
+        self.sampler.remove(seq)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = StepResult()
+        for job in plan.encode:
+            self._encode(job, result)
+        work = [item for item in plan.work if item.seq.id not in result.failures]
+        if not work:
+            return result
+        hidden = self._forward(work)
+        ends = np.cumsum([item.count for item in work]) - 1
+        rows = [int(end) for end, item in zip(ends, work, strict=True) if item.samples]
+        if rows:
+            sequences = [item.seq for item in work if item.samples]
+            chosen = hidden if len(rows) == hidden.shape[0] else hidden[torch.tensor(rows, device=hidden.device)]
+            picks = self.sampler.sample(self.model.logits(chosen), sequences)
+            result.sampled = {seq.id: pick for seq, pick in zip(sequences, picks, strict=True)}
+        return result
+
+    def _encode(self, job: EncodeJob, result: StepResult) -> None:
+        started = time.perf_counter()
+        try:
+            features = self.model.encode(self._prompts[job.owner.id].pixels[job.span.key]())
+            if features.embeds.shape[0] != job.span.tokens:
+                raise RuntimeError(f"{features.embeds.shape[0]} visual tokens made, {job.span.tokens} planned")
+        except (FoveaError, RuntimeError, ValueError, MemoryError) as error:
+            result.failures.update(dict.fromkeys(job.holders, error))
+            return
+        self.embeddings.put(job.span.key, features, features.nbytes, set(job.holders))
+        result.encode_s[job.span.key] = time.perf_counter() - started
+
+    def _forward(self, work: list[Work]) -> Tensor:
+        device = self.model.device
+        ids = np.concatenate([self._ids(item) for item in work])
+        positions = np.concatenate([self._positions(item) for item in work], axis=-1)
+        x = self.model.decoder.embed_tokens(torch.from_numpy(ids).to(device))
+        visual_rows, embeds, deepstack = self._visual(work)
+        if visual_rows is not None and embeds is not None:
+            x = x.index_copy(0, visual_rows, embeds.to(x.dtype))
+        hidden: Tensor = self.model.decoder(
+            x,
+            torch.from_numpy(positions).to(device),
+            self.kv,
+            self._attention(work),
+            visual_rows,
+            deepstack,
+        )
+        return hidden
+
+    def _ids(self, item: Work) -> NDArray[np.int64]:
+        prompt = self._prompts[item.seq.id].ids
+        if item.stop <= len(prompt):
+            return prompt[item.start : item.stop]
+        return np.asarray(item.seq.tokens(item.start, item.stop), dtype=np.int64)
+
+    def _positions(self, item: Work) -> NDArray[np.int64]:
+        prompt = self._prompts[item.seq.id]
+        length = len(prompt.ids)
+        known = prompt.positions[..., item.start : min(item.stop, length)]
+        if item.stop <= length:
+            return known
+        later = np.arange(max(item.start, length), item.stop) + prompt.delta
+        if known.ndim == 2:
+            later = np.broadcast_to(later, (3, len(later)))
+        return np.concatenate((known, later), axis=-1)
+
+    def _visual(self, work: list[Work]) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
+        """Which rows of the step are visual, their embeddings, and DeepStack's additions for the same rows."""
+        rows: list[NDArray[np.int64]] = []
+        parts: list[tuple[VisualFeatures, slice]] = []
+        base = 0
+        for item in work:
+            prompt = self._prompts[item.seq.id]
+            for span in item.seq.spans_between(item.start, item.stop):
+                first, last = max(span.start, item.start), min(span.end, item.stop)
+                places = np.nonzero(prompt.ids[first:last] == self.model.image_token_id)[0]
+                if not len(places):
+                    continue
+                before = int(prompt.visual[span.start]) - 1
+                begin = int(prompt.visual[first + places[0]]) - 1 - before
+                rows.append(places + (base + first - item.start))
+                parts.append((self.embeddings.get(span.key), slice(begin, begin + len(places))))
+            base += item.count
+        if not rows:
+            return None, None, []
+        index = torch.from_numpy(np.concatenate(rows)).to(self.model.device)
+        embeds = torch.cat([features.embeds[where] for features, where in parts])
+        levels = len(parts[0][0].deepstack)
+        deepstack = [torch.cat([f.deepstack[level][where] for f, where in parts]) for level in range(levels)]
+        return index, embeds, deepstack
+
+    def _attention(self, work: list[Work]) -> AttentionPlan:
+        size, device = self.block_size, self.model.device
+        slots: list[NDArray[np.int64]] = []
+        for item in work:
+            blocks = np.asarray(item.seq.blocks, dtype=np.int64)
+            places = np.arange(item.start, item.stop)
+            slots.append(blocks[places // size] * size + places % size)
+        decodes = next((i for i, item in enumerate(work) if item.count != 1), len(work))
+        singles, rest = work[:decodes], work[decodes:]
+        tables, mask, longest = self._decode_tables(singles)
+        chunks, row = [], len(singles)
+        for item in rest:
+            used = -(-item.stop // size)
+            table = torch.tensor(item.seq.blocks[:used], device=device)
+            chunks.append(Chunk(row, item.count, item.start, table))
+            row += item.count
+        place = torch.from_numpy(np.concatenate(slots)).to(device)
+        return AttentionPlan(place, tables, mask, longest, tuple(chunks))
+
+    def _decode_tables(self, work: list[Work]) -> tuple[Tensor | None, Tensor | None, int]:
+        if not work:
+            return None, None, 0
+        size, device = self.block_size, self.model.device
+        longest = max(item.stop for item in work)
+        width = -(-longest // size)
+        tables = np.zeros((len(work), width), dtype=np.int64)
+        for row, item in enumerate(work):
+            used = -(-item.stop // size)
+            tables[row, :used] = item.seq.blocks[:used]
+        mask = None
+        lengths = np.array([item.stop for item in work])
+        if (lengths != longest).any():
+            allowed = torch.from_numpy(np.arange(longest)[None, :] < lengths[:, None])
+            mask = torch.zeros(allowed.shape, dtype=self.model.dtype)
+            mask = mask.masked_fill_(~allowed, float("-inf"))[:, None, None].to(device)
+        return torch.from_numpy(tables).to(device), mask, longest

@@ -1,0 +1,141 @@
+"""Text to ids with the checkpoint's own tokenizer and chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fovea.core.errors import CheckpointError, InvalidRequest
+from fovea.core.types import ImagePart, Message, TextPart
+
+LLAVA_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{% for c in message['content'] %}{{ c['text'] }} {% endfor %}"
+    "{% else %}{{ 'USER: ' if message['role'] == 'user' else 'ASSISTANT: ' }}"
+    "{% for c in message['content'] if c['type'] == 'image' %}{{ '<image>\n' }}{% endfor %}"
+    "{% for c in message['content'] if c['type'] == 'text' %}{{ c['text'] }}{% endfor %}"
+    "{{ ' ' if message['role'] == 'user' else '</s>' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+
+class ChatTokenizer:
+    """A transformers tokenizer and the template that turns messages into its text."""
+
+    def __init__(self, tokenizer: Any, template: str | None, *, eos_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._eos_ids = eos_ids
+        self._content_as_list = self._wants_lists()
+
+    @classmethod
+    def from_folder(cls, folder: Path, config: Any, *, template: str | None = None) -> ChatTokenizer:
+        """`template` replaces the checkpoint's own. Raises CheckpointError when no tokenizer can be made."""
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(folder))
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise CheckpointError(f"{folder} has no usable tokenizer: {error}") from error
+        chosen = template or tokenizer.chat_template or _template_file(folder)
+        if chosen is None and config.model_type == "llava":
+            chosen = LLAVA_TEMPLATE
+        return cls(tokenizer, chosen, eos_ids=_eos_ids(folder, config, tokenizer))
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._tokenizer)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return self._eos_ids
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, with the special tokens that the tokenizer adds unless the text begins with them."""
+        bos = self._tokenizer.bos_token
+        add = not (bos and text.startswith(bos))
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add)
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        text: str = self._tokenizer.decode(
+            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """The written form of one id, special tokens included; the image marker is such a form."""
+        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        if not isinstance(token, str):
+            raise CheckpointError(f"the tokenizer has no token {token_id}")
+        return token
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The model's text of a conversation, ready for its answer. Each image is one marker."""
+        if self._template is None:
+            raise InvalidRequest(
+                "this checkpoint has no chat template; use a text prompt, or start with --chat-template FILE",
+                param="messages",
+            )
+        plain = [{"role": m.role, "content": self._content(m)} for m in messages]
+        return self._apply(plain)
+
+    def _apply(self, messages: list[dict[str, Any]]) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                messages, chat_template=self._template, tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, TypeError, KeyError) as error:
+            raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from error
+        return text
+
+    def _content(self, message: Message) -> Any:
+        if not self._content_as_list and not any(isinstance(p, ImagePart) for p in message.parts):
+            return "".join(part.text for part in message.parts if isinstance(part, TextPart))
+        return [
+            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+            for part in message.parts
+        ]
+
+    def _wants_lists(self) -> bool:
+        """Some templates take content as a list of parts, some as one string: ask with a probe."""
+        if self._template is None:
+            return True
+        probe = "fovea-probe-7f3a"
+        try:
+            text = self._apply([{"role": "user", "content": [{"type": "text", "text": probe}]}])
+        except InvalidRequest:
+            return False
+        return probe in text and "{'type'" not in text
+
+
+def _template_file(folder: Path) -> str | None:
+    plain = folder / "chat_template.jinja"
+    if plain.is_file():
+        return plain.read_text()
+    for name in ("chat_template.json", "processor_config.json"):
+        path = folder / name
+        if path.is_file():
+            template = json.loads(path.read_text()).get("chat_template")
+            if isinstance(template, str):
+                return template
+    return None
+
+
+def _eos_ids(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends an answer: the generation config's, else the model's, and always the tokenizer's own."""
+    found: set[int] = set()
+    generation = folder / "generation_config.json"
+    sources = [json.loads(generation.read_text()).get("eos_token_id")] if generation.is_file() else []
+    sources += [getattr(config, "eos_token_id", None), getattr(config.text_config, "eos_token_id", None)]
+    for source in sources:
+        if source is not None:
+            found.update([source] if isinstance(source, int) else source)
+            break
+    if tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    return frozenset(found)

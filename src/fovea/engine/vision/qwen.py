@@ -1,0 +1,247 @@
+"""The vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: any resolution, rotary positions, 2x2 patches to one token.
+
+They are one tower with three switches: the norm and MLP of its blocks, whether most blocks see only a window
+(Qwen2.5), and whether positions are also learned and some blocks' features go to the decoder's layers (Qwen3,
+DeepStack). Images are encoded one at a time, so who shares a step never changes an image's tokens.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fovea.engine.layers.activation import activation
+from fovea.engine.layers.decoder import GatedMLP
+from fovea.engine.layers.linear import Embedding, Linear, PatchLinear
+from fovea.engine.layers.norm import LayerNorm, RMSNorm
+from fovea.engine.layers.rope import rotate
+from fovea.engine.vision.windows import bilinear_taps, frame_groups, patch_coordinates, window_groups
+
+GEOMETRIES_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class QwenVisionConfig:
+    """window: side of an attention window in merged tokens, 0 for none; full: blocks that see the whole frame.
+    positions: entries of the learned position table, 0 for none; deepstack: blocks whose features are tapped.
+    """
+
+    generation: str
+    depth: int
+    hidden: int
+    heads: int
+    intermediate: int
+    out_hidden: int
+    activation: str
+    channels: int
+    patch: int
+    temporal: int
+    merge: int
+    theta: float
+    window: int = 0
+    full: tuple[int, ...] = ()
+    positions: int = 0
+    deepstack: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    """What depends on the grid alone. `groups` are index arrays of patches that attend to each other."""
+
+    cos: Tensor
+    sin: Tensor
+    full: tuple[Tensor, ...]
+    windows: tuple[Tensor, ...]
+    taps: Tensor | None
+    tap_weights: Tensor | None
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: QwenVisionConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.qkv = Linear(config.hidden, 3 * config.hidden, bias=True)
+        self.proj = Linear(config.hidden, config.hidden, bias=True)
+
+    def forward(self, x: Tensor, geometry: _Geometry, groups: Sequence[Tensor]) -> Tensor:
+        length, width = x.shape
+        qkv = self.qkv(x).view(length, 3, self.heads, -1)
+        qk = rotate(qkv[:, :2].flatten(1, 2).float(), geometry.cos, geometry.sin).to(x.dtype)
+        qk = qk.view(length, 2, self.heads, -1)
+        q, k, v = qk[:, 0], qk[:, 1], qkv[:, 2]
+        if len(groups) == 1 and groups[0].shape[0] == 1:
+            out = _attend(q[None], k[None], v[None])[0]
+        else:
+            out = torch.empty_like(q)
+            for group in groups:
+                out[group] = _attend(q[group], k[group], v[group])
+        return self.proj(out.reshape(length, width))  # type: ignore[no-any-return]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """(groups, patches, heads, dim) to the same shape; every patch sees its whole group."""
+    out = functional.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+    return out.transpose(1, 2)
+
+
+class _MLP2(nn.Module):
+    def __init__(self, config: QwenVisionConfig) -> None:
+        super().__init__()
+        self.fc1 = Linear(config.hidden, config.intermediate, bias=True)
+        self.fc2 = Linear(config.intermediate, config.hidden, bias=True)
+        self.act = activation(config.activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.act(self.fc1(x)))  # type: ignore[no-any-return]
+
+
+class _MLP3(nn.Module):
+    def __init__(self, config: QwenVisionConfig) -> None:
+        super().__init__()
+        self.linear_fc1 = Linear(config.hidden, config.intermediate, bias=True)
+        self.linear_fc2 = Linear(config.intermediate, config.hidden, bias=True)
+        self.act = activation(config.activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_fc2(self.act(self.linear_fc1(x)))  # type: ignore[no-any-return]
+
+
+def _mlp(config: QwenVisionConfig) -> nn.Module:
+    if config.generation == "2.5":
+        return GatedMLP(config.hidden, config.intermediate, config.activation, bias=True)
+    return _MLP2(config) if config.generation == "2" else _MLP3(config)
+
+
+def _norm(config: QwenVisionConfig, width: int) -> nn.Module:
+    return RMSNorm(width, 1e-6) if config.generation == "2.5" else LayerNorm(width, 1e-6)
+
+
+class _Block(nn.Module):
+    def __init__(self, config: QwenVisionConfig) -> None:
+        super().__init__()
+        self.norm1 = _norm(config, config.hidden)
+        self.attn = _Attention(config)
+        self.norm2 = _norm(config, config.hidden)
+        self.mlp = _mlp(config)
+
+    def forward(self, x: Tensor, geometry: _Geometry, groups: Sequence[Tensor]) -> Tensor:
+        x = x + self.attn(self.norm1(x), geometry, groups)
+        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+
+
+class _Merger2(nn.Module):
+    """Four patches to one token; Qwen2 and Qwen2.5 naming."""
+
+    def __init__(self, config: QwenVisionConfig) -> None:
+        super().__init__()
+        self.width = config.hidden * config.merge**2
+        self.ln_q = _norm(config, config.hidden)
+        self.mlp = nn.ModuleDict(
+            {
+                "0": Linear(self.width, self.width, bias=True),
+                "2": Linear(self.width, config.out_hidden, bias=True),
+            }
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.ln_q(x).view(-1, self.width)
+        return self.mlp["2"](functional.gelu(self.mlp["0"](x)))  # type: ignore[no-any-return]
+
+
+class _Merger3(nn.Module):
+    """Four patches to one token, Qwen3; DeepStack's mergers normalise after joining the four."""
+
+    def __init__(self, config: QwenVisionConfig, *, joined_norm: bool) -> None:
+        super().__init__()
+        self.width = config.hidden * config.merge**2
+        self.joined_norm = joined_norm
+        self.norm = LayerNorm(self.width if joined_norm else config.hidden, 1e-6)
+        self.linear_fc1 = Linear(self.width, self.width, bias=True)
+        self.linear_fc2 = Linear(self.width, config.out_hidden, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x.view(-1, self.width) if self.joined_norm else x).view(-1, self.width)
+        return self.linear_fc2(functional.gelu(self.linear_fc1(x)))  # type: ignore[no-any-return]
+
+
+class _PatchEmbed(nn.Module):
+    def __init__(self, config: QwenVisionConfig) -> None:
+        super().__init__()
+        kernel = (config.channels, config.temporal, config.patch, config.patch)
+        self.proj = PatchLinear(kernel, config.hidden, bias=config.generation == "3")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(x)  # type: ignore[no-any-return]
+
+
+class QwenVisionTower(nn.Module):
+    def __init__(self, config: QwenVisionConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.patch_embed = _PatchEmbed(config)
+        self.pos_embed = Embedding(config.positions, config.hidden) if config.positions else None
+        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.depth))
+        self.merger = _Merger3(config, joined_norm=False) if config.generation == "3" else _Merger2(config)
+        self.deepstack_merger_list = nn.ModuleList(
+            _Merger3(config, joined_norm=True) for _ in config.deepstack
+        )
+        self._geometries: OrderedDict[tuple[int, int, int], _Geometry] = OrderedDict()
+
+    def forward(self, patches: Tensor, grid: tuple[int, int, int]) -> tuple[Tensor, list[Tensor]]:
+        """patches (t*h*w, channels*temporal*patch*patch) to visual tokens (t*h*w/merge^2, out_hidden), and one such
+        tensor per DeepStack block."""
+        geometry = self._geometry(grid)
+        x = self.patch_embed(patches)
+        if self.pos_embed is not None and geometry.taps is not None and geometry.tap_weights is not None:
+            learned = (self.pos_embed(geometry.taps) * geometry.tap_weights).sum(1)
+            x = x + learned.to(x.dtype)
+        features = []
+        for index, block in enumerate(self.blocks):
+            wide = not self.config.window or index in self.config.full
+            x = block(x, geometry, geometry.full if wide else geometry.windows)
+            if index in self.config.deepstack:
+                features.append(self.deepstack_merger_list[self.config.deepstack.index(index)](x))
+        return self.merger(x), features
+
+    def _geometry(self, grid: tuple[int, int, int]) -> _Geometry:
+        geometry = self._geometries.get(grid)
+        if geometry is None:
+            geometry = self._make_geometry(grid)
+            self._geometries[grid] = geometry
+            if len(self._geometries) > GEOMETRIES_KEPT:
+                self._geometries.popitem(last=False)
+        self._geometries.move_to_end(grid)
+        return geometry
+
+    def _make_geometry(self, grid: tuple[int, int, int]) -> _Geometry:
+        config = self.config
+        device = self.patch_embed.proj.weight.device
+        half = config.hidden // config.heads // 2
+        inverse = 1.0 / (config.theta ** (torch.arange(0, half, 2, dtype=torch.float32) / half))
+        coordinates = torch.from_numpy(patch_coordinates(grid, config.merge)).float()
+        angles = (coordinates[:, :, None] * inverse).flatten(1)
+        angles = torch.cat((angles, angles), dim=-1)[:, None]
+        taps = weights = None
+        if config.positions:
+            index, weight = bilinear_taps(grid, config.merge, int(config.positions**0.5))
+            taps = torch.from_numpy(index).to(device)
+            weights = torch.from_numpy(weight).to(device)[:, :, None]
+        windows = window_groups(grid, config.merge, config.window) if config.window else []
+        return _Geometry(
+            angles.cos().to(device),
+            angles.sin().to(device),
+            _to_device(frame_groups(grid), device),
+            _to_device(windows, device),
+            taps,
+            weights,
+        )
+
+
+def _to_device(groups: Sequence[np.typing.NDArray[np.int64]], device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(torch.from_numpy(group).to(device) for group in groups)

@@ -1,0 +1,155 @@
+"""The plain vision transformer of CLIP, SigLIP and Idefics3: fixed tiles in, one vector per patch out.
+
+Only as many layers run as the model reads: LLaVA takes the hidden state before CLIP's last layer, so that layer is
+not even loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fovea.engine.layers.activation import activation
+from fovea.engine.layers.linear import Embedding, FusedLinear, Linear, PatchLinear
+from fovea.engine.layers.norm import LayerNorm
+
+
+@dataclass(frozen=True, slots=True)
+class ViTConfig:
+    """depth counts the layers that run. tap: which hidden states are concatenated, 0 being the embeddings."""
+
+    hidden: int
+    depth: int
+    heads: int
+    intermediate: int
+    activation: str
+    eps: float
+    image_size: int
+    patch_size: int
+    channels: int
+    class_token: bool
+    patch_bias: bool
+    pre_norm: bool
+    post_norm: bool
+    taps: tuple[int, ...]
+
+    @property
+    def side(self) -> int:
+        return self.image_size // self.patch_size
+
+
+class _Embeddings(nn.Module):
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        kernel = (config.channels, config.patch_size, config.patch_size)
+        self.patch_embedding = PatchLinear(kernel, config.hidden, bias=config.patch_bias)
+        self.position_embedding = Embedding(config.side**2 + int(config.class_token), config.hidden)
+        self.class_embedding = (
+            nn.Parameter(torch.empty(config.hidden), requires_grad=False) if config.class_token else None
+        )
+
+    def forward(self, pixels: Tensor, position_ids: Tensor | None) -> Tensor:
+        """pixels (tiles, channels, H, W) to (tiles, patches [+1], hidden)."""
+        size = self.config.patch_size
+        tiles, channels, height, width = pixels.shape
+        rows, columns = height // size, width // size
+        pixels = pixels[:, :, : rows * size, : columns * size]
+        patches = pixels.reshape(tiles, channels, rows, size, columns, size).permute(0, 2, 4, 1, 3, 5)
+        x: Tensor = self.patch_embedding(patches.reshape(tiles, rows * columns, -1))
+        if self.class_embedding is not None:
+            x = torch.cat((self.class_embedding.expand(tiles, 1, -1), x), dim=1)
+        if position_ids is None:
+            return x + self.position_embedding.weight
+        return x + self.position_embedding(position_ids)  # type: ignore[no-any-return]
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        width = config.hidden
+        self.qkv = FusedLinear(width, {"q_proj": width, "k_proj": width, "v_proj": width}, bias=True)
+        self.out_proj = Linear(width, width, bias=True)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        tiles, length, width = x.shape
+        q, k, v = self.qkv(x).view(tiles, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out_proj(out.transpose(1, 2).reshape(tiles, length, width))  # type: ignore[no-any-return]
+
+
+class _MLP(nn.Module):
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.fc1 = Linear(config.hidden, config.intermediate, bias=True)
+        self.fc2 = Linear(config.intermediate, config.hidden, bias=True)
+        self.act = activation(config.activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.act(self.fc1(x)))  # type: ignore[no-any-return]
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.layer_norm1 = LayerNorm(config.hidden, config.eps)
+        self.self_attn = _Attention(config)
+        self.layer_norm2 = LayerNorm(config.hidden, config.eps)
+        self.mlp = _MLP(config)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.layer_norm1(x), mask)
+        return x + self.mlp(self.layer_norm2(x))  # type: ignore[no-any-return]
+
+
+class _Encoder(nn.Module):
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.depth))
+
+
+class VisionTransformer(nn.Module):
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = _Embeddings(config)
+        self.pre_layrnorm = LayerNorm(config.hidden, config.eps) if config.pre_norm else None
+        self.encoder = _Encoder(config)
+        self.post_layernorm = LayerNorm(config.hidden, config.eps) if config.post_norm else None
+
+    def forward(self, pixels: Tensor, patch_mask: Tensor | None = None) -> Tensor:
+        """pixels (tiles, channels, H, W) to (tiles, patches [+1], hidden * taps).
+
+        patch_mask (tiles, rows, columns) bool: real patches of padded tiles (Idefics3); None: all are.
+        """
+        position_ids, mask = None, None
+        if patch_mask is not None:
+            position_ids = fractional_positions(patch_mask, self.config.side)
+            if not bool(patch_mask.all()):
+                mask = patch_mask.flatten(1)[:, None, None]
+        x = self.embeddings(pixels, position_ids)
+        if self.pre_layrnorm is not None:
+            x = self.pre_layrnorm(x)
+        states = {0: x}
+        for index, layer in enumerate(self.encoder.layers, start=1):
+            x = layer(x, mask)
+            states[index] = x
+        tapped = [states[tap] for tap in self.config.taps]
+        x = tapped[0] if len(tapped) == 1 else torch.cat(tapped, dim=-1)
+        return x if self.post_layernorm is None else self.post_layernorm(x)
+
+
+def fractional_positions(patch_mask: Tensor, side: int) -> Tensor:
+    """Position ids (tiles, patches): each real patch takes the table entry at its fraction of the tile (NaViT)."""
+    boundaries = torch.arange(1 / side, 1.0, 1 / side, device=patch_mask.device)
+    buckets = []
+    for axis, count in ((1, patch_mask[:, :, 0].sum(1)), (2, patch_mask[:, 0, :].sum(1))):
+        steps = torch.arange(patch_mask.shape[axis], dtype=torch.float32, device=patch_mask.device)
+        fraction = (steps[None, :] * (1.0 / count)[:, None]).clamp(max=1.0 - 1e-6)
+        buckets.append(torch.bucketize(fraction, boundaries, right=True))
+    ids = buckets[0][:, :, None] * side + buckets[1][:, None, :]
+    return torch.where(patch_mask, ids, 0).flatten(1)

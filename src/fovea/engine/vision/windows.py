@@ -1,0 +1,61 @@
+"""Which patches of an image see each other, and in what order they stand: arithmetic on grids, no weights.
+
+Patches arrive in merge order: the `merge` x `merge` patches that become one visual token are neighbours in the list.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Index = NDArray[np.int64]
+
+
+def patch_coordinates(grid: tuple[int, int, int], merge: int) -> Index:
+    """(row, column) of every patch in merge order, (t * h * w, 2)."""
+    time, height, width = grid
+    rows, columns = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
+    blocked = (height // merge, merge, width // merge, merge)
+    order = [axis.reshape(blocked).transpose(0, 2, 1, 3).ravel() for axis in (rows, columns)]
+    return np.tile(np.stack(order, axis=1), (time, 1))
+
+
+def window_groups(grid: tuple[int, int, int], merge: int, window: int) -> list[Index]:
+    """Patches by attention window, windows of equal size together.
+
+    `window` is the side of a window in merged tokens. Each array is (windows, patches per window), of patch numbers in
+    merge order; edges and corners of the grid make smaller windows, hence up to four arrays. Every patch is in one.
+    """
+    time, height, width = grid[0], grid[1] // merge, grid[2] // merge
+    tokens = np.arange(time * height * width).reshape(time, height, width)
+    by_size: dict[int, list[Index]] = {}
+    for frame in tokens:
+        for top in range(0, height, window):
+            for left in range(0, width, window):
+                block = frame[top : top + window, left : left + window].ravel()
+                patches = (block[:, None] * merge**2 + np.arange(merge**2)).ravel()
+                by_size.setdefault(patches.size, []).append(patches)
+    return [np.stack(blocks) for blocks in by_size.values()]
+
+
+def frame_groups(grid: tuple[int, int, int]) -> list[Index]:
+    """Full attention within each frame: one window per frame."""
+    return [np.arange(grid[0] * grid[1] * grid[2]).reshape(grid[0], -1)]
+
+
+def bilinear_taps(grid: tuple[int, int, int], merge: int, side: int) -> tuple[Index, NDArray[np.float32]]:
+    """How a `side` x `side` table of positions is resampled to the grid, corners aligned.
+
+    Returns indices and weights, both (t * h * w, 4), in merge order.
+    """
+    coordinates = patch_coordinates(grid, merge)
+    taps, weights = [], []
+    for axis, size in ((0, grid[1]), (1, grid[2])):
+        position = coordinates[:, axis].astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+        floor = np.floor(position).astype(np.int64)
+        part = position - floor.astype(np.float32)
+        taps.append(np.stack((floor, np.minimum(floor + 1, side - 1)), axis=1))
+        weights.append(np.stack((np.float32(1) - part, part), axis=1))
+    index = (taps[0][:, :, None] * side + taps[1][:, None, :]).reshape(-1, 4)
+    weight = (weights[0][:, :, None] * weights[1][:, None, :]).reshape(-1, 4)
+    return index, weight.astype(np.float32)

@@ -1,0 +1,1 @@
+"""F2: pure tensor functions. `reference` holds the plain twin of every fast one."""

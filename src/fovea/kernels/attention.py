@@ -1,0 +1,90 @@
+"""The attention seam: what a step computes over the paged KV, whatever does the computing.
+
+One step holds sequences that decode (one query each) and chunks of prompts (many queries each). The decodes share one
+product: their keys are gathered to a common length and masked, and the query heads of a KV head stand in for queries,
+so that grouped heads need no copies of the keys. Each chunk is its own product with a causal mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows [row, row + count) of the step are queries first..first+count-1 of a sequence whose blocks are `table`."""
+
+    row: int
+    count: int
+    first: int
+    table: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """slots (T,): where each row's key and value go, as block * block_size + offset.
+
+    decode_tables (B, blocks): block tables of the first B rows, padded with block 0.
+    decode_mask (B, 1, 1, L) additive, or None when no row is shorter than the rest.
+    decode_length: L, the longest context among the decodes; 0 when there are none.
+    chunks: the rows after those.
+    """
+
+    slots: Tensor
+    decode_tables: Tensor | None
+    decode_mask: Tensor | None
+    decode_length: int
+    chunks: tuple[Chunk, ...]
+
+
+def store(kv: Tensor, keys_values: Tensor, slots: Tensor) -> None:
+    """Write rows (T, 2, Hkv, D) into kv (blocks, block_size, 2, Hkv, D)."""
+    kv.flatten(0, 1).index_copy_(0, slots, keys_values)
+
+
+def attend(query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    """query (T, H, D) over kv (blocks, block_size, 2, Hkv, D) as planned; returns (T, H, D)."""
+    parts: list[Tensor] = []
+    if plan.decode_tables is not None:
+        parts.append(_decode(query[: plan.decode_tables.shape[0]], kv, plan, scale))
+    for chunk in plan.chunks:
+        parts.append(_prefill(query[chunk.row : chunk.row + chunk.count], kv, chunk, scale))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _decode(query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    tables = plan.decode_tables
+    assert tables is not None
+    batch, heads, dim = query.shape
+    kv_heads = kv.shape[3]
+    gathered = kv.index_select(0, tables.flatten()).view(batch, -1, 2, kv_heads, dim)[:, : plan.decode_length]
+    out = functional.scaled_dot_product_attention(
+        query.view(batch, kv_heads, heads // kv_heads, dim),
+        gathered[:, :, 0].transpose(1, 2),
+        gathered[:, :, 1].transpose(1, 2),
+        attn_mask=plan.decode_mask,
+        scale=scale,
+    )
+    return out.reshape(batch, heads, dim)
+
+
+def _prefill(query: Tensor, kv: Tensor, chunk: Chunk, scale: float) -> Tensor:
+    count, heads, dim = query.shape
+    kv_heads = kv.shape[3]
+    length = chunk.first + count
+    gathered = kv.index_select(0, chunk.table).flatten(0, 1)[:length]
+    keys, values = (
+        gathered[:, side].transpose(0, 1).repeat_interleave(heads // kv_heads, dim=0)[None] for side in (0, 1)
+    )
+    mask = None
+    if chunk.first > 0 and count > 1:
+        reach = torch.arange(length, device=query.device)[None, :]
+        mask = reach <= torch.arange(chunk.first, length, device=query.device)[:, None]
+    out = functional.scaled_dot_product_attention(
+        query.transpose(0, 1)[None], keys, values, attn_mask=mask, is_causal=chunk.first == 0 and count > 1, scale=scale
+    )
+    return out[0].transpose(0, 1)

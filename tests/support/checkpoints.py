@@ -1,0 +1,232 @@
+"""Tiny random checkpoints of every supported architecture, written the way transformers writes real ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+SPECIALS = [
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
+    "<|video_pad|>", "<image>", "<video>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
+]  # fmt: skip
+CORPUS = ["What is in the image? Describe the picture, please.", "the red circle is left of the blue square"] * 4
+VOCABULARY = 384
+
+QWEN_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+IMAGE_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}:{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}<image>{% else %}{{ c['text'] }}{% endif %}{% endfor %}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+CLIP_NORM = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+
+
+def tokenizer(template: str) -> Any:
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    raw.train_from_iterator(CORPUS, trainer)
+    wrapped = hf.PreTrainedTokenizerFast(
+        tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=template
+    )
+    return wrapped
+
+
+def _text(**extra: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 4096,
+        "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0, **extra,
+    }  # fmt: skip
+
+
+def _qwen_vision(**extra: Any) -> dict[str, Any]:
+    return {"depth": 3, "num_heads": 4, "in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2, **extra}
+
+
+def _qwen2_vl(ids: dict[str, int]) -> Any:
+    config = hf.Qwen2VLConfig(
+        vision_config=_qwen_vision(embed_dim=32, hidden_size=64, mlp_ratio=2, patch_size=14),
+        text_config=_text(rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]}),
+        **ids,
+    )
+    return hf.Qwen2VLForConditionalGeneration(config)
+
+
+def _qwen2_5_vl(ids: dict[str, int]) -> Any:
+    config = hf.Qwen2_5_VLConfig(
+        vision_config=_qwen_vision(
+            hidden_size=32, intermediate_size=48, out_hidden_size=64, patch_size=14, window_size=112,
+            fullatt_block_indexes=[1],
+        ),
+        text_config=_text(rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]}),
+        **ids,
+    )  # fmt: skip
+    return hf.Qwen2_5_VLForConditionalGeneration(config)
+
+
+def _qwen3_vl(ids: dict[str, int]) -> Any:
+    config = hf.Qwen3VLConfig(
+        vision_config=_qwen_vision(
+            hidden_size=32, intermediate_size=48, out_hidden_size=64, patch_size=16, num_position_embeddings=64,
+            deepstack_visual_indexes=[0, 2],
+        ),
+        text_config=_text(head_dim=16, rope_scaling={"rope_type": "default", "mrope_section": [4, 2, 2]}),
+        **ids,
+    )  # fmt: skip
+    return hf.Qwen3VLForConditionalGeneration(config)
+
+
+def _clip() -> Any:
+    return hf.CLIPVisionConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, image_size=56, patch_size=14
+    )
+
+
+def _llama() -> Any:
+    return hf.LlamaConfig(**_text())
+
+
+def _llava(ids: dict[str, int]) -> Any:
+    config = hf.LlavaConfig(vision_config=_clip(), text_config=_llama(), **ids)
+    return hf.LlavaForConditionalGeneration(config)
+
+
+PINPOINTS = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
+
+
+def _llava_next(ids: dict[str, int]) -> Any:
+    config = hf.LlavaNextConfig(
+        vision_config=_clip(), text_config=_llama(), image_grid_pinpoints=PINPOINTS, **ids
+    )
+    return hf.LlavaNextForConditionalGeneration(config)
+
+
+ONEVISION_PINPOINTS = [[56 * row, 56 * column] for row in range(1, 5) for column in range(1, 5)]
+
+
+def _llava_onevision(ids: dict[str, int]) -> Any:
+    vision = hf.SiglipVisionConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, image_size=56,
+        patch_size=14, vision_use_head=False,
+    )  # fmt: skip
+    config = hf.LlavaOnevisionConfig(
+        vision_config=vision, text_config=hf.Qwen2Config(**_text()), image_grid_pinpoints=ONEVISION_PINPOINTS,
+        vision_aspect_ratio="anyres_max_4", **ids,
+    )  # fmt: skip
+    return hf.LlavaOnevisionForConditionalGeneration(config)
+
+
+def _siglip_dict() -> dict[str, Any]:
+    return {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "image_size": 64, "patch_size": 8,
+    }  # fmt: skip
+
+
+def _idefics3(ids: dict[str, int]) -> Any:
+    config = hf.Idefics3Config(vision_config=_siglip_dict(), text_config=_llama(), scale_factor=2, **ids)
+    return hf.Idefics3ForConditionalGeneration(config)
+
+
+def _smolvlm(ids: dict[str, int]) -> Any:
+    config = hf.SmolVLMConfig(vision_config=_siglip_dict(), text_config=_llama(), scale_factor=2, **ids)
+    return hf.SmolVLMForConditionalGeneration(config)
+
+
+def _qwen_processor(patch: int) -> dict[str, Any]:
+    unit = patch * 2
+    return {
+        "image_processor_type": "Qwen2VLImageProcessor", "patch_size": patch, "merge_size": 2,
+        "temporal_patch_size": 2, "min_pixels": 4 * unit**2, "max_pixels": 64 * unit**2, **CLIP_NORM,
+    }  # fmt: skip
+
+
+_CLIP_PROCESSOR = {
+    "image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 56},
+    "crop_size": {"height": 56, "width": 56}, **CLIP_NORM,
+}  # fmt: skip
+_NEXT_PROCESSOR = {
+    **_CLIP_PROCESSOR, "image_processor_type": "LlavaNextImageProcessor", "image_grid_pinpoints": PINPOINTS,
+}  # fmt: skip
+_ONEVISION_PROCESSOR = {
+    "image_processor_type": "LlavaOnevisionImageProcessor", "size": {"height": 56, "width": 56},
+    "image_grid_pinpoints": ONEVISION_PINPOINTS, **CLIP_NORM,
+}  # fmt: skip
+_HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+_IDEFICS_PROCESSOR = {
+    "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 256},
+    "max_image_size": {"longest_edge": 64}, "do_image_splitting": True, **_HALF,
+}  # fmt: skip
+_SMOL_PROCESSOR = {**_IDEFICS_PROCESSOR, "image_processor_type": "SmolVLMImageProcessor"}
+
+Builder = Callable[[dict[str, int]], Any]
+ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
+    "qwen3_vl": (_qwen3_vl, _qwen_processor(16), "<|image_pad|>"),
+    "qwen2_5_vl": (_qwen2_5_vl, _qwen_processor(14), "<|image_pad|>"),
+    "qwen2_vl": (_qwen2_vl, _qwen_processor(14), "<|image_pad|>"),
+    "llava": (_llava, _CLIP_PROCESSOR, "<image>"),
+    "llava_next": (_llava_next, _NEXT_PROCESSOR, "<image>"),
+    "llava_onevision": (_llava_onevision, _ONEVISION_PROCESSOR, "<image>"),
+    "idefics3": (_idefics3, _IDEFICS_PROCESSOR, "<image>"),
+    "smolvlm": (_smolvlm, _SMOL_PROCESSOR, "<image>"),
+}
+
+
+def write(architecture: str, folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
+    """A checkpoint folder that both transformers and Fovea load. Weights are wide enough that logits differ."""
+    builder, processor, marker = ARCHITECTURES[architecture]
+    template = QWEN_TEMPLATE if marker == "<|image_pad|>" else IMAGE_TEMPLATE
+    words = tokenizer(template)
+    ids = {"image_token_id": words.convert_tokens_to_ids(marker)}
+    if architecture.startswith("qwen"):
+        ids |= {
+            "video_token_id": words.convert_tokens_to_ids("<|video_pad|>"),
+            "vision_start_token_id": words.convert_tokens_to_ids("<|vision_start|>"),
+            "vision_end_token_id": words.convert_tokens_to_ids("<|vision_end|>"),
+        }
+    if architecture == "llava_onevision":
+        ids["video_token_id"] = words.convert_tokens_to_ids("<video>")
+    torch.manual_seed(seed)
+    model = builder(ids).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.12)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.to(dtype).save_pretrained(folder)
+    words.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    side = {"processor_class": "any"}
+    if architecture in ("llava", "llava_next"):
+        side |= {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    if architecture == "llava_onevision":
+        side |= {"num_image_tokens": 16, "vision_feature_select_strategy": "full"}
+    if architecture in ("idefics3", "smolvlm"):
+        side |= {"image_seq_len": 16}
+    (folder / "processor_config.json").write_text(json.dumps(side))
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": False, "eos_token_id": 2}))
+    return folder
