@@ -1,0 +1,30 @@
+"""Images in: from what a client wrote in `image_url.url` to decoded RGB pixels with a content identity.
+
+    source -> fetch | files -> probe -> decode -> core.image.Image
+              address, url     formats  colour, identity                 load: all of it, for a whole request
+
+The floor knows no model, no tokens and no HTTP server. Everything that arrives is hostile until it is decoded.
+"""
+
+from __future__ import annotations
+
+from fovea.media.decode import decode
+from fovea.media.fetch import Fetcher
+from fovea.media.identity import from_array, from_pil
+from fovea.media.limits import MediaLimits
+from fovea.media.load import EncodedImage, Loaded, MediaLoader, MediaTimings
+from fovea.media.probe import ImageHeader, probe
+
+__all__ = [
+    "EncodedImage",
+    "Fetcher",
+    "ImageHeader",
+    "Loaded",
+    "MediaLimits",
+    "MediaLoader",
+    "MediaTimings",
+    "decode",
+    "from_array",
+    "from_pil",
+    "probe",
+]

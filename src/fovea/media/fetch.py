@@ -1,0 +1,201 @@
+"""Downloads one image from a stranger's URL without becoming the stranger's hands inside our network.
+
+The governing idea: a name is resolved once, every address it has is checked, and the connection goes to a
+checked address, not to the name. So a name that answers differently the second time (DNS rebinding) gains
+nothing. TLS and the Host header still carry the name, so certificates are verified against it. Redirects are
+followed by hand and each hop passes the same checks. The transport is used without an HTTP client around it:
+no cookies, no proxies from the environment, no credentials, nothing that is remembered between two fetches.
+
+All I/O crosses two seams that a test can fill: `resolve` and `transport`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, cast
+
+from fovea import __version__
+from fovea.core.errors import Forbidden, InvalidImage
+from fovea.media.address import is_public
+from fovea.media.limits import MediaLimits
+from fovea.media.probe import peek
+from fovea.media.url import follow, host_of, parse_remote, port_of
+
+if TYPE_CHECKING:
+    import httpx
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""(host, port) -> its addresses as text, in order of preference. Raises OSError if there are none."""
+
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+_MAX_ADDRESSES = 3
+_FIRST_PEEK = 64
+
+
+async def resolve_host(host: str, port: int) -> Sequence[str]:
+    """The system's resolver. It also reads the odd spellings of IPv4 (2130706433, 0x7f.1), so they are checked."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+class Fetcher:
+    """Fetches within `limits`. One per process; `aclose` when done."""
+
+    def __init__(
+        self,
+        limits: MediaLimits,
+        *,
+        resolve: Resolve = resolve_host,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._limits = limits
+        self._resolve = resolve
+        self._transport = transport
+        self._slots = asyncio.Semaphore(limits.max_concurrent_fetches)
+
+    async def fetch(self, url: str) -> bytes:
+        """The bytes behind an http(s) URL: at most max_bytes, of an accepted image type and size.
+
+        Raises Forbidden (code url_not_allowed) for what policy refuses, InvalidImage for everything that fails.
+        """
+        if not self._limits.allow_remote:
+            raise Forbidden("remote images are turned off here", code="url_not_allowed")
+        async with self._slots:
+            try:
+                async with asyncio.timeout(self._limits.fetch_timeout_s):
+                    return await self._follow(parse_remote(url, self._limits))
+            except TimeoutError:
+                raise _failed(f"the image did not arrive within {self._limits.fetch_timeout_s:g} s") from None
+
+    async def aclose(self) -> None:
+        if self._transport is not None:
+            await self._transport.aclose()
+
+    async def _follow(self, url: httpx.URL) -> bytes:
+        for _ in range(self._limits.max_redirects + 1):
+            async with self._get(url) as response:
+                if response.status_code not in _REDIRECTS:
+                    return await self._body(response)
+                location = response.headers.get("location")
+            if not location:
+                raise _failed(f"{_host(url)} answered {response.status_code} without saying where to")
+            url = follow(url, location, self._limits)
+        raise _failed(f"the image URL redirects more than {self._limits.max_redirects} times")
+
+    @asynccontextmanager
+    async def _get(self, url: httpx.URL) -> AsyncIterator[httpx.Response]:
+        """A response whose body is still to come; connection and protocol errors anywhere within are translated."""
+        import httpx
+
+        addresses = await self._checked_addresses(url)
+        try:
+            response = await self._connect(url, addresses)
+            try:
+                yield response
+            finally:
+                await response.aclose()
+        except httpx.TimeoutException:
+            raise _failed(f"{_host(url)} did not answer in time") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            # Only the class: the text may hold the address that we connected to.
+            raise _failed(f"the transfer from {_host(url)} failed ({type(error).__name__})") from None
+
+    async def _checked_addresses(self, url: httpx.URL) -> Sequence[str]:
+        try:
+            addresses = await self._resolve(host_of(url), port_of(url))
+        except (OSError, UnicodeError):
+            addresses = ()
+        if not addresses:
+            raise _failed(f"{_host(url)} can not be resolved")
+        # All, not one: with a public and a private answer the choice would be the attacker's.
+        if not self._limits.allow_private_hosts and not all(map(is_public, addresses)):
+            raise Forbidden(f"{_host(url)} is not a public host", code="url_not_allowed")
+        return addresses[:_MAX_ADDRESSES]
+
+    async def _connect(self, url: httpx.URL, addresses: Sequence[str]) -> httpx.Response:
+        import httpx
+
+        transport = self._open_transport()
+        for address in addresses[:-1]:
+            with suppress(httpx.ConnectError, httpx.ConnectTimeout):
+                return await transport.handle_async_request(self._request(url, address))
+        return await transport.handle_async_request(self._request(url, addresses[-1]))
+
+    def _open_transport(self) -> httpx.AsyncBaseTransport:
+        if self._transport is None:
+            import httpx
+
+            # No idle connections: the pool files them by address, so one that was verified for one name would be
+            # used again for another name on the same address, unverified.
+            self._transport = httpx.AsyncHTTPTransport(
+                trust_env=False, retries=0, limits=httpx.Limits(max_keepalive_connections=0)
+            )
+        return self._transport
+
+    def _request(self, url: httpx.URL, address: str) -> httpx.Request:
+        import httpx
+
+        patience = self._limits.fetch_timeout_s
+        return httpx.Request(
+            "GET",
+            url.copy_with(host=address),
+            headers={
+                "Host": url.netloc.decode("ascii"),
+                "User-Agent": f"fovea/{__version__}",
+                "Accept": "image/png, image/jpeg, image/webp, image/gif, image/bmp",
+                "Accept-Encoding": "identity",
+                "Connection": "close",
+            },
+            extensions={
+                "sni_hostname": host_of(url),
+                "timeout": {
+                    "connect": self._limits.connect_timeout_s,
+                    "read": patience,
+                    "write": patience,
+                    "pool": patience,
+                },
+            },
+        )
+
+    async def _body(self, response: httpx.Response) -> bytes:
+        if response.status_code != 200:
+            raise _failed(f"the image's server answered {response.status_code}; accepted: 200")
+        encoding = response.headers.get("content-encoding", "identity")
+        if encoding.strip().lower() not in ("", "identity"):
+            raise _failed(
+                f"the image's server answered with content encoding {encoding[:40]!r}; accepted: none"
+            )
+        announced = response.headers.get("content-length", "")
+        if announced.isdecimal() and int(announced[:20]) > self._limits.max_bytes:
+            raise self._too_large(f"{announced[:20]} bytes")
+        received = bytearray()
+        next_peek: int | None = _FIRST_PEEK
+        async for chunk in cast("AsyncIterator[bytes]", response.stream):
+            received += chunk
+            if len(received) > self._limits.max_bytes:
+                raise self._too_large("more")
+            if next_peek is not None and len(received) >= next_peek:
+                # Refuses a web page or a bomb before it is downloaded; doubling keeps the repeated looks cheap.
+                header = peek(bytes(received), self._limits)
+                next_peek = None if header else 2 * len(received)
+        if not received:
+            raise _failed("the image's server answered with an empty body")
+        return bytes(received)
+
+    def _too_large(self, size: str) -> InvalidImage:
+        return InvalidImage(
+            f"the image's server sends {size}; accepted: at most {self._limits.max_bytes} bytes",
+            code="image_too_large",
+        )
+
+
+def _host(url: httpx.URL) -> str:
+    return f"the host {host_of(url)[:100]!r}"
+
+
+def _failed(message: str) -> InvalidImage:
+    return InvalidImage(message, code="image_fetch_failed")

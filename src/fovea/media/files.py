@@ -1,0 +1,66 @@
+"""Reads one regular file beneath one folder, whatever links and races stand in between."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from fovea.core.errors import Forbidden, InvalidImage
+from fovea.media.limits import MediaLimits
+
+_STEP = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+# O_NONBLOCK: opening a FIFO must not wait for a writer.
+_LEAF = _STEP | os.O_NONBLOCK
+
+
+def read_beneath(path: Path, limits: MediaLimits) -> bytes:
+    """The bytes of `path`, which after resolving links lies beneath limits.file_root.
+
+    Raises Forbidden for a path outside, whether or not it exists: the answer must not tell which.
+    """
+    if limits.file_root is None:
+        raise Forbidden("file:// URLs are not accepted here", code="url_not_allowed")
+    outside = Forbidden("the file:// URL leaves the folder that images are read from", code="url_not_allowed")
+    try:
+        root = limits.file_root.resolve(strict=True)
+        inner = path.resolve().relative_to(root)
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a name too long, or not beneath the root
+        raise outside from None
+    try:
+        leaf = _open_beneath(root, inner.parts)
+    except OSError as error:
+        raise InvalidImage(
+            f"the file {inner} can not be read: {error.strerror}", code="image_fetch_failed"
+        ) from None
+    try:
+        return _read(leaf, inner, limits)
+    finally:
+        os.close(leaf)
+
+
+def _open_beneath(root: Path, parts: tuple[str, ...]) -> int:
+    """Opens part by part and follows no link: one that was put there after `resolve` fails here."""
+    at = os.open(root, _STEP | os.O_DIRECTORY)
+    for depth, part in enumerate(parts, 1):
+        try:
+            following = os.open(part, _LEAF if depth == len(parts) else _STEP | os.O_DIRECTORY, dir_fd=at)
+        finally:
+            os.close(at)
+        at = following
+    return at
+
+
+def _read(leaf: int, inner: Path, limits: MediaLimits) -> bytes:
+    status = os.fstat(leaf)
+    if not stat.S_ISREG(status.st_mode):
+        raise Forbidden(f"the file {inner} is not a regular file", code="url_not_allowed")
+    with os.fdopen(leaf, "rb", closefd=False) as file:
+        data = file.read(limits.max_bytes + 1)  # the file may grow after fstat
+    if len(data) > limits.max_bytes:
+        raise InvalidImage(
+            f"the file {inner} holds {max(status.st_size, len(data))} bytes; "
+            f"accepted: at most {limits.max_bytes}",
+            code="image_too_large",
+        )
+    return data

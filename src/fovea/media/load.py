@@ -1,0 +1,186 @@
+"""A request's image URLs to images: fetch and look at every header first, then decode.
+
+Two phases, so that a caller can admit or refuse a request by the sizes in the headers while no pixel is decoded
+yet: `read_all`, then `decode_all`. `load_all` is both. The event loop only waits: reading base64 and files,
+decoding and hashing run in a bounded pool of threads. The first image that fails cancels the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple, NoReturn, Protocol, TypeVar
+
+from fovea.core.errors import InvalidImage, InvalidRequest, RequestError
+from fovea.core.image import Image
+from fovea.media.decode import decode
+from fovea.media.limits import MediaLimits
+from fovea.media.probe import ImageHeader, check_still, probe
+from fovea.media.source import FileSource, InlineSource, RemoteSource, parse_source
+
+T = TypeVar("T")
+
+
+class FetchesImages(Protocol):
+    """What the loader asks of `fetch.Fetcher`; a test may hand in anything that has it."""
+
+    async def fetch(self, url: str) -> bytes: ...
+
+    async def aclose(self) -> None: ...
+
+
+class MediaTimings(NamedTuple):
+    """Seconds for one image. fetch_s: from URL to a checked header. decode_s: from there to pixels.
+
+    Both hold the wait for a thread or a download slot: it is what the request waited.
+    """
+
+    fetch_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """An image's bytes with a header that is within the limits; its pixels are not decoded yet."""
+
+    header: ImageHeader
+    data: bytes = field(repr=False)
+    fetch_s: float = 0.0
+
+
+class Loaded(NamedTuple):
+    """Both in the order of the URLs."""
+
+    images: tuple[Image, ...]
+    timings: tuple[MediaTimings, ...]
+
+
+class MediaLoader:
+    """fetcher: None builds a guarded `Fetcher`. executor: None builds one of limits.decode_threads threads.
+
+    What it has built itself, `aclose` closes.
+    """
+
+    def __init__(
+        self,
+        limits: MediaLimits,
+        fetcher: FetchesImages | None = None,
+        executor: ThreadPoolExecutor | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.limits = limits
+        self._owned_fetcher = None if fetcher else _guarded_fetcher(limits)
+        self._owned_executor = None if executor else ThreadPoolExecutor(limits.decode_threads, "fovea-media")
+        self._fetcher = fetcher or self._owned_fetcher
+        self._executor = executor or self._owned_executor
+        self._clock = clock
+
+    async def load(self, url: str) -> Image:
+        """One image. Raises InvalidImage or Forbidden, without an index."""
+        return await self._decode((await self.read(url)).data)
+
+    async def load_all(self, urls: Sequence[str], params: Sequence[str] | None = None) -> tuple[Image, ...]:
+        """The images of one request, in order. Errors name the image's index and, if given, params[index]."""
+        return (await self.load_timed(urls, params)).images
+
+    async def load_timed(self, urls: Sequence[str], params: Sequence[str] | None = None) -> Loaded:
+        return await self.decode_all(await self.read_all(urls, params), params)
+
+    async def read(self, url: str) -> EncodedImage:
+        """Bytes and header of one image; nothing is decoded."""
+        started = self._clock()
+        source = parse_source(url, self.limits)
+        if isinstance(source, RemoteSource):
+            assert self._fetcher is not None
+            fetched = await self._fetcher.fetch(source.url)
+            encoded = await self._in_thread(self._look, fetched)
+        else:
+            encoded = await self._in_thread(self._read_local, source)
+        return EncodedImage(*encoded, fetch_s=self._clock() - started)
+
+    async def read_all(
+        self, urls: Sequence[str], params: Sequence[str] | None = None
+    ) -> tuple[EncodedImage, ...]:
+        """Every image's bytes and header. Raises InvalidRequest for too many images or pixels altogether."""
+        if len(urls) > self.limits.max_images:
+            raise InvalidRequest(
+                f"the request has {len(urls)} images; accepted: at most {self.limits.max_images}",
+                param=params[self.limits.max_images] if params else None,
+                code="too_many_images",
+            )
+        encoded = await _together([self.read(url) for url in urls], params)
+        pixels = sum(image.header.pixels for image in encoded)
+        if pixels > self.limits.max_request_pixels:
+            raise InvalidRequest(
+                f"the request's {len(urls)} images have {pixels} pixels together; "
+                f"accepted: at most {self.limits.max_request_pixels}",
+                code="image_too_large",
+            )
+        return encoded
+
+    async def decode_all(
+        self, encoded: Sequence[EncodedImage], params: Sequence[str] | None = None
+    ) -> Loaded:
+        timed = await _together([self._decode_timed(image) for image in encoded], params)
+        return Loaded(tuple(image for image, _ in timed), tuple(timings for _, timings in timed))
+
+    async def aclose(self) -> None:
+        if self._owned_fetcher is not None:
+            await self._owned_fetcher.aclose()
+        if self._owned_executor is not None:
+            self._owned_executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _decode_timed(self, image: EncodedImage) -> tuple[Image, MediaTimings]:
+        started = self._clock()
+        decoded = await self._decode(image.data)
+        return decoded, MediaTimings(image.fetch_s, self._clock() - started)
+
+    async def _decode(self, data: bytes) -> Image:
+        return await self._in_thread(decode, data, self.limits)
+
+    async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+
+    def _read_local(self, source: InlineSource | FileSource) -> tuple[ImageHeader, bytes]:
+        return self._look(source.read(self.limits))
+
+    def _look(self, data: bytes) -> tuple[ImageHeader, bytes]:
+        header = probe(data, self.limits)
+        check_still(header, self.limits)
+        return header, data
+
+
+def _guarded_fetcher(limits: MediaLimits) -> FetchesImages:
+    from fovea.media.fetch import Fetcher
+
+    return Fetcher(limits)
+
+
+async def _together(work: Sequence[Awaitable[T]], params: Sequence[str] | None) -> tuple[T, ...]:
+    """All results in order, or the first error with its index; the unfinished rest is cancelled and awaited."""
+
+    async def one(index: int, step: Awaitable[T]) -> T:
+        try:
+            return await step
+        except RequestError as error:
+            _raise_at(error, index, params[index] if params else None)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(index, step)) for index, step in enumerate(work)]
+    except BaseExceptionGroup as failures:
+        first = failures.exceptions[0]
+        raise first from first.__cause__
+    return tuple(task.result() for task in tasks)
+
+
+def _raise_at(error: RequestError, index: int, param: str | None) -> NoReturn:
+    if isinstance(error, InvalidImage):
+        raise error.at(index, param) from error
+    raise type(error)(
+        f"image {index}: {error.message}", param=param or error.param, code=error.code
+    ) from error
