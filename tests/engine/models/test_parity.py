@@ -1,0 +1,90 @@
+"""Token for token what transformers generates, for every supported architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fovea import Engine
+from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
+from fovea.engine.inputs import to_image
+from tests.support.checkpoints import ARCHITECTURES, write
+from tests.support.reference import Reference
+
+TOKENS = 64
+SIZES = [(130, 90), (60, 200), (231, 57), (100, 100), (33, 47)]
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    noise = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(noise)
+
+
+@pytest.fixture(scope="module", params=sorted(ARCHITECTURES))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Reference]]:
+    folder = write(request.param, tmp_path_factory.mktemp(request.param))
+    with Engine.from_pretrained(str(folder), dtype="float32", kv_cache_mib=64, threads=1) as engine:
+        yield engine, Reference(Path(folder))
+
+
+def chat(*turns: tuple[str, list[Image.Image], str]) -> ChatPrompt:
+    messages = []
+    for role, images, text in turns:
+        parts = [ImagePart(to_image(image)) for image in images]
+        messages.append(Message(role, (*parts, TextPart(text))))
+    return ChatPrompt(tuple(messages))
+
+
+def assert_same(engine: Engine, reference: Reference, prompt: ChatPrompt, images: list[Image.Image]) -> None:
+    """Equal tokens; where they part, the two candidates must be a tie of transformers' own logits."""
+    ids = engine._builder.build(prompt).ids
+    ours = list(engine.generate(prompt, temperature=0, max_tokens=TOKENS, ignore_eos=True).token_ids[0])
+    theirs = reference.generate(ids, images, TOKENS)
+    if ours != theirs:
+        at = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+        row = reference.logits(ids, images, theirs)[at]
+        assert abs(float(row[ours[at]] - row[theirs[at]])) < 1e-4, f"token {at}: {ours[at]} for {theirs[at]}"
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda s: f"{s[0]}x{s[1]}")
+def test_one_image(pair: tuple[Engine, Reference], size: tuple[int, int]) -> None:
+    image = picture(*size)
+    assert_same(*pair, chat(("user", [image], "what is it?")), [image])
+
+
+def test_two_images_of_different_shape(pair: tuple[Engine, Reference]) -> None:
+    images = [picture(140, 80, 1), picture(70, 190, 2)]
+    assert_same(*pair, chat(("user", images, "compare them")), images)
+
+
+def test_images_in_two_turns(pair: tuple[Engine, Reference]) -> None:
+    first, second = picture(90, 90, 3), picture(160, 60, 4)
+    prompt = chat(
+        ("user", [first], "the red circle?"),
+        ("assistant", [], "it is left of the blue square"),
+        ("user", [second], "and here?"),
+    )
+    assert_same(*pair, prompt, [first, second])
+
+
+def test_text_only(pair: tuple[Engine, Reference]) -> None:
+    assert_same(*pair, chat(("user", [], "the blue square is left of the circle")), [])
+
+
+def test_logits_agree(pair: tuple[Engine, Reference]) -> None:
+    """Log-probabilities of the chosen tokens and their rivals within 1e-3 of transformers' in float32."""
+    engine, reference = pair
+    image = picture(120, 75, 5)
+    prompt = chat(("user", [image], "what is it?"))
+    answer = engine.generate(
+        prompt, temperature=0, max_tokens=16, ignore_eos=True, logprobs=True, top_logprobs=5
+    )
+    rows = reference.logits(engine._builder.build(prompt).ids, [image], list(answer.token_ids[0])).log_softmax(-1)
+    for row, entry in zip(rows, answer.logprobs[0], strict=True):
+        assert float(row[entry.id]) == pytest.approx(entry.logprob, abs=1e-3)
+        for token, _, logprob in entry.top:
+            assert float(row[token]) == pytest.approx(logprob, abs=1e-3)
