@@ -1,0 +1,82 @@
+"""What every kind of image processor promises: a plan from the header alone, then arrays that keep to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fovea.core.errors import EngineError
+from fovea.core.image import Image, PixelBudget
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class VisualPlan:
+    """What will be made of an image; depends on its dimensions and budget, never on its pixels.
+
+    width, height: of the source image, in pixels.
+    tokens: positions of the prompt that encoder output fills; all are the model's image token.
+    grid: how the image is cut, per kind:
+        Qwen: (frames, rows, columns) of patches, before merging. LLaVA: (1, rows, columns) of patches.
+        LLaVA-NeXT, LLaVA-OneVision: (1, rows, columns) of tiles, the base view not counted.
+        Idefics3, SmolVLM: (1, rows, columns) of tiles, the global view not counted; (1, 0, 0) is the global view alone.
+    text: what one image marker of the prompt expands to.
+    key: names everything that shapes the pixels; images of equal identity and equal key give equal arrays.
+    resized: (height, width) of each successive resize of the whole picture, in order, in pixels.
+    """
+
+    width: int
+    height: int
+    tokens: int
+    grid: tuple[int, int, int]
+    text: str = field(repr=False)
+    key: str
+    resized: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedImage:
+    """One image, ready for its encoder. Every array concatenates with those of other images along axis 0.
+
+    identity: of the source `Image`.
+    arrays: "pixel_values", float32:
+            Qwen: (patches, channels * frames * patch * patch), patches in merge-window order.
+            others: (tiles, channels, height, width).
+        "grid_thw", int64 (1, 3): Qwen; (frames, rows, columns) of patches.
+        "image_sizes", int64 (1, 2): LLaVA-NeXT and LLaVA-OneVision; (height, width) of the source image.
+        "pixel_attention_mask", bool (tiles, height, width): Idefics3 and SmolVLM; true where there is image.
+    """
+
+    identity: str
+    plan: VisualPlan
+    arrays: Arrays = field(repr=False, compare=False)
+
+
+class ImageProcessor(Protocol):
+    """Thread-safe: holds settings only."""
+
+    def plan(self, width: int, height: int, budget: PixelBudget) -> VisualPlan:
+        """Raises InvalidRequest for a budget that can not be met, InvalidImage for unusable dimensions."""
+        ...
+
+    def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
+        """`plan` is this processor's own, for an image of these dimensions."""
+        ...
+
+
+def expect_planned(image: Image, plan: VisualPlan) -> None:
+    """A plan of another image would give arrays that the prompt has no room for; better to stop here."""
+    if (image.width, image.height) != (plan.width, plan.height):
+        raise EngineError(
+            f"image of {image.width}x{image.height} met the plan of a {plan.width}x{plan.height} image"
+        )
+
+
+def image_sizes(image: Image) -> NDArray[np.int64]:
+    """(1, 2): (height, width) of the source image, which the model needs to cut the padding off its features."""
+    return np.array([[image.height, image.width]], dtype=np.int64)

@@ -1,0 +1,61 @@
+"""What a client's PixelBudget asks, once it is known to make sense."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fovea.core.errors import InvalidImage, InvalidRequest
+from fovea.core.image import DETAILS, PixelBudget
+
+LOW_TOKENS = 64
+MAX_ASPECT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """minimum, maximum: pixels, where the client named them. low: the client asked for "low" and named no pixels."""
+
+    minimum: int | None
+    maximum: int | None
+    low: bool
+
+    @property
+    def explicit(self) -> bool:
+        return self.minimum is not None or self.maximum is not None
+
+
+def read(budget: PixelBudget) -> Bounds:
+    """Raises InvalidRequest, `param` naming the field. One explicit bound is enough to set `detail` aside."""
+    if budget.detail not in DETAILS:
+        raise InvalidRequest(f"detail is {budget.detail!r}; accepted: {', '.join(DETAILS)}", param="detail")
+    for name, value in (("min_pixels", budget.min_pixels), ("max_pixels", budget.max_pixels)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise InvalidRequest(f"{name} is {value!r}; accepted: a positive integer", param=name)
+    low, high = budget.min_pixels, budget.max_pixels
+    if low is not None and high is not None and low > high:
+        raise InvalidRequest(f"min_pixels is {low}, above max_pixels, which is {high}", param="min_pixels")
+    return Bounds(low, high, budget.detail == "low" and low is None and high is None)
+
+
+def expect_dimensions(width: int, height: int, *, aspect: bool = False) -> None:
+    """aspect: also refuse images more elongated than 200:1, which some resizes turn into nothing or into gigabytes."""
+    if width < 1 or height < 1:
+        raise InvalidImage(f"it is {width}x{height} pixels; both must be at least 1")
+    if aspect and max(width, height) > MAX_ASPECT * min(width, height):
+        raise InvalidImage(
+            f"it is {width}x{height} pixels; one edge may be at most {MAX_ASPECT} times as long as the other"
+        )
+
+
+def expect_fixed(bounds: Bounds, pixels: int, architecture: str) -> None:
+    """For what always sees the same number of pixels: a bound that excludes it can not be met."""
+    if bounds.maximum is not None and bounds.maximum < pixels:
+        raise InvalidRequest(
+            f"max_pixels is {bounds.maximum}; {architecture} has a fixed resolution of {pixels} pixels per image",
+            param="max_pixels",
+        )
+    if bounds.minimum is not None and bounds.minimum > pixels:
+        raise InvalidRequest(
+            f"min_pixels is {bounds.minimum}; {architecture} has a fixed resolution of {pixels} pixels per image",
+            param="min_pixels",
+        )

@@ -1,0 +1,80 @@
+"""The few things done to bytes of pixels before they become floats. All of it is PIL's or numpy's arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+import PIL.Image
+from numpy.typing import NDArray
+from PIL.Image import Resampling
+
+from fovea.core.image import Image
+from fovea.engine.vision.processor.settings import Settings
+
+Bytes = NDArray[np.uint8]
+
+
+def read_filter(settings: Settings, default: Resampling) -> Resampling:
+    """`resample`: the number of a PIL filter; all of them are supported."""
+    value = settings.raw("resample")
+    if value is None:
+        return default
+    numbers = [int(f) for f in Resampling]
+    if isinstance(value, bool) or not isinstance(value, int) or value not in numbers:
+        accepted = ", ".join(f"{int(f)} ({f.name.lower()})" for f in sorted(Resampling))
+        raise settings.wrong("resample", value, accepted)
+    return Resampling(value)
+
+
+def picture(image: Image) -> PIL.Image.Image:
+    return PIL.Image.frombuffer("RGB", (image.width, image.height), image.rgb, "raw", "RGB", 0, 1)
+
+
+def resize(source: PIL.Image.Image, height: int, width: int, resample: Resampling) -> PIL.Image.Image:
+    """The source itself where nothing changes; PIL would copy it."""
+    return source if source.size == (width, height) else source.resize((width, height), resample)
+
+
+def to_bytes(source: PIL.Image.Image) -> Bytes:
+    """(height, width, 3)."""
+    return np.asarray(source)
+
+
+def resized_bytes(image: Image, height: int, width: int, resample: Resampling) -> Bytes:
+    """(height, width, 3); a view of the image's own bytes where nothing changes."""
+    if (image.height, image.width) == (height, width):
+        return np.frombuffer(image.rgb, np.uint8).reshape(height, width, 3)
+    return to_bytes(resize(picture(image), height, width, resample))
+
+
+def center_crop(pixels: Bytes, height: int, width: int) -> Bytes:
+    """(h, w, 3) to (height, width, 3): cut where too large, black border where too small.
+
+    An odd leftover goes below and right of a cut, above and left of a border.
+    """
+    have_h, have_w = pixels.shape[:2]
+    top, left = max(0, have_h - height) // 2, max(0, have_w - width) // 2
+    cut = pixels[top : top + height, left : left + width]
+    if cut.shape[:2] == (height, width):
+        return cut
+    out = np.zeros((height, width, 3), np.uint8)
+    top, left = -(-(height - cut.shape[0]) // 2), -(-(width - cut.shape[1]) // 2)
+    out[top : top + cut.shape[0], left : left + cut.shape[1]] = cut
+    return out
+
+
+def centered(pixels: Bytes, height: int, width: int, color: tuple[int, int, int] = (0, 0, 0)) -> Bytes:
+    """(h, w, 3) in the middle of a larger (height, width, 3); an odd leftover goes below and right."""
+    have_h, have_w = pixels.shape[:2]
+    if (have_h, have_w) == (height, width):
+        return pixels
+    out = np.empty((height, width, 3), np.uint8)
+    out[:] = color
+    top, left = (height - have_h) // 2, (width - have_w) // 2
+    out[top : top + have_h, left : left + have_w] = pixels
+    return out
+
+
+def cut_tiles(pixels: Bytes, tile: int) -> list[Bytes]:
+    """Square tiles, row by row; both edges of `pixels` are multiples of `tile`."""
+    height, width = pixels.shape[:2]
+    return [pixels[y : y + tile, x : x + tile] for y in range(0, height, tile) for x in range(0, width, tile)]

@@ -1,0 +1,54 @@
+"""Which file serves which `model_type`. A kind is imported when a checkpoint first asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any, cast
+
+from fovea.core.errors import UnsupportedModel
+from fovea.engine.vision.processor.base import ImageProcessor
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "qwen2_vl": "qwen",
+        "qwen2_5_vl": "qwen",
+        "qwen3_vl": "qwen",
+        "qwen3_vl_moe": "qwen",
+        "llava": "llava",
+        "llava_next": "llava_next",
+        "llava_onevision": "llava_onevision",
+        "idefics3": "idefics3",
+        "smolvlm": "idefics3",
+    }
+)
+
+
+def model_types() -> tuple[str, ...]:
+    """Every `model_type` that `build` knows, sorted."""
+    return tuple(sorted(_KINDS))
+
+
+def build(
+    model_type: str,
+    preprocessor_config: Mapping[str, Any],
+    model_config: Mapping[str, Any],
+    processor_config: Mapping[str, Any] = _NOTHING,
+) -> ImageProcessor:
+    """The processor of a checkpoint, from its preprocessor_config.json, config.json and processor_config.json.
+
+    Newer checkpoints keep the first inside the last (`image_processor`); an empty first argument takes it from there.
+    Raises UnsupportedModel for an unknown `model_type` or processor class, CheckpointError for a setting that
+    would change the pixels in a way that is not implemented, or that contradicts the model's own shapes.
+    """
+    module = _KINDS.get(model_type)
+    if module is None:
+        raise UnsupportedModel(
+            f"no image processor for model_type {model_type!r}; there are: {', '.join(model_types())}"
+        )
+    if not preprocessor_config:
+        preprocessor_config = processor_config.get("image_processor") or _NOTHING
+    kind = import_module(f"fovea.engine.vision.processor.{module}")
+    return cast(ImageProcessor, kind.build(preprocessor_config, model_config, processor_config))
