@@ -1,0 +1,213 @@
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL: any resolution, rounded to whole merge windows.
+
+Source: Qwen2-VL (arXiv:2409.12191), section 2.1, "naive dynamic resolution".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL.Image import Resampling
+
+from fovea.core.errors import InvalidImage, InvalidRequest
+from fovea.core.image import Image, PixelBudget
+from fovea.engine.vision.processor.base import Arrays, ProcessedImage, VisualPlan, expect_planned
+from fovea.engine.vision.processor.budget import LOW_TOKENS, Bounds, expect_dimensions, read
+from fovea.engine.vision.processor.palette import Palette
+from fovea.engine.vision.processor.pixels import Bytes, read_filter, resized_bytes
+from fovea.engine.vision.processor.settings import Settings, expect_equal, section
+from fovea.engine.vision.processor.size import Size
+
+_TYPES = ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor", "Qwen3VLImageProcessor")
+
+
+def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """(height, width), both multiples of `factor`, of nearly the same aspect, with an area inside the limits.
+
+    An edge never falls below `factor`, so a very elongated image may exceed a small `max_pixels`. Rounding is to the
+    even multiple at halves, and the order of the floating-point operations is part of the contract: Qwen's own
+    implementation is the reference.
+    """
+    expect_dimensions(width, height, aspect=True)
+    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+    if new_height * new_width > max_pixels:
+        shrink = math.sqrt((height * width) / max_pixels)
+        return (
+            max(factor, math.floor(height / shrink / factor) * factor),
+            max(factor, math.floor(width / shrink / factor) * factor),
+        )
+    if new_height * new_width < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        return math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
+    return new_height, new_width
+
+
+def trim(height: int, width: int, factor: int, max_pixels: int) -> tuple[int, int]:
+    """The longer edge, then if need be the shorter, cut to whole multiples of `factor` until the area fits.
+
+    `max_pixels` >= factor**2.
+    """
+    if height * width <= max_pixels:
+        return height, width
+    short = min(height, width)
+    long = max(factor, max_pixels // short // factor * factor)
+    short = min(short, max(factor, max_pixels // long // factor * factor))
+    return (short, long) if height <= width else (long, short)
+
+
+@dataclass(frozen=True, slots=True)
+class QwenProcessor:
+    """min_pixels, max_pixels: the model's own limits on the area after resizing.
+    patch: edge of an encoder patch in pixels. merge: patches per edge of a window that becomes one token.
+    frames: how often a still image is repeated in time, to fill the encoder's temporal patch.
+
+    Budgets: `max_pixels` is never exceeded and may not be above the model's own; `min_pixels` is met as far as whole
+    merge windows below `max_pixels` allow. "low" is at most 64 tokens.
+    """
+
+    palette: Palette
+    resample: Resampling
+    resizes: bool
+    min_pixels: int
+    max_pixels: int
+    patch: int
+    merge: int
+    frames: int
+    marker: str
+
+    @property
+    def factor(self) -> int:
+        """Edge in pixels of what becomes one token."""
+        return self.patch * self.merge
+
+    def plan(self, width: int, height: int, budget: PixelBudget) -> VisualPlan:
+        bounds = read(budget)
+        new_height, new_width = self._target(height, width, bounds)
+        rows, columns = new_height // self.patch, new_width // self.patch
+        tokens = rows * columns // self.merge**2
+        key = (
+            f"qwen;{new_height}x{new_width};{self.resample.name};{self.palette.key};"
+            f"patch={self.patch};merge={self.merge};frames={self.frames}"
+        )
+        resized = ((new_height, new_width),)
+        return VisualPlan(width, height, tokens, (1, rows, columns), self.marker * tokens, key, resized)
+
+    def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
+        expect_planned(image, plan)
+        ((height, width),) = plan.resized
+        pixels = resized_bytes(image, height, width, self.resample)
+        grid = np.array([plan.grid], dtype=np.int64)
+        arrays: Arrays = {"pixel_values": self._patches(pixels), "grid_thw": grid}
+        return ProcessedImage(image.identity, plan, arrays)
+
+    def _patches(self, pixels: Bytes) -> NDArray[np.float32]:
+        """(height, width, 3) bytes to float32 (patches, 3 * frames * patch * patch).
+
+        Patches that merge into one token are neighbours in the result. Bytes are brought into order before they
+        become floats (an eighth of the traffic), one row of windows at a time, so that the work stays in cache.
+        """
+        patch, merge = self.patch, self.merge
+        down, across = pixels.shape[0] // self.factor, pixels.shape[1] // self.factor
+        windows = pixels.reshape(down, merge, patch, across, merge, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
+        out = np.empty((down, across * merge**2, 3, self.frames, patch * patch), np.float32)
+        for row in range(down):
+            planes = np.ascontiguousarray(windows[row]).reshape(-1, 3, patch * patch)
+            self.palette.paint(planes, out[row])
+        return out.reshape(-1, 3 * self.frames * patch * patch)
+
+    def _target(self, height: int, width: int, bounds: Bounds) -> tuple[int, int]:
+        low, high = self._limits(bounds)
+        if not self.resizes:
+            return self._as_is(height, width, bounds)
+        size = smart_resize(height, width, self.factor, low, high)
+        # The model's own limits keep its own rounding, even where that exceeds them; a client's are a promise.
+        return trim(*size, self.factor, high) if bounds.low or bounds.explicit else size
+
+    def _limits(self, bounds: Bounds) -> tuple[int, int]:
+        """Pixels after resizing: (least, most)."""
+        least, most = self.factor**2, self.max_pixels
+        if bounds.low:
+            most = min(most, LOW_TOKENS * least)
+        if bounds.maximum is not None:
+            if not least <= bounds.maximum <= most:
+                raise InvalidRequest(
+                    f"max_pixels is {bounds.maximum}; this model accepts {least} (one token) to {most}",
+                    param="max_pixels",
+                )
+            most = bounds.maximum
+        if bounds.minimum is None:
+            return min(self.min_pixels, most), most
+        if bounds.minimum > most:
+            raise InvalidRequest(
+                f"min_pixels is {bounds.minimum}; this model accepts at most {most}", param="min_pixels"
+            )
+        return bounds.minimum, most
+
+    def _as_is(self, height: int, width: int, bounds: Bounds) -> tuple[int, int]:
+        expect_dimensions(width, height)
+        if height % self.factor or width % self.factor:
+            raise InvalidImage(
+                f"it is {width}x{height} pixels; this model does not resize (do_resize is false), so both edges must be"
+                f" multiples of {self.factor}"
+            )
+        area = height * width
+        if not (bounds.minimum or 1) <= area <= (bounds.maximum or area):
+            raise InvalidRequest(
+                f"the image has {area} pixels and this model does not resize (do_resize is false)",
+                param="max_pixels" if bounds.maximum and area > bounds.maximum else "min_pixels",
+            )
+        return height, width
+
+
+def build(
+    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
+) -> QwenProcessor:
+    settings = Settings(preprocessor)
+    settings.processor_type(_TYPES, _TYPES[0])
+    vision = section(model, "vision_config")
+    low, high = _own_limits(settings)
+    patch = _shape(settings, "patch_size", vision, "patch_size", 14)
+    made = QwenProcessor(
+        palette=Palette.read(settings),
+        resample=read_filter(settings, Resampling.BICUBIC),
+        resizes=settings.flag("do_resize", True),
+        min_pixels=low,
+        max_pixels=high,
+        patch=patch,
+        merge=_shape(settings, "merge_size", vision, "spatial_merge_size", 2),
+        frames=_shape(settings, "temporal_patch_size", vision, "temporal_patch_size", 2),
+        marker=str(processor.get("image_token") or "<|image_pad|>"),
+    )
+    settings.close()
+    if high < made.factor**2:
+        raise settings.wrong("max_pixels", high, f"at least {made.factor**2}, the pixels of one token")
+    return made
+
+
+def _own_limits(settings: Settings) -> tuple[int, int]:
+    """Areas in pixels. Old files name them `min_pixels`/`max_pixels`, new ones hide them in `size` under the names of
+    edges; the flat names win, and what neither gives is the processor class's default only if `size` is absent."""
+    size = settings.size("size", Size(shortest_edge=56 * 56, longest_edge=28 * 28 * 1280))
+    assert size is not None
+    low = settings.count("min_pixels", size.shortest_edge or size.min_pixels or 0)
+    high = settings.count("max_pixels", size.longest_edge or size.max_pixels or 0)
+    if size.fixed or not low or not high or low > high:
+        raise settings.wrong(
+            "size", size, "areas shortest_edge <= longest_edge in pixels (or min_pixels, max_pixels)"
+        )
+    return low, high
+
+
+def _shape(settings: Settings, name: str, vision: Mapping[str, Any], theirs: str, default: int) -> int:
+    """A patch or merge size that the encoder must agree with; taken from the encoder where the processor is silent."""
+    known = vision.get(theirs)
+    value = settings.count(
+        name, default if known is None else settings.positive(f"vision_config.{theirs}", known)
+    )
+    expect_equal(name, value, known)
+    return value
