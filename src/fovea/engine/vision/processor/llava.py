@@ -1,0 +1,97 @@
+"""LLaVA-1.5: every image becomes one square of the tower's own size, and a fixed number of tokens.
+
+Source: "Improved Baselines with Visual Instruction Tuning" (arXiv:2310.03744).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import PIL.Image
+
+from fovea.core.errors import CheckpointError
+from fovea.core.image import Image, PixelBudget
+from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan, expect_planned
+from fovea.engine.vision.processor.budget import expect_dimensions, expect_fixed, read
+from fovea.engine.vision.processor.fit import Fit
+from fovea.engine.vision.processor.palette import CLIP_MEAN, CLIP_STD, HALF, Palette
+from fovea.engine.vision.processor.pixels import centered, picture, to_bytes
+from fovea.engine.vision.processor.settings import Settings, expect_equal
+from fovea.engine.vision.processor.size import Size
+from fovea.engine.vision.processor.tower import Tower
+
+_TYPES = ("LlavaImageProcessor", "CLIPImageProcessor", "SiglipImageProcessor")
+
+
+@dataclass(frozen=True, slots=True)
+class LlavaProcessor:
+    """background: color of the border that makes the source square before anything else; None: no border.
+
+    Budgets: `detail` has no effect, because the architecture has one resolution; an explicit bound that excludes
+    that resolution is refused. Images more elongated than 200:1 are refused: their resize would fill the memory.
+    """
+
+    palette: Palette
+    fit: Fit
+    background: tuple[int, int, int] | None
+    height: int
+    width: int
+    patch: int
+    tokens: int
+    marker: str
+
+    def plan(self, width: int, height: int, budget: PixelBudget) -> VisualPlan:
+        expect_fixed(read(budget), self.height * self.width, "this architecture (LLaVA-1.5)")
+        expect_dimensions(width, height, aspect=True)
+        side = max(height, width)
+        resized = self.fit.resized(height, width) if self.background is None else self.fit.resized(side, side)
+        grid = (1, self.height // self.patch, self.width // self.patch)
+        key = f"llava;{resized[0]}x{resized[1]};{self.fit.key};{self.palette.key};square={self.background}"
+        return VisualPlan(width, height, self.tokens, grid, self.marker * self.tokens, key, (resized,))
+
+    def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
+        expect_planned(image, plan)
+        source = picture(image)
+        if self.background is not None and image.width != image.height:
+            side = max(image.height, image.width)
+            source = PIL.Image.fromarray(centered(to_bytes(source), side, side, self.background))
+        arrays = {"pixel_values": self.palette.tiles([self.fit.apply(source)])}
+        return ProcessedImage(image.identity, plan, arrays)
+
+
+def build(
+    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
+) -> LlavaProcessor:
+    settings = Settings(preprocessor)
+    kind = settings.processor_type(_TYPES, _TYPES[0])
+    siglip = kind == "SiglipImageProcessor"
+    square = Size(height=224, width=224)
+    fit = Fit.read(settings, square if siglip else Size(shortest_edge=224), None if siglip else square)
+    mean, std = (HALF, HALF) if siglip else (CLIP_MEAN, CLIP_STD)
+    palette = Palette.read(settings, mean, std)
+    background = _background(settings, kind, settings.channels("image_mean", mean))
+    settings.close()
+    if fit.fixed is None:
+        raise CheckpointError(
+            "the image processor neither crops nor resizes to a fixed size, which LLaVA needs"
+        )
+    tower = Tower.read(model, processor, image_size=336, patch_size=14, strategy="default")
+    height, width = fit.fixed
+    for edge in fit.fixed:
+        expect_equal("image_size", edge, tower.image_size)
+    tokens = tower.rows((height // tower.patch_size) * (width // tower.patch_size))
+    marker = str(processor.get("image_token") or "<image>")
+    return LlavaProcessor(palette, fit, background, height, width, tower.patch_size, tokens, marker)
+
+
+def _background(
+    settings: Settings, kind: str, mean: tuple[float, float, float]
+) -> tuple[int, int, int] | None:
+    """`do_pad` makes the source square with a border of the mean color in LLaVA's own class, and adds nothing to
+    a single image in the others."""
+    if not settings.flag("do_pad", False) or kind != "LlavaImageProcessor":
+        return None
+    red, green, blue = (int(value * 255) for value in mean)
+    return red, green, blue
