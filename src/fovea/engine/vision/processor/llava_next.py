@@ -1,0 +1,63 @@
+"""LLaVA-NeXT (1.6): any-resolution tiles through CLIP; each row of features ends in a learned newline.
+
+Source: llava-vl.github.io/blog/2024-01-30-llava-next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fovea.core.image import Image, PixelBudget
+from fovea.engine.vision.processor.anyres import Anyres, Layout, expect_same_canvases, unpadded
+from fovea.engine.vision.processor.base import (
+    Arrays,
+    ProcessedImage,
+    VisualPlan,
+    expect_planned,
+    image_sizes,
+)
+from fovea.engine.vision.processor.settings import Settings, expect_equal
+from fovea.engine.vision.processor.size import Size
+from fovea.engine.vision.processor.tower import Tower
+
+_CANVASES = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+
+
+@dataclass(frozen=True, slots=True)
+class LlavaNextProcessor:
+    """Budgets: `max_pixels` and `min_pixels` restrict the canvases by area, the smallest always remain; "low" leaves
+    only the smallest. The whole view of tower size is seen besides, whatever the budget."""
+
+    anyres: Anyres
+    tower: Tower
+    marker: str
+
+    def plan(self, width: int, height: int, budget: PixelBudget) -> VisualPlan:
+        layout = self.anyres.lay(width, height, budget)
+        side = self.tower.side
+        lines, length = unpadded(height, width, side * layout.rows, side * layout.columns)
+        tokens = self.tower.rows(side * side) + lines * (length + 1)
+        grid = (1, layout.rows, layout.columns)
+        key = self.anyres.key("llava_next", layout)
+        return VisualPlan(width, height, tokens, grid, self.marker * tokens, key, (layout.inner,))
+
+    def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
+        expect_planned(image, plan)
+        tiles = self.anyres.tiles(image, Layout(plan.resized[0], plan.grid[1], plan.grid[2]))
+        arrays: Arrays = {"pixel_values": tiles, "image_sizes": image_sizes(image)}
+        return ProcessedImage(image.identity, plan, arrays)
+
+
+def build(
+    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
+) -> LlavaNextProcessor:
+    settings = Settings(preprocessor)
+    settings.processor_type(("LlavaNextImageProcessor",), "LlavaNextImageProcessor")
+    anyres = Anyres.read(settings, Size(shortest_edge=224), Size(height=224, width=224), _CANVASES)
+    settings.close()
+    tower = Tower.read(model, processor, image_size=336, patch_size=14, strategy="default")
+    expect_equal("image_size", anyres.edge, tower.image_size)
+    expect_same_canvases(anyres.canvases, model.get("image_grid_pinpoints"))
+    return LlavaNextProcessor(anyres, tower, str(processor.get("image_token") or "<image>"))

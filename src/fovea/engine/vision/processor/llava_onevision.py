@@ -1,0 +1,99 @@
+"""LLaVA-OneVision: any-resolution tiles through SigLIP; features beyond a limit are interpolated down to it.
+
+Source: "LLaVA-OneVision: Easy Visual Task Transfer" (arXiv:2408.03326), section 3.2.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fovea.core.errors import CheckpointError
+from fovea.core.image import Image, PixelBudget
+from fovea.engine.vision.processor.anyres import Anyres, Layout, expect_same_canvases, unpadded
+from fovea.engine.vision.processor.base import (
+    Arrays,
+    ProcessedImage,
+    VisualPlan,
+    expect_planned,
+    image_sizes,
+)
+from fovea.engine.vision.processor.settings import Settings, expect_equal
+from fovea.engine.vision.processor.size import Size
+from fovea.engine.vision.processor.tower import Tower
+
+_EDGES = (384, 768, 1152, 1536, 1920, 2304)
+_CANVASES = tuple((height, width) for height in _EDGES for width in _EDGES)
+
+
+def shrunk(rows: int, columns: int, side: int, max_tiles: int) -> tuple[int, int]:
+    """(rows, columns) of features after interpolation, if they exceed `max_tiles` tiles of side**2 by over 21%."""
+    ratio = math.sqrt(rows * columns / (max_tiles * side**2))
+    return (int(rows // ratio), int(columns // ratio)) if ratio > 1.1 else (rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class LlavaOnevisionProcessor:
+    """max_tiles: the N of "anyres_max_N".
+
+    Budgets: as for LLaVA-NeXT. Every image is tiled, also when a request carries several.
+    """
+
+    anyres: Anyres
+    tower: Tower
+    max_tiles: int
+    marker: str
+
+    def plan(self, width: int, height: int, budget: PixelBudget) -> VisualPlan:
+        layout = self.anyres.lay(width, height, budget)
+        side = self.tower.side
+        lines, length = unpadded(height, width, side * layout.rows, side * layout.columns)
+        lines, length = shrunk(lines, length, side, self.max_tiles)
+        tokens = self.tower.rows(side * side) + lines * (length + 1)
+        grid = (1, layout.rows, layout.columns)
+        key = self.anyres.key("llava_onevision", layout)
+        return VisualPlan(width, height, tokens, grid, self.marker * tokens, key, (layout.inner,))
+
+    def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
+        expect_planned(image, plan)
+        tiles = self.anyres.tiles(image, Layout(plan.resized[0], plan.grid[1], plan.grid[2]))
+        arrays: Arrays = {"pixel_values": tiles, "image_sizes": image_sizes(image)}
+        return ProcessedImage(image.identity, plan, arrays)
+
+
+def build(
+    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
+) -> LlavaOnevisionProcessor:
+    settings = Settings(preprocessor)
+    settings.processor_type(("LlavaOnevisionImageProcessor",), "LlavaOnevisionImageProcessor")
+    anyres = Anyres.read(settings, Size(height=384, width=384), None, _CANVASES)
+    settings.close()
+    tower = Tower.read(model, _without_class_token(processor), image_size=384, patch_size=14, strategy="full")
+    expect_equal("image_size", anyres.edge, tower.image_size)
+    if processor.get("num_image_tokens") is not None:
+        expect_equal("num_image_tokens", processor["num_image_tokens"], tower.side**2)
+    expect_same_canvases(anyres.canvases, model.get("image_grid_pinpoints"))
+    marker = str(processor.get("image_token") or "<image>")
+    return LlavaOnevisionProcessor(anyres, tower, _max_tiles(model, processor), marker)
+
+
+def _without_class_token(processor: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Its features are counted by `num_image_tokens`, which has no word for other rows."""
+    return {**processor, "num_additional_image_tokens": 0}
+
+
+def _max_tiles(model: Mapping[str, Any], processor: Mapping[str, Any]) -> int:
+    name = "vision_aspect_ratio"
+    theirs = model.get(name) or "anyres_max_9"
+    ours = processor.get(name) or theirs
+    match = re.fullmatch(r"anyres_max_([1-9]\d*)", str(ours))
+    if match is None or ours != theirs:
+        raise CheckpointError(
+            f"{name}: the processor's files say {ours!r}, the model's config says {theirs!r}; accepted: equal, and"
+            " 'anyres_max_N' with N of at least 1",
+            param=name,
+        )
+    return int(match[1])

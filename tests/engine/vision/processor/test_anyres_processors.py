@@ -1,0 +1,232 @@
+"""LLaVA-NeXT and LLaVA-OneVision against Hugging Face's processors, pixels and token counts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.image_processing_utils import select_best_resolution
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.models.llava_next.modeling_llava_next import unpad_image
+from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+    LlavaOnevisionImageProcessorPil,
+)
+from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+
+from fovea.core.errors import CheckpointError, InvalidRequest
+from fovea.core.image import PixelBudget
+from fovea.engine.vision.processor import build
+from fovea.engine.vision.processor.anyres import best_canvas, unpadded
+
+NEXT: dict[str, Any] = {
+    "aspect_ratio_setting": "anyres",
+    "crop_size": {"height": 336, "width": 336},
+    "do_center_crop": True,
+    "do_convert_rgb": True,
+    "do_pad": True,
+    "do_resize": True,
+    "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+    "image_processor_type": "LlavaNextImageProcessor",
+    "resample": 3,
+    "size": {"shortest_edge": 336},
+}
+NEXT_MODEL: dict[str, Any] = {
+    "vision_config": {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14},
+    "image_grid_pinpoints": NEXT["image_grid_pinpoints"],
+}
+NEXT_PROCESSOR: dict[str, Any] = {
+    "patch_size": 14,
+    "vision_feature_select_strategy": "default",
+    "image_token": "<image>",
+    "num_additional_image_tokens": 1,
+}
+ONE: dict[str, Any] = {
+    "do_pad": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "image_processor_type": "LlavaOnevisionImageProcessor",
+    "size": {"height": 384, "width": 384},
+}
+ONE_MODEL: dict[str, Any] = {
+    "vision_config": {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 14},
+    "vision_aspect_ratio": "anyres_max_9",
+}
+ONE_PROCESSOR: dict[str, Any] = {
+    "num_image_tokens": 729,
+    "vision_feature_select_strategy": "full",
+    "image_token": "<image>",
+    "vision_aspect_ratio": "anyres_max_9",
+}
+SIZES = [
+    (1, 1), (3, 2), (336, 336), (384, 384), (385, 383), (640, 480), (477, 641), (1000, 97), (97, 1003), (1344, 672),
+    (1024, 768), (1300, 1999), (2400, 300), (900, 7),
+]  # fmt: skip
+
+
+def their_next(config: dict[str, Any], processor: dict[str, Any] = NEXT_PROCESSOR) -> Any:
+    """The methods that count tokens, without the tokenizer that the whole class would ask for."""
+    stub = SimpleNamespace(image_processor=LlavaNextImageProcessorPil(**config), **processor)
+    for name in ("_get_number_of_features", "_get_unpadded_features", "replace_image_token"):
+        setattr(stub, name, getattr(LlavaNextProcessor, name).__get__(stub))
+    return stub
+
+
+def their_one(config: dict[str, Any], processor: dict[str, Any] = ONE_PROCESSOR) -> Any:
+    stub = SimpleNamespace(image_processor=LlavaOnevisionImageProcessorPil(**config), **processor)
+    for name in ("_get_number_of_features", "_get_unpadded_features", "replace_image_token"):
+        setattr(stub, name, getattr(LlavaOnevisionProcessor, name).__get__(stub))
+    return stub
+
+
+KINDS = {
+    "llava_next": (NEXT, NEXT_MODEL, NEXT_PROCESSOR, their_next),
+    "llava_onevision": (ONE, ONE_MODEL, ONE_PROCESSOR, their_one),
+}
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
+@pytest.mark.parametrize("kind", KINDS)
+def test_bit_exact(kind, size, make_image, reference, run):
+    config, model, processor, stub = KINDS[kind]
+    image = make_image(*size)
+    made = run(build(kind, config, model, processor), image)
+    theirs = stub(config)
+    want = reference(theirs.image_processor, image)
+    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"][0])
+    assert np.array_equal(made.arrays["image_sizes"], want["image_sizes"])
+    assert made.plan.text == theirs.replace_image_token(want, 0)
+    assert made.plan.text == "<image>" * made.plan.tokens
+    assert made.plan.grid[1] * made.plan.grid[2] + 1 == len(made.arrays["pixel_values"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": {"shortest_edge": 224}},
+        {"size": {"height": 336, "width": 336}},
+        {"size": {"height": 400, "width": 336}},
+        {"do_center_crop": False},
+        {"do_resize": False},
+        {"do_resize": False, "do_center_crop": False},
+        {"do_pad": False},
+        {"resample": 1},
+        {"do_normalize": False},
+        {"image_grid_pinpoints": [[672, 672], [336, 336], [1344, 336]]},
+    ],
+    ids=str,
+)
+def test_settings_are_honoured(change, make_image, reference, run):
+    config = {**NEXT, **change}
+    image = make_image(500, 301)
+    made = run(build("llava_next", config, {"vision_config": NEXT_MODEL["vision_config"]}), image)
+    want = reference(LlavaNextImageProcessorPil(**config), image)
+    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"][0])
+
+
+def test_tiles_that_crop_to_the_tower(make_image, reference, run):
+    """Larger tiles than the tower, brought down by the resize that every tile goes through."""
+    config = {
+        **NEXT,
+        "do_center_crop": False,
+        "crop_size": {"height": 672, "width": 672},
+        "size": {"height": 336, "width": 336},
+    }
+    config["image_grid_pinpoints"] = [[672, 672], [672, 1344]]
+    image = make_image(500, 301)
+    made = run(build("llava_next", config, {"vision_config": NEXT_MODEL["vision_config"]}), image)
+    want = reference(LlavaNextImageProcessorPil(**config), image)
+    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"][0])
+
+
+@given(st.integers(1, 6000), st.integers(1, 6000), st.sampled_from(sorted(KINDS)))
+def test_token_counts_equal_theirs(width, height, kind):
+    config, model, processor, stub = KINDS[kind]
+    edge = 336 if kind == "llava_next" else 384
+    plan = build(kind, config, model, processor).plan(width, height, PixelBudget())
+    want = stub(config)._get_number_of_features(height, width, edge, edge)
+    assert plan.tokens == want - (kind == "llava_next")
+
+
+@given(st.integers(1, 6000), st.integers(1, 6000))
+def test_best_canvas_equals_theirs(width, height):
+    canvases = [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008), (672, 672)]
+    assert best_canvas(height, width, canvases) == select_best_resolution((height, width), canvases)
+
+
+@given(st.integers(1, 6000), st.integers(1, 6000), st.integers(1, 6), st.integers(1, 6))
+def test_unpadded_equals_what_their_model_keeps(width, height, rows, columns):
+    torch = pytest.importorskip("torch")
+    features = torch.empty((1, 24 * rows, 24 * columns), device="meta")
+    kept = unpad_image(features, (height, width)).shape[1:]
+    assert unpadded(height, width, 24 * rows, 24 * columns) == tuple(kept)
+
+
+@given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 6_000_000), st.sampled_from(sorted(KINDS)))
+def test_max_pixels_restricts_the_canvases(width, height, most, kind):
+    config, model, processor, stub = KINDS[kind]
+    ours = build(kind, config, model, processor)
+    plan = ours.plan(width, height, PixelBudget(max_pixels=most))
+    tile = ours.anyres.tile
+    smallest = min(a * b for a, b in ours.anyres.canvases)
+    assert plan.grid[1] * plan.grid[2] * tile * tile <= max(most, smallest)
+    left = [list(canvas) for canvas in ours.anyres.canvases if canvas[0] * canvas[1] <= max(most, smallest)]
+    want = stub({**config, "image_grid_pinpoints": left})._get_number_of_features(height, width, tile, tile)
+    assert plan.tokens == want - (kind == "llava_next")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_budgeted_pixels_equal_theirs_on_fewer_canvases(kind, make_image, reference, run):
+    config, model, processor, stub = KINDS[kind]
+    ours = build(kind, config, model, processor)
+    image = make_image(900, 500)
+    smallest = min(a * b for a, b in ours.anyres.canvases)
+    left = [list(canvas) for canvas in ours.anyres.canvases if canvas[0] * canvas[1] == smallest]
+    want = reference(stub({**config, "image_grid_pinpoints": left}).image_processor, image)["pixel_values"][0]
+    low = run(ours, image, PixelBudget(detail="low"))
+    assert np.array_equal(low.arrays["pixel_values"], want)
+    assert ours.plan(900, 500, PixelBudget(max_pixels=1)) == low.plan
+    auto = ours.plan(900, 500, PixelBudget())
+    assert auto == ours.plan(900, 500, PixelBudget(detail="high"))
+    assert auto.key != low.plan.key
+    assert auto.tokens > low.plan.tokens
+
+
+def test_min_pixels_restricts_the_canvases():
+    ours = build("llava_next", NEXT, NEXT_MODEL)
+    assert ours.plan(10, 20, PixelBudget(min_pixels=672 * 672)).grid == (1, 2, 2)
+    for budget in (
+        PixelBudget(min_pixels=672 * 672 + 1),
+        PixelBudget(min_pixels=226_000, max_pixels=230_000),
+    ):
+        with pytest.raises(InvalidRequest, match="225792, 338688, 451584") as caught:
+            ours.plan(10, 20, budget)
+        assert caught.value.param == "min_pixels"
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "model", "processor"),
+    [
+        ("llava_next", {"image_grid_pinpoints": []}, {}, {}),
+        ("llava_next", {"image_grid_pinpoints": [[336, 300]]}, {}, {}),
+        ("llava_next", {"image_grid_pinpoints": [336]}, {}, {}),
+        ("llava_next", {"image_grid_pinpoints": [[336, 672]]}, {}, {}),
+        ("llava_next", {"do_center_crop": False, "size": {"height": 336, "width": 300}}, {}, {}),
+        ("llava_next", {}, {"vision_config": {"image_size": 224, "patch_size": 14}}, {}),
+        ("llava_onevision", {"max_tiles": 5}, {}, {}),
+        ("llava_onevision", {"do_center_crop": True}, {}, {}),
+        ("llava_onevision", {}, {}, {"num_image_tokens": 196}),
+        ("llava_onevision", {}, {}, {"vision_aspect_ratio": "anyres_max_4"}),
+        ("llava_onevision", {}, {"vision_aspect_ratio": "pad"}, {"vision_aspect_ratio": "pad"}),
+        ("llava_onevision", {}, {"image_grid_pinpoints": [[384, 384]]}, {}),
+    ],
+    ids=str,
+)
+def test_bad_checkpoints(kind, config, model, processor):
+    base = KINDS[kind]
+    with pytest.raises(CheckpointError):
+        build(kind, {**base[0], **config}, {**base[1], **model}, {**base[2], **processor})
