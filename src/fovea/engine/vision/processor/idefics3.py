@@ -1,0 +1,181 @@
+"""Idefics3 and SmolVLM: the picture enlarged to a fixed longest edge, cut into tiles, and once more as a whole.
+
+Source: "Building and better understanding vision-language models" (arXiv:2408.12637), section 2.2; SmolVLM
+(arXiv:2504.05299). Every tile becomes the same number of tokens, announced in the prompt by its row and column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL.Image import Resampling
+
+from fovea.core.errors import InvalidRequest
+from fovea.core.image import Image, PixelBudget
+from fovea.engine.vision.processor.base import Arrays, ProcessedImage, VisualPlan, expect_planned
+from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, read
+from fovea.engine.vision.processor.palette import HALF, Palette
+from fovea.engine.vision.processor.pixels import cut_tiles, picture, read_filter, resize, to_bytes
+from fovea.engine.vision.processor.settings import Settings, expect_equal
+from fovea.engine.vision.processor.size import Size
+from fovea.engine.vision.processor.tower import Tower
+
+_TYPES = ("Idefics3ImageProcessor", "SmolVLMImageProcessor")
+_MAX_EDGE = 4096  # no picture is made larger than this, whatever the checkpoint's longest edge
+
+Pair = tuple[int, int]
+
+
+def with_longest_edge(height: int, width: int, edge: int) -> Pair:
+    """(height, width) of equal aspect with the longer edge at `edge`, the shorter rounded up to an even number;
+    then, if that is beyond 4096, shrunk to it."""
+    height, width = _scaled(height, width, edge, even=True)
+    return (
+        _scaled(height, width, _MAX_EDGE, even=False) if max(height, width) > _MAX_EDGE else (height, width)
+    )
+
+
+def _scaled(height: int, width: int, edge: int, *, even: bool) -> Pair:
+    aspect = width / height
+    short = int(edge / aspect) if width >= height else int(edge * aspect)
+    short = max(1, short + short % 2 if even else short)
+    return (short, edge) if width >= height else (edge, short)
+
+
+def whole_tiles(height: int, width: int, tile: int) -> Pair:
+    """(height, width), both rounded up to multiples of `tile`: the longer first, the shorter after it in proportion."""
+    aspect = width / height
+    if width >= height:
+        width = math.ceil(width / tile) * tile
+        return math.ceil(int(width / aspect) / tile) * tile, width
+    height = math.ceil(height / tile) * tile
+    return height, math.ceil(int(height * aspect) / tile) * tile
+
+
+@dataclass(frozen=True, slots=True)
+class Idefics3Processor:
+    """size: of the first resize; None: there is none. tile: edge in pixels. splits: whether pictures are cut at all.
+    masks: whether to return "pixel_attention_mask". tile_tokens: tokens per tile.
+
+    Budgets: "low" is the global view alone. `max_pixels` bounds the canvas that is cut into tiles (the global view of
+    one tile is seen besides) by lowering the longest edge, one tile at a time; `min_pixels` bounds it below.
+    """
+
+    palette: Palette
+    resample: Resampling
+    size: Size | None
+    tile: int
+    splits: bool
+    masks: bool
+    tile_tokens: int
+    marker: str
+
+    def plan(self, width: int, height: int, budget: PixelBudget) -> VisualPlan:
+        bounds = read(budget)
+        expect_dimensions(width, height)
+        first, second = self._within(height, width, bounds)
+        rows, columns = (
+            (second[0] // self.tile, second[1] // self.tile) if max(second) > self.tile else (0, 0)
+        )
+        tokens = (rows * columns + 1) * self.tile_tokens
+        key = (
+            f"idefics3;{first[0]}x{first[1]};{second[0]}x{second[1]};{rows}x{columns} tiles of {self.tile};"
+            f"{self.resample.name};{self.palette.key}"
+        )
+        text = self._text(rows, columns)
+        return VisualPlan(width, height, tokens, (1, rows, columns), text, key, (first, second))
+
+    def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
+        """Two resizes, not one: the models were trained on pictures resampled twice."""
+        expect_planned(image, plan)
+        canvas = picture(image)
+        for height, width in plan.resized:
+            canvas = resize(canvas, height, width, self.resample)
+        tiles = cut_tiles(to_bytes(canvas), self.tile)
+        if plan.grid[1]:
+            tiles.append(to_bytes(resize(canvas, self.tile, self.tile, self.resample)))
+        pixels = self.palette.tiles(tiles)
+        arrays: Arrays = {"pixel_values": pixels}
+        if self.masks:  # all tiles are full: rounding up to whole tiles left nothing to pad
+            mask = np.ones((len(tiles), self.tile, self.tile), np.bool_)
+            arrays = {"pixel_values": pixels, "pixel_attention_mask": mask}
+        return ProcessedImage(image.identity, plan, arrays)
+
+    def _within(self, height: int, width: int, bounds: Bounds) -> tuple[Pair, Pair]:
+        """The first of the descending longest edges whose canvas is within the budget, as its two resizes."""
+        areas = []
+        for first in self._first_resizes(height, width, bounds):
+            second = (self.tile, self.tile)
+            if self.splits and not bounds.low:
+                second = whole_tiles(*first, self.tile)
+            areas.append(second[0] * second[1])
+            if bounds.maximum is None or areas[-1] <= bounds.maximum:
+                if bounds.minimum is not None and areas[-1] < bounds.minimum:
+                    raise InvalidRequest(
+                        f"min_pixels is {bounds.minimum}; within the budget this model sees this image at"
+                        f" {areas[-1]} pixels",
+                        param="min_pixels",
+                    )
+                return first, second
+        raise InvalidRequest(
+            f"max_pixels is {bounds.maximum}; the least at which this model sees this image is {min(areas)}",
+            param="max_pixels",
+        )
+
+    def _first_resizes(self, height: int, width: int, bounds: Bounds) -> Iterator[Pair]:
+        if self.size is None:
+            yield height, width
+        elif self.size.longest_edge is None:
+            yield self.size.fixed or (height, width)
+        else:
+            edge = self.size.longest_edge
+            yield with_longest_edge(height, width, edge)
+            if bounds.maximum is not None:
+                for tiles in range((min(edge, _MAX_EDGE) - 1) // self.tile, 0, -1):
+                    yield with_longest_edge(height, width, tiles * self.tile)
+
+    def _text(self, rows: int, columns: int) -> str:
+        run = self.marker * self.tile_tokens
+        lines = (
+            "".join(f"<fake_token_around_image><row_{r}_col_{c}>{run}" for c in range(1, columns + 1)) + "\n"
+            for r in range(1, rows + 1)
+        )
+        split = "".join(lines) + "\n" if rows else ""
+        return f"{split}<fake_token_around_image><global-img>{run}<fake_token_around_image>"
+
+
+def build(
+    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
+) -> Idefics3Processor:
+    settings = Settings(preprocessor)
+    settings.processor_type(_TYPES, _TYPES[0])
+    size = settings.size("size", Size(longest_edge=4 * 364), square=settings.flag("default_to_square", True))
+    if size is None or not (size.longest_edge or size.fixed):
+        raise settings.wrong("size", size, "longest_edge, or height and width")
+    most = settings.size("max_image_size", Size(longest_edge=364))
+    if most is None or not most.longest_edge:
+        raise settings.wrong("max_image_size", most, "longest_edge")
+    palette = Palette.read(settings, HALF, HALF)
+    resample = read_filter(settings, Resampling.LANCZOS)
+    resizes, splits = settings.flag("do_resize", True), settings.flag("do_image_splitting", True)
+    masks = settings.flag("do_pad", True)
+    settings.close()
+    tile = most.longest_edge
+    tokens = _tile_tokens(tile, model, processor)
+    marker = str(processor.get("image_token") or "<image>")
+    return Idefics3Processor(
+        palette, resample, size if resizes else None, tile, splits, masks, tokens, marker
+    )
+
+
+def _tile_tokens(tile: int, model: Mapping[str, Any], processor: Mapping[str, Any]) -> int:
+    """Patches of a tile after the connector's pixel shuffle, which merges scale_factor**2 of them into one token."""
+    tower = Tower.read(model, {}, image_size=224, patch_size=32, strategy="full")
+    tokens = (tile // tower.patch_size) ** 2 // int(model.get("scale_factor") or 2) ** 2
+    if processor.get("image_seq_len") is not None:
+        expect_equal("image_seq_len", processor["image_seq_len"], tokens)
+    return tokens
