@@ -1,10 +1,8 @@
-"""Events of a request, put together: as deltas with the bill at the end, or as one answer."""
+"""Events of a request as deltas, with the bill at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from fovea.core.types import Completion, Delta, FinishReason, StageTimings, TokenLogprob, Usage
+from fovea.core.types import Delta, Usage
 from fovea.engine.events import Event
 from fovea.engine.prompt import PreparedPrompt
 
@@ -39,25 +37,3 @@ class AnswerState:
         return Delta(
             event.choice, event.text, event.token_ids, event.logprobs, event.finish_reason, usage, timings
         )
-
-
-def collect(deltas: Iterable[Delta], choices: int) -> Completion:
-    texts = [""] * choices
-    ids: list[list[int]] = [[] for _ in range(choices)]
-    logprobs: list[list[TokenLogprob]] = [[] for _ in range(choices)]
-    reasons: list[FinishReason] = ["abort"] * choices
-    usage, timings = Usage(), StageTimings()
-    for delta in deltas:
-        texts[delta.index] += delta.text
-        ids[delta.index] += delta.token_ids
-        logprobs[delta.index] += delta.logprobs
-        reasons[delta.index] = delta.finish_reason or reasons[delta.index]
-        usage, timings = delta.usage or usage, delta.timings or timings
-    return Completion(
-        tuple(texts),
-        tuple(tuple(i) for i in ids),
-        tuple(reasons),
-        tuple(tuple(entries) for entries in logprobs),
-        usage,
-        timings,
-    )

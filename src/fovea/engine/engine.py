@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import InvalidRequest, Overloaded, PromptTooLong, Unavailable
 from fovea.core.image import PixelBudget
 from fovea.core.sampling import SamplingParams
@@ -31,7 +32,7 @@ from fovea.core.types import Completion, Delta, GenerationRequest, ModelInfo, Pr
 from fovea.engine.cache.blocks import BlockPool
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.manager import KVManager
-from fovea.engine.collect import AnswerState, collect
+from fovea.engine.collect import AnswerState
 from fovea.engine.config import MIB, EngineConfig
 from fovea.engine.detokenize import TextStream
 from fovea.engine.events import Event, Sink
@@ -116,7 +117,10 @@ class Engine:
         prompt: a question, OpenAI-style messages, or a Prompt. images: paths, bytes or PIL images, put before a question.
         """
         request = self.request(prompt, images, sampling=sampling, budget=budget, **params)
-        return collect(self._iterate(request), request.sampling.n)
+        answer = AnswerBuilder(request.sampling.n)
+        for delta in self._iterate(request):
+            answer.add(delta)
+        return answer.build()
 
     async def stream(
         self,

@@ -1,0 +1,146 @@
+"""The only file that knows both the wire and the core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fovea.api.schema import ChatMessage, ChatRequest, CompletionRequest, ImageContent, ImageURL, Sampling, UsageBody
+from fovea.api.schema import PromptTokensDetails as Details
+from fovea.core.errors import InvalidRequest
+from fovea.core.image import Image, PixelBudget
+from fovea.core.sampling import SamplingParams
+from fovea.core.types import (
+    ChatPrompt,
+    ImagePart,
+    Message,
+    Part,
+    Prompt,
+    StageTimings,
+    TextPart,
+    TextPrompt,
+    TokenPrompt,
+    Usage,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageReference:
+    """An image of a request before it is fetched. `param` is its JSON path."""
+
+    url: str
+    param: str
+
+
+def image_references(messages: Sequence[ChatMessage]) -> list[ImageReference]:
+    """Every image of the request, in order: its index in errors is its index here."""
+    return [
+        ImageReference(part.image_url.url, f"messages[{i}].content[{j}].image_url.url")
+        for i, message in enumerate(messages)
+        if isinstance(message.content, list)
+        for j, part in enumerate(message.content)
+        if isinstance(part, ImageContent)
+    ]
+
+
+def chat_prompt(body: ChatRequest, images: Sequence[Image]) -> ChatPrompt:
+    """Messages with their images in place of the references."""
+    rest = iter(images)
+    return ChatPrompt(tuple(_message(m, f"messages[{i}]", rest, body) for i, m in enumerate(body.messages)))
+
+
+def _message(message: ChatMessage, where: str, images: Any, body: ChatRequest) -> Message:
+    if message.content is None or message.content == []:
+        raise InvalidRequest("a message needs content: text, or a list of parts", param=f"{where}.content")
+    role = "system" if message.role == "developer" else message.role
+    if isinstance(message.content, str):
+        return Message(role, (TextPart(message.content),))
+    parts: list[Part] = []
+    for index, part in enumerate(message.content):
+        if isinstance(part, ImageContent):
+            if role != "user":
+                raise InvalidRequest(
+                    f"images are accepted in user messages, not in {message.role} messages",
+                    param=f"{where}.content[{index}]",
+                )
+            parts.append(ImagePart(next(images), budget(part.image_url, body)))
+        else:
+            parts.append(TextPart(part.text))
+    return Message(role, tuple(parts))
+
+
+def budget(image: ImageURL, body: ChatRequest) -> PixelBudget:
+    """An image's own numbers, else the request's."""
+    return PixelBudget(
+        detail=image.detail,
+        min_pixels=image.min_pixels or body.min_pixels,
+        max_pixels=image.max_pixels or body.max_pixels,
+    )
+
+
+def completion_prompts(body: CompletionRequest) -> list[Prompt]:
+    """One prompt per string or list of ids."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [TextPrompt(prompt)]
+    if not prompt:
+        raise InvalidRequest("prompt is empty; accepted: a string, strings, or token ids", param="prompt")
+    if isinstance(prompt[0], int):
+        return [TokenPrompt(tuple(i for i in prompt if isinstance(i, int)))]
+    return [TextPrompt(p) if isinstance(p, str) else TokenPrompt(tuple(p)) for p in prompt if not isinstance(p, int)]
+
+
+def sampling(body: Sampling, defaults: Mapping[str, float | int]) -> SamplingParams:
+    """SamplingParams of a request over the checkpoint's defaults. Raises InvalidRequest naming the field."""
+    names = (
+        "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+        "seed", "min_tokens", "ignore_eos", "skip_special_tokens", "n", "max_tokens",
+    )  # fmt: skip
+    values: dict[str, Any] = dict(defaults)
+    values |= {name: value for name in names if (value := getattr(body, name)) is not None}
+    if body.stop is not None:
+        values["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    if body.stop_token_ids:
+        values["stop_token_ids"] = tuple(body.stop_token_ids)
+    if body.logit_bias:
+        values["logit_bias"] = _logit_bias(body.logit_bias)
+    if isinstance(body, ChatRequest):
+        values |= _chat_only(body)
+    elif isinstance(body, CompletionRequest):
+        values |= {"logprobs": body.logprobs is not None, "top_logprobs": body.logprobs or 0}
+        values.setdefault("max_tokens", 16)
+    return SamplingParams(**values)
+
+
+def _chat_only(body: ChatRequest) -> dict[str, Any]:
+    values: dict[str, Any] = {"logprobs": bool(body.logprobs), "top_logprobs": body.top_logprobs or 0}
+    if body.max_completion_tokens is not None:
+        if body.max_tokens not in (None, body.max_completion_tokens):
+            raise InvalidRequest("max_tokens and max_completion_tokens differ; send one", param="max_tokens")
+        values["max_tokens"] = body.max_completion_tokens
+    return values
+
+
+def _logit_bias(raw: Mapping[str, float]) -> dict[int, float]:
+    bias = {}
+    for token, value in raw.items():
+        if not token.lstrip("-").isdecimal():
+            raise InvalidRequest(f"logit_bias: {token!r} is not a token id", param="logit_bias")
+        bias[int(token)] = value
+    return bias
+
+
+def usage_body(usage: Usage) -> UsageBody:
+    return UsageBody(
+        prompt_tokens=usage.prompt,
+        completion_tokens=usage.completion,
+        total_tokens=usage.prompt + usage.completion,
+        prompt_tokens_details=Details(cached_tokens=usage.cached, image_tokens=usage.image),
+    )
+
+
+def timings_body(timings: StageTimings) -> dict[str, float]:
+    """Milliseconds per stage, the response's `fovea` extension."""
+    names = ("media", "preprocess", "queue", "encode", "prefill", "decode", "ttft")
+    return {name: round(getattr(timings, name) * 1000, 3) for name in names}

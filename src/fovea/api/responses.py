@@ -1,0 +1,139 @@
+"""Bodies of answers, whole and in pieces."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from fovea.api.convert import timings_body, usage_body
+from fovea.core.errors import FoveaError
+from fovea.core.types import Completion, Delta, TokenLogprob, Usage
+
+
+def error_body(error: FoveaError) -> dict[str, Any]:
+    """OpenAI's error envelope."""
+    return {
+        "error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
+    }
+
+
+class ChatBodies:
+    """Bodies of one chat completion; they share id, model and creation time."""
+
+    def __init__(self, model: str) -> None:
+        self.id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._started: set[int] = set()
+        self.model = model
+        self.created = int(time.time())
+
+    def whole(self, answer: Completion) -> dict[str, Any]:
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": text, "refusal": None},
+                "logprobs": chat_logprobs(logprobs) if logprobs else None,
+                "finish_reason": reason,
+            }
+            for index, (text, reason, logprobs) in enumerate(
+                zip(answer.texts, answer.finish_reasons, answer.logprobs, strict=True)
+            )
+        ]
+        return {
+            **self._head("chat.completion"),
+            "choices": choices,
+            "usage": usage_body(answer.usage).model_dump(),
+            "fovea": {"timings_ms": timings_body(answer.timings)},
+        }
+
+    def pieces(self, delta: Delta) -> list[dict[str, Any]]:
+        """Chunks of a delta: the role before a choice's first text, nothing while text is held back."""
+        chunks = []
+        if delta.index not in self._started:
+            self._started.add(delta.index)
+            chunks.append(self._chunk(delta.index, {"role": "assistant", "content": ""}, None, None))
+        if delta.text or delta.logprobs or delta.finish_reason:
+            content = {"content": delta.text} if delta.text or delta.logprobs else {}
+            logprobs = chat_logprobs(delta.logprobs) if delta.logprobs else None
+            chunks.append(self._chunk(delta.index, content, logprobs, delta.finish_reason))
+        return chunks
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        return {
+            **self._head("chat.completion.chunk"),
+            "choices": [],
+            "usage": usage_body(usage).model_dump(),
+        }
+
+    def _chunk(self, index: int, delta: dict[str, str], logprobs: Any, reason: str | None) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return {**self._head("chat.completion.chunk"), "choices": [choice]}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+class CompletionBodies:
+    """Bodies of one text completion, possibly of several prompts: choice index is prompt * n + choice."""
+
+    def __init__(self, model: str) -> None:
+        self.id = f"cmpl-{uuid.uuid4().hex}"
+        self.model = model
+        self.created = int(time.time())
+
+    def whole(self, answers: list[Completion]) -> dict[str, Any]:
+        choices = []
+        for answer in answers:
+            for text, reason, logprobs in zip(answer.texts, answer.finish_reasons, answer.logprobs, strict=True):
+                choices.append(self._choice(len(choices), text, reason, text_logprobs(logprobs)))
+        total = add_usage([answer.usage for answer in answers])
+        return {**self._head(), "choices": choices, "usage": usage_body(total).model_dump()}
+
+    def pieces(self, delta: Delta) -> list[dict[str, Any]]:
+        if not (delta.text or delta.logprobs or delta.finish_reason):
+            return []
+        choice = self._choice(delta.index, delta.text, delta.finish_reason, text_logprobs(delta.logprobs))
+        return [{**self._head(), "choices": [choice]}]
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        return {**self._head(), "choices": [], "usage": usage_body(usage).model_dump()}
+
+    def _choice(self, index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
+
+
+def add_usage(parts: list[Usage]) -> Usage:
+    return Usage(
+        sum(u.prompt for u in parts),
+        sum(u.completion for u in parts),
+        sum(u.cached for u in parts),
+        sum(u.image for u in parts),
+    )
+
+
+def chat_logprobs(entries: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+    content = [
+        {
+            **_token(entry.text, entry.logprob),
+            "top_logprobs": [_token(text, logprob) for _, text, logprob in entry.top],
+        }
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def text_logprobs(entries: tuple[TokenLogprob, ...]) -> dict[str, Any] | None:
+    if not entries:
+        return None
+    return {
+        "tokens": [entry.text for entry in entries],
+        "token_logprobs": [entry.logprob for entry in entries],
+        "top_logprobs": [{text: logprob for _, text, logprob in entry.top} for entry in entries],
+    }

@@ -1,0 +1,159 @@
+"""OpenAI's wire models, with the extensions that this server documents. A field that is not here is refused.
+
+What OpenAI's clients may send and this server can not do is declared too, so that it is refused by name instead of
+being dropped; what has no effect on an answer (user, metadata and the like) is accepted.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+MAX_TEXT = 4_000_000
+
+
+def _real_number(value: Any) -> Any:
+    if isinstance(value, bool | str):
+        raise ValueError("must be a number")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_real_number)]
+Integer = Annotated[int, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class ImageURL(Wire):
+    """url: data:, https:, http: or file: as the server allows. max_pixels, min_pixels: this image's own budget."""
+
+    url: str = Field(min_length=1)
+    detail: Literal["auto", "low", "high"] = "auto"
+    max_pixels: Integer | None = Field(default=None, ge=1)
+    min_pixels: Integer | None = Field(default=None, ge=1)
+
+
+class TextContent(Wire):
+    type: Literal["text"]
+    text: str = Field(max_length=MAX_TEXT)
+
+
+class ImageContent(Wire):
+    type: Literal["image_url"]
+    image_url: ImageURL
+
+
+Content = Annotated[TextContent | ImageContent, Field(discriminator="type")]
+
+
+class ChatMessage(Wire):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, Field(max_length=MAX_TEXT)] | list[Content] | None = None
+    name: str | None = None
+
+
+class StreamOptions(Wire):
+    include_usage: Flag = False
+
+
+class ResponseFormat(Wire):
+    type: Literal["text"]
+
+
+class Sampling(Wire):
+    """What chat and text completions share. Extensions beyond OpenAI are marked with (+)."""
+
+    model: str | None = Field(default=None, description="the served model's name, or nothing")
+    temperature: Number | None = Field(default=None, ge=0, le=2)
+    top_p: Number | None = Field(default=None, gt=0, le=1)
+    n: Integer = Field(default=1, ge=1, le=16)
+    stream: Flag | None = False
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    max_tokens: Integer | None = Field(default=None, ge=1)
+    presence_penalty: Number | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: Number | None = Field(default=None, ge=-2, le=2)
+    logit_bias: dict[str, Number] | None = None
+    seed: Integer | None = Field(default=None, ge=-(2**63), lt=2**63)
+    user: str | None = Field(default=None, description="no effect")
+    top_k: Integer | None = Field(default=None, ge=0, description="(+) the k most likely; 0 is all")
+    min_p: Number | None = Field(default=None, ge=0, le=1, description="(+) floor relative to the most likely")
+    repetition_penalty: Number | None = Field(default=None, gt=0, le=10, description="(+)")
+    min_tokens: Integer | None = Field(default=None, ge=0, description="(+) no end before")
+    stop_token_ids: list[Integer] | None = Field(default=None, max_length=64, description="(+)")
+    ignore_eos: Flag | None = Field(default=None, description="(+) only length and stop strings end")
+    skip_special_tokens: Flag | None = Field(default=None, description="(+)")
+    timeout: Number | None = Field(default=None, gt=0, le=86_400, description="(+) seconds until the request is given up")
+    cache_salt: str | None = Field(default=None, max_length=256, description="(+) share caches only with equal salts")
+
+
+class ChatRequest(Sampling):
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: Integer | None = Field(default=None, ge=1)
+    logprobs: Flag | None = False
+    top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+    max_pixels: Integer | None = Field(default=None, ge=1, description="(+) budget of every image without its own")
+    min_pixels: Integer | None = Field(default=None, ge=1, description="(+)")
+    metadata: dict[str, str] | None = Field(default=None, description="no effect")
+    store: Flag | None = Field(default=None, description="no effect")
+    service_tier: str | None = Field(default=None, description="no effect")
+    safety_identifier: str | None = Field(default=None, description="no effect")
+    prompt_cache_key: str | None = Field(default=None, description="no effect")
+
+
+class CompletionRequest(Sampling):
+    prompt: str | list[str] | list[Integer] | list[list[Integer]]
+    logprobs: Integer | None = Field(default=None, ge=0, le=20)
+
+
+class TokenizeRequest(Wire):
+    """Either `prompt` or `messages`, as in completions and chat completions."""
+
+    model: str | None = None
+    prompt: str | None = Field(default=None, max_length=MAX_TEXT)
+    messages: list[ChatMessage] | None = None
+
+
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int = 0
+    image_tokens: int = 0
+
+
+class UsageBody(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorEnvelope(BaseModel):
+    error: ErrorBody
+
+
+UNSUPPORTED = {
+    "tools": "tool calls are not supported",
+    "tool_choice": "tool calls are not supported",
+    "parallel_tool_calls": "tool calls are not supported",
+    "functions": "tool calls are not supported",
+    "function_call": "tool calls are not supported",
+    "audio": "audio is not supported",
+    "modalities": "only text is produced",
+    "prediction": "predicted outputs are not supported",
+    "reasoning_effort": "reasoning effort is not supported",
+    "web_search_options": "web search is not supported",
+    "echo": "echo is not supported",
+    "suffix": "suffix is not supported",
+    "best_of": "best_of is not supported; use n",
+}

@@ -1,0 +1,35 @@
+"""Deltas put together as one answer."""
+
+from __future__ import annotations
+
+from fovea.core.types import Completion, Delta, FinishReason, StageTimings, TokenLogprob, Usage
+
+
+class AnswerBuilder:
+    """Takes the deltas of a request with `choices` choices, in any interleaving."""
+
+    def __init__(self, choices: int) -> None:
+        self._texts = [""] * choices
+        self._ids: list[list[int]] = [[] for _ in range(choices)]
+        self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(choices)]
+        self._reasons: list[FinishReason] = ["abort"] * choices
+        self._usage = Usage()
+        self._timings = StageTimings()
+
+    def add(self, delta: Delta) -> None:
+        self._texts[delta.index] += delta.text
+        self._ids[delta.index] += delta.token_ids
+        self._logprobs[delta.index] += delta.logprobs
+        self._reasons[delta.index] = delta.finish_reason or self._reasons[delta.index]
+        self._usage = delta.usage or self._usage
+        self._timings = delta.timings or self._timings
+
+    def build(self) -> Completion:
+        return Completion(
+            tuple(self._texts),
+            tuple(map(tuple, self._ids)),
+            tuple(self._reasons),
+            tuple(map(tuple, self._logprobs)),
+            self._usage,
+            self._timings,
+        )

@@ -1,0 +1,111 @@
+"""One table of metric names, and a registry that fills it.
+
+Gauges and totals are read from the engine when they are scraped; only what has a distribution is observed as it
+happens. Every name starts with `fovea_`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fovea.core.types import Delta, StageTimings
+
+Stats = Callable[[], Mapping[str, float]]
+
+GAUGES = {
+    "requests_running": "sequences that share the current step",
+    "requests_waiting": "sequences that wait for blocks or a turn",
+    "kv_blocks_total": "KV blocks in the pool",
+    "kv_blocks_used": "KV blocks that running sequences hold",
+    "kv_blocks_cached": "KV blocks that a prefix could find",
+    "embed_cache_bytes": "bytes of encoder outputs kept",
+    "embed_cache_entries": "encoder outputs kept",
+}
+COUNTERS = {
+    "prefix_query_tokens": "tokens looked up in the prefix cache",
+    "prefix_hit_tokens": "tokens whose KV was found there",
+    "embed_cache_evictions": "encoder outputs dropped for room",
+    "images_encoded": "images that the vision encoder ran for",
+    "encode_seconds": "seconds in the vision encoder",
+    "engine_steps": "steps of the engine",
+    "computed_tokens": "tokens computed, prompts and answers",
+    "generation_tokens": "tokens generated",
+    "preemptions": "sequences that lost their blocks and were recomputed",
+    "integrity_errors": "times that the caches did not add up; anything but 0 is a defect",
+}
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+STAGES = ("media", "preprocess", "queue", "encode", "prefill", "decode")
+
+
+class _EngineCollector(Collector):
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        values = self._stats()
+        for name, text in GAUGES.items():
+            yield GaugeMetricFamily(f"fovea_{name}", text, value=values.get(name, 0.0))
+        for name, text in COUNTERS.items():
+            yield CounterMetricFamily(f"fovea_{name}", text, value=values.get(name, 0.0))
+
+
+class Metrics:
+    """One process's registry. `stats` gives the engine's numbers by the names of GAUGES and COUNTERS."""
+
+    def __init__(self, stats: Stats, model: str, version: str) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_EngineCollector(stats))
+        r = self.registry
+        info = Gauge("fovea_info", "always 1; what runs here", ["model", "version"], registry=r)
+        info.labels(model, version).set(1)
+        self._requests = Counter(
+            "fovea_requests", "finished HTTP requests", ["route", "status"], registry=r
+        )
+        self._latency = Histogram(
+            "fovea_request_seconds", "a request from its first to its last byte", ["route"], buckets=SECONDS, registry=r
+        )
+        self._ttft = Histogram("fovea_ttft_seconds", "arrival to first token", buckets=SECONDS, registry=r)
+        self._itl = Histogram("fovea_itl_seconds", "time between two tokens of an answer", buckets=SECONDS, registry=r)
+        self._stage = Histogram(
+            "fovea_stage_seconds", "seconds per stage of a request", ["stage"], buckets=SECONDS, registry=r
+        )
+        self._tokens = Counter(
+            "fovea_tokens", "tokens by kind; cached and image are parts of prompt", ["kind"], registry=r
+        )
+        self._prompt = Histogram("fovea_prompt_tokens", "tokens of a prompt", buckets=TOKENS, registry=r)
+        self._images = Counter("fovea_images", "images that requests brought", registry=r)
+        self._finish = Counter("fovea_finished", "answers by why they ended", ["reason"], registry=r)
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(route, str(status)).inc()
+        self._latency.labels(route).observe(seconds)
+
+    def images(self, count: int) -> None:
+        self._images.inc(count)
+
+    def gap(self, seconds: float) -> None:
+        self._itl.observe(seconds)
+
+    def delta(self, delta: Delta) -> None:
+        """Count the end of a choice, and with the last one the request's bill."""
+        if delta.finish_reason is not None:
+            self._finish.labels(delta.finish_reason).inc()
+        if delta.usage is not None:
+            for kind in ("prompt", "completion", "cached", "image"):
+                self._tokens.labels(kind).inc(getattr(delta.usage, kind))
+            self._prompt.observe(delta.usage.prompt)
+        if delta.timings is not None:
+            self._timings(delta.timings)
+
+    def _timings(self, timings: StageTimings) -> None:
+        self._ttft.observe(timings.ttft)
+        for stage in STAGES:
+            self._stage.labels(stage).observe(getattr(timings, stage))
+
+    def exposition(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,1 @@
+"""F4: the OpenAI-compatible server, over any EngineClient."""

@@ -1,0 +1,70 @@
+"""Run one generation for one HTTP client: nothing goes on for a client that has gone away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import suppress
+from typing import TypeVar
+
+from fastapi import Request
+
+from fovea.core.answer import AnswerBuilder
+from fovea.core.errors import FoveaError
+from fovea.core.types import Completion, Delta, GenerationRequest
+from fovea.server.state import ServerState
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client closed the connection. Nobody reads what is answered now."""
+
+
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled when the client disconnects. Raises ClientGone then."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for pending in (task, watcher):
+            if not pending.done():
+                pending.cancel()
+                with suppress(asyncio.CancelledError, FoveaError):
+                    await pending
+
+
+async def _disconnected(request: Request) -> None:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            return
+
+
+async def deltas(state: ServerState, request: GenerationRequest) -> AsyncIterator[Delta]:
+    """The engine's deltas, measured as they pass."""
+    last: dict[int, float] = {}
+    stream = state.client.stream(request)
+    try:
+        async for delta in stream:
+            now = time.perf_counter()
+            if delta.index in last and delta.token_ids:
+                state.metrics.gap(now - last[delta.index])
+            last[delta.index] = now
+            state.metrics.delta(delta)
+            yield delta
+    finally:
+        await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def whole(state: ServerState, request: GenerationRequest) -> Completion:
+    """All deltas as one answer."""
+    answer = AnswerBuilder(request.sampling.n)
+    async for delta in deltas(state, request):
+        answer.add(delta)
+    return answer.build()

@@ -1,0 +1,64 @@
+"""The application: routes, guard and error bodies around an EngineClient that somebody else made."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fovea import __version__
+from fovea.core.protocols import EngineClient
+from fovea.media.load import MediaLoader
+from fovea.observe.metrics import Metrics
+from fovea.server import chat, completions, errors, models
+from fovea.server.answer import ClientGone
+from fovea.server.guard import Guard
+from fovea.server.settings import ServerSettings
+from fovea.server.state import ServerState
+
+
+def create_app(client: EngineClient, settings: ServerSettings | None = None) -> FastAPI:
+    """`client` is closed with the application, after draining for `settings.drain_seconds`."""
+    settings = settings or ServerSettings()
+    state = ServerState(
+        client=client,
+        settings=settings,
+        media=MediaLoader(settings.media),
+        metrics=Metrics(client.stats, client.info.name, __version__),
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        state.draining = True
+        await client.close(settings.drain_seconds)
+        await state.media.aclose()
+
+    app = FastAPI(
+        title="Fovea",
+        version=__version__,
+        description="OpenAI-compatible serving of vision-language models.",
+        lifespan=lifespan,
+    )
+    app.state.fovea = state
+    for part in (chat, completions, models):
+        app.include_router(part.router)
+    errors.install(app)
+    app.add_middleware(_Quiet)
+    app.add_middleware(Guard, state=state)
+    return app
+
+
+class _Quiet:
+    """A client that went away is no error, and there is nobody to answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.app(scope, receive, send)
+        except ClientGone:
+            return

@@ -1,0 +1,47 @@
+"""/v1/chat/completions: images in, text out, whole or as a stream."""
+
+from __future__ import annotations
+
+import uuid
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from fovea.api.convert import chat_prompt, image_references, sampling
+from fovea.api.responses import ChatBodies
+from fovea.api.schema import ChatRequest
+from fovea.core.types import GenerationRequest
+from fovea.server.answer import while_connected, whole
+from fovea.server.docs import ERRORS
+from fovea.server.state import ServerState, state_of
+from fovea.server.streaming import stream_response
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", responses=ERRORS)
+async def chat_completions(body: ChatRequest, http: Request) -> Response:
+    """An answer about the images and text of a conversation."""
+    state = state_of(http)
+    bodies = ChatBodies(state.check_model(body.model))
+    request = await while_connected(http, _request(state, body))
+    if not body.stream:
+        answer = await while_connected(http, whole(state, request))
+        return JSONResponse(bodies.whole(answer))
+    return await stream_response(state, http, request, bodies, body)
+
+
+async def _request(state: ServerState, body: ChatRequest) -> GenerationRequest:
+    params = sampling(body, state.client.info.default_sampling)
+    references = image_references(body.messages)
+    loaded = await state.media.load_timed([r.url for r in references], [r.param for r in references])
+    state.metrics.images(len(references))
+    slowest = max((timing.fetch_s + timing.decode_s for timing in loaded.timings), default=0.0)
+    return GenerationRequest(
+        id=uuid.uuid4().hex,
+        prompt=chat_prompt(body, loaded.images),
+        sampling=params,
+        cache_salt=body.cache_salt or "",
+        timeout=state.timeout(body.timeout),
+        media_s=slowest,
+    )

@@ -1,0 +1,62 @@
+"""/v1/completions: text as it is, no template."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from fovea.api.convert import completion_prompts, sampling
+from fovea.api.responses import CompletionBodies
+from fovea.api.schema import CompletionRequest
+from fovea.core.errors import InvalidRequest
+from fovea.core.types import Completion, GenerationRequest
+from fovea.server.answer import while_connected, whole
+from fovea.server.docs import ERRORS
+from fovea.server.state import ServerState, state_of
+from fovea.server.streaming import stream_response
+
+router = APIRouter()
+MAX_PROMPTS = 64
+
+
+@router.post("/v1/completions", responses=ERRORS)
+async def completions(body: CompletionRequest, http: Request) -> Response:
+    """Text that continues each prompt."""
+    state = state_of(http)
+    bodies = CompletionBodies(state.check_model(body.model))
+    requests = _requests(state, body)
+    if not body.stream:
+        answers = await while_connected(http, _all(state, requests))
+        return JSONResponse(bodies.whole(answers))
+    if len(requests) > 1:
+        raise InvalidRequest("a stream takes one prompt", param="prompt")
+    return await stream_response(state, http, requests[0], bodies, body)
+
+
+def _requests(state: ServerState, body: CompletionRequest) -> list[GenerationRequest]:
+    params = sampling(body, state.client.info.default_sampling)
+    prompts = completion_prompts(body)
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidRequest(f"{len(prompts)} prompts; accepted: at most {MAX_PROMPTS}", param="prompt")
+    return [
+        GenerationRequest(
+            id=uuid.uuid4().hex,
+            prompt=prompt,
+            sampling=params,
+            cache_salt=body.cache_salt or "",
+            timeout=state.timeout(body.timeout),
+        )
+        for prompt in prompts
+    ]
+
+
+async def _all(state: ServerState, requests: list[GenerationRequest]) -> list[Completion]:
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(whole(state, request)) for request in requests]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

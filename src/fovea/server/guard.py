@@ -1,0 +1,88 @@
+"""What stands before every route: the key, the size of the body, the drain, the clock.
+
+Plain ASGI, so that a body over the limit is refused while it arrives, and a stream passes through untouched.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fovea.core.errors import FoveaError, PayloadTooLarge, Unauthorized, Unavailable
+from fovea.server.errors import response
+from fovea.server.settings import MIB
+from fovea.server.state import ServerState
+
+PROTECTED = ("/v1/", "/tokenize")
+
+
+class Guard:
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self.app = app
+        self.state = state
+        self.limit = state.settings.max_body_mib * MIB
+        self._keys = [key.encode() for key in state.settings.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status = 500
+        sent = False
+
+        async def record(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                status, sent = message["status"], True
+            await send(message)
+
+        try:
+            self._check(scope)
+            await self.app(scope, self._limited(receive), record)
+        except FoveaError as error:
+            if sent:
+                raise
+            await response(error)(scope, receive, record)
+        finally:
+            if scope["path"].startswith(PROTECTED):
+                route = getattr(scope.get("route"), "path", "unknown")
+                self.state.metrics.request(route, status, time.perf_counter() - started)
+
+    def _check(self, scope: Scope) -> None:
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        if scope["path"].startswith(PROTECTED):
+            self._authorize(headers.get(b"authorization", b""))
+            if self.state.draining and scope["method"] == "POST":
+                raise Unavailable("the server is shutting down")
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self.limit:
+            raise self._too_large(f"{int(length)} bytes")
+
+    def _authorize(self, header: bytes) -> None:
+        if not self._keys:
+            return
+        scheme, _, key = header.partition(b" ")
+        if scheme.lower() != b"bearer" or not key:
+            raise Unauthorized("an API key is required: Authorization: Bearer KEY", code="missing_api_key")
+        if not any([hmac.compare_digest(key.strip(), known) for known in self._keys]):
+            raise Unauthorized("the API key is not valid here")
+
+    def _limited(self, receive: Receive) -> Receive:
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            if message["type"] == "http.request":
+                seen += len(message.get("body", b""))
+                if seen > self.limit:
+                    raise self._too_large("more")
+            return message
+
+        return counted
+
+    def _too_large(self, size: str) -> PayloadTooLarge:
+        return PayloadTooLarge(f"the body has {size}; accepted: at most {self.limit} bytes ({self.limit // MIB} MiB)")

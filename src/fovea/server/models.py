@@ -1,0 +1,95 @@
+"""/v1/models, /tokenize, and what operators ask: /health, /ready, /version, /metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from fovea import __version__
+from fovea.api.convert import chat_prompt, image_references
+from fovea.api.schema import ChatRequest, TokenizeRequest
+from fovea.core.errors import InvalidRequest, NotFound, Unavailable
+from fovea.core.types import Prompt, TextPrompt
+from fovea.server.docs import ERRORS
+from fovea.server.errors import response
+from fovea.server.state import ServerState, state_of
+
+router = APIRouter()
+
+
+@router.get("/v1/models", responses={401: ERRORS[401]})
+async def models(http: Request) -> dict[str, Any]:
+    """The one model that is served."""
+    return {"object": "list", "data": [_card(state_of(http))]}
+
+
+@router.get("/v1/models/{name:path}", responses={401: ERRORS[401], 404: ERRORS[404]})
+async def model(name: str, http: Request) -> dict[str, Any]:
+    state = state_of(http)
+    if name != state.client.info.name:
+        raise NotFound(f"model {name!r} is not served here; served: {state.client.info.name}", code="model_not_found")
+    return _card(state)
+
+
+@router.post("/tokenize", responses=ERRORS)
+async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
+    """Token ids of a prompt or of a conversation, visual tokens included."""
+    state = state_of(http)
+    state.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("send either prompt or messages", param="prompt")
+    prompt: Prompt
+    if body.messages is not None:
+        chat = ChatRequest(messages=body.messages)
+        references = image_references(chat.messages)
+        images = await state.media.load_all([r.url for r in references], [r.param for r in references])
+        prompt = chat_prompt(chat, images)
+    else:
+        prompt = TextPrompt(body.prompt or "")
+    ids = await state.client.tokenize(prompt)
+    return {"tokens": ids, "count": len(ids), "max_model_len": state.client.info.max_context}
+
+
+@router.get("/health", include_in_schema=False)
+async def health() -> dict[str, str]:
+    """The process runs. Says nothing about the model: see /ready."""
+    return {"status": "ok"}
+
+
+@router.get("/ready", include_in_schema=False)
+async def ready(http: Request) -> Response:
+    """Requests are served now."""
+    state = state_of(http)
+    if state.draining:
+        return response(Unavailable("the server is shutting down"))
+    if not state.client.ready:
+        return response(Unavailable("the engine is not running"))
+    return JSONResponse({"status": "ready", "model": state.client.info.name})
+
+
+@router.get("/version", include_in_schema=False)
+async def version() -> dict[str, str]:
+    return {"version": __version__}
+
+
+@router.get("/metrics", include_in_schema=False)
+async def metrics(http: Request) -> Response:
+    return PlainTextResponse(
+        state_of(http).metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )
+
+
+def _card(state: ServerState) -> dict[str, Any]:
+    info = state.client.info
+    return {
+        "id": info.name,
+        "object": "model",
+        "created": info.created,
+        "owned_by": "fovea",
+        "max_model_len": info.max_context,
+        "architecture": info.architecture,
+        "parameters": info.parameters,
+        "dtype": info.dtype,
+    }

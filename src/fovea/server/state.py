@@ -1,0 +1,37 @@
+"""What the routes of one server share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from fovea.core.errors import NotFound
+from fovea.core.protocols import EngineClient
+from fovea.media.load import MediaLoader
+from fovea.observe.metrics import Metrics
+from fovea.server.settings import ServerSettings
+
+
+@dataclass(slots=True)
+class ServerState:
+    client: EngineClient
+    settings: ServerSettings
+    media: MediaLoader
+    metrics: Metrics
+    draining: bool = False
+
+    def check_model(self, name: str | None) -> str:
+        """The served model's name. A request may leave it out, but not name another."""
+        served = self.client.info.name
+        if name not in (None, "", served):
+            raise NotFound(f"model {name!r} is not served here; served: {served}", param="model", code="model_not_found")
+        return served
+
+    def timeout(self, asked: float | None) -> float | None:
+        return asked or self.settings.request_timeout or None
+
+
+def state_of(request: Request) -> ServerState:
+    state: ServerState = request.app.state.fovea
+    return state

@@ -1,0 +1,58 @@
+"""A generation as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+
+from fovea.api import sse
+from fovea.api.responses import error_body
+from fovea.api.schema import Sampling
+from fovea.core.errors import EngineError, FoveaError
+from fovea.core.types import Delta, GenerationRequest, Usage
+from fovea.server.answer import deltas, while_connected
+from fovea.server.state import ServerState
+
+
+class Bodies(Protocol):
+    """How one kind of completion writes its chunks."""
+
+    def pieces(self, delta: Delta) -> list[dict[str, Any]]: ...
+
+    def usage(self, usage: Usage) -> dict[str, Any]: ...
+
+
+async def stream_response(
+    state: ServerState, http: Request, request: GenerationRequest, bodies: Bodies, body: Sampling
+) -> StreamingResponse:
+    """Waits for the first delta, so that whatever is wrong with the request is still an HTTP status."""
+    stream = deltas(state, request)
+    first = await while_connected(http, anext(stream))
+    include_usage = bool(body.stream_options and body.stream_options.include_usage)
+    return StreamingResponse(
+        _events(bodies, first, stream, include_usage), media_type=sse.MEDIA_TYPE, headers=sse.HEADERS
+    )
+
+
+async def _events(bodies: Bodies, first: Delta, rest: Any, include_usage: bool) -> AsyncIterator[bytes]:
+    """Status 200 is sent by now, so an error can only be an event; then the stream ends without [DONE]."""
+    usage = Usage()
+    delta: Delta | None = first
+    try:
+        while delta is not None:
+            for piece in bodies.pieces(delta):
+                yield sse.event(piece)
+            usage = delta.usage or usage
+            delta = await anext(rest, None)
+        if include_usage:
+            yield sse.event(bodies.usage(usage))
+        yield sse.DONE
+    except FoveaError as error:
+        yield sse.event(error_body(error))
+    except Exception as error:  # noqa: BLE001 - the client must see that the stream broke
+        yield sse.event(error_body(EngineError(f"the answer broke off: {error}")))
+    finally:
+        await rest.aclose()
