@@ -52,8 +52,11 @@ class InlineSource:
                 f"the data: URL has wrong base64 padding or is cut off: {length} characters; "
                 "accepted: a multiple of 4, filled up with ="
             )
+        compact = "".join(self.encoded.split())
         try:
-            return binascii.a2b_base64("".join(self.encoded.split()), strict_mode=True)
+            if compact.endswith("==="):  # which Python's strict mode lets pass
+                raise binascii.Error("Excess padding")
+            return binascii.a2b_base64(compact, strict_mode=True)
         except binascii.Error as error:
             raise InvalidImage(f"the data: URL is not base64: {str(error).lower()}") from None
 

@@ -56,8 +56,12 @@ def check_remote(url: httpx.URL, limits: MediaLimits) -> httpx.URL:
         raise _refused(
             f"the image URL leads to the scheme {url.scheme[:20]!r}; accepted: {schemes or 'none'}"
         )
-    if not url.host:
+    if not url.raw_host:
         raise InvalidImage("the image URL has no host", code="invalid_image_url")
+    if not 1 <= port_of(url) <= 65535:
+        raise InvalidImage(
+            f"the image URL has port {url.port}; accepted: 1 to 65535", code="invalid_image_url"
+        )
     if url.userinfo:
         raise _refused("the image URL holds a user name or password; accepted: URLs without")
     if not limits.allow_private_hosts and port_of(url) not in limits.allowed_ports:
@@ -69,7 +73,7 @@ def check_remote(url: httpx.URL, limits: MediaLimits) -> httpx.URL:
 
 
 def port_of(url: httpx.URL) -> int:
-    return url.port or DEFAULT_PORTS[url.scheme]
+    return DEFAULT_PORTS[url.scheme] if url.port is None else url.port
 
 
 def host_of(url: httpx.URL) -> str:

@@ -72,9 +72,11 @@ def _essence(data: bytes) -> bytes:
     view = memoryview(data)
     depth, colour = data[24], data[25]
     kept: list[bytes | memoryview] = [SIGNATURE]
+    palette = False
     for name, start, end in _chunks(data):
         if name not in _KEPT:
             continue
+        palette = palette or name == b"PLTE"
         if zlib.crc32(view[start - 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
             raise InvalidImage(
                 f"the PNG is corrupt: the checksum of its {name.decode('latin-1')} chunk is wrong"
@@ -84,6 +86,8 @@ def _essence(data: bytes) -> bytes:
         else:
             kept.append(view[start - 8 : end + 4])
         if name == b"IEND":
+            if colour == 3 and not palette:  # Pillow would show the indices as grey
+                raise InvalidImage("the PNG is corrupt: it has palette colours but no palette")
             return b"".join(kept)
     raise truncated("PNG", "its IEND chunk")
 

@@ -1,0 +1,375 @@
+"""Fetching: policy with a fake resolver and transport, then the wire with a real server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fovea import __version__
+from fovea.core.errors import Forbidden, FoveaError, InvalidImage
+from fovea.media.fetch import Fetcher, resolve_host
+from fovea.media.limits import MediaLimits
+from tests.media.samples import png_header, sample
+from tests.media.web import Answer, serve
+
+PNG = sample()
+PUBLIC = "93.184.215.14"
+LOCAL = MediaLimits(allow_private_hosts=True, fetch_timeout_s=5)
+PEM = Path(__file__).with_name("images.example.pem")
+
+
+class Internet:
+    """Names with addresses, and a transport that answers; both remember what they were asked."""
+
+    def __init__(
+        self,
+        names: Mapping[str, Sequence[str]],
+        answer: Callable[[httpx.Request], httpx.Response] = lambda _: httpx.Response(200, content=PNG),
+    ) -> None:
+        self.names = {name: list(addresses) for name, addresses in names.items()}
+        self.resolved: list[str] = []
+        self.requests: list[httpx.Request] = []
+        self.answer = answer
+
+    async def resolve(self, host: str, port: int) -> Sequence[str]:
+        self.resolved.append(host)
+        if host not in self.names:
+            raise OSError("no such name")
+        return self.names[host]
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        return self.answer(request)
+
+    def fetcher(self, limits: MediaLimits | None = None) -> Fetcher:
+        return Fetcher(
+            limits or MediaLimits(), resolve=self.resolve, transport=httpx.MockTransport(self.handle)
+        )
+
+
+async def fails(fetcher: Fetcher, url: str, kind: type[FoveaError], *fragments: str) -> FoveaError:
+    with pytest.raises(kind) as caught:
+        await fetcher.fetch(url)
+    assert type(caught.value) is kind
+    for fragment in fragments:
+        assert fragment in caught.value.message
+    return caught.value
+
+
+async def test_connects_to_the_checked_address_and_speaks_the_name() -> None:
+    net = Internet({"images.example": [PUBLIC]})
+    assert await net.fetcher().fetch("https://images.example/a%20b.png?x=1#top") == PNG
+    (request,) = net.requests
+    assert str(request.url) == f"https://{PUBLIC}/a%20b.png?x=1"
+    assert request.headers["host"] == "images.example"
+    assert request.extensions["sni_hostname"] == "images.example"
+    assert request.headers["user-agent"] == f"fovea/{__version__}"
+    assert request.headers["accept-encoding"] == "identity"
+    assert {"cookie", "authorization", "referer"}.isdisjoint(request.headers)
+    assert net.resolved == ["images.example"]
+
+
+async def test_ipv6_and_international_names() -> None:
+    net = Internet({"xn--fa-hia.example": ["2606:4700::1111"]})
+    await net.fetcher().fetch("https://faß.example/")
+    assert str(net.requests[0].url) == "https://[2606:4700::1111]/"
+    assert net.requests[0].headers["host"] == "xn--fa-hia.example"
+
+
+async def test_rebinding_gains_nothing() -> None:
+    """The name turns private after the first answer; the connection still goes to the address that was checked."""
+    net = Internet({"evil.example": [PUBLIC]})
+
+    def rebind(request: httpx.Request) -> httpx.Response:
+        net.names["evil.example"] = ["127.0.0.1"]
+        return httpx.Response(302, headers={"location": "/again"})
+
+    net.answer = rebind
+    error = await fails(net.fetcher(), "http://evil.example/", Forbidden, "is not a public host")
+    assert [request.url.host for request in net.requests] == [PUBLIC]
+    assert "127.0.0.1" not in error.message
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ["127.0.0.1"],
+        ["10.1.2.3"],
+        ["169.254.169.254"],
+        ["::1"],
+        ["::ffff:192.168.0.1"],
+        ["fe80::1%eth0"],
+        [PUBLIC, "10.0.0.1"],
+        ["2606:4700::1111", "::1"],
+    ],
+)
+async def test_private_addresses(addresses: list[str]) -> None:
+    net = Internet({"inner.example": addresses})
+    error = await fails(
+        net.fetcher(), "http://inner.example/", Forbidden, "'inner.example' is not a public host"
+    )
+    assert error.code == "url_not_allowed"
+    assert net.requests == []
+    assert not any(address in error.message for address in addresses)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "2130706433", "0x7f.1", "0x7f000001", "0177.0.0.1", "127.1", "0", "localhost", "[::1]",
+     "[::ffff:127.0.0.1]", "169.254.169.254", "127.0.0.1.", "①②⑦.⓪.⓪.①"],
+)  # fmt: skip
+async def test_odd_spellings_of_loopback_with_the_real_resolver(host: str) -> None:
+    def unreachable(request: httpx.Request) -> httpx.Response:
+        raise AssertionError(f"connected to {request.url}")
+
+    fetcher = Fetcher(MediaLimits(), transport=httpx.MockTransport(unreachable))
+    with pytest.raises((Forbidden, InvalidImage)):
+        await fetcher.fetch(f"http://{host}/")
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "fragment"),
+    [
+        ("http://user:secret@images.example/", Forbidden, "user name or password"),
+        ("http://images.example:8080/", Forbidden, "port 8080; accepted: 80, 443"),
+        ("http://images.example:22/", Forbidden, "port 22"),
+        ("ftp://images.example/", Forbidden, "'ftp'; accepted: http, https"),
+        ("file:///etc/passwd", Forbidden, "'file'"),
+        ("http:///a.png", InvalidImage, "no host"),
+        ("http://", InvalidImage, "no host"),
+        ("http://images.example:99999999/", InvalidImage, "port 99999999; accepted: 1 to 65535"),
+        ("http://images.example:0/", InvalidImage, "port 0"),
+        ("http://images.example:http/", InvalidImage, "malformed"),
+        ("http://[::1/", InvalidImage, "malformed"),
+        ("http://images.example/a b.png", InvalidImage, "percent-encoded"),
+        ("http://images.example\\@evil.example/", InvalidImage, "backslash"),
+        ("http://images.example/\r\nX-Evil: 1", InvalidImage, "control character"),
+        ("http://images.example/\x00", InvalidImage, "control character"),
+        ("http://images.example/" + "a" * 9000, InvalidImage, "accepted: at most 8192"),
+        ("http://unknown.example/", InvalidImage, "'unknown.example' can not be resolved"),
+        ("http://empty.example/", InvalidImage, "can not be resolved"),
+        ("http://xn--/", InvalidImage, "can not be resolved"),
+    ],
+)
+async def test_urls_refused(url: str, kind: type[FoveaError], fragment: str) -> None:
+    net = Internet({"images.example": [PUBLIC], "empty.example": []})
+    error = await fails(net.fetcher(), url, kind, fragment)
+    assert net.requests == []
+    assert "secret" not in error.message
+
+
+async def test_allowed_hosts() -> None:
+    limits = MediaLimits(allowed_hosts=("images.example", "*.cdn.example"))
+    names = (
+        "images.example",
+        "IMAGES.example.",
+        "a.cdn.example",
+        "cdn.example",
+        "evilcdn.example",
+        "other.example",
+    )
+    net = Internet({name.lower(): [PUBLIC] for name in names})
+    for host in names[:3]:
+        assert await net.fetcher(limits).fetch(f"https://{host}/") == PNG
+    for host in names[3:]:
+        await fails(net.fetcher(limits), f"https://{host}/", Forbidden, f"'{host}'", "not an allowed host")
+    net.names["images.example"] = ["10.0.0.1"]  # a listed name may still not point inside
+    await fails(net.fetcher(limits), "https://images.example/", Forbidden, "not a public host")
+
+
+async def test_remote_can_be_turned_off() -> None:
+    await fails(
+        Internet({}).fetcher(MediaLimits(allow_remote=False)), "https://a.example/", Forbidden, "turned off"
+    )
+
+
+@pytest.mark.parametrize(
+    ("location", "kind", "fragment"),
+    [
+        ("http://images.example/", Forbidden, "redirects from https to http"),
+        ("https://inner.example/", Forbidden, "'inner.example' is not a public host"),
+        ("https://10.0.0.1/", Forbidden, "not a public host"),
+        ("https://user@images.example/", Forbidden, "user name"),
+        ("https://images.example:6379/", Forbidden, "port 6379"),
+        ("file:///etc/passwd", Forbidden, "'file'"),
+        ("data:image/png;base64,AAAA", Forbidden, "'data'"),
+        ("gopher://images.example/", Forbidden, "'gopher'"),
+        ("https://images.example:port/", InvalidImage, "malformed"),
+        ("", InvalidImage, "answered 302 without saying where to"),
+        ("/loop", InvalidImage, "redirects more than 3 times"),
+    ],
+)
+async def test_redirects_refused(location: str, kind: type[FoveaError], fragment: str) -> None:
+    net = Internet(
+        {"images.example": [PUBLIC], "inner.example": ["192.168.0.9"], "10.0.0.1": ["10.0.0.1"]},
+        lambda _: httpx.Response(302, headers={"location": location}),
+    )
+    await fails(net.fetcher(), "https://images.example/", kind, fragment)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_redirects_followed_and_checked_again(status: int) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/final":
+            return httpx.Response(200, content=PNG)
+        return httpx.Response(status, headers={"location": "https://b.example/final", "set-cookie": "a=1"})
+
+    net = Internet({"a.example": [PUBLIC], "b.example": ["1.1.1.1"]}, answer)
+    assert await net.fetcher().fetch("http://a.example/start") == PNG
+    assert net.resolved == ["a.example", "b.example"]
+    assert net.requests[1].url.host == "1.1.1.1"
+    assert net.requests[1].headers["host"] == "b.example"
+    assert {"cookie", "referer"}.isdisjoint(net.requests[1].headers)
+
+
+async def test_next_address_when_the_first_does_not_connect() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "1.1.1.1":
+            raise httpx.ConnectError("refused by 1.1.1.1")
+        return httpx.Response(200, content=PNG)
+
+    net = Internet({"two.example": ["1.1.1.1", PUBLIC], "one.example": ["1.1.1.1"]}, answer)
+    assert await net.fetcher().fetch("http://two.example/") == PNG
+    error = await fails(net.fetcher(), "http://one.example/", InvalidImage, "failed (ConnectError)")
+    assert error.code == "image_fetch_failed"
+    assert "1.1.1.1" not in error.message
+
+
+async def test_a_slow_resolver_counts() -> None:
+    async def slow(host: str, port: int) -> Sequence[str]:
+        await asyncio.sleep(60)
+        return []
+
+    fetcher = Fetcher(MediaLimits(fetch_timeout_s=0.05), resolve=slow)
+    await fails(fetcher, "http://a.example/", InvalidImage, "did not arrive within 0.05 s")
+
+
+async def test_system_resolver() -> None:
+    assert list(await resolve_host("127.0.0.1", 80)) == ["127.0.0.1"]
+    assert list(await resolve_host("2130706433", 80)) == ["127.0.0.1"]
+
+
+# ---- the wire
+
+
+@pytest.mark.parametrize("step", [1 << 20, 7])
+async def test_downloads(step: int) -> None:
+    async with serve({"/a.png": Answer(PNG, step=step)}) as web:
+        fetcher = Fetcher(LOCAL)
+        assert await fetcher.fetch(web.url("/a.png")) == PNG
+        assert await fetcher.fetch(web.url("/a.png")) == PNG
+        await fetcher.aclose()
+    assert f"Host: 127.0.0.1:{web.port}" in web.requests[0]
+    assert web.connections == 2  # nothing is kept between two fetches
+
+
+async def test_chunked_body_without_length() -> None:
+    chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(PNG), PNG)
+    answer = Answer(chunked, headers=("Transfer-Encoding: chunked",), length=-1)
+    async with serve({"/": answer}) as web:
+        assert await Fetcher(LOCAL).fetch(web.url("/")) == PNG
+
+
+@pytest.mark.parametrize(
+    ("answer", "fragment", "code"),
+    [
+        (Answer(status="404 Not Found"), "answered 404; accepted: 200", "image_fetch_failed"),
+        (Answer(PNG, status="403 Forbidden"), "answered 403", "image_fetch_failed"),
+        (Answer(PNG, status="206 Partial Content"), "answered 206", "image_fetch_failed"),
+        (Answer(status="204 No Content", length=-1), "answered 204", "image_fetch_failed"),
+        (Answer(status="304 Not Modified", length=-1), "answered 304", "image_fetch_failed"),
+        (Answer(status="500 Oops"), "answered 500", "image_fetch_failed"),
+        (Answer(), "empty body", "image_fetch_failed"),
+        (Answer(PNG, headers=("Content-Encoding: gzip",)), "content encoding 'gzip'", "image_fetch_failed"),
+        (Answer(PNG, length=60_000), "sends 60000 bytes; accepted: at most 50000", "image_too_large"),
+        (Answer(PNG + bytes(60_000), length=-1), "sends more", "image_too_large"),
+        (Answer(PNG, length=len(PNG) + 1), "failed (RemoteProtocolError)", "image_fetch_failed"),
+        (Answer(b"<!doctype html>" + b" " * 90), "an HTML page", "unsupported_image_type"),
+        (Answer(png_header(16_000, 16_000) + bytes(90)), "16000x16000", "image_too_large"),
+        (Answer(PNG, status="BAD"), "failed (RemoteProtocolError)", "image_fetch_failed"),
+    ],
+)
+async def test_answers_refused(answer: Answer, fragment: str, code: str) -> None:
+    limits = MediaLimits(allow_private_hosts=True, max_bytes=50_000, fetch_timeout_s=5)
+    async with serve({"/": answer}) as web:
+        error = await fails(Fetcher(limits), web.url("/"), InvalidImage, fragment)
+    assert error.code == code
+
+
+@pytest.mark.parametrize("body", [b"<html>" + b" " * 200_000, png_header(16_000, 16_000) + bytes(200_000)])
+async def test_refused_before_it_is_downloaded(body: bytes) -> None:
+    """The rest would take 200 seconds."""
+    async with serve({"/": Answer(body, step=1000, pause=1.0)}) as web:
+        began = time.perf_counter()
+        await fails(Fetcher(LOCAL), web.url("/"), InvalidImage)
+    assert time.perf_counter() - began < 0.9
+
+
+async def test_total_time_is_capped_however_the_server_drips() -> None:
+    limits = MediaLimits(allow_private_hosts=True, fetch_timeout_s=0.3)
+    async with serve({"/": Answer(PNG, step=1, pause=0.05)}) as web:
+        began = time.perf_counter()
+        error = await fails(Fetcher(limits), web.url("/"), InvalidImage, "did not arrive within 0.3 s")
+    assert error.code == "image_fetch_failed"
+    assert time.perf_counter() - began < 2
+
+
+async def test_nobody_listens() -> None:
+    async with serve({}) as web:
+        pass
+    await fails(Fetcher(LOCAL), web.url("/"), InvalidImage, "failed (ConnectError)")
+
+
+async def test_loopback_is_refused_by_default() -> None:
+    async with serve({"/": Answer(PNG)}) as web:
+        limits = MediaLimits(allowed_ports=(web.port,))
+        await fails(Fetcher(limits), web.url("/"), Forbidden, "is not a public host")
+    assert web.connections == 0
+
+
+async def test_environment_proxies_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    async with serve({"/": Answer(PNG)}) as web:
+        assert await Fetcher(LOCAL).fetch(web.url("/")) == PNG
+
+
+async def test_downloads_at_one_time_are_bounded() -> None:
+    limits = MediaLimits(allow_private_hosts=True, max_concurrent_fetches=1)
+    async with serve({"/": Answer(PNG, step=len(PNG) // 2, pause=0.05)}) as web:
+        fetcher = Fetcher(limits)
+        began = time.perf_counter()
+        await asyncio.gather(*(fetcher.fetch(web.url("/")) for _ in range(3)))
+    assert time.perf_counter() - began > 0.15
+
+
+async def test_cancelling_closes_the_connection() -> None:
+    async with serve({"/": Answer(PNG, step=1, pause=0.2)}) as web:
+        task = asyncio.create_task(Fetcher(LOCAL).fetch(web.url("/")))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+@pytest.mark.parametrize(("name", "verified"), [("images.example", True), ("other.example", False)])
+async def test_certificates_are_verified_against_the_name(name: str, verified: bool) -> None:
+    """The connection goes to 127.0.0.1, the certificate is for images.example."""
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.load_cert_chain(PEM)
+    ours = ssl.create_default_context(cafile=str(PEM))
+    net = Internet({name: ["127.0.0.1"]})
+    async with serve({"/": Answer(PNG)}, tls=server_side) as web:
+        transport = httpx.AsyncHTTPTransport(verify=ours, trust_env=False)
+        fetcher = Fetcher(LOCAL, resolve=net.resolve, transport=transport)
+        if verified:
+            assert await fetcher.fetch(f"https://{name}:{web.port}/") == PNG
+        else:
+            await fails(fetcher, f"https://{name}:{web.port}/", InvalidImage, "failed (ConnectError)")
+        await fetcher.aclose()

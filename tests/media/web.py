@@ -1,0 +1,71 @@
+"""A small HTTP server on loopback that answers exactly the bytes it is told to, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Web:
+    """port: where it listens. requests: the heads that arrived, as text. connections: how many were opened."""
+
+    port: int = 0
+    requests: list[str] = field(default_factory=list)
+    connections: int = 0
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """body: sent in pieces of `step` bytes with `pause` seconds after each."""
+
+    body: bytes = b""
+    status: str = "200 OK"
+    headers: tuple[str, ...] = ()
+    length: int | None = None
+    step: int = 1 << 20
+    pause: float = 0.0
+
+    def head(self) -> bytes:
+        length = len(self.body) if self.length is None else self.length
+        lines = [f"HTTP/1.1 {self.status}", *self.headers]
+        if length >= 0:
+            lines.append(f"Content-Length: {length}")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+@asynccontextmanager
+async def serve(answers: Mapping[str, Answer], tls: ssl.SSLContext | None = None) -> AsyncIterator[Web]:
+    web = Web()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        web.connections += 1
+        try:
+            while head := (await reader.readuntil(b"\r\n\r\n")).decode():
+                web.requests.append(head)
+                await send(writer, answers.get(head.split()[1], Answer(status="404 Not Found")))
+                if "connection: close" in head.lower():
+                    break
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the client hung up: that is what many of these tests make it do
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=tls)
+    web.port = server.sockets[0].getsockname()[1]
+    async with server:
+        yield web
+
+
+async def send(writer: asyncio.StreamWriter, answer: Answer) -> None:
+    writer.write(answer.head())
+    for at in range(0, len(answer.body), answer.step):
+        writer.write(answer.body[at : at + answer.step])
+        await writer.drain()
+        await asyncio.sleep(answer.pause)
