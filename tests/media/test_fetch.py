@@ -6,6 +6,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 
 import httpx
@@ -318,6 +319,16 @@ async def test_total_time_is_capped_however_the_server_drips() -> None:
         error = await fails(Fetcher(limits), web.url("/"), InvalidImage, "did not arrive within 0.3 s")
     assert error.code == "image_fetch_failed"
     assert time.perf_counter() - began < 2
+
+
+async def test_user_agent_of_a_tree_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    net = Internet({"images.example": [PUBLIC]})
+    await net.fetcher().fetch("https://images.example/")
+    assert net.requests[0].headers["user-agent"] == "fovea"
 
 
 async def test_nobody_listens() -> None:

@@ -15,9 +15,9 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from importlib import metadata
 from typing import TYPE_CHECKING, cast
 
-from fovea import __version__
 from fovea.core.errors import Forbidden, InvalidImage
 from fovea.media.address import is_public
 from fovea.media.limits import MediaLimits
@@ -33,6 +33,14 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _MAX_ADDRESSES = 3
 _FIRST_PEEK = 64
+
+
+def _user_agent() -> str:
+    # Not `fovea.__version__`: the package's front door knows the engine, which no file here may reach.
+    try:
+        return f"fovea/{metadata.version('fovea')}"
+    except metadata.PackageNotFoundError:  # run from a source tree that is not installed
+        return "fovea"
 
 
 async def resolve_host(host: str, port: int) -> Sequence[str]:
@@ -55,6 +63,7 @@ class Fetcher:
         self._limits = limits
         self._resolve = resolve
         self._transport = transport
+        self._user_agent = _user_agent()
         self._slots = asyncio.Semaphore(limits.max_concurrent_fetches)
 
     async def fetch(self, url: str) -> bytes:
@@ -145,7 +154,7 @@ class Fetcher:
             url.copy_with(host=address),
             headers={
                 "Host": url.netloc.decode("ascii"),
-                "User-Agent": f"fovea/{__version__}",
+                "User-Agent": self._user_agent,
                 "Accept": "image/png, image/jpeg, image/webp, image/gif, image/bmp",
                 "Accept-Encoding": "identity",
                 "Connection": "close",
