@@ -1,0 +1,12 @@
+"""Synthetic images with questions whose answers are exact by construction.
+
+`generate(seed, count, kinds, sizes)` yields samples; the same arguments give the same samples on any machine
+with the same Pillow. Seeds from `HELD_OUT_SEED` (1_000_000_000) on are for evaluation only: no training run of
+a bundled model draws from them.
+"""
+
+from fovea.evaluation.scenes.dataset import KINDS, generate
+from fovea.evaluation.scenes.sample import Sample, Turn
+from fovea.evaluation.scenes.vocabulary import HELD_OUT_SEED
+
+__all__ = ["HELD_OUT_SEED", "KINDS", "Sample", "Turn", "generate"]

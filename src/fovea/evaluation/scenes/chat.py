@@ -1,0 +1,68 @@
+"""Conversations of several turns about one scene, later turns leaning on earlier ones."""
+
+from __future__ import annotations
+
+from random import Random
+
+from fovea.evaluation.scenes import attributes, quantities, reading, relations
+from fovea.evaluation.scenes.phrasing import by_shape
+from fovea.evaluation.scenes.sample import Turn
+from fovea.evaluation.scenes.scene import Item, Scene
+
+_PLAIN = (
+    attributes.colour,
+    attributes.shape,
+    attributes.position,
+    quantities.existence,
+    quantities.counting,
+    reading.reading,
+    relations.relation,
+)
+_MANNERS = (
+    ("Thank you.", "You are welcome."),
+    ("Thanks!", "You are welcome."),
+    ("Goodbye.", "Goodbye."),
+)
+_OPENINGS = (
+    ("Hello.", "Hello! Ask me about an image."),
+    ("Hi!", "Hello! Ask me about an image."),
+    ("Who are you?", "I am fovea-tiny, a small vision-language model."),
+    ("What can you do?", "I can name colors, shapes and places, count objects and read short codes."),
+)
+
+
+def _said(pair: tuple[str, str]) -> Turn:
+    return Turn(pair[0], pair[1], (pair[1],))
+
+
+def _follow_ups(rng: Random, item: Item) -> list[Turn]:
+    """Questions about `it`, the item of the turn before."""
+    where = f"It is in the {item.place}."
+    shade = f"It is {item.colour}."
+    turns = [
+        Turn("And where is it?", where, (where, item.place)),
+        Turn("And what color is it?", shade, (shade, item.colour)),
+    ]
+    rng.shuffle(turns)
+    return turns[: rng.randint(1, 2)]
+
+
+def chat(rng: Random, scene: Scene) -> tuple[Turn, ...] | None:
+    """2 to 5 turns; half of the conversations follow one item up as `it`."""
+    turns: list[Turn] = []
+    unique = by_shape(scene)
+    if unique and rng.random() < 0.5:
+        item, noun = rng.choice(unique)
+        opening = f"Yes, there is a {noun}."
+        turns = [Turn(f"Is there a {noun}?", opening, (opening, "yes")), *_follow_ups(rng, item)]
+    else:
+        asked = (rng.choice(_PLAIN)(rng, scene) for _ in range(rng.randint(2, 4)))
+        turns = [turn for turn in asked if turn is not None]
+    if rng.random() < 0.15:
+        turns.append(_said(rng.choice(_MANNERS)))
+    return tuple(turns) if len(turns) > 1 else None
+
+
+def small_talk(rng: Random) -> Turn:
+    """A turn that needs no image."""
+    return _said(rng.choice(_OPENINGS + _MANNERS))

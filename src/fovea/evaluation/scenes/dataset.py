@@ -1,0 +1,140 @@
+"""Samples by seed: every kind of question, on scenes that suit it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from random import Random
+
+from fovea.evaluation.scenes import attributes, listing, quantities, relations
+from fovea.evaluation.scenes.chat import chat
+from fovea.evaluation.scenes.compose import compose, random_size
+from fovea.evaluation.scenes.draw import draw
+from fovea.evaluation.scenes.motion import motion
+from fovea.evaluation.scenes.pairs import compare
+from fovea.evaluation.scenes.reading import reading_of
+from fovea.evaluation.scenes.refusal import refusal
+from fovea.evaluation.scenes.sample import Sample, Turn
+from fovea.evaluation.scenes.scene import Scene
+from fovea.evaluation.scenes.structured import structured
+
+Size = tuple[int, int]
+Content = tuple[tuple[Scene, ...], tuple[Turn, ...], dict[str, int]]
+
+_ONE_SCENE: Mapping[str, Callable[[Random, Scene], Turn | None]] = {
+    "colour": attributes.colour,
+    "shape": attributes.shape,
+    "position": attributes.position,
+    "relation": relations.relation,
+    "existence": quantities.existence,
+    "listing": listing.listing,
+    "describe": listing.describe,
+    "json": structured,
+    "refusal": refusal,
+}
+_PAIR_SIDES = (128, 160, 192, 224, 256)
+MAX_COUNT = 9
+
+
+def _one_scene(kind: str, rng: Random, size: Size) -> Content:
+    while True:
+        scene = compose(rng, *size, labels=rng.choice((0, 0, 0, 1)))
+        turn = _ONE_SCENE[kind](rng, scene)
+        if turn is not None:
+            return (scene,), (turn,), {}
+
+
+def _counting(rng: Random, size: Size) -> Content:
+    """Each of 0..5 is as likely as the others, 6..9 together as likely as two of them."""
+    wanted = rng.choice((0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9))
+    while True:
+        scene = compose(rng, *size, items=rng.randint(max(1, wanted), 9))
+        found = quantities.counting_of(rng, scene, wanted)
+        if found is not None:
+            return (scene,), (found[0],), {"count": wanted}
+
+
+def _reading(rng: Random, size: Size) -> Content:
+    while True:
+        scene = compose(rng, *size, labels=rng.choice((1, 1, 1, 2)))
+        found = reading_of(rng, scene)
+        if found is not None:
+            turn, label = found
+            return (scene,), (turn,), {"characters": len(label.text), "height": label.height}
+
+
+def _chat(rng: Random, size: Size) -> Content:
+    while True:
+        scene = compose(rng, *size, labels=rng.choice((0, 0, 1)))
+        turns = chat(rng, scene)
+        if turns is not None:
+            return (scene,), turns, {}
+
+
+def _compare(rng: Random, size: Size) -> Content:
+    scenes, turn = compare(rng, *size)
+    return scenes, (turn,), {}
+
+
+def _motion(rng: Random, size: Size) -> Content:
+    scenes, turn = motion(rng, *size)
+    return scenes, (turn,), {"frames": len(scenes)}
+
+
+_SPECIAL: Mapping[str, Callable[[Random, Size], Content]] = {
+    "counting": _counting,
+    "reading": _reading,
+    "chat": _chat,
+    "compare": _compare,
+    "motion": _motion,
+}
+KINDS: tuple[str, ...] = (
+    "colour",
+    "shape",
+    "position",
+    "relation",
+    "existence",
+    "counting",
+    "listing",
+    "describe",
+    "reading",
+    "json",
+    "compare",
+    "motion",
+    "refusal",
+    "chat",
+)
+
+
+def _size(rng: Random, kind: str, sizes: Sequence[Size] | None) -> Size:
+    if sizes is not None:
+        return rng.choice(sizes)
+    if kind in ("compare", "motion"):
+        return rng.choice(_PAIR_SIDES), rng.choice(_PAIR_SIDES)
+    return random_size(rng)
+
+
+def content(kind: str, rng: Random, size: Size) -> Content:
+    """The scenes, turns and facts of one sample, not drawn. size: (width, height) in pixels."""
+    if kind in _SPECIAL:
+        return _SPECIAL[kind](rng, size)
+    return _one_scene(kind, rng, size)
+
+
+def generate(
+    seed: int, count: int, kinds: Sequence[str] = KINDS, sizes: Sequence[Size] | None = None
+) -> Iterator[Sample]:
+    """`count` samples, the kinds in turn.
+
+    sizes: (width, height) choices in pixels; None: 128..896 per side, mostly small, a fifth no multiples of 32
+        (compare and motion: 128..256). A sample depends on seed, its index and its kind only.
+    """
+    unknown = sorted(set(kinds) - set(KINDS))
+    if unknown or not kinds:
+        raise ValueError(f"unknown kinds {unknown}, there are {', '.join(KINDS)}")
+    for index in range(count):
+        kind = kinds[index % len(kinds)]
+        rng = Random(f"{seed}/{index}/{kind}")
+        size = _size(rng, kind, sizes)
+        scenes, turns, facts = content(kind, rng, size)
+        facts |= {"width": size[0], "image_height": size[1]}
+        yield Sample(f"{kind}-{seed}-{index}", kind, tuple(draw(scene) for scene in scenes), turns, facts)

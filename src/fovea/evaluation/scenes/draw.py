@@ -1,0 +1,102 @@
+"""Rendering: a Scene to RGB pixels. The same scene gives the same bytes under the same Pillow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from fovea.evaluation.scenes.fonts import advance, font
+from fovea.evaluation.scenes.scene import Background, Item, Label, Scene
+
+Points = list[tuple[float, float]]
+
+_STAR = [
+    (
+        math.sin(k * math.pi / 5) * (1.0 if k % 2 == 0 else 0.42),
+        -math.cos(k * math.pi / 5) * (1.0 if k % 2 == 0 else 0.42),
+    )
+    for k in range(10)
+]
+_ARM = 0.34
+_OUTLINES: dict[str, Points] = {
+    "square": [(-0.88, -0.88), (0.88, -0.88), (0.88, 0.88), (-0.88, 0.88)],
+    "triangle": [(0.0, -0.95), (1.0, 0.85), (-1.0, 0.85)],
+    "diamond": [(0.0, -1.0), (0.8, 0.0), (0.0, 1.0), (-0.8, 0.0)],
+    "star": _STAR,
+    "cross": [
+        (-_ARM, -1.0),
+        (_ARM, -1.0),
+        (_ARM, -_ARM),
+        (1.0, -_ARM),
+        (1.0, _ARM),
+        (_ARM, _ARM),
+        (_ARM, 1.0),
+        (-_ARM, 1.0),
+        (-_ARM, _ARM),
+        (-1.0, _ARM),
+        (-1.0, -_ARM),
+        (-_ARM, -_ARM),
+    ],
+}
+
+
+def _backdrop(width: int, height: int, background: Background) -> Image.Image:
+    if background.start == background.end and not background.noise:
+        return Image.new("RGB", (width, height), background.start)
+    start, end = (np.array(c, dtype=np.float32) for c in (background.start, background.end))
+    length = height if background.vertical else width
+    ramp = start + (end - start) * np.linspace(0, 1, length, dtype=np.float32)[:, None]
+    line = np.rint(ramp).astype(np.int16)
+    pixels = np.empty((height, width, 3), dtype=np.int16)
+    pixels[:] = line[:, None] if background.vertical else line[None]
+    if background.noise:
+        noise = np.random.default_rng(background.noise_seed)
+        amplitude = background.noise
+        pixels += noise.integers(-amplitude, amplitude + 1, (height, width, 1), dtype=np.int16)
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def outline(item: Item) -> Points:
+    """The corners of an item's polygon in pixels; a circle has none."""
+    half = item.size / 2
+    return [(item.x + half * dx, item.y + half * dy) for dx, dy in _OUTLINES.get(item.shape, [])]
+
+
+def _draw_item(canvas: ImageDraw.ImageDraw, item: Item) -> None:
+    if item.shape == "circle":
+        half = item.size / 2 * 0.97
+        canvas.ellipse((item.x - half, item.y - half, item.x + half, item.y + half), fill=item.rgb)
+    else:
+        canvas.polygon(outline(item), fill=item.rgb)
+
+
+def glyphs(label: Label) -> list[tuple[str, float, float]]:
+    """Each character with the x where it starts and the x where it ends, in pixels."""
+    placed = []
+    x = label.x
+    for character in label.text:
+        end = x + advance(label.font, label.height, character)
+        placed.append((character, x, end))
+        x = end + label.tracking
+    return placed
+
+
+def _draw_label(canvas: ImageDraw.ImageDraw, label: Label) -> None:
+    face = font(label.font, label.height)
+    write: Callable[..., None] = canvas.text
+    for character, start, _ in glyphs(label):
+        write((start, label.baseline), character, fill=label.rgb, font=face, anchor="ls")
+
+
+def draw(scene: Scene) -> Image.Image:
+    """The scene's image, RGB, `scene.width` x `scene.height`."""
+    image = _backdrop(scene.width, scene.height, scene.background)
+    canvas = ImageDraw.Draw(image)
+    for item in scene.items:
+        _draw_item(canvas, item)
+    for label in scene.labels:
+        _draw_label(canvas, label)
+    return image

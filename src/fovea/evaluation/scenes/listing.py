@@ -1,0 +1,43 @@
+"""Questions about the whole image: lists of what there is, in reading order, and descriptions."""
+
+from __future__ import annotations
+
+from random import Random
+
+from fovea.evaluation.scenes.sample import Turn
+from fovea.evaluation.scenes.scene import Scene
+from fovea.evaluation.scenes.vocabulary import COLOUR_NAMES, SHAPES, article, joined, sentence
+
+
+def _list(question: str, names: list[str]) -> Turn:
+    answer = ", ".join(names) or "none"
+    return Turn(question, answer, (answer,))
+
+
+def listing(rng: Random, scene: Scene) -> Turn | None:
+    """All objects in reading order (rows from the top, each from the left); or the colours or shapes that occur.
+
+    Colours and shapes come in the order of the vocabulary, each once.
+    """
+    kind = rng.random()
+    if kind < 0.6:
+        forms = (
+            "List the objects.",
+            "List all objects in the image.",
+            "Which objects are in the image? Give a list.",
+        )
+        return _list(rng.choice(forms), [item.name for item in scene.items])
+    if kind < 0.8:
+        shades = {item.colour for item in scene.items}
+        return _list("List the colors of the objects.", [name for name in COLOUR_NAMES if name in shades])
+    forms_seen = {item.shape for item in scene.items}
+    return _list("List the shapes in the image.", [name for name in SHAPES if name in forms_seen])
+
+
+def describe(rng: Random, scene: Scene) -> Turn | None:
+    """Everything with its place, items in reading order, then labels from the top."""
+    parts = [f"{article(item.name)} in the {item.place}" for item in scene.items]
+    parts += [f'the text "{label.text}" at the {label.place}' for label in scene.labels]
+    forms = ("Describe the image.", "What is in this image?", "What do you see?", "Describe this picture.")
+    answer = sentence(joined(parts) or "the image is empty")
+    return Turn(rng.choice(forms), answer, (answer,))

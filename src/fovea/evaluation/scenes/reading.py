@@ -1,0 +1,42 @@
+"""Questions about the codes that are written in a scene."""
+
+from __future__ import annotations
+
+from random import Random
+
+from fovea.evaluation.scenes.phrasing import BRIEF_TEXT
+from fovea.evaluation.scenes.sample import Turn
+from fovea.evaluation.scenes.scene import Label, Scene
+
+
+def _reply(rng: Random, question: str, text: str) -> Turn:
+    full = f'The text is "{text}".'
+    if rng.random() < 0.5:
+        return Turn(f"{question} {rng.choice(BRIEF_TEXT)}", text, (text, full))
+    return Turn(question, full, (full, text))
+
+
+def reading_of(rng: Random, scene: Scene) -> tuple[Turn, Label] | None:
+    """What a label says, by its row when there are several."""
+    if not scene.labels:
+        return None
+    label = rng.choice(scene.labels)
+    forms: tuple[str, ...] = (
+        "What is the text at the {}?",
+        "Read the text at the {}.",
+        "What is written at the {}?",
+    )
+    if len(scene.labels) == 1 and rng.random() < 0.75:
+        forms = (
+            "What does the text say?",
+            "Read the text.",
+            "What text is in the image?",
+            "What is written in the image?",
+        )
+    return _reply(rng, rng.choice(forms).format(label.place), label.text), label
+
+
+def reading(rng: Random, scene: Scene) -> Turn | None:
+    """As `reading_of`, without the label."""
+    found = reading_of(rng, scene)
+    return None if found is None else found[0]

@@ -1,0 +1,92 @@
+"""Questions whose answer is JSON of a schema that the question states: compact, keys in the schema's order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from random import Random
+
+from fovea.evaluation.scenes.phrasing import by_colour, by_name, by_shape, pick
+from fovea.evaluation.scenes.quantities import counting_of, noun_of
+from fovea.evaluation.scenes.sample import Turn
+from fovea.evaluation.scenes.scene import Scene
+from fovea.evaluation.scenes.vocabulary import COLOUR_NAMES, SHAPES, article, plural
+
+Value = dict[str, object]
+
+
+def _turn(rng: Random, schema: str, question: str, value: Value) -> Turn:
+    answer = json.dumps(value, separators=(",", ":"))
+    forms = ("Reply as JSON {}: {}", "Answer as JSON {}. {}", "{1} Reply as JSON {0}")
+    return Turn(rng.choice(forms).format(schema, question), answer, (answer,))
+
+
+def _at_place(rng: Random, scene: Scene) -> Turn | None:
+    if not scene.items:
+        return None
+    item = rng.choice(scene.items)
+    question = f"What is in the {item.place}?"
+    if rng.random() < 0.5:
+        return _turn(
+            rng, '{"shape": string, "color": string}', question, {"shape": item.shape, "color": item.colour}
+        )
+    return _turn(
+        rng, '{"color": string, "shape": string}', question, {"color": item.colour, "shape": item.shape}
+    )
+
+
+def _position(rng: Random, scene: Scene) -> Turn | None:
+    found = pick(rng, by_shape(scene), by_colour(scene), by_name(scene))
+    if found is None:
+        return None
+    return _turn(rng, '{"position": string}', f"Where is the {found[1]}?", {"position": found[0].place})
+
+
+def _count(rng: Random, scene: Scene) -> Turn | None:
+    shade = rng.choice([*(item.colour for item in scene.items), rng.choice(COLOUR_NAMES)])
+    form = rng.choice([*(item.shape for item in scene.items), rng.choice(SHAPES)])
+    predicate = rng.choice(((shade, None), (None, form), (None, None)))
+    number = len(scene.matching(*predicate))
+    return _turn(
+        rng, '{"count": integer}', f"How many {plural(noun_of(predicate))} are there?", {"count": number}
+    )
+
+
+def _exists(rng: Random, scene: Scene) -> Turn | None:
+    found = counting_of(rng, scene)
+    shade, form = rng.choice(COLOUR_NAMES), rng.choice(SHAPES)
+    if found is not None and scene.items and rng.random() < 0.6:
+        item = rng.choice(scene.items)
+        shade, form = item.colour, item.shape
+    question = f"Is there {article(noun_of((shade, form)))}?"
+    return _turn(rng, '{"present": boolean}', question, {"present": bool(scene.matching(shade, form))})
+
+
+def _text(rng: Random, scene: Scene) -> Turn | None:
+    if len(scene.labels) != 1:
+        return None
+    return _turn(rng, '{"text": string}', "What does the text say?", {"text": scene.labels[0].text})
+
+
+def _objects(rng: Random, scene: Scene) -> Turn | None:
+    if len(scene.items) > 5:
+        return None
+    schema = '{"objects": [{"shape": string, "color": string}]}'
+    objects = [{"shape": item.shape, "color": item.colour} for item in scene.items]
+    return _turn(rng, schema, "List the objects.", {"objects": objects})
+
+
+_FAMILIES: tuple[Callable[[Random, Scene], Turn | None], ...] = (
+    _at_place,
+    _at_place,
+    _position,
+    _count,
+    _exists,
+    _text,
+    _objects,
+)
+
+
+def structured(rng: Random, scene: Scene) -> Turn | None:
+    """One of six schemas: what a place holds, where, how many, whether, what text, all objects."""
+    return rng.choice(_FAMILIES)(rng, scene)

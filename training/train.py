@@ -1,0 +1,274 @@
+"""Trains fovea-tiny. Restartable: a run's folder holds its checkpoint and its log.
+
+    python training/train.py --run runs/first --minutes 110
+    python training/train.py --run runs/first --minutes 60 --resume      # 60 more, with a fresh schedule
+
+The schedule follows the clock: a short warmup, a constant rate, and a linear decay to zero over the last part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+from torch.nn import functional as F
+
+from batches import Batch, Packer, scene_batch, several_batch, text_batch
+from common import ASSETS
+from evaluate import exact_match, held_out
+from model import Fovea
+from muon import Muon
+
+torch._dynamo.config.cache_size_limit = 32
+SMALL = (128, 160, 192, 224, 256)
+CHARACTER_NONE = 0.15
+
+
+@dataclass
+class Settings:
+    run: str = "runs/first"
+    minutes: float = 110.0
+    decay_from: float = 0.72
+    large_from: float = 0.45
+    warmup: int = 150
+    rate: float = 3e-3
+    adam_rate: float = 2e-3
+    images: int = 32
+    asked: int = 8
+    seed: int = 1
+    threads: int = 3
+    workers: int = 1
+    eval_minutes: float = 5.0
+    auxiliary: float = 1.0
+    average: float = 0.998
+    resume: bool = False
+    stop_at: str = ""
+
+
+def small_size(rng: Random) -> tuple[int, int]:
+    while True:
+        width, height = rng.choice(SMALL), rng.choice(SMALL)
+        if width * height <= 224 * 224:
+            return width, height
+
+
+def large_size(rng: Random) -> tuple[int, int]:
+    low, high = rng.choice(((7, 14), (7, 14), (10, 20), (16, 28)))
+    return 32 * rng.randint(low, high), 32 * rng.randint(low, high)
+
+
+def minor_batch(rng: Random, packer: Packer, settings: Settings, large: bool) -> Batch:
+    """The smaller batch that goes with a step's main batch: conversations, pairs, frames, text, larger images."""
+    kind = rng.random()
+    if large and kind < 0.5:
+        size = large_size(rng)
+        count = max(1, min(16, 1300 * 1024 // (size[0] * size[1])))
+        return scene_batch(rng, packer, size, count, settings.asked, rng.random() < 0.2)
+    kind = rng.random()
+    if kind < 0.35:
+        return scene_batch(rng, packer, small_size(rng), settings.images // 3, 4, True)
+    if kind < 0.7:
+        return several_batch(rng, packer, small_size(rng), settings.images // 4, False)
+    if kind < 0.95:
+        return several_batch(rng, packer, small_size(rng), settings.images // 6, True)
+    return text_batch(rng, packer, 16)
+
+
+def produce(queue: mp.Queue, settings: Settings, start: int, worker: int, progress: mp.Value) -> None:
+    """Steps as lists of batches; the seed of a step is its number, always below the held-out seeds."""
+    os.nice(5)
+    torch.set_num_threads(1)
+    packer = Packer(str(ASSETS / "tokenizer.json"))
+    step = start + worker
+    while True:
+        rng = Random(f"{settings.seed}/{step}")
+        done = progress.value
+        main = scene_batch(rng, packer, small_size(rng), settings.images, settings.asked, False)
+        batches = [main]
+        if rng.random() < (0.35 if done > 0.1 else 0.1):
+            batches.append(minor_batch(rng, packer, settings, done > settings.large_from))
+        queue.put([{key: torch.from_numpy(np.ascontiguousarray(v)) for key, v in b.items()} for b in batches])
+        step += settings.workers
+
+
+def losses(model: Fovea, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Mean losses: of answer tokens and of the three dense targets."""
+    states, visual = model.hidden(batch)
+    row, column, token, _ = batch["targets"].unbind(1)
+    logits = model.logits(states[row, column])
+    found = {"answer": F.cross_entropy(logits, token)}
+    if not batch["patches"].numel():
+        return found
+    heads = model.auxiliary
+    patches = batch["patches"].flatten(0, -2)
+    found["shape"] = F.cross_entropy(heads["shape"](visual).float().reshape(len(patches), -1), patches[:, 0])
+    found["colour"] = F.cross_entropy(
+        heads["colour"](visual).float().reshape(len(patches), -1), patches[:, 1]
+    )
+    characters = batch["characters"].flatten()
+    logits = heads["character"](visual).float().reshape(len(characters), -1)
+    weight = torch.ones(logits.shape[1], device=logits.device)
+    weight[0] = CHARACTER_NONE
+    found["character"] = F.cross_entropy(logits, characters, weight=weight)
+    return found
+
+
+class Trainer:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.folder = Path(settings.run)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        torch.manual_seed(settings.seed)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        torch.set_num_threads(settings.threads)
+        self.model = Fovea(json.loads((ASSETS / "config.json").read_text())).to(self.device)
+        if self.device.type == "cpu":
+            self.model.fuse()
+        self.averaged = [p.detach().clone() for p in self.model.parameters()]
+        self.optimizer = Muon(self.model, momentum=0.95, betas=(0.9, 0.98), decay=0.02)
+        self.step = self.images = 0
+        self.earlier = 0.0
+        if settings.resume:
+            self.load()
+        self.started = time.time()
+        self.first_step = self.step
+        self.running: dict[str, float] = {}
+        self.packer = Packer(str(ASSETS / "tokenizer.json"))
+
+    @property
+    def elapsed(self) -> float:
+        return time.time() - self.started
+
+    @property
+    def progress(self) -> float:
+        return min(1.0, self.elapsed / (60 * self.settings.minutes))
+
+    def load(self) -> None:
+        state = torch.load(self.folder / "checkpoint.pt", map_location=self.device)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for mine, theirs in zip(self.averaged, state["averaged"], strict=True):
+            mine.copy_(theirs)
+        self.step, self.images, self.earlier = state["step"], state["images"], state["seconds"]
+
+    def save(self) -> None:
+        state = {
+            "model": self.model.state_dict(),
+            "averaged": self.averaged,
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "images": self.images,
+            "seconds": self.earlier + self.elapsed,
+            "settings": asdict(self.settings),
+        }
+        torch.save(state, self.folder / "checkpoint.tmp")
+        (self.folder / "checkpoint.tmp").rename(self.folder / "checkpoint.pt")
+
+    def factor(self) -> float:
+        warm = min(1.0, (self.step - self.first_step + 1) / self.settings.warmup)
+        left = (1 - self.progress) / (1 - self.settings.decay_from)
+        return warm * max(0.0, min(1.0, left))
+
+    def update(self, batches: list[dict[str, Tensor]]) -> None:
+        weight_of = [float(len(batch["targets"])) for batch in batches]
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        for batch, weight in zip(batches, weight_of, strict=True):
+            batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
+            with torch.autocast(self.device.type, torch.bfloat16):
+                found = losses(self.model, batch)
+            auxiliary = self.settings.auxiliary * (1 - 0.6 * self.progress)
+            total = sum(value * (1.0 if name == "answer" else auxiliary) for name, value in found.items())
+            (total * (weight / sum(weight_of))).backward()
+            for name, value in found.items():
+                self.running[name] = 0.98 * self.running.get(name, float(value.detach())) + 0.02 * float(
+                    value.detach()
+                )
+            self.images += batch["images"].shape[0] * (
+                batch["images"].shape[1] if batch["images"].numel() else 0
+            )
+        torch.nn.utils.clip_grad_norm_(self.optimizer.others, 1.0)
+        factor = self.factor()
+        self.optimizer.step(self.settings.rate * factor, self.settings.adam_rate * factor)
+        average = min(self.settings.average, 1 - 1 / (self.step + 1 - self.first_step + 1))
+        torch._foreach_lerp_(self.averaged, [p.detach() for p in self.model.parameters()], 1 - average)
+        self.step += 1
+
+    def evaluate(self, batches: dict[str, list[Batch]]) -> dict[str, float]:
+        """Exact matches of the averaged weights."""
+        kept = [p.detach().clone() for p in self.model.parameters()]
+        with torch.no_grad():
+            for parameter, value in zip(self.model.parameters(), self.averaged, strict=True):
+                parameter.copy_(value)
+            scores = {kind: exact_match(self.model, some, self.device) for kind, some in batches.items()}
+            for parameter, value in zip(self.model.parameters(), kept, strict=True):
+                parameter.copy_(value)
+        return scores
+
+    def log(self, **values: object) -> None:
+        line = {"seconds": round(self.earlier + self.elapsed), "step": self.step, "images": self.images}
+        line |= {name: round(value, 4) for name, value in self.running.items()} | values
+        with (self.folder / "log.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(json.dumps(line), flush=True)
+
+    def run(self, batches: Iterator[list[dict[str, Tensor]]], progress: mp.Value) -> None:
+        held = held_out(self.packer, 48)
+        next_eval = 60 * self.settings.eval_minutes
+        seen, since = self.images, time.time()
+        while self.progress < 1 and not (self.folder / "stop").exists():
+            self.update(next(batches))
+            progress.value = self.progress
+            if not math.isfinite(self.running["answer"]):
+                raise RuntimeError("the loss is not finite")
+            if self.step % 50 == 0:
+                speed = (self.images - seen) / (time.time() - since)
+                self.log(factor=round(self.factor(), 3), images_per_s=round(speed, 1))
+                seen, since = self.images, time.time()
+            if self.elapsed > next_eval:
+                next_eval = self.elapsed + 60 * self.settings.eval_minutes
+                self.log(exact=self.evaluate(held))
+                self.save()
+                since, seen = time.time(), self.images
+        self.log(exact=self.evaluate(held), end=True)
+        self.save()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in asdict(Settings()).items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(default, bool):
+            parser.add_argument(flag, action="store_true")
+        else:
+            parser.add_argument(flag, type=type(default), default=default)
+    settings = Settings(**vars(parser.parse_args()))
+    trainer = Trainer(settings)
+    context = mp.get_context("spawn")
+    queue, progress = context.Queue(maxsize=6), context.Value("d", 0.0)
+    workers = [
+        context.Process(target=produce, args=(queue, settings, trainer.step, w, progress), daemon=True)
+        for w in range(settings.workers)
+    ]
+    for worker in workers:
+        worker.start()
+    trainer.run(iter(queue.get, None), progress)
+    for worker in workers:
+        worker.terminate()
+
+
+if __name__ == "__main__":
+    main()
