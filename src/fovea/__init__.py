@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-__version__ = "0.1.0"
-__all__ = ["Engine", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from fovea.core.sampling import SamplingParams
     from fovea.engine.engine import Engine
 
+__version__ = "0.1.0"
+__all__ = ["Engine", "SamplingParams", "__version__"]
+
+_LAZY = {"Engine": "fovea.engine.engine", "SamplingParams": "fovea.core.sampling"}
+
 
 def __getattr__(name: str) -> Any:
     """The public names, loaded on first use: `import fovea` alone must not pull torch."""
-    if name == "Engine":
-        from fovea.engine.engine import Engine
-
-        return Engine
-    if name == "SamplingParams":
-        from fovea.core.sampling import SamplingParams
-
-        return SamplingParams
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'fovea' has no attribute {name!r}")

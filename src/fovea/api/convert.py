@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fovea.api.schema import ChatMessage, ChatRequest, CompletionRequest, ImageContent, ImageURL, Sampling, UsageBody
+from fovea.api.schema import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    ImageContent,
+    ImageURL,
+    Sampling,
+    UsageBody,
+)
 from fovea.api.schema import PromptTokensDetails as Details
 from fovea.core.errors import InvalidRequest
 from fovea.core.image import Image, PixelBudget
@@ -88,7 +96,11 @@ def completion_prompts(body: CompletionRequest) -> list[Prompt]:
         raise InvalidRequest("prompt is empty; accepted: a string, strings, or token ids", param="prompt")
     if isinstance(prompt[0], int):
         return [TokenPrompt(tuple(i for i in prompt if isinstance(i, int)))]
-    return [TextPrompt(p) if isinstance(p, str) else TokenPrompt(tuple(p)) for p in prompt if not isinstance(p, int)]
+    return [_one_prompt(part) for part in prompt]
+
+
+def _one_prompt(part: str | int | list[int]) -> Prompt:
+    return TextPrompt(part) if isinstance(part, str) else TokenPrompt(tuple(part) if isinstance(part, list) else (part,))
 
 
 def sampling(body: Sampling, defaults: Mapping[str, float | int]) -> SamplingParams:

@@ -13,9 +13,7 @@ from fovea.core.types import Completion, Delta, TokenLogprob, Usage
 
 def error_body(error: FoveaError) -> dict[str, Any]:
     """OpenAI's error envelope."""
-    return {
-        "error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
-    }
+    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
 
 
 class ChatBodies:
@@ -82,9 +80,11 @@ class CompletionBodies:
         self.created = int(time.time())
 
     def whole(self, answers: list[Completion]) -> dict[str, Any]:
-        choices = []
+        choices: list[dict[str, Any]] = []
         for answer in answers:
-            for text, reason, logprobs in zip(answer.texts, answer.finish_reasons, answer.logprobs, strict=True):
+            for text, reason, logprobs in zip(
+                answer.texts, answer.finish_reasons, answer.logprobs, strict=True
+            ):
                 choices.append(self._choice(len(choices), text, reason, text_logprobs(logprobs)))
         total = add_usage([answer.usage for answer in answers])
         return {**self._head(), "choices": choices, "usage": usage_body(total).model_dump()}

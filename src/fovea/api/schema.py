@@ -81,14 +81,20 @@ class Sampling(Wire):
     seed: Integer | None = Field(default=None, ge=-(2**63), lt=2**63)
     user: str | None = Field(default=None, description="no effect")
     top_k: Integer | None = Field(default=None, ge=0, description="(+) the k most likely; 0 is all")
-    min_p: Number | None = Field(default=None, ge=0, le=1, description="(+) floor relative to the most likely")
+    min_p: Number | None = Field(
+        default=None, ge=0, le=1, description="(+) floor relative to the most likely"
+    )
     repetition_penalty: Number | None = Field(default=None, gt=0, le=10, description="(+)")
     min_tokens: Integer | None = Field(default=None, ge=0, description="(+) no end before")
     stop_token_ids: list[Integer] | None = Field(default=None, max_length=64, description="(+)")
     ignore_eos: Flag | None = Field(default=None, description="(+) only length and stop strings end")
     skip_special_tokens: Flag | None = Field(default=None, description="(+)")
-    timeout: Number | None = Field(default=None, gt=0, le=86_400, description="(+) seconds until the request is given up")
-    cache_salt: str | None = Field(default=None, max_length=256, description="(+) share caches only with equal salts")
+    timeout: Number | None = Field(
+        default=None, gt=0, le=86_400, description="(+) seconds until the request is given up"
+    )
+    cache_salt: str | None = Field(
+        default=None, max_length=256, description="(+) share caches only with equal salts"
+    )
 
 
 class ChatRequest(Sampling):
@@ -97,7 +103,9 @@ class ChatRequest(Sampling):
     logprobs: Flag | None = False
     top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    max_pixels: Integer | None = Field(default=None, ge=1, description="(+) budget of every image without its own")
+    max_pixels: Integer | None = Field(
+        default=None, ge=1, description="(+) budget of every image without its own"
+    )
     min_pixels: Integer | None = Field(default=None, ge=1, description="(+)")
     metadata: dict[str, str] | None = Field(default=None, description="no effect")
     store: Flag | None = Field(default=None, description="no effect")

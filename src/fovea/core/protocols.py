@@ -31,7 +31,7 @@ class EngineClient(Protocol):
     @property
     def ready(self) -> bool: ...
 
-    def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+    def stream(self, request: GenerationRequest, /) -> AsyncIterator[Delta]:
         """Deltas of all choices, interleaved. Closing the iterator cancels the request and frees what it held.
 
         Raises RequestError before the first delta for what is wrong with the request, EngineError for a defect.

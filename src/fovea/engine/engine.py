@@ -40,9 +40,9 @@ from fovea.engine.inputs import to_prompt
 from fovea.engine.loop import EngineLoop, Job
 from fovea.engine.memory import pool_blocks
 from fovea.engine.models.load import LoadedModel, load_model
-from fovea.engine.pixels import PixelStore
+from fovea.engine.pixels import PixelStore, PixelTask
 from fovea.engine.prompt import PreparedPrompt, PromptBuilder
-from fovea.engine.runner import PixelSource, Runner
+from fovea.engine.runner import Runner
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import Sequence as TokenSequence
@@ -84,7 +84,12 @@ class Engine:
 
     @classmethod
     def from_pretrained(
-        cls, name: str, *, config: EngineConfig | None = None, chat_template: str | None = None, **settings: Any
+        cls,
+        name: str,
+        *,
+        config: EngineConfig | None = None,
+        chat_template: str | None = None,
+        **settings: Any,
     ) -> Engine:
         """`name`: a folder, a hub id, or "fovea-tiny". `settings` are fields of EngineConfig.
 
@@ -98,6 +103,10 @@ class Engine:
     @property
     def info(self) -> ModelInfo:
         return self._info
+
+    def rename(self, name: str) -> None:
+        """The name that clients use for this model."""
+        self._info = replace(self._info, name=name)
 
     @property
     def ready(self) -> bool:
@@ -118,7 +127,7 @@ class Engine:
         """
         request = self.request(prompt, images, sampling=sampling, budget=budget, **params)
         answer = AnswerBuilder(request.sampling.n)
-        for delta in self._iterate(request):
+        for delta in self.iterate(request):
             answer.add(delta)
         return answer.build()
 
@@ -177,7 +186,9 @@ class Engine:
         known = {field.name for field in fields(SamplingParams)}
         unknown = sorted(set(params) - known)
         if unknown:
-            raise InvalidRequest(f"unknown parameter {unknown[0]!r}; known: {', '.join(sorted(known))}", param=unknown[0])
+            raise InvalidRequest(
+                f"unknown parameter {unknown[0]!r}; known: {', '.join(sorted(known))}", param=unknown[0]
+            )
         return SamplingParams(**{**self._info.default_sampling, **params})
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
@@ -218,7 +229,7 @@ class Engine:
             "images_encoded": loop.encoded_images,
             "encode_seconds": loop.encode_seconds,
             "engine_steps": loop.steps,
-            "computed_tokens": loop.prompt_tokens,
+            "computed_tokens": loop.computed_tokens,
             "generation_tokens": loop.generated_tokens,
             "preemptions": self.scheduler.preemptions,
             "integrity_errors": loop.integrity_errors,
@@ -245,7 +256,8 @@ class Engine:
     def __exit__(self, *exc: object) -> None:
         self.shutdown()
 
-    def _iterate(self, request: GenerationRequest) -> Iterator[Delta]:
+    def iterate(self, request: GenerationRequest) -> Iterator[Delta]:
+        """`stream` without asyncio. Closing the generator cancels the request."""
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._enter(request)
         jobs: list[Job] = []
@@ -281,7 +293,7 @@ class Engine:
         started = time.monotonic()
         prepared = self._builder.build(request.prompt, request.cache_salt)
         max_tokens = self._max_tokens(prepared, request.sampling)
-        pixels: dict[str, PixelSource] = {}
+        pixels: dict[str, PixelTask] = {}
         for planned in prepared.images:
             task = self._pixels.task(planned)
             pixels[planned.key] = task
@@ -289,7 +301,7 @@ class Engine:
                 task.start()
         for key, task in pixels.items():
             if key not in self._embeddings:
-                task.start().result()  # type: ignore[attr-defined]
+                task.start().result()
         preprocess = time.monotonic() - started
         jobs = [
             Job(
@@ -304,7 +316,7 @@ class Engine:
                     deadline=started + request.timeout if request.timeout is not None else None,
                 ),
                 choice=choice,
-                pixels=pixels,
+                pixels=dict(pixels),
                 sink=sink,
                 text=self._text_stream(request.sampling),
                 media_s=request.media_s,
@@ -336,5 +348,7 @@ class Engine:
         for token in (*sampling.logit_bias, *sampling.stop_token_ids):
             if not 0 <= token < self._info.vocab_size:
                 name = "logit_bias" if token in sampling.logit_bias else "stop_token_ids"
-                raise InvalidRequest(f"{name}: token {token} is outside [0, {self._info.vocab_size})", param=name)
+                raise InvalidRequest(
+                    f"{name}: token {token} is outside [0, {self._info.vocab_size})", param=name
+                )
         return sampling.max_tokens if sampling.max_tokens is not None else room

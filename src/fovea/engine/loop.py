@@ -20,6 +20,7 @@ from fovea.engine.detokenize import TextStream
 from fovea.engine.events import Event, Sink
 from fovea.engine.runner import PixelSource, Runner
 from fovea.engine.sample.sampler import Sampled
+from fovea.engine.schedule.plan import StepPlan
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import Sequence, Status
 from fovea.engine.tokenizer import ChatTokenizer
@@ -51,7 +52,7 @@ class EngineLoop:
         self.runner = runner
         self.tokenizer = tokenizer
         self.steps = 0
-        self.prompt_tokens = 0
+        self.computed_tokens = 0
         self.generated_tokens = 0
         self.encoded_images = 0
         self.encode_seconds = 0.0
@@ -112,7 +113,7 @@ class EngineLoop:
         try:
             while self._drain_inbox():
                 self._step()
-        except BaseException as error:  # noqa: BLE001 - the last stop before the thread dies
+        except BaseException as error:
             self._failure = error
             log.exception("the engine loop died")
             self._fail(list(self._jobs), EngineError("the engine stopped unexpectedly; see the server's log"))
@@ -140,32 +141,34 @@ class EngineLoop:
         if not plan:
             time.sleep(STALL_S)
             return
-        for item in plan.work:
-            job = self._jobs[item.seq.id]
-            if job.admitted is None:
-                job.admitted = now
+        self._mark_admitted(plan, now)
         try:
             result = self.runner.execute(plan)
-        except Exception as error:  # noqa: BLE001 - the step's requests die, the engine lives on
+        except Exception as error:
             log.exception("a step failed")
             self._fail([item.seq.id for item in plan.work], EngineError(f"the step failed: {error}"))
             return
-        self._account(plan.tokens, result.encode_s)
-        for key, seconds in result.encode_s.items():
-            for encode in plan.encode:
-                if encode.span.key == key:
-                    self._jobs[encode.owner.id].encode_s += seconds
+        self._account(plan, result.encode_s)
         for seq_id, failure in result.failures.items():
             self._fail([seq_id], failure)
         self.scheduler.update(plan, {seq_id: pick.token for seq_id, pick in result.sampled.items()})
         for seq_id, pick in result.sampled.items():
             self._tell(self._jobs[seq_id], pick)
 
-    def _account(self, tokens: int, encode_s: dict[str, float]) -> None:
+    def _mark_admitted(self, plan: StepPlan, now: float) -> None:
+        for item in plan.work:
+            job = self._jobs[item.seq.id]
+            if job.admitted is None:
+                job.admitted = now
+
+    def _account(self, plan: StepPlan, encode_s: dict[str, float]) -> None:
+        """`encode_s` holds seconds by image key; the request that made an image necessary is charged for it."""
         self.steps += 1
-        self.prompt_tokens += tokens
+        self.computed_tokens += plan.tokens
         self.encoded_images += len(encode_s)
         self.encode_seconds += sum(encode_s.values())
+        for job in plan.encode:
+            self._jobs[job.owner.id].encode_s += encode_s.get(job.span.key, 0.0)
 
     def _add(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -197,14 +200,11 @@ class EngineLoop:
         self.generated_tokens += 1
         seq = job.seq
         reason = self._reason(seq, pick.token)
-        hidden = reason == "stop"
-        text = "" if hidden else job.text.push(pick.token)
+        text = "" if reason == "stop" else job.text.push(pick.token)
+        if reason is not None:
+            text += job.text.finish()
         if job.text.stopped:
             reason = "stop"
-        elif reason is not None:
-            text += job.text.finish()
-            if job.text.stopped:
-                reason = "stop"
         event = Event(
             job.choice,
             text=text,
@@ -247,9 +247,11 @@ class EngineLoop:
     def _logprobs(self, pick: Sampled) -> tuple[TokenLogprob, ...]:
         if pick.logprob is None:
             return ()
-        written = lambda token: self.tokenizer.decode([token], skip_special_tokens=False)  # noqa: E731
-        top = tuple((token, written(token), value) for token, value in pick.top)
-        return (TokenLogprob(pick.token, written(pick.token), pick.logprob, top),)
+        top = tuple((token, self._written(token), value) for token, value in pick.top)
+        return (TokenLogprob(pick.token, self._written(pick.token), pick.logprob, top),)
+
+    def _written(self, token: int) -> str:
+        return self.tokenizer.decode([token], skip_special_tokens=False)
 
     def _timings(self, job: Job) -> StageTimings:
         admitted = job.admitted or job.seq.arrival

@@ -22,7 +22,9 @@ def pool_blocks(config: EngineConfig, model: VisionLanguageModel) -> int:
     budget = config.kv_cache_mib * MIB or _automatic(model.device)
     blocks = budget // block
     if blocks < 1:
-        raise ConfigError(f"kv_cache_mib: {budget // MIB} MiB hold no block of {block} bytes", param="kv_cache_mib")
+        raise ConfigError(
+            f"kv_cache_mib: {budget // MIB} MiB hold no block of {block} bytes", param="kv_cache_mib"
+        )
     useful = config.max_running * -(-decoder.max_positions // config.block_size)
     return min(blocks, useful)
 

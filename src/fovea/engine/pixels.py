@@ -28,7 +28,9 @@ class PixelTask:
         """Begin, or join the work in progress."""
         with self._lock:
             if self._future is None:
-                self._future = self._pool.submit(self._processor.process, self._planned.image, self._planned.plan)
+                self._future = self._pool.submit(
+                    self._processor.process, self._planned.image, self._planned.plan
+                )
             return self._future
 
     def __call__(self) -> ProcessedImage:

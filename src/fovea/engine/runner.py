@@ -98,7 +98,9 @@ class Runner:
         rows = [int(end) for end, item in zip(ends, work, strict=True) if item.samples]
         if rows:
             sequences = [item.seq for item in work if item.samples]
-            chosen = hidden if len(rows) == hidden.shape[0] else hidden[torch.tensor(rows, device=hidden.device)]
+            chosen = (
+                hidden if len(rows) == hidden.shape[0] else hidden[torch.tensor(rows, device=hidden.device)]
+            )
             picks = self.sampler.sample(self.model.logits(chosen), sequences)
             result.sampled = {seq.id: pick for seq, pick in zip(sequences, picks, strict=True)}
         return result
@@ -108,7 +110,9 @@ class Runner:
         try:
             features = self.model.encode(self._prompts[job.owner.id].pixels[job.span.key]())
             if features.embeds.shape[0] != job.span.tokens:
-                raise RuntimeError(f"{features.embeds.shape[0]} visual tokens made, {job.span.tokens} planned")
+                raise RuntimeError(
+                    f"{features.embeds.shape[0]} visual tokens made, {job.span.tokens} planned"
+                )
         except (FoveaError, RuntimeError, ValueError, MemoryError) as error:
             result.failures.update(dict.fromkeys(job.holders, error))
             return

@@ -90,7 +90,9 @@ class ChatTokenizer:
                 messages, chat_template=self._template, tokenize=False, add_generation_prompt=True
             )
         except (TemplateError, TypeError, KeyError) as error:
-            raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from error
+            raise InvalidRequest(
+                f"the chat template refuses these messages: {error}", param="messages"
+            ) from error
         return text
 
     def _content(self, message: Message) -> Any:

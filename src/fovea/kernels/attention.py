@@ -85,6 +85,11 @@ def _prefill(query: Tensor, kv: Tensor, chunk: Chunk, scale: float) -> Tensor:
         reach = torch.arange(length, device=query.device)[None, :]
         mask = reach <= torch.arange(chunk.first, length, device=query.device)[:, None]
     out = functional.scaled_dot_product_attention(
-        query.transpose(0, 1)[None], keys, values, attn_mask=mask, is_causal=chunk.first == 0 and count > 1, scale=scale
+        query.transpose(0, 1)[None],
+        keys,
+        values,
+        attn_mask=mask,
+        is_causal=chunk.first == 0 and count > 1,
+        scale=scale,
     )
     return out[0].transpose(0, 1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 def can_pack(weight: Tensor) -> bool:
     """Whether this build and machine have a packed product for the weight's type and shape."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     if weight.dtype is torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and weight.shape[1] > 1

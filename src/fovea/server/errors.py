@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -67,9 +68,9 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, defect)
 
 
-def explain(problems: Any, fields: tuple[str, ...]) -> InvalidRequest:
+def explain(problems: Sequence[Any], fields: tuple[str, ...]) -> InvalidRequest:
     """The most telling of pydantic's complaints, as one sentence about one field."""
-    first = max(problems, key=lambda p: len(p["loc"])) if problems else {"type": "", "loc": (), "msg": "invalid"}
+    first: dict[str, Any] = max(problems, key=lambda problem: len(problem["loc"]))
     for problem in problems:
         if problem["type"] in ("extra_forbidden", "json_invalid", "missing"):
             first = problem
@@ -84,13 +85,17 @@ def explain(problems: Any, fields: tuple[str, ...]) -> InvalidRequest:
         return InvalidRequest(f"{path or 'the body'} is required", param=path or None, code="missing_field")
     got = _shorten(first.get("input"))
     message = first["msg"].removeprefix("Value error, ")
-    return InvalidRequest(f"{path or 'the body'}: {message[:1].lower() + message[1:]}, got {got}", param=path or None)
+    return InvalidRequest(
+        f"{path or 'the body'}: {message[:1].lower() + message[1:]}, got {got}", param=path or None
+    )
 
 
 def _unknown_field(path: str, fields: tuple[str, ...]) -> InvalidRequest:
     name = path.rpartition(".")[2]
     if name in schema.UNSUPPORTED:
-        return InvalidRequest(f"{path}: {schema.UNSUPPORTED[name]} by this server", param=path, code="unsupported_field")
+        return InvalidRequest(
+            f"{path}: {schema.UNSUPPORTED[name]} by this server", param=path, code="unsupported_field"
+        )
     near = difflib.get_close_matches(name, fields, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return InvalidRequest(f"unknown field {path!r}{hint}", param=path, code="unknown_field")
@@ -126,5 +131,9 @@ def _fields_of(request: Request) -> tuple[str, ...]:
         model = schema.TokenizeRequest
     elif path.endswith("/v1/completions"):
         model = schema.CompletionRequest
-    nested = (*schema.ChatMessage.model_fields, *schema.ImageURL.model_fields, *schema.StreamOptions.model_fields)
+    nested = (
+        *schema.ChatMessage.model_fields,
+        *schema.ImageURL.model_fields,
+        *schema.StreamOptions.model_fields,
+    )
     return (*model.model_fields, *nested)

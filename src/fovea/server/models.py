@@ -29,7 +29,9 @@ async def models(http: Request) -> dict[str, Any]:
 async def model(name: str, http: Request) -> dict[str, Any]:
     state = state_of(http)
     if name != state.client.info.name:
-        raise NotFound(f"model {name!r} is not served here; served: {state.client.info.name}", code="model_not_found")
+        raise NotFound(
+            f"model {name!r} is not served here; served: {state.client.info.name}", code="model_not_found"
+        )
     return _card(state)
 
 

@@ -26,7 +26,9 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self._state.draining:
-            log.info("%s: draining for up to %g s", signal.Signals(sig).name, self._state.settings.drain_seconds)
+            log.info(
+                "%s: draining for up to %g s", signal.Signals(sig).name, self._state.settings.drain_seconds
+            )
         self._state.draining = True
         super().handle_exit(sig, frame)
         # uvicorn raises captured signals again when it is done; a drained server has ended well.

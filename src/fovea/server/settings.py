@@ -26,7 +26,11 @@ class ServerSettings:
     media: MediaLimits = field(default_factory=MediaLimits)
 
     def __post_init__(self) -> None:
-        for name, low, high in (("max_body_mib", 1, 4096), ("drain_seconds", 0, 3600), ("request_timeout", 0, 86_400)):
+        for name, low, high in (
+            ("max_body_mib", 1, 4096),
+            ("drain_seconds", 0, 3600),
+            ("request_timeout", 0, 86_400),
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
                 raise ConfigError(f"{name} is {value!r}; accepted: {low} to {high}", param=name)

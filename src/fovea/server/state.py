@@ -25,7 +25,9 @@ class ServerState:
         """The served model's name. A request may leave it out, but not name another."""
         served = self.client.info.name
         if name not in (None, "", served):
-            raise NotFound(f"model {name!r} is not served here; served: {served}", param="model", code="model_not_found")
+            raise NotFound(
+                f"model {name!r} is not served here; served: {served}", param="model", code="model_not_found"
+            )
         return served
 
     def timeout(self, asked: float | None) -> float | None:

@@ -57,7 +57,10 @@ class VisionLanguageModel(nn.Module, ABC):
             total = sum(p.numel() for p in self.parameters())
             self.head.tie(table, pack=pack and table.weight.numel() <= TIED_HEAD_PACK_SHARE * total)
         if pack:
-            for part in (self.decoder, *(c for n, c in self.named_children() if n not in ("decoder", "head"))):
+            for part in (
+                self.decoder,
+                *(c for n, c in self.named_children() if n not in ("decoder", "head")),
+            ):
                 pack_linears(part)
             if not self.head.tied:
                 self.head.lm_head.pack()

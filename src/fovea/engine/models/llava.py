@@ -46,7 +46,9 @@ class Llava(VisionLanguageModel):
         self.projector = Projector(config, len(tower.taps))
         strategy = config.vision_feature_select_strategy
         if strategy not in ("default", "full"):
-            raise UnsupportedModel(f"vision_feature_select_strategy {strategy!r}: accepted are default and full")
+            raise UnsupportedModel(
+                f"vision_feature_select_strategy {strategy!r}: accepted are default and full"
+            )
         self.drop_first = strategy == "default"
 
     def encode(self, image: ProcessedImage) -> VisualFeatures:

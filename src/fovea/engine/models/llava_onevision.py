@@ -19,7 +19,9 @@ class LlavaOnevision(TiledLlava):
         super().__init__(config)
         prefix, _, number = str(config.vision_aspect_ratio).rpartition("_")
         if prefix != "anyres_max" or not number.isdigit():
-            raise UnsupportedModel(f"vision_aspect_ratio {config.vision_aspect_ratio!r}; accepted: anyres_max_N")
+            raise UnsupportedModel(
+                f"vision_aspect_ratio {config.vision_aspect_ratio!r}; accepted: anyres_max_N"
+            )
         self.max_tiles = int(number)
 
     def shrink(self, picture: Tensor) -> Tensor:

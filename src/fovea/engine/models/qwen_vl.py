@@ -17,7 +17,9 @@ class QwenVL(VisionLanguageModel):
         vision = vision_config(config.model_type, config.vision_config)
         decoder = decoder_config(config.text_config, tied=bool(config.tie_word_embeddings))
         if vision.out_hidden != decoder.hidden:
-            raise UnsupportedModel(f"vision output {vision.out_hidden} and decoder width {decoder.hidden} differ")
+            raise UnsupportedModel(
+                f"vision output {vision.out_hidden} and decoder width {decoder.hidden} differ"
+            )
         super().__init__(decoder, config.image_token_id, merge=vision.merge)
         self.vision = QwenVisionTower(vision)
 
@@ -43,7 +45,9 @@ def vision_config(model_type: str, vision: Any) -> QwenVisionConfig:
         temporal=vision.temporal_patch_size,
         merge=vision.spatial_merge_size,
         theta=theta,
-        window=vision.window_size // vision.spatial_merge_size // vision.patch_size if generation == "2.5" else 0,
+        window=vision.window_size // vision.spatial_merge_size // vision.patch_size
+        if generation == "2.5"
+        else 0,
         full=tuple(vision.fullatt_block_indexes) if generation == "2.5" else (),
         positions=vision.num_position_embeddings if generation == "3" else 0,
         deepstack=tuple(vision.deepstack_visual_indexes) if generation == "3" else (),

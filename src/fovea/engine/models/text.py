@@ -27,7 +27,9 @@ def decoder_config(text: Any, *, tied: bool) -> DecoderConfig:
     """Raises UnsupportedModel for what this decoder does not compute."""
     family = FAMILIES.get(text.model_type)
     if family is None:
-        raise UnsupportedModel(f"text model {text.model_type!r} is not supported; supported: {', '.join(FAMILIES)}")
+        raise UnsupportedModel(
+            f"text model {text.model_type!r} is not supported; supported: {', '.join(FAMILIES)}"
+        )
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or (
         text.model_type == "mistral" and getattr(text, "sliding_window", None) is not None
@@ -41,7 +43,9 @@ def decoder_config(text: Any, *, tied: bool) -> DecoderConfig:
     if mrope is not None:
         sections = text.rope_parameters.get("mrope_section")
         if sections is None or sum(sections) != head_dim // 2:
-            raise UnsupportedModel(f"mrope_section {sections} does not add up to half the head size {head_dim}")
+            raise UnsupportedModel(
+                f"mrope_section {sections} does not add up to half the head size {head_dim}"
+            )
         axes = tuple(mrope_axes(sections, interleaved=mrope == "interleaved"))
     return DecoderConfig(
         vocab_size=text.vocab_size,

@@ -49,7 +49,9 @@ def shard_files(folder: Path) -> list[Path]:
             raise CheckpointError(f"{index} is not a weight index: {error}") from error
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
-            raise CheckpointError(f"{folder}: {len(missing)} of {len(names)} shards are missing: {missing[:3]}")
+            raise CheckpointError(
+                f"{folder}: {len(missing)} of {len(names)} shards are missing: {missing[:3]}"
+            )
         return [folder / name for name in names]
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -100,7 +102,9 @@ def load_weights(
                 name = canonical(entry.name)
                 if name not in table:
                     if not any(pattern.search(name) for pattern in unneeded):
-                        raise CheckpointError(f"{path}: tensor {entry.name!r} is not part of this architecture")
+                        raise CheckpointError(
+                            f"{path}: tensor {entry.name!r} is not part of this architecture"
+                        )
                     continue
                 _fill(table[name], file, begin, entry, path)
                 missing.discard(name)
@@ -125,7 +129,7 @@ def _fill(target: Tensor, file: BinaryIO, begin: int, entry: TensorEntry, path: 
     direct = target.dtype is dtype and target.device.type == "cpu" and target.is_contiguous()
     buffer = target if direct else torch.empty(target.shape, dtype=dtype)
     file.seek(begin + entry.start)
-    view = memoryview(buffer.reshape(-1).view(torch.uint8).numpy())
+    view = memoryview(buffer.reshape(-1).view(torch.uint8).numpy().data)
     if file.readinto(view) != entry.stop - entry.start:  # type: ignore[attr-defined]
         raise CheckpointError(f"{path}: {entry.name} is truncated")
     if not direct:

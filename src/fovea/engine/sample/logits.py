@@ -25,9 +25,11 @@ def adjust(
     if params.repetition_penalty != 1.0:
         seen = torch.tensor(sorted({*prompt, *output}), device=row.device)
         values = row[seen]
-        row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        row[seen] = torch.where(
+            values > 0, values / params.repetition_penalty, values * params.repetition_penalty
+        )
     if output and (params.presence_penalty or params.frequency_penalty):
-        ids, counts = torch.tensor(output, device=row.device).unique(return_counts=True)
+        ids, counts = torch.unique(torch.tensor(output, device=row.device), return_counts=True)
         row[ids] -= params.presence_penalty + params.frequency_penalty * counts.to(row.dtype)
     if forbidden:
         row[torch.tensor(sorted(forbidden), device=row.device)] = float("-inf")

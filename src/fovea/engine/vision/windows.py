@@ -51,7 +51,9 @@ def bilinear_taps(grid: tuple[int, int, int], merge: int, side: int) -> tuple[In
     coordinates = patch_coordinates(grid, merge)
     taps, weights = [], []
     for axis, size in ((0, grid[1]), (1, grid[2])):
-        position = coordinates[:, axis].astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+        position = (
+            coordinates[:, axis].astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+        )
         floor = np.floor(position).astype(np.int64)
         part = position - floor.astype(np.float32)
         taps.append(np.stack((floor, np.minimum(floor + 1, side - 1)), axis=1))

@@ -23,7 +23,7 @@ class VisualPlan:
     tokens: positions of the prompt that encoder output fills; all are the model's image token.
     grid: how the image is cut, per kind:
         Qwen: (frames, rows, columns) of patches, before merging. LLaVA: (1, rows, columns) of patches.
-        LLaVA-NeXT, LLaVA-OneVision: (1, rows, columns) of tiles, the base view not counted.
+        LLaVA-NeXT, LLaVA-OneVision: (1, rows, columns) of tiles, the base view not counted; (1, 0, 0) is that alone.
         Idefics3, SmolVLM: (1, rows, columns) of tiles, the global view not counted; (1, 0, 0) is the global view alone.
     text: what one image marker of the prompt expands to.
     key: names everything that shapes the pixels; images of equal identity and equal key give equal arrays.
@@ -60,8 +60,11 @@ class ProcessedImage:
 class ImageProcessor(Protocol):
     """Thread-safe: holds settings only."""
 
-    def plan(self, width: int, height: int, budget: PixelBudget) -> VisualPlan:
-        """Raises InvalidRequest for a budget that can not be met, InvalidImage for unusable dimensions."""
+    def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
+        """images: how many the conversation holds; only LLaVA-OneVision treats an image in company otherwise.
+
+        Raises InvalidRequest for a budget that can not be met, InvalidImage for unusable dimensions.
+        """
         ...
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:

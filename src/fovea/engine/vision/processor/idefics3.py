@@ -59,7 +59,7 @@ def whole_tiles(height: int, width: int, tile: int) -> Pair:
 @dataclass(frozen=True, slots=True)
 class Idefics3Processor:
     """size: of the first resize; None: there is none. tile: edge in pixels. splits: whether pictures are cut at all.
-    masks: whether to return "pixel_attention_mask". tile_tokens: tokens per tile.
+    tile_tokens: tokens per tile.
 
     Budgets: "low" is the global view alone. `max_pixels` bounds the canvas that is cut into tiles (the global view of
     one tile is seen besides) by lowering the longest edge, one tile at a time; `min_pixels` bounds it below.
@@ -70,11 +70,10 @@ class Idefics3Processor:
     size: Size | None
     tile: int
     splits: bool
-    masks: bool
     tile_tokens: int
     marker: str
 
-    def plan(self, width: int, height: int, budget: PixelBudget) -> VisualPlan:
+    def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         bounds = read(budget)
         expect_dimensions(width, height)
         first, second = self._within(height, width, bounds)
@@ -98,11 +97,9 @@ class Idefics3Processor:
         tiles = cut_tiles(to_bytes(canvas), self.tile)
         if plan.grid[1]:
             tiles.append(to_bytes(resize(canvas, self.tile, self.tile, self.resample)))
-        pixels = self.palette.tiles(tiles)
-        arrays: Arrays = {"pixel_values": pixels}
-        if self.masks:  # all tiles are full: rounding up to whole tiles left nothing to pad
-            mask = np.ones((len(tiles), self.tile, self.tile), np.bool_)
-            arrays = {"pixel_values": pixels, "pixel_attention_mask": mask}
+        # All tiles are full, for rounding up to whole tiles left nothing to pad.
+        mask = np.ones((len(tiles), self.tile, self.tile), np.bool_)
+        arrays: Arrays = {"pixel_values": self.palette.tiles(tiles), "pixel_attention_mask": mask}
         return ProcessedImage(image.identity, plan, arrays)
 
     def _within(self, height: int, width: int, bounds: Bounds) -> tuple[Pair, Pair]:
@@ -162,14 +159,12 @@ def build(
     palette = Palette.read(settings, HALF, HALF)
     resample = read_filter(settings, Resampling.LANCZOS)
     resizes, splits = settings.flag("do_resize", True), settings.flag("do_image_splitting", True)
-    masks = settings.flag("do_pad", True)
+    settings.flag("do_pad", True)  # evens out the tile counts of a batch; here every image is its own batch
     settings.close()
     tile = most.longest_edge
     tokens = _tile_tokens(tile, model, processor)
     marker = str(processor.get("image_token") or "<image>")
-    return Idefics3Processor(
-        palette, resample, size if resizes else None, tile, splits, masks, tokens, marker
-    )
+    return Idefics3Processor(palette, resample, size if resizes else None, tile, splits, tokens, marker)
 
 
 def _tile_tokens(tile: int, model: Mapping[str, Any], processor: Mapping[str, Any]) -> int:

@@ -9,15 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import PIL.Image
-
 from fovea.core.errors import CheckpointError
 from fovea.core.image import Image, PixelBudget
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan, expect_planned
 from fovea.engine.vision.processor.budget import expect_dimensions, expect_fixed, read
 from fovea.engine.vision.processor.fit import Fit
 from fovea.engine.vision.processor.palette import CLIP_MEAN, CLIP_STD, HALF, Palette
-from fovea.engine.vision.processor.pixels import centered, picture, to_bytes
+from fovea.engine.vision.processor.pixels import picture, squared
 from fovea.engine.vision.processor.settings import Settings, expect_equal
 from fovea.engine.vision.processor.size import Size
 from fovea.engine.vision.processor.tower import Tower
@@ -42,7 +40,7 @@ class LlavaProcessor:
     tokens: int
     marker: str
 
-    def plan(self, width: int, height: int, budget: PixelBudget) -> VisualPlan:
+    def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         expect_fixed(read(budget), self.height * self.width, "this architecture (LLaVA-1.5)")
         expect_dimensions(width, height, aspect=True)
         side = max(height, width)
@@ -54,9 +52,8 @@ class LlavaProcessor:
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         expect_planned(image, plan)
         source = picture(image)
-        if self.background is not None and image.width != image.height:
-            side = max(image.height, image.width)
-            source = PIL.Image.fromarray(centered(to_bytes(source), side, side, self.background))
+        if self.background is not None:
+            source = squared(source, self.background)
         arrays = {"pixel_values": self.palette.tiles([self.fit.apply(source)])}
         return ProcessedImage(image.identity, plan, arrays)
 
@@ -71,7 +68,8 @@ def build(
     fit = Fit.read(settings, square if siglip else Size(shortest_edge=224), None if siglip else square)
     mean, std = (HALF, HALF) if siglip else (CLIP_MEAN, CLIP_STD)
     palette = Palette.read(settings, mean, std)
-    background = _background(settings, kind, settings.channels("image_mean", mean))
+    # In LLaVA's own class `do_pad` makes the source square; in the others it does nothing to a single image.
+    pads = settings.flag("do_pad", False) and kind == "LlavaImageProcessor"
     settings.close()
     if fit.fixed is None:
         raise CheckpointError(
@@ -83,15 +81,6 @@ def build(
         expect_equal("image_size", edge, tower.image_size)
     tokens = tower.rows((height // tower.patch_size) * (width // tower.patch_size))
     marker = str(processor.get("image_token") or "<image>")
-    return LlavaProcessor(palette, fit, background, height, width, tower.patch_size, tokens, marker)
-
-
-def _background(
-    settings: Settings, kind: str, mean: tuple[float, float, float]
-) -> tuple[int, int, int] | None:
-    """`do_pad` makes the source square with a border of the mean color in LLaVA's own class, and adds nothing to
-    a single image in the others."""
-    if not settings.flag("do_pad", False) or kind != "LlavaImageProcessor":
-        return None
-    red, green, blue = (int(value * 255) for value in mean)
-    return red, green, blue
+    return LlavaProcessor(
+        palette, fit, palette.average if pads else None, height, width, tower.patch_size, tokens, marker
+    )

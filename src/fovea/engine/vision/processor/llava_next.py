@@ -34,7 +34,7 @@ class LlavaNextProcessor:
     tower: Tower
     marker: str
 
-    def plan(self, width: int, height: int, budget: PixelBudget) -> VisualPlan:
+    def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         layout = self.anyres.lay(width, height, budget)
         side = self.tower.side
         lines, length = unpadded(height, width, side * layout.rows, side * layout.columns)

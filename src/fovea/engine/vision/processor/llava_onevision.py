@@ -21,6 +21,7 @@ from fovea.engine.vision.processor.base import (
     expect_planned,
     image_sizes,
 )
+from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, expect_fixed, read
 from fovea.engine.vision.processor.settings import Settings, expect_equal
 from fovea.engine.vision.processor.size import Size
 from fovea.engine.vision.processor.tower import Tower
@@ -39,7 +40,10 @@ def shrunk(rows: int, columns: int, side: int, max_tiles: int) -> tuple[int, int
 class LlavaOnevisionProcessor:
     """max_tiles: the N of "anyres_max_N".
 
-    Budgets: as for LLaVA-NeXT. Every image is tiled, also when a request carries several.
+    An image that shares its conversation with others is not tiled: the model was trained to see it once, as a whole
+    on a square, and reads a single newline after it.
+
+    Budgets: as for LLaVA-NeXT; one image among several has the fixed size of the tower, below any `max_pixels`.
     """
 
     anyres: Anyres
@@ -47,9 +51,11 @@ class LlavaOnevisionProcessor:
     max_tiles: int
     marker: str
 
-    def plan(self, width: int, height: int, budget: PixelBudget) -> VisualPlan:
-        layout = self.anyres.lay(width, height, budget)
+    def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         side = self.tower.side
+        if images > 1:
+            return self._alone(width, height, budget, self.tower.rows(side * side) + 1)
+        layout = self.anyres.lay(width, height, budget)
         lines, length = unpadded(height, width, side * layout.rows, side * layout.columns)
         lines, length = shrunk(lines, length, side, self.max_tiles)
         tokens = self.tower.rows(side * side) + lines * (length + 1)
@@ -59,9 +65,19 @@ class LlavaOnevisionProcessor:
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         expect_planned(image, plan)
-        tiles = self.anyres.tiles(image, Layout(plan.resized[0], plan.grid[1], plan.grid[2]))
+        if plan.grid[1]:
+            tiles = self.anyres.tiles(image, Layout(plan.resized[0], plan.grid[1], plan.grid[2]))
+        else:
+            tiles = self.anyres.alone(image)
         arrays: Arrays = {"pixel_values": tiles, "image_sizes": image_sizes(image)}
         return ProcessedImage(image.identity, plan, arrays)
+
+    def _alone(self, width: int, height: int, budget: PixelBudget, tokens: int) -> VisualPlan:
+        edge = self.anyres.edge
+        expect_fixed(Bounds(read(budget).minimum, None, False), edge * edge, "one image among several")
+        expect_dimensions(width, height, aspect=True)
+        key = f"llava_onevision;alone;{self.anyres.fit.key};{self.anyres.palette.key}"
+        return VisualPlan(width, height, tokens, (1, 0, 0), self.marker * tokens, key, ((edge, edge),))
 
 
 def build(

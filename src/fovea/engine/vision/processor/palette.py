@@ -21,9 +21,11 @@ class Palette:
     multiply in float64, round to float32, then subtract and divide in float32.
 
     key: names the arithmetic. table: float32 (3, 256), from (channel, byte) to value.
+    average: `image_mean` as a color in bytes, fractions cut; what LLaVA borders pictures with.
     """
 
     key: str
+    average: tuple[int, int, int]
     table: NDArray[np.float32]
 
     @classmethod
@@ -45,7 +47,7 @@ class Palette:
         if normalize:
             table = (table - np.array(mean, np.float32)[:, None]) / np.array(std, np.float32)[:, None]
         key = f"rescale={factor if rescale else None};norm={(mean, std) if normalize else None}"
-        return cls(key, table)
+        return cls(key, (int(mean[0] * 255), int(mean[1] * 255), int(mean[2] * 255)), table)
 
     def paint(self, planes: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
         """planes: (n, 3, k) bytes. out: (n, 3, copies, k), filled with the same values for every copy."""

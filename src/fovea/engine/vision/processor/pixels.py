@@ -74,6 +74,16 @@ def centered(pixels: Bytes, height: int, width: int, color: tuple[int, int, int]
     return out
 
 
+def squared(source: PIL.Image.Image, color: tuple[int, int, int]) -> PIL.Image.Image:
+    """With a border of `color` along two edges, where it is not square already."""
+    side = max(source.size)
+    return (
+        source
+        if source.width == source.height
+        else PIL.Image.fromarray(centered(to_bytes(source), side, side, color))
+    )
+
+
 def cut_tiles(pixels: Bytes, tile: int) -> list[Bytes]:
     """Square tiles, row by row; both edges of `pixels` are multiples of `tile`."""
     height, width = pixels.shape[:2]

@@ -85,7 +85,7 @@ class QwenProcessor:
         """Edge in pixels of what becomes one token."""
         return self.patch * self.merge
 
-    def plan(self, width: int, height: int, budget: PixelBudget) -> VisualPlan:
+    def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         bounds = read(budget)
         new_height, new_width = self._target(height, width, bounds)
         rows, columns = new_height // self.patch, new_width // self.patch

@@ -1,0 +1,22 @@
+"""What commands print beside answers."""
+
+from __future__ import annotations
+
+import sys
+
+from fovea.core.types import Completion
+
+STAGES = ("media", "preprocess", "queue", "encode", "prefill", "decode")
+
+
+def stats_table(answer: Completion) -> None:
+    """Stages in milliseconds and tokens of one answer, to stderr, so that stdout is the answer alone."""
+    timings, usage = answer.timings, answer.usage
+    cells = [f"{name} {getattr(timings, name) * 1000:.1f}" for name in STAGES if getattr(timings, name) > 0]
+    print(f"  ms: {'  '.join(cells)}  (first token after {timings.ttft * 1000:.1f})", file=sys.stderr)
+    rate = f", {(usage.completion - 1) / timings.decode:.0f} tokens/s" if timings.decode > 0 else ""
+    print(
+        f"  tokens: prompt {usage.prompt} (visual {usage.image}, cached {usage.cached}), "
+        f"answer {usage.completion}{rate}",
+        file=sys.stderr,
+    )
