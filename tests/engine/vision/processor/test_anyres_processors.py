@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -194,6 +195,26 @@ def test_budgeted_pixels_equal_theirs_on_fewer_canvases(kind, make_image, refere
     assert auto == ours.plan(900, 500, PixelBudget(detail="high"))
     assert auto.key != low.plan.key
     assert auto.tokens > low.plan.tokens
+
+
+@pytest.mark.parametrize("size", [(640, 480), (481, 641), (384, 384), (9, 400), (1999, 1300)], ids=str)
+def test_onevision_sees_an_image_in_company_as_a_whole(size, make_image):
+    """Hugging Face's processor takes a nested list for the images of one conversation."""
+    processor = build("llava_onevision", ONE, ONE_MODEL, ONE_PROCESSOR)
+    image = make_image(*size)
+    plan = processor.plan(*size, PixelBudget(), images=2)
+    made = processor.process(image, plan)
+    theirs = their_one(ONE)
+    picture = PIL.Image.frombytes("RGB", size, image.rgb)
+    want = theirs.image_processor(images=[[picture, picture]], return_tensors="np")
+    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"][0])
+    assert plan.text == theirs.replace_image_token(want, 0)
+    assert plan.tokens == 730
+    assert plan.grid == (1, 0, 0)
+    assert plan.key != processor.plan(*size, PixelBudget()).key
+    assert plan == processor.plan(*size, PixelBudget(max_pixels=1), images=3)
+    with pytest.raises(InvalidRequest, match="fixed resolution"):
+        processor.plan(*size, PixelBudget(min_pixels=384 * 384 + 1), images=2)
 
 
 def test_min_pixels_restricts_the_canvases():

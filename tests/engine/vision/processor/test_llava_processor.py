@@ -59,7 +59,9 @@ def test_bit_exact(size, make_image, reference, run):
     assert made.plan.grid == (1, 24, 24)
 
 
-@pytest.mark.parametrize("size", [(64, 64), (640, 481), (333, 517), (1, 9)], ids=str)
+@pytest.mark.parametrize(
+    "size", [(64, 64), (640, 481), (333, 517), (1, 9), (1200, 31), (31, 1201), (3, 600)], ids=str
+)
 @pytest.mark.parametrize("do_pad", [True, False])
 def test_own_class_pads_to_a_square(size, do_pad, make_image, reference, run):
     config = {**CLIP, "image_processor_type": "LlavaImageProcessorFast", "do_pad": do_pad}

@@ -53,6 +53,14 @@ def test_equal_keys_mean_equal_pixels_and_settings_change_the_key(make_image, ru
         assert other.plan(200, 150, PixelBudget()).key != first.plan.key
 
 
+def test_company_changes_nothing_for_other_kinds():
+    clip = {"size": {"shortest_edge": 336}, "crop_size": 336}
+    cases = {"qwen2_vl": {}, "llava": clip, "llava_next": clip, "idefics3": {}}
+    for name, config in cases.items():
+        processor = build(name, config, {})
+        assert processor.plan(64, 48, PixelBudget(), images=3) == processor.plan(64, 48, PixelBudget())
+
+
 def test_neither_torch_nor_transformers_is_imported():
     probe = (
         "import sys; from fovea.engine.vision.processor import build;"

@@ -20,7 +20,7 @@ from fovea.core.image import Image, PixelBudget
 from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, read
 from fovea.engine.vision.processor.fit import Fit
 from fovea.engine.vision.processor.palette import Palette
-from fovea.engine.vision.processor.pixels import centered, cut_tiles, picture, resize, squared, to_bytes
+from fovea.engine.vision.processor.pixels import centered, cut_tiles, picture, resize, to_bytes
 from fovea.engine.vision.processor.settings import Settings
 from fovea.engine.vision.processor.size import Size
 
@@ -136,7 +136,7 @@ class Anyres:
 
     def alone(self, image: Image) -> NDArray[np.float32]:
         """(1, 3, edge, edge): the whole view without tiles, its aspect kept by a border of the average color."""
-        return self.palette.tiles([self.fit.apply(squared(picture(image), self.palette.average))])
+        return self.palette.tiles([self.fit.apply(picture(image), border=self.palette.average)])
 
     @property
     def _refits(self) -> bool:

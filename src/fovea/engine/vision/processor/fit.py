@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import PIL.Image
 from PIL.Image import Resampling
 
-from fovea.engine.vision.processor.pixels import Bytes, center_crop, read_filter, resize, to_bytes
+from fovea.engine.vision.processor.pixels import (
+    Bytes,
+    Color,
+    center_crop,
+    read_filter,
+    resize,
+    resize_squared,
+    to_bytes,
+)
 from fovea.engine.vision.processor.settings import Settings
 from fovea.engine.vision.processor.size import Size, with_shortest_edge
 
@@ -54,9 +62,14 @@ class Fit:
         """(height, width) that every picture ends at, if there is such a size."""
         return self.crop or (self.size.fixed if self.size and not self.size.shortest_edge else None)
 
-    def apply(self, source: PIL.Image.Image) -> Bytes:
-        """To (height, width, 3)."""
-        pixels = to_bytes(resize(source, *self.resized(source.height, source.width), self.resample))
+    def apply(self, source: PIL.Image.Image, border: Color | None = None) -> Bytes:
+        """To (height, width, 3). border: first make the picture square with a border of this color."""
+        if border is None:
+            target = self.resized(source.height, source.width)
+            pixels = to_bytes(resize(source, *target, self.resample))
+        else:
+            target = self.resized(max(source.size), max(source.size))
+            pixels = to_bytes(resize_squared(source, border, *target, self.resample))
         return center_crop(pixels, *self.crop) if self.crop else pixels
 
     @property

@@ -15,7 +15,7 @@ from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan, expec
 from fovea.engine.vision.processor.budget import expect_dimensions, expect_fixed, read
 from fovea.engine.vision.processor.fit import Fit
 from fovea.engine.vision.processor.palette import CLIP_MEAN, CLIP_STD, HALF, Palette
-from fovea.engine.vision.processor.pixels import picture, squared
+from fovea.engine.vision.processor.pixels import picture
 from fovea.engine.vision.processor.settings import Settings, expect_equal
 from fovea.engine.vision.processor.size import Size
 from fovea.engine.vision.processor.tower import Tower
@@ -28,7 +28,8 @@ class LlavaProcessor:
     """background: color of the border that makes the source square before anything else; None: no border.
 
     Budgets: `detail` has no effect, because the architecture has one resolution; an explicit bound that excludes
-    that resolution is refused. Images more elongated than 200:1 are refused: their resize would fill the memory.
+    that resolution is refused. Without a border, images more elongated than 200:1 are refused: their shortest-edge
+    resize would fill the memory.
     """
 
     palette: Palette
@@ -42,7 +43,7 @@ class LlavaProcessor:
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         expect_fixed(read(budget), self.height * self.width, "this architecture (LLaVA-1.5)")
-        expect_dimensions(width, height, aspect=True)
+        expect_dimensions(width, height, aspect=self.background is None)
         side = max(height, width)
         resized = self.fit.resized(height, width) if self.background is None else self.fit.resized(side, side)
         grid = (1, self.height // self.patch, self.width // self.patch)
@@ -51,10 +52,8 @@ class LlavaProcessor:
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         expect_planned(image, plan)
-        source = picture(image)
-        if self.background is not None:
-            source = squared(source, self.background)
-        arrays = {"pixel_values": self.palette.tiles([self.fit.apply(source)])}
+        pixels = self.fit.apply(picture(image), border=self.background)
+        arrays = {"pixel_values": self.palette.tiles([pixels])}
         return ProcessedImage(image.identity, plan, arrays)
 
 

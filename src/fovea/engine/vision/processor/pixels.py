@@ -11,6 +11,8 @@ from fovea.core.image import Image
 from fovea.engine.vision.processor.settings import Settings
 
 Bytes = NDArray[np.uint8]
+Color = tuple[int, int, int]
+_BAND = 256  # rows
 
 
 def read_filter(settings: Settings, default: Resampling) -> Resampling:
@@ -62,7 +64,7 @@ def center_crop(pixels: Bytes, height: int, width: int) -> Bytes:
     return out
 
 
-def centered(pixels: Bytes, height: int, width: int, color: tuple[int, int, int] = (0, 0, 0)) -> Bytes:
+def centered(pixels: Bytes, height: int, width: int, color: Color = (0, 0, 0)) -> Bytes:
     """(h, w, 3) in the middle of a larger (height, width, 3); an odd leftover goes below and right."""
     have_h, have_w = pixels.shape[:2]
     if (have_h, have_w) == (height, width):
@@ -74,14 +76,36 @@ def centered(pixels: Bytes, height: int, width: int, color: tuple[int, int, int]
     return out
 
 
-def squared(source: PIL.Image.Image, color: tuple[int, int, int]) -> PIL.Image.Image:
+def squared(source: PIL.Image.Image, color: Color) -> PIL.Image.Image:
     """With a border of `color` along two edges, where it is not square already."""
     side = max(source.size)
-    return (
-        source
-        if source.width == source.height
-        else PIL.Image.fromarray(centered(to_bytes(source), side, side, color))
-    )
+    if source.width == source.height:
+        return source
+    return PIL.Image.fromarray(centered(to_bytes(source), side, side, color))
+
+
+def resize_squared(
+    source: PIL.Image.Image, color: Color, height: int, width: int, resample: Resampling
+) -> PIL.Image.Image:
+    """`resize(squared(source, color), height, width, resample)`, without the square: that of a long picture may not
+    fit into memory.
+
+    From a square to a square PIL resizes along rows first, each row by itself, and then along columns. So the rows
+    can be bordered and resized in bands, the border's own rows are all alike, and nothing wider than the result ever
+    stands at full height. To another shape PIL may go along columns first; then there has to be a square.
+    """
+    side = max(source.size)
+    if source.width == source.height or side <= _BAND or height != width:
+        return resize(squared(source, color), height, width, resample)
+    pixels, top = to_bytes(source), (side - source.height) // 2
+    narrowed = np.empty((side, width, 3), np.uint8)
+    plain = PIL.Image.new("RGB", (side, 1), color)
+    narrowed[:] = to_bytes(resize(plain, 1, width, resample))
+    for y in range(0, source.height, _BAND):
+        rows = pixels[y : y + _BAND]
+        band = PIL.Image.fromarray(centered(rows, len(rows), side, color))
+        narrowed[top + y : top + y + len(rows)] = to_bytes(resize(band, len(rows), width, resample))
+    return resize(PIL.Image.fromarray(narrowed), height, width, resample)
 
 
 def cut_tiles(pixels: Bytes, tile: int) -> list[Bytes]:
