@@ -1,0 +1,70 @@
+"""A random-weight checkpoint of the 0.5 B class, in the shape of a small Qwen2.5-VL, for measuring speed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+TEXT: dict[str, Any] = {
+    "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+    "intermediate_size": 4864, "vocab_size": 32_000, "max_position_embeddings": 32_768,
+    "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]},
+    "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": True,
+}  # fmt: skip
+VISION: dict[str, Any] = {
+    "depth": 12, "hidden_size": 768, "num_heads": 12, "intermediate_size": 3072, "out_hidden_size": 896,
+    "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 112,
+    "fullatt_block_indexes": [2, 5, 8, 11],
+}  # fmt: skip
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
+            "<|video_pad|>"]  # fmt: skip
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_checkpoint(folder: Path) -> Path:
+    """Write it once (about 1 GB, bf16); a folder that is complete is left as it is."""
+    done = folder / "complete"
+    if done.exists():
+        return folder
+    import torch
+    import transformers as hf
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False)
+    raw.train_from_iterator(["What is in the picture? Describe it in one sentence, please."] * 4, trainer)
+    words = hf.PreTrainedTokenizerFast(
+        tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=TEMPLATE
+    )
+    ids = {
+        f"{name}_token_id": words.convert_tokens_to_ids(f"<|{token}|>")
+        for name, token in (
+            ("image", "image_pad"), ("video", "video_pad"), ("vision_start", "vision_start"),
+            ("vision_end", "vision_end"),
+        )
+    }  # fmt: skip
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    config = hf.Qwen2_5_VLConfig(vision_config=VISION, text_config=TEXT, tie_word_embeddings=True, **ids)
+    model = hf.Qwen2_5_VLForConditionalGeneration(config)
+    torch.set_default_dtype(torch.float32)
+    model.save_pretrained(folder)
+    words.save_pretrained(folder)
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2,
+        "min_pixels": 3136, "max_pixels": 12845056, "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    done.touch()
+    return folder
