@@ -36,11 +36,6 @@ class Size:
         """The edges that are named."""
         return ",".join(f"{name}:{getattr(self, name)}" for name in self.FORMS_KEYS if getattr(self, name))
 
-    @property
-    def square(self) -> int | None:
-        """The edge, where height and width are named and equal."""
-        return self.height if self.fixed and self.height == self.width else None
-
 
 def with_shortest_edge(height: int, width: int, edge: int, longest: int | None = None) -> tuple[int, int]:
     """(height, width) of equal aspect with the shorter edge at `edge`, the longer at most `longest`.
