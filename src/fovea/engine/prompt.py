@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fovea.core.errors import InvalidRequest
+from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.image import Image
 from fovea.core.types import ChatPrompt, ImagePart, Prompt, TextPrompt, TokenPrompt
 from fovea.engine.sequence import ImageSpan
@@ -53,7 +53,7 @@ class PromptBuilder:
             parts = [p for m in prompt.messages for p in m.parts if isinstance(p, ImagePart)]
         else:
             text, parts = prompt.text, list(prompt.images)
-        images = [self._plan(index, part, salt) for index, part in enumerate(parts)]
+        images = [self._plan(index, part, len(parts), salt) for index, part in enumerate(parts)]
         ids = self._tokenizer.encode(self._expand(text, images, prompt))
         if not ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
@@ -73,11 +73,9 @@ class PromptBuilder:
             )
         return PreparedPrompt(list(prompt.ids), (), ())
 
-    def _plan(self, index: int, part: ImagePart, salt: str) -> PlannedImage:
-        from fovea.core.errors import InvalidImage
-
+    def _plan(self, index: int, part: ImagePart, count: int, salt: str) -> PlannedImage:
         try:
-            plan = self._processor.plan(part.image.width, part.image.height, part.budget)
+            plan = self._processor.plan(part.image.width, part.image.height, part.budget, images=count)
         except InvalidImage as error:
             raise error.at(index) from error
         return PlannedImage(part.image, plan, f"{salt}\x00{part.image.identity}\x00{plan.key}")

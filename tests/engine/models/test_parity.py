@@ -25,7 +25,9 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 @pytest.fixture(scope="module", params=sorted(ARCHITECTURES))
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Reference]]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Engine, Reference]]:
     folder = write(request.param, tmp_path_factory.mktemp(request.param))
     with Engine.from_pretrained(str(folder), dtype="float32", kv_cache_mib=64, threads=1) as engine:
         yield engine, Reference(Path(folder))
@@ -83,7 +85,9 @@ def test_logits_agree(pair: tuple[Engine, Reference]) -> None:
     answer = engine.generate(
         prompt, temperature=0, max_tokens=16, ignore_eos=True, logprobs=True, top_logprobs=5
     )
-    rows = reference.logits(engine._builder.build(prompt).ids, [image], list(answer.token_ids[0])).log_softmax(-1)
+    rows = reference.logits(
+        engine._builder.build(prompt).ids, [image], list(answer.token_ids[0])
+    ).log_softmax(-1)
     for row, entry in zip(rows, answer.logprobs[0], strict=True):
         assert float(row[entry.id]) == pytest.approx(entry.logprob, abs=1e-3)
         for token, _, logprob in entry.top:

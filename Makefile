@@ -1,0 +1,56 @@
+# make demo   set up and ask the bundled model about the pictures in examples/
+# make test   set up, check and test (minutes)
+# make check  lint, types, import walls (seconds)
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+OUT ?= out
+
+.PHONY: help demo test test-all check format serve bench gpu clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+# torch first and with its exact pin: a looser resolution takes a CUDA build of several gigabytes.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt torch==2.13.0
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/python examples/demo.py
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: check
+	$(BIN)/python -m pytest -q -m "not slow and not gpu" -n 2 --dist loadfile
+
+test-all: check
+	$(BIN)/python -m pytest -q -m "not gpu" -n 2 --dist loadfile
+
+serve: $(VENV)/.installed
+	$(BIN)/fovea serve
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/quick.py
+
+# Uses the python that is there (a GPU machine has its own torch); results under $(OUT).
+gpu:
+	OUT=$(OUT) $(PYTHON) benchmarks/gpu.py
+
+clean:
+	rm -rf $(VENV) $(OUT) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
