@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from checkpoint import write_checkpoint
 from PIL import Image
 
+from checkpoint import write_checkpoint
 from fovea import Engine
 from fovea.core.answer import AnswerBuilder
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
@@ -36,18 +36,22 @@ def picture(seed: int) -> Image.Image:
 
 
 def question(seed: int, words: str = "") -> ChatPrompt:
-    return ChatPrompt((Message("user", (ImagePart(to_image(picture(seed))), TextPart("What is it?" + words))),))
+    return ChatPrompt(
+        (Message("user", (ImagePart(to_image(picture(seed))), TextPart("What is it?" + words))),)
+    )
 
 
 class Transformers:
     """`generate` as its documentation shows it, with its own processor for pixels and our ids for text."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str) -> None:
         import transformers as hf
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
         hf.logging.set_verbosity_error()
-        self.model = hf.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.bfloat16).eval()
+        model = hf.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.bfloat16)
+        self.model = model.to(device).eval()
+        self.device = device
         self.processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
 
     @torch.inference_mode()
@@ -56,19 +60,22 @@ class Transformers:
         images = [picture(seed) for seed in seeds]
         started = time.perf_counter()
         made = self.processor(images=images, return_tensors="pt")
-        text = torch.tensor([ids] * len(seeds))
+        text = torch.tensor([ids] * len(seeds), device=self.device)
         self.model.generate(
             input_ids=text, attention_mask=torch.ones_like(text),
             mm_token_type_ids=(text == self.model.config.image_token_id).int(),
-            pixel_values=made["pixel_values"].to(torch.bfloat16), image_grid_thw=made["image_grid_thw"],
+            pixel_values=made["pixel_values"].to(self.device, torch.bfloat16),
+            image_grid_thw=made["image_grid_thw"].to(self.device),
             max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0,
         )  # fmt: skip
         return time.perf_counter() - started
 
 
 class Fovea:
-    def __init__(self, folder: Path, threads: int) -> None:
-        self.engine = Engine.from_pretrained(str(folder), dtype="bfloat16", threads=threads, kv_cache_mib=512)
+    def __init__(self, folder: Path, threads: int, device: str) -> None:
+        self.engine = Engine.from_pretrained(
+            str(folder), dtype="bfloat16", threads=threads, device=device, kv_cache_mib=512
+        )
 
     def ids(self, prompt: ChatPrompt) -> list[int]:
         return self.engine._builder.build(prompt).ids
@@ -80,7 +87,9 @@ class Fovea:
             started = time.perf_counter()
             first = None
             answer = AnswerBuilder(1)
-            async for delta in self.engine.stream(prompt, temperature=0.0, max_tokens=tokens, ignore_eos=True):
+            async for delta in self.engine.stream(
+                prompt, temperature=0.0, max_tokens=tokens, ignore_eos=True
+            ):
                 first = first or time.perf_counter()
                 answer.add(delta)
             assert first is not None
@@ -96,20 +105,25 @@ class Fovea:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/fovea-bench/qwen2.5-vl-0.5b-random"))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     folder = write_checkpoint(args.folder)
-    ours = Fovea(folder, args.threads)
-    theirs = Transformers(folder)
+    ours = Fovea(folder, args.threads, args.device)
+    theirs = Transformers(folder, args.device)
     padding = ""
     while len(ours.ids(question(0, padding))) < 256 + TEXT_TOKENS:
         padding += " the"
     ids = ours.ids(question(0, padding))
-    print(f"{len(ids)} prompt tokens, 256 of them visual; {ANSWER} new tokens; {args.threads} threads, bf16")
+    print(
+        f"{len(ids)} prompt tokens, 256 of them visual; {ANSWER} new tokens; {args.device}, {args.threads} threads, bf16"
+    )
     ours.run([question(9999, padding)], 4)
     theirs.run(ids, [9999], 2)
     rows: dict[str, list[float]] = {}
@@ -151,7 +165,9 @@ def report(rows: dict[str, list[float]]) -> None:
     for name, ratio in ratios.items():
         target = TARGETS[name]
         better = ratio >= target if target > 1 else ratio <= target
-        print(f"{name:14} {ratio:6.2f}x   target {'>=' if target > 1 else '<='} {target}: {'met' if better else 'MISSED'}")
+        print(
+            f"{name:14} {ratio:6.2f}x   target {'>=' if target > 1 else '<='} {target}: {'met' if better else 'MISSED'}"
+        )
     print(json.dumps({"medians": medians, "ratios": ratios, "targets": TARGETS}))
 
 

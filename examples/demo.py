@@ -1,0 +1,59 @@
+"""Ask the bundled model about the pictures in this folder and show what each answer cost.
+
+    python examples/demo.py
+
+The questions are in questions.jsonl; the right answers there are printed beside the model's own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+from fovea import Engine
+from fovea.api.convert import timings_body
+from fovea.evaluation.datasets import read_jsonl
+from fovea.evaluation.score import matches
+
+HERE = Path(__file__).resolve().parent
+STAGES = ("preprocess", "encode", "prefill", "decode")
+
+
+def main() -> int:
+    started = time.perf_counter()
+    right = 0
+    cases = read_jsonl(HERE / "questions.jsonl")
+    with Engine.from_pretrained("fovea-tiny") as engine:
+        info = engine.info
+        print(
+            f"{info.name}: {info.parameters / 1e6:.1f} M parameters, {info.dtype} on {info.device}, ready ",
+            end="",
+        )
+        print(f"after {time.perf_counter() - started:.1f} s\n")
+        for case in cases:
+            exchange = case.exchanges[0]
+            answer = engine.generate(exchange.question, images=case.images, temperature=0, max_tokens=96)
+            good = matches(answer.text, exchange.accepted)
+            right += good
+            names = ", ".join(str(path.relative_to(HERE.parent)) for path in case.images)
+            milliseconds = timings_body(answer.timings)
+            stages = "  ".join(f"{stage} {milliseconds[stage]:.0f}" for stage in STAGES)
+            usage = answer.usage
+            print(f"{names}\n  Q  {exchange.question}\n  A  {answer.text}")
+            if not good:
+                print(f"     (right would be: {exchange.accepted[0]})")
+            print(
+                f"     ms: {stages}   tokens: {usage.image} visual, {usage.prompt - usage.image} text", end=""
+            )
+            print(f" ({usage.cached} cached), {usage.completion} answer\n")
+    print(f"{right} of {len(cases)} answers are right.")
+    return 0 if right == len(cases) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
