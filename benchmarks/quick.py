@@ -78,7 +78,7 @@ class Fovea:
         )
 
     def ids(self, prompt: ChatPrompt) -> list[int]:
-        return self.engine._builder.build(prompt).ids
+        return self.engine._preparer.builder.build(prompt).ids
 
     def run(self, prompts: list[ChatPrompt], tokens: int) -> tuple[float, list[float], list[float]]:
         """(seconds in all, each one's time to first token, each one's decode rate in tokens per second)."""

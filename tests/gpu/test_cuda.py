@@ -29,7 +29,7 @@ def test_tokens_equal_transformers_on_cpu(architecture: str, tmp_path: Path) -> 
     image = Image.fromarray(noise)
     with Engine.from_pretrained(str(folder), dtype="float32", device="cuda", kv_cache_mib=64) as engine:
         request = engine.request("what is it?", [image], temperature=0, max_tokens=64, ignore_eos=True)
-        ids = engine._builder.build(request.prompt).ids
+        ids = engine._preparer.builder.build(request.prompt).ids
         ours = [
             list(engine.generate(request.prompt, sampling=request.sampling).token_ids[0]) for _ in range(2)
         ]

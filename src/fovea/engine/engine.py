@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from fovea.core.answer import AnswerBuilder
-from fovea.core.errors import InvalidRequest, Overloaded, PromptTooLong, Unavailable
+from fovea.core.errors import InvalidRequest, Overloaded, Unavailable
 from fovea.core.image import PixelBudget
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import Completion, Delta, GenerationRequest, ModelInfo, Prompt
@@ -34,18 +34,17 @@ from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.manager import KVManager
 from fovea.engine.collect import AnswerState
 from fovea.engine.config import MIB, EngineConfig
-from fovea.engine.detokenize import TextStream
-from fovea.engine.events import Event, Sink
+from fovea.engine.events import Event
 from fovea.engine.inputs import to_prompt
 from fovea.engine.loop import EngineLoop, Job
 from fovea.engine.memory import pool_blocks
 from fovea.engine.models.load import LoadedModel, load_model
-from fovea.engine.pixels import PixelStore, PixelTask
-from fovea.engine.prompt import PreparedPrompt, PromptBuilder
+from fovea.engine.pixels import PixelStore
+from fovea.engine.prepare import Preparer
+from fovea.engine.prompt import PromptBuilder
 from fovea.engine.runner import Runner
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.scheduler import Scheduler
-from fovea.engine.sequence import Sequence as TokenSequence
 from fovea.engine.vision.features import VisualFeatures
 
 PREPARE_THREADS = 4
@@ -72,8 +71,12 @@ class Engine:
             block_size=self.config.block_size,
         )
         self.loop = EngineLoop(self.scheduler, runner, tokenizer)
-        self._builder = PromptBuilder(tokenizer, loaded.processor, model.image_token_id)
-        self._pixels = PixelStore(loaded.processor, self.config.preprocess_workers)
+        self._preparer = Preparer(
+            tokenizer,
+            PromptBuilder(tokenizer, loaded.processor, model.image_token_id),
+            PixelStore(loaded.processor, self.config.preprocess_workers),
+            self._embeddings,
+        )
         self._prepare_pool = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="fovea-prepare")
         limit = min(loaded.info.max_context, blocks * self.config.block_size)
         self._info = replace(loaded.info, max_context=min(limit, self.config.max_context or limit))
@@ -157,7 +160,9 @@ class Engine:
         self._enter(request)
         jobs: list[Job] = []
         try:
-            jobs, prepared = await loop.run_in_executor(self._prepare_pool, self._prepare, request, sink)
+            jobs, prepared = await loop.run_in_executor(
+                self._prepare_pool, self._preparer.prepare, request, sink, self._info
+            )
             self.loop.submit(jobs)
             state = AnswerState(prepared, request.sampling.n)
             while not state.done:
@@ -193,7 +198,7 @@ class Engine:
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         loop = asyncio.get_running_loop()
-        prepared = await loop.run_in_executor(self._prepare_pool, self._builder.build, prompt)
+        prepared = await loop.run_in_executor(self._prepare_pool, self._preparer.builder.build, prompt)
         return prepared.ids
 
     async def detokenize(self, ids: Sequence[int]) -> str:
@@ -247,7 +252,7 @@ class Engine:
         """Stop at once; what runs is aborted."""
         self._draining = True
         self.loop.close()
-        self._pixels.close()
+        self._preparer.close()
         self._prepare_pool.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> Engine:
@@ -262,7 +267,7 @@ class Engine:
         self._enter(request)
         jobs: list[Job] = []
         try:
-            jobs, prepared = self._prepare(request, events.put)
+            jobs, prepared = self._preparer.prepare(request, events.put, self._info)
             self.loop.submit(jobs)
             state = AnswerState(prepared, request.sampling.n)
             while not state.done:
@@ -287,68 +292,3 @@ class Engine:
         unfinished = [job.seq.id for job in jobs if job.seq.finish_reason is None]
         if unfinished:
             self.loop.cancel(unfinished)
-
-    def _prepare(self, request: GenerationRequest, sink: Sink) -> tuple[list[Job], PreparedPrompt]:
-        """Everything before the first step. Runs in a worker thread; may wait for pixels."""
-        started = time.monotonic()
-        prepared = self._builder.build(request.prompt, request.cache_salt)
-        max_tokens = self._max_tokens(prepared, request.sampling)
-        pixels: dict[str, PixelTask] = {}
-        for planned in prepared.images:
-            task = self._pixels.task(planned)
-            pixels[planned.key] = task
-            if planned.key not in self._embeddings:
-                task.start()
-        for key, task in pixels.items():
-            if key not in self._embeddings:
-                task.start().result()
-        preprocess = time.monotonic() - started
-        jobs = [
-            Job(
-                seq=TokenSequence(
-                    id=f"{request.id}:{choice}",
-                    prompt_ids=prepared.ids,
-                    sampling=request.sampling,
-                    max_tokens=max_tokens,
-                    spans=prepared.spans,
-                    salt=request.cache_salt,
-                    arrival=started,
-                    deadline=started + request.timeout if request.timeout is not None else None,
-                ),
-                choice=choice,
-                pixels=dict(pixels),
-                sink=sink,
-                text=self._text_stream(request.sampling),
-                media_s=request.media_s,
-                preprocess_s=preprocess,
-            )
-            for choice in range(request.sampling.n)
-        ]
-        return jobs, prepared
-
-    def _text_stream(self, sampling: SamplingParams) -> TextStream:
-        skip = sampling.skip_special_tokens
-        return TextStream(lambda ids: self.tokenizer.decode(ids, skip_special_tokens=skip), sampling.stop)
-
-    def _max_tokens(self, prepared: PreparedPrompt, sampling: SamplingParams) -> int:
-        length, limit = len(prepared.ids), self._info.max_context
-        room = limit - length
-        if room < 1:
-            raise PromptTooLong(
-                f"the prompt has {length} tokens ({prepared.image_tokens} of them visual, {len(prepared.images)} images); "
-                f"the context holds {limit}, answer included",
-                param="messages",
-            )
-        if sampling.max_tokens is not None and sampling.max_tokens > room:
-            raise PromptTooLong(
-                f"max_tokens is {sampling.max_tokens}, but after the prompt's {length} tokens the context of {limit} "
-                f"has room for {room}",
-                param="max_tokens",
-            )
-        for token in (*sampling.logit_bias, *sampling.stop_token_ids):
-            if not 0 <= token < self._info.vocab_size:
-                name = "logit_bias" if token in sampling.logit_bias else "stop_token_ids"
-                raise InvalidRequest(
-                    f"{name}: token {token} is outside [0, {self._info.vocab_size})", param=name
-                )
-        return sampling.max_tokens if sampling.max_tokens is not None else room

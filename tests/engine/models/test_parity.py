@@ -43,7 +43,7 @@ def chat(*turns: tuple[str, list[Image.Image], str]) -> ChatPrompt:
 
 def assert_same(engine: Engine, reference: Reference, prompt: ChatPrompt, images: list[Image.Image]) -> None:
     """Equal tokens; where they part, the two candidates must be a tie of transformers' own logits."""
-    ids = engine._builder.build(prompt).ids
+    ids = engine._preparer.builder.build(prompt).ids
     ours = list(engine.generate(prompt, temperature=0, max_tokens=TOKENS, ignore_eos=True).token_ids[0])
     theirs = reference.generate(ids, images, TOKENS)
     if ours != theirs:
@@ -86,7 +86,7 @@ def test_logits_agree(pair: tuple[Engine, Reference]) -> None:
         prompt, temperature=0, max_tokens=16, ignore_eos=True, logprobs=True, top_logprobs=5
     )
     rows = reference.logits(
-        engine._builder.build(prompt).ids, [image], list(answer.token_ids[0])
+        engine._preparer.builder.build(prompt).ids, [image], list(answer.token_ids[0])
     ).log_softmax(-1)
     for row, entry in zip(rows, answer.logprobs[0], strict=True):
         assert float(row[entry.id]) == pytest.approx(entry.logprob, abs=1e-3)

@@ -1,0 +1,46 @@
+"""What the documents say is checked against what is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fovea.cli.main import COMMANDS, build_parser
+from fovea.cli.models import markdown
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_named_files_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    named = re.findall(r"`((?:src|docs|tests|benchmarks|training|examples)/[\w./-]*)`", text)
+    named += [f"{Path(page).parent}/{link}" for link in re.findall(r"\]\(([\w./-]+\.md)\)", text)]
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert not missing
+
+
+def test_the_request_path_names_files() -> None:
+    """Every step of the table in docs/architecture.md is a file, so that a reader can follow it."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    table = text.split("## One request")[1].split("## Where is")[0]
+    files = re.findall(r"`(src/[\w./]+\.py)`", table)
+    assert len(files) >= 17
+    assert all((ROOT / name).is_file() for name in files)
+
+
+def test_model_table_is_what_the_command_prints() -> None:
+    assert markdown() in (ROOT / "docs/models.md").read_text()
+
+
+def test_commands_in_the_readme_exist() -> None:
+    named = set(re.findall(r"^(?:\.venv/bin/)?fovea (\w+)", (ROOT / "README.md").read_text(), flags=re.M))
+    known = set(re.findall(r"\{([\w,]+)\}", build_parser().format_usage()))
+    listed = {name for group in known for name in group.split(",")} or {
+        {"evaluate": "eval"}.get(name, name) for name in COMMANDS
+    }
+    assert named
+    assert named <= listed
