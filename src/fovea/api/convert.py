@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +16,10 @@ from fovea.api.schema import (
     ImageURL,
     Sampling,
     UsageBody,
+    Wire,
 )
 from fovea.api.schema import PromptTokensDetails as Details
-from fovea.core.errors import InvalidRequest
+from fovea.core.errors import InvalidRequest, PromptTooLong, RequestError
 from fovea.core.image import Image, PixelBudget
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import (
@@ -31,6 +34,8 @@ from fovea.core.types import (
     TokenPrompt,
     Usage,
 )
+
+_TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,11 @@ def completion_prompts(body: CompletionRequest) -> list[Prompt]:
 
 
 def _one_prompt(part: str | int | list[int]) -> Prompt:
-    return TextPrompt(part) if isinstance(part, str) else TokenPrompt(tuple(part) if isinstance(part, list) else (part,))
+    return (
+        TextPrompt(part)
+        if isinstance(part, str)
+        else TokenPrompt(tuple(part) if isinstance(part, list) else (part,))
+    )
 
 
 def sampling(body: Sampling, defaults: Mapping[str, float | int]) -> SamplingParams:
@@ -110,6 +119,8 @@ def sampling(body: Sampling, defaults: Mapping[str, float | int]) -> SamplingPar
         "seed", "min_tokens", "ignore_eos", "skip_special_tokens", "n", "max_tokens",
     )  # fmt: skip
     values: dict[str, Any] = dict(defaults)
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     values |= {name: value for name in names if (value := getattr(body, name)) is not None}
     if body.stop is not None:
         values["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
@@ -137,10 +148,27 @@ def _chat_only(body: ChatRequest) -> dict[str, Any]:
 def _logit_bias(raw: Mapping[str, float]) -> dict[int, float]:
     bias = {}
     for token, value in raw.items():
-        if not token.lstrip("-").isdecimal():
-            raise InvalidRequest(f"logit_bias: {token!r} is not a token id", param="logit_bias")
+        if not _TOKEN_ID.fullmatch(token):
+            raise InvalidRequest(f"logit_bias: {token[:64]!r} is not a token id", param="logit_bias")
         bias[int(token)] = value
     return bias
+
+
+@contextmanager
+def wire_names(body: Wire) -> Iterator[None]:
+    """Errors from below name the fields of the core; a client is told the field that it sent."""
+    try:
+        yield
+    except RequestError as error:
+        name = error.param
+        if name in ("messages", "text") and getattr(body, "prompt", None) is not None:
+            name = "prompt"
+        elif name == "max_tokens" and isinstance(error, PromptTooLong):
+            name = "max_completion_tokens" if getattr(body, "max_completion_tokens", None) else name
+        if name is not None and error.param is not None:
+            error.message = re.sub(rf"^{re.escape(error.param)}\b", name, error.message)
+        error.param = name
+        raise
 
 
 def usage_body(usage: Usage) -> UsageBody:

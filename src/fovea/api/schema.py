@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 MAX_TEXT = 4_000_000
+MAX_WORD = 4096
+MAX_COUNT = 2**31
 
 
 def _real_number(value: Any) -> Any:
@@ -22,6 +24,9 @@ def _real_number(value: Any) -> Any:
 Number = Annotated[float, BeforeValidator(_real_number)]
 Integer = Annotated[int, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
+# A length is also what makes pydantic refuse half of a surrogate pair, which no tokenizer can encode.
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Word = Annotated[str, Field(max_length=MAX_WORD)]
 
 
 class Wire(BaseModel):
@@ -33,13 +38,13 @@ class ImageURL(Wire):
 
     url: str = Field(min_length=1)
     detail: Literal["auto", "low", "high"] = "auto"
-    max_pixels: Integer | None = Field(default=None, ge=1)
-    min_pixels: Integer | None = Field(default=None, ge=1)
+    max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
+    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
 
 
 class TextContent(Wire):
     type: Literal["text"]
-    text: str = Field(max_length=MAX_TEXT)
+    text: Text
 
 
 class ImageContent(Wire):
@@ -52,8 +57,11 @@ Content = Annotated[TextContent | ImageContent, Field(discriminator="type")]
 
 class ChatMessage(Wire):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, Field(max_length=MAX_TEXT)] | list[Content] | None = None
-    name: str | None = None
+    content: Text | list[Content] | None = None
+    name: Word | None = Field(default=None, description="no effect")
+    refusal: None = Field(
+        default=None, description="answers hold it, so that they can be sent back as they came"
+    )
 
 
 class StreamOptions(Wire):
@@ -67,25 +75,27 @@ class ResponseFormat(Wire):
 class Sampling(Wire):
     """What chat and text completions share. Extensions beyond OpenAI are marked with (+)."""
 
-    model: str | None = Field(default=None, description="the served model's name, or nothing")
+    model: Word | None = Field(default=None, description="the served model's name, or nothing")
     temperature: Number | None = Field(default=None, ge=0, le=2)
     top_p: Number | None = Field(default=None, gt=0, le=1)
     n: Integer = Field(default=1, ge=1, le=16)
     stream: Flag | None = False
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
-    max_tokens: Integer | None = Field(default=None, ge=1)
+    stop: Word | list[Word] | None = None
+    max_tokens: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
     presence_penalty: Number | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: Number | None = Field(default=None, ge=-2, le=2)
     logit_bias: dict[str, Number] | None = None
     seed: Integer | None = Field(default=None, ge=-(2**63), lt=2**63)
-    user: str | None = Field(default=None, description="no effect")
-    top_k: Integer | None = Field(default=None, ge=0, description="(+) the k most likely; 0 is all")
+    user: Word | None = Field(default=None, description="no effect")
+    top_k: Integer | None = Field(
+        default=None, ge=0, le=MAX_COUNT, description="(+) the k most likely; 0 is all"
+    )
     min_p: Number | None = Field(
         default=None, ge=0, le=1, description="(+) floor relative to the most likely"
     )
     repetition_penalty: Number | None = Field(default=None, gt=0, le=10, description="(+)")
-    min_tokens: Integer | None = Field(default=None, ge=0, description="(+) no end before")
+    min_tokens: Integer | None = Field(default=None, ge=0, le=MAX_COUNT, description="(+) no end before")
     stop_token_ids: list[Integer] | None = Field(default=None, max_length=64, description="(+)")
     ignore_eos: Flag | None = Field(default=None, description="(+) only length and stop strings end")
     skip_special_tokens: Flag | None = Field(default=None, description="(+)")
@@ -99,32 +109,34 @@ class Sampling(Wire):
 
 class ChatRequest(Sampling):
     messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: Integer | None = Field(default=None, ge=1)
+    max_completion_tokens: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
     logprobs: Flag | None = False
     top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     max_pixels: Integer | None = Field(
-        default=None, ge=1, description="(+) budget of every image without its own"
+        default=None, ge=1, le=MAX_COUNT, description="(+) budget of every image without its own"
     )
-    min_pixels: Integer | None = Field(default=None, ge=1, description="(+)")
-    metadata: dict[str, str] | None = Field(default=None, description="no effect")
+    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description="(+)")
+    metadata: dict[Word, Word] | None = Field(default=None, description="no effect")
     store: Flag | None = Field(default=None, description="no effect")
-    service_tier: str | None = Field(default=None, description="no effect")
-    safety_identifier: str | None = Field(default=None, description="no effect")
-    prompt_cache_key: str | None = Field(default=None, description="no effect")
+    service_tier: Word | None = Field(default=None, description="no effect")
+    safety_identifier: Word | None = Field(default=None, description="no effect")
+    prompt_cache_key: Word | None = Field(default=None, description="no effect")
 
 
 class CompletionRequest(Sampling):
-    prompt: str | list[str] | list[Integer] | list[list[Integer]]
+    prompt: Text | list[Text] | list[Integer] | list[list[Integer]]
     logprobs: Integer | None = Field(default=None, ge=0, le=20)
 
 
 class TokenizeRequest(Wire):
     """Either `prompt` or `messages`, as in completions and chat completions."""
 
-    model: str | None = None
-    prompt: str | None = Field(default=None, max_length=MAX_TEXT)
-    messages: list[ChatMessage] | None = None
+    model: Word | None = None
+    prompt: Text | None = None
+    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
+    max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
+    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
 
 
 class PromptTokensDetails(BaseModel):
@@ -156,6 +168,8 @@ UNSUPPORTED = {
     "parallel_tool_calls": "tool calls are not supported",
     "functions": "tool calls are not supported",
     "function_call": "tool calls are not supported",
+    "tool_calls": "tool calls are not supported",
+    "tool_call_id": "tool calls are not supported",
     "audio": "audio is not supported",
     "modalities": "only text is produced",
     "prediction": "predicted outputs are not supported",

@@ -7,7 +7,7 @@ import uuid
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from fovea.api.convert import chat_prompt, image_references, sampling
+from fovea.api.convert import chat_prompt, image_references, sampling, wire_names
 from fovea.api.responses import ChatBodies
 from fovea.api.schema import ChatRequest
 from fovea.core.types import GenerationRequest
@@ -24,11 +24,12 @@ async def chat_completions(body: ChatRequest, http: Request) -> Response:
     """An answer about the images and text of a conversation."""
     state = state_of(http)
     bodies = ChatBodies(state.check_model(body.model))
-    request = await while_connected(http, _request(state, body))
-    if not body.stream:
-        answer = await while_connected(http, whole(state, request))
-        return JSONResponse(bodies.whole(answer))
-    return await stream_response(state, http, request, bodies, body)
+    with wire_names(body):
+        request = await while_connected(http, _request(state, body))
+        if not body.stream:
+            answer = await while_connected(http, whole(state, request))
+            return JSONResponse(bodies.whole(answer))
+        return await stream_response(state, http, request, bodies, body)
 
 
 async def _request(state: ServerState, body: ChatRequest) -> GenerationRequest:

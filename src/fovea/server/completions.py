@@ -8,7 +8,7 @@ import uuid
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from fovea.api.convert import completion_prompts, sampling
+from fovea.api.convert import completion_prompts, sampling, wire_names
 from fovea.api.responses import CompletionBodies
 from fovea.api.schema import CompletionRequest
 from fovea.core.errors import InvalidRequest
@@ -27,13 +27,14 @@ async def completions(body: CompletionRequest, http: Request) -> Response:
     """Text that continues each prompt."""
     state = state_of(http)
     bodies = CompletionBodies(state.check_model(body.model))
-    requests = _requests(state, body)
-    if not body.stream:
-        answers = await while_connected(http, _all(state, requests))
-        return JSONResponse(bodies.whole(answers))
-    if len(requests) > 1:
-        raise InvalidRequest("a stream takes one prompt", param="prompt")
-    return await stream_response(state, http, requests[0], bodies, body)
+    with wire_names(body):
+        requests = _requests(state, body)
+        if not body.stream:
+            answers = await while_connected(http, _all(state, requests))
+            return JSONResponse(bodies.whole(answers))
+        if len(requests) > 1:
+            raise InvalidRequest("a stream takes one prompt", param="prompt")
+        return await stream_response(state, http, requests[0], bodies, body)
 
 
 def _requests(state: ServerState, body: CompletionRequest) -> list[GenerationRequest]:
