@@ -8,12 +8,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from fovea import __version__
-from fovea.api.convert import chat_prompt, image_references
+from fovea.api.convert import chat_prompt, image_references, wire_names
 from fovea.api.schema import ChatRequest, TokenizeRequest
 from fovea.core.errors import InvalidRequest, NotFound, Unavailable
 from fovea.core.types import Prompt, TextPrompt
 from fovea.server.docs import ERRORS
 from fovea.server.errors import response
+from fovea.server.explain import shorten
 from fovea.server.state import ServerState, state_of
 
 router = APIRouter()
@@ -30,7 +31,8 @@ async def model(name: str, http: Request) -> dict[str, Any]:
     state = state_of(http)
     if name != state.client.info.name:
         raise NotFound(
-            f"model {name!r} is not served here; served: {state.client.info.name}", code="model_not_found"
+            f"model {shorten(name)} is not served here; served: {state.client.info.name}",
+            code="model_not_found",
         )
     return _card(state)
 
@@ -44,13 +46,14 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
         raise InvalidRequest("send either prompt or messages", param="prompt")
     prompt: Prompt
     if body.messages is not None:
-        chat = ChatRequest(messages=body.messages)
+        chat = ChatRequest(messages=body.messages, max_pixels=body.max_pixels, min_pixels=body.min_pixels)
         references = image_references(chat.messages)
         images = await state.media.load_all([r.url for r in references], [r.param for r in references])
         prompt = chat_prompt(chat, images)
     else:
         prompt = TextPrompt(body.prompt or "")
-    ids = await state.client.tokenize(prompt)
+    with wire_names(body):
+        ids = await state.client.tokenize(prompt)
     return {"tokens": ids, "count": len(ids), "max_model_len": state.client.info.max_context}
 
 

@@ -10,6 +10,7 @@ from fovea.core.errors import NotFound
 from fovea.core.protocols import EngineClient
 from fovea.media.load import MediaLoader
 from fovea.observe.metrics import Metrics
+from fovea.server.explain import shorten
 from fovea.server.settings import ServerSettings
 
 
@@ -26,7 +27,9 @@ class ServerState:
         served = self.client.info.name
         if name not in (None, "", served):
             raise NotFound(
-                f"model {name!r} is not served here; served: {served}", param="model", code="model_not_found"
+                f"model {shorten(name)} is not served here; served: {served}",
+                param="model",
+                code="model_not_found",
             )
         return served
 
