@@ -16,6 +16,8 @@ from fovea.server.settings import MIB
 from fovea.server.state import ServerState
 
 PROTECTED = ("/v1/", "/tokenize")
+CLIENT_GONE = 499
+"""The status in the metrics of a request whose client left before it was answered; nobody was sent it."""
 
 
 class Guard:
@@ -42,6 +44,7 @@ class Guard:
         try:
             self._check(scope)
             await self.app(scope, self._limited(receive), record)
+            status = status if sent else CLIENT_GONE
         except FoveaError as error:
             if sent:
                 raise
