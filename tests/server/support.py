@@ -1,0 +1,164 @@
+"""A real server on a loopback port, pictures to send to it, and an engine that stands still on demand."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import uvicorn
+from fastapi import FastAPI
+from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
+
+from fovea import Engine
+from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
+from fovea.server.app import create_app
+from fovea.server.settings import ServerSettings
+
+PATIENCE = 60.0
+Json = dict[str, Any]
+
+
+class Lent:
+    """An engine that several servers share: closing one of them leaves it running."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._engine.info
+
+    @property
+    def ready(self) -> bool:
+        return self._engine.ready
+
+    def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        return self._engine.stream(request)
+
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        return await self._engine.tokenize(prompt)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return await self._engine.detokenize(ids)
+
+    def stats(self) -> Mapping[str, float]:
+        return self._engine.stats()
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that runs. files: the folder that file:// URLs may read."""
+
+    url: str
+    engine: Engine
+    app: FastAPI
+    files: Path
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=PATIENCE, **options)
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        with self.client() as client:
+            return client.post(path, json=body, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        with self.client() as client:
+            return client.get(path, **options)
+
+    def metrics(self) -> dict[str, float]:
+        """Samples without labels, by name."""
+        families = text_string_to_metric_families(self.get("/metrics").text)
+        return {
+            sample.name: sample.value for family in families for sample in family.samples if not sample.labels
+        }
+
+
+@contextlib.contextmanager
+def running(engine: Engine, settings: ServerSettings, files: Path) -> Iterator[Server]:
+    """`settings` over `engine` on a free port, in a thread with an event loop of its own."""
+    app = create_app(Lent(engine), settings)
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=0, log_level="warning", access_log=False, loop="uvloop", http="httptools",
+        timeout_graceful_shutdown=5,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, name="test-server", daemon=True)
+    thread.start()
+    until(lambda: server.started or not thread.is_alive())
+    assert server.started
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield Server(f"http://127.0.0.1:{port}", engine, app, files)
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+
+
+@contextlib.contextmanager
+def frozen(engine: Engine) -> Iterator[None]:
+    """The engine's thread stands still: what has begun does not go on, what arrives stays in the queue."""
+    reached, released = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        reached.set()
+        released.wait(PATIENCE)
+
+    holder = threading.Thread(target=lambda: engine.loop.call(stand), daemon=True)
+    holder.start()
+    assert reached.wait(PATIENCE)
+    try:
+        yield
+    finally:
+        released.set()
+        holder.join(PATIENCE)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what must become true sooner or later; how soon depends on the machine."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it never became true"
+        time.sleep(0.01)
+
+
+def picture(width: int = 96, height: int = 64, seed: int = 0) -> bytes:
+    """A PNG of noise: no two seeds look alike to a model."""
+    noise = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(noise).save(out, "PNG")
+    return out.getvalue()
+
+
+def data_url(data: bytes, media_type: str = "image/png") -> str:
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+def text(words: str) -> Json:
+    return {"type": "text", "text": words}
+
+
+def image(url: str, **extra: Any) -> Json:
+    return {"type": "image_url", "image_url": {"url": url, **extra}}
+
+
+def user(*parts: Json | str) -> Json:
+    return {"role": "user", "content": [text(part) if isinstance(part, str) else part for part in parts]}
+
+
+def chat(*messages: Json, **extra: Any) -> Json:
+    """A chat body: greedy, short, its end at max_tokens only."""
+    turns = list(messages) or [user("what is it?")]
+    return {"messages": turns, "max_tokens": 4, "temperature": 0, "ignore_eos": True, **extra}

@@ -1,0 +1,345 @@
+"""The public `openai` client against a real socket: what its users rely on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from fovea import Engine
+from fovea.media.limits import MediaLimits
+from fovea.server.settings import ServerSettings
+from tests.server.support import Server, data_url, image, picture, running, user
+
+MODEL = "tiny"
+GREEDY: dict[str, Any] = {
+    "model": MODEL,
+    "temperature": 0,
+    "max_tokens": 24,
+    "extra_body": {"ignore_eos": True},
+}
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, *messages: Any, **extra: Any) -> Any:
+    return client.chat.completions.create(messages=list(messages), **{**GREEDY, **extra})
+
+
+def visual_tokens(client: openai.OpenAI, url: str, **extra: Any) -> int:
+    part = image(url, **extra)
+    return int(ask(client, user(part), max_tokens=1).usage.prompt_tokens_details.image_tokens)
+
+
+def test_chat_whole(client: openai.OpenAI) -> None:
+    answer = ask(client, user(image(data_url(picture())), "what is it?"))
+    choice = answer.choices[0]
+    assert answer.object == "chat.completion"
+    assert answer.model == MODEL
+    assert choice.message.role == "assistant"
+    assert choice.message.content
+    assert choice.finish_reason == "length"
+    assert answer.usage.completion_tokens == 24
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 24
+    assert answer.usage.prompt_tokens_details.image_tokens == 6  # 96x64 in windows of 32
+    assert answer.usage.prompt_tokens > 6
+
+
+def test_a_stream_is_the_whole_in_pieces(client: openai.OpenAI) -> None:
+    message = user(image(data_url(picture(seed=1))), "what is it?")
+    whole = ask(client, message)
+    chunks = list(ask(client, message, stream=True, stream_options={"include_usage": True}))
+    pieces = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert "".join(piece.delta.content or "" for piece in pieces) == whole.choices[0].message.content
+    assert pieces[0].delta.role == "assistant"
+    assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["length"]
+    assert {chunk.id for chunk in chunks} == {chunks[0].id}
+    assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 24
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_usage_is_streamed_on_request_only(client: openai.OpenAI) -> None:
+    chunks = list(ask(client, user("and here?"), stream=True))
+    assert all(chunk.usage is None and chunk.choices for chunk in chunks)
+
+
+async def test_async_client(server: Server) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        message = user(image(data_url(picture(seed=2))), "what is it?")
+        whole = await client.chat.completions.create(messages=[message], **GREEDY)
+        stream = await client.chat.completions.create(messages=[message], stream=True, **GREEDY)
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        assert text == whole.choices[0].message.content
+
+
+def test_a_second_identical_request_finds_its_prefix(client: openai.OpenAI) -> None:
+    message = user(image(data_url(picture(128, 128, seed=3))), "describe the picture, please. " * 4)
+    first, second = ask(client, message), ask(client, message)
+    assert first.usage.prompt_tokens_details.cached_tokens == 0
+    assert second.usage.prompt_tokens_details.cached_tokens > 16
+    assert second.usage.prompt_tokens_details.cached_tokens < second.usage.prompt_tokens
+    assert second.choices[0].message.content == first.choices[0].message.content
+
+
+def test_salts_keep_prefixes_apart(client: openai.OpenAI) -> None:
+    message = user("a secret that two tenants happen to share. " * 4)
+    usages = [
+        ask(client, message, extra_body={"cache_salt": salt}).usage.prompt_tokens_details.cached_tokens
+        for salt in ("one", "two", "one")
+    ]
+    assert usages[:2] == [0, 0]
+    assert usages[2] > 0
+
+
+def test_two_choices(client: openai.OpenAI) -> None:
+    answer = ask(client, user("what is it?"), n=2, temperature=1.0, seed=5)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.choices[0].message.content != answer.choices[1].message.content
+    assert answer.usage.completion_tokens == 48
+    streamed = {0: "", 1: ""}
+    for chunk in ask(client, user("what is it?"), n=2, temperature=1.0, seed=5, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert streamed == {choice.index: choice.message.content for choice in answer.choices}
+
+
+def test_a_seed_repeats_and_its_absence_does_not(client: openai.OpenAI) -> None:
+    def texts(**extra: Any) -> set[str]:
+        drawn = [ask(client, user("what is it?"), temperature=1.0, **extra) for _ in range(2)]
+        return {answer.choices[0].message.content for answer in drawn}
+
+    assert len(texts(seed=11)) == 1
+    assert len(texts()) == 2
+    assert texts(seed=11) != texts(seed=12)
+
+
+def test_logprobs(client: openai.OpenAI) -> None:
+    answer = ask(client, user("what is it?"), logprobs=True, top_logprobs=3, max_tokens=5)
+    entries = answer.choices[0].logprobs.content
+    assert len(entries) == 5
+    for entry in entries:
+        assert len(entry.top_logprobs) == 3
+        ranked = [top.logprob for top in entry.top_logprobs]
+        assert ranked == sorted(ranked, reverse=True)
+        assert entry.logprob == ranked[0] <= 0  # greedy picks the most likely
+        assert entry.bytes == list(entry.token.encode())
+    streamed = ask(client, user("what is it?"), logprobs=True, top_logprobs=3, max_tokens=5, stream=True)
+    again = [entry for chunk in streamed for entry in (chunk.choices[0].logprobs or EMPTY).content]
+    assert [entry.token for entry in again] == [entry.token for entry in entries]
+    assert ask(client, user("what is it?"), max_tokens=1).choices[0].logprobs is None
+
+
+class EMPTY:
+    content: tuple[Any, ...] = ()
+
+
+def test_a_stop_string_ends_the_text_before_itself(client: openai.OpenAI) -> None:
+    whole = ask(client, user("what is it?")).choices[0].message.content
+    stop = whole[8:11]
+    cut = ask(client, user("what is it?"), stop=[stop, "never said"])
+    assert cut.choices[0].finish_reason == "stop"
+    assert cut.choices[0].message.content == whole[: whole.index(stop)]
+    streamed = ask(client, user("what is it?"), stop=stop, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == whole[: whole.index(stop)]
+
+
+def test_max_completion_tokens(client: openai.OpenAI) -> None:
+    answer = ask(client, user("what is it?"), max_tokens=openai.omit, max_completion_tokens=3)
+    assert answer.usage.completion_tokens == 3
+
+
+def test_an_answer_can_be_sent_back_as_it_came(client: openai.OpenAI) -> None:
+    """`messages.append(answer.choices[0].message)` is how conversations are written."""
+    first = ask(client, user("what is it?"))
+    second = ask(client, user("what is it?"), first.choices[0].message, user("sure?"))
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens
+
+
+def test_developer_speaks_as_system(client: openai.OpenAI) -> None:
+    texts = [
+        ask(client, {"role": role, "content": "describe the circle"}, user("now")).choices[0].message.content
+        for role in ("developer", "system")
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_models(client: openai.OpenAI) -> None:
+    listed = client.models.list().data
+    assert [model.id for model in listed] == [MODEL]
+    assert client.models.retrieve(MODEL).owned_by == "fovea"
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("gpt-9")
+    assert caught.value.code == "model_not_found"
+
+
+def test_completions(client: openai.OpenAI) -> None:
+    plain = client.completions.create(prompt="the red circle", **GREEDY)
+    assert plain.object == "text_completion"
+    several = client.completions.create(prompt=["the red circle", "the blue square"], n=2, **GREEDY)
+    assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+    assert several.choices[0].text == several.choices[1].text == plain.choices[0].text
+    assert several.choices[2].text != plain.choices[0].text
+    assert several.usage.completion_tokens == 4 * 24
+    pieces = client.completions.create(prompt="the red circle", stream=True, **GREEDY)
+    assert "".join(chunk.choices[0].text for chunk in pieces) == plain.choices[0].text
+
+
+def test_completions_of_ids(client: openai.OpenAI, server: Server) -> None:
+    ids = server.post("/tokenize", {"prompt": "the red circle"}).json()["tokens"]
+    by_text = client.completions.create(prompt="the red circle", **GREEDY)
+    by_ids = client.completions.create(prompt=ids, **GREEDY)
+    by_lists = client.completions.create(prompt=[ids, ids], **GREEDY)
+    assert by_ids.choices[0].text == by_text.choices[0].text
+    assert [choice.text for choice in by_lists.choices] == [by_text.choices[0].text] * 2
+    assert by_ids.usage.prompt_tokens == len(ids)
+
+
+def test_completions_end_after_sixteen_tokens_unless_told(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        prompt="the", model=MODEL, temperature=0, extra_body={"ignore_eos": True}
+    )
+    assert answer.usage.completion_tokens == 16
+
+
+def test_completion_logprobs(client: openai.OpenAI) -> None:
+    answer = client.completions.create(prompt="the red circle", logprobs=2, **{**GREEDY, "max_tokens": 3})
+    logprobs = answer.choices[0].logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == 3
+    assert [len(top) for top in logprobs.top_logprobs] == [2, 2, 2]
+
+
+def test_several_images_in_several_turns(client: openai.OpenAI) -> None:
+    first, second, third = (data_url(picture(64, 64, seed)) for seed in (21, 22, 23))
+    turns = [
+        user(image(first), "and", image(second), "compare them"),
+        {"role": "assistant", "content": "the circle is red"},
+        user("and this?", image(third)),
+    ]
+    answer = ask(client, *turns)
+    assert answer.usage.prompt_tokens_details.image_tokens == 3 * 4
+    swapped = [user(image(second), "and", image(first), "compare them"), *turns[1:]]
+    assert ask(client, *swapped).choices[0].message.content != answer.choices[0].message.content
+
+
+def test_images_that_differ_never_share(client: openai.OpenAI) -> None:
+    """Same text, same size: all that tells them apart is what they show."""
+    words = "what is in the image? " * 8
+    first = ask(client, user(image(data_url(picture(160, 160, seed=31))), words))
+    second = ask(client, user(image(data_url(picture(160, 160, seed=32))), words))
+    assert first.usage.prompt_tokens == second.usage.prompt_tokens
+    assert second.usage.prompt_tokens_details.cached_tokens == 0
+    assert first.choices[0].message.content != second.choices[0].message.content
+
+
+def test_one_image_by_three_ways_is_encoded_once(client: openai.OpenAI, server: Server) -> None:
+    data = (server.files / "picture.png").read_bytes()
+    ask(client, user(image(data_url(data)), "what is it?"))
+    encoded = server.metrics()["fovea_images_encoded_total"]
+    by_file = ask(client, user("look:", image((server.files / "picture.png").as_uri())))
+    by_data = ask(client, user("look:", image(data_url(data, "image/x-misnamed"))))
+    assert by_file.choices[0].message.content == by_data.choices[0].message.content
+    assert server.metrics()["fovea_images_encoded_total"] == encoded
+
+
+class Pictures(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        body = picture(seed=41)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def web() -> Iterator[str]:
+    host = ThreadingHTTPServer(("127.0.0.1", 0), Pictures)
+    thread = threading.Thread(target=host.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{host.server_address[1]}"
+    host.shutdown()
+    host.server_close()
+    thread.join()
+
+
+def test_images_by_http_where_private_hosts_are_allowed(engine: Engine, files: Path, web: str) -> None:
+    settings = ServerSettings(media=replace(MediaLimits(), allow_private_hosts=True))
+    with (
+        running(engine, settings, files) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+    ):
+        by_url = ask(client, user(image(f"{web}/one.png"), "what is it?"))
+        encoded = server.metrics()["fovea_images_encoded_total"]
+        by_other_url = ask(client, user(image(f"{web}/two.png?size=full"), "what is it?"))
+        by_data = ask(client, user(image(data_url(picture(seed=41))), "what is it?"))
+        assert by_url.choices[0].message.content == by_data.choices[0].message.content
+        assert by_other_url.choices[0].message.content == by_data.choices[0].message.content
+        assert server.metrics()["fovea_images_encoded_total"] == encoded
+        assert by_data.usage.prompt_tokens_details.cached_tokens > 0
+
+
+def test_detail(client: openai.OpenAI) -> None:
+    large = data_url(picture(480, 448, seed=51))
+    tokens = {detail: visual_tokens(client, large, detail=detail) for detail in ("low", "auto", "high")}
+    assert tokens["high"] == tokens["auto"] == 15 * 14
+    assert tokens["low"] <= 64
+    small = data_url(picture(64, 64, seed=52))
+    assert visual_tokens(client, small, detail="low") == visual_tokens(client, small, detail="high")
+
+
+def test_max_pixels(client: openai.OpenAI) -> None:
+    large = data_url(picture(480, 448, seed=53))
+    assert visual_tokens(client, large, max_pixels=32 * 32 * 20) <= 20
+    assert visual_tokens(client, large, max_pixels=32 * 32) == 1
+    of_request = ask(client, user(image(large)), max_tokens=1, extra_body={"max_pixels": 32 * 32 * 9})
+    assert of_request.usage.prompt_tokens_details.image_tokens <= 9
+    both = ask(
+        client,
+        user(image(large, max_pixels=32 * 32 * 30)),
+        max_tokens=1,
+        extra_body={"max_pixels": 32 * 32 * 9},
+    )
+    assert 9 < both.usage.prompt_tokens_details.image_tokens <= 30
+
+
+def test_min_pixels(client: openai.OpenAI) -> None:
+    tiny = data_url(picture(40, 40, seed=54))
+    assert visual_tokens(client, tiny, min_pixels=32 * 32 * 50) >= 50 > visual_tokens(client, tiny)
+
+
+@pytest.mark.parametrize("budget", [{}, {"max_pixels": 32 * 32 * 5}], ids=["plain", "budget"])
+def test_tokenize_counts_what_chat_bills(
+    client: openai.OpenAI, server: Server, budget: dict[str, int]
+) -> None:
+    messages = [user(image(data_url(picture(200, 150, seed=61)), detail="low"), "what is it?")]
+    told = server.post("/tokenize", {"messages": messages, **budget}).json()
+    billed = ask(client, *messages, extra_body=budget).usage.prompt_tokens
+    assert told["count"] == len(told["tokens"]) == billed
+    assert told["max_model_len"] == 4096
+
+
+def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, user("hello"), temperature=9)
+    assert caught.value.param == "temperature"
+    assert caught.value.type == "invalid_request_error"
+    with pytest.raises(openai.NotFoundError):
+        ask(client, user("hello"), model="gpt-9")
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, user(image("data:image/png;base64,AAAA")), stream=True)
+    assert caught.value.param == "messages[0].content[0].image_url.url"
