@@ -1,0 +1,89 @@
+"""fovea-tiny is an ordinary checkpoint: transformers loads the same folder and says the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from PIL import Image
+
+from fovea import Engine
+from fovea.core.types import Completion
+from fovea.engine.models.load import bundled_model
+from fovea.evaluation.scenes import HELD_OUT_SEED, Sample, generate
+from tests.support.reference import Reference
+
+TOKENS = 64
+MEGABYTE = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return Reference(bundled_model())
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with Engine.from_pretrained("fovea-tiny", dtype=request.param, kv_cache_mib=64, threads=1) as engine:
+        yield engine
+
+
+def samples() -> list[Sample]:
+    sizes = [(128, 128), (320, 192), (224, 448), (300, 211), (896, 640)]
+    made = [
+        next(iter(generate(HELD_OUT_SEED, 1, [kind], [size])))
+        for kind, size in zip(KINDS, sizes, strict=True)
+    ]
+    return [*made, *generate(HELD_OUT_SEED, 2, ["compare", "motion"])]
+
+
+KINDS = ["colour", "json", "reading", "listing", "describe"]
+
+
+def answer(engine: Engine, sample: Sample) -> tuple[list[int], Completion]:
+    request = engine.request(
+        sample.turns[0].question, sample.images, temperature=0, max_tokens=TOKENS, ignore_eos=True
+    )
+    ids = engine._preparer.builder.build(request.prompt).ids
+    return ids, engine.generate(request.prompt, sampling=request.sampling)
+
+
+@pytest.mark.parametrize(
+    "sample", samples(), ids=lambda s: f"{s.kind}-{s.images[0].width}x{s.images[0].height}"
+)
+def test_tokens_equal(engine: Engine, reference: Reference, sample: Sample) -> None:
+    """Equal in float32. In bfloat16 the two libraries round differently: where they part, the tokens must tie.
+
+    A tie is judged by transformers' float32 logits: within 2% of the row's spread.
+    """
+    ids, done = answer(engine, sample)
+    images: list[Image.Image] = list(sample.images)
+    ours, theirs = list(done.token_ids[0]), reference.generate(ids, images, TOKENS)
+    if ours != theirs:
+        at = next(i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
+        row = reference.logits(ids, images, theirs)[at]
+        allowed = 1e-4 if engine.info.dtype == "float32" else 0.02 * float(row.max() - row.min())
+        assert abs(float(row[ours[at]] - row[theirs[at]])) <= allowed, (
+            f"token {at}: {ours[at]} for {theirs[at]}"
+        )
+
+
+def test_it_is_small_and_whole() -> None:
+    folder = bundled_model()
+    assert (folder / "model.safetensors").stat().st_size <= 32 * MEGABYTE
+    names = {path.name for path in folder.iterdir()}
+    assert {
+        "config.json",
+        "tokenizer.json",
+        "preprocessor_config.json",
+        "chat_template.jinja",
+        "README.md",
+    } <= names
+
+
+def test_parameters(reference: Reference) -> None:
+    count = sum(p.numel() for p in reference.model.parameters())
+    assert 4e6 <= count <= 15e6
+    assert reference.model.config.vision_config.deepstack_visual_indexes
+    assert reference.model.dtype is torch.float32
