@@ -1,0 +1,265 @@
+"""Who computes what: budgets, order, single flight, preemption. A fake runner checks every block that is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from fovea.engine.schedule.plan import StepPlan
+from fovea.engine.sequence import Sequence, Status
+from tests.support.brains import SlotRunner, answer, scheduler, sequence
+
+
+def amounts(plan: StepPlan) -> dict[str, int]:
+    return {work.seq.id: work.count for work in plan.work}
+
+
+def test_a_prompt_is_computed_in_chunks_of_the_step_budget() -> None:
+    brain = scheduler(max_step_tokens=5)
+    runner = SlotRunner(brain)
+    seq = sequence("a", 12, max_tokens=2)
+    brain.add(seq)
+    assert [plan.tokens for plan in runner.run()] == [5, 5, 2, 1]
+    assert seq.output_ids == answer(seq)
+    assert (seq.status, seq.finish_reason) == (Status.FINISHED, "length")
+
+
+def test_decodes_come_first_and_a_long_prompt_fills_what_they_leave() -> None:
+    brain = scheduler(max_step_tokens=6)
+    runner = SlotRunner(brain)
+    for name, when in (("a", 0.0), ("b", 0.1)):
+        brain.add(sequence(name, [ord(name)] * 3, arrival=when, max_tokens=9))
+    runner.step()
+    brain.add(sequence("long", [5] * 40, arrival=0.2))
+    plan = runner.step()
+    assert amounts(plan) == {"a": 1, "b": 1, "long": 4}
+    assert [work.seq.id for work in plan.work] == ["a", "b", "long"]
+
+
+def test_first_come_first_served() -> None:
+    brain = scheduler(max_running=1)
+    runner = SlotRunner(brain)
+    for name, when in (("late", 2.0), ("early", 1.0), ("middle", 1.5)):
+        brain.add(sequence(name, [ord(name[0])] * 3, arrival=when, max_tokens=1))
+    assert [plan.work[0].seq.id for plan in runner.run()] == ["early", "middle", "late"]
+
+
+def test_nobody_overtakes_a_prompt_that_waits_for_room() -> None:
+    """Otherwise a stream of short prompts would starve a long one."""
+    brain = scheduler(blocks=8, max_running=8)
+    runner = SlotRunner(brain)
+    brain.add(sequence("first", [1] * 12, arrival=0, max_tokens=3))
+    runner.step()
+    brain.add(sequence("long", [2] * 24, arrival=1, max_tokens=1))
+    brain.add(sequence("short", [3] * 2, arrival=2, max_tokens=1))
+    assert amounts(runner.step()) == {"first": 1}
+    assert [seq.id for seq in brain.waiting] == ["long", "short"]
+    runner.run()
+
+
+def test_an_image_is_encoded_when_its_first_token_is_computed_and_not_before() -> None:
+    brain = scheduler(max_step_tokens=4)
+    runner = SlotRunner(brain)
+    brain.add(sequence("a", [1, 2, 3, 4, 5, ("cat", 6), 6], max_tokens=1))
+    encoded = [[job.span.key for job in plan.encode] for plan in runner.run()]
+    assert encoded == [[], ["cat"], []]
+
+
+def test_the_encoder_budget_ends_a_chunk_where_the_next_image_begins() -> None:
+    brain = scheduler(max_step_visual_tokens=10)
+    runner = SlotRunner(brain)
+    seq = sequence("a", [1, ("cat", 6), 2, ("dog", 6), 3], max_tokens=1)
+    brain.add(seq)
+    plans = runner.run()
+    assert [plan.tokens for plan in plans] == [8, 7]
+    assert runner.encoded == ["cat", "dog"]
+    assert seq.output_ids == answer(seq)
+
+
+def test_an_image_larger_than_the_encoder_budget_still_passes() -> None:
+    brain = scheduler(max_step_visual_tokens=1)
+    runner = SlotRunner(brain)
+    brain.add(sequence("a", [("huge", 30), 1], max_tokens=1))
+    brain.add(sequence("b", [("other", 3), 1], arrival=1, max_tokens=1))
+    runner.run()
+    assert runner.encoded == ["huge", "other"]
+
+
+def test_one_image_in_two_sequences_is_encoded_once() -> None:
+    brain = scheduler()
+    runner = SlotRunner(brain)
+    brain.add(sequence("a", [1, ("cat", 6), 2], max_tokens=2))
+    brain.add(sequence("b", [9, ("cat", 6), 3], arrival=1, max_tokens=2))
+    first = runner.step()
+    assert set(amounts(first)) == {"a", "b"}
+    assert [sorted(job.holders) for job in first.encode] == [["a", "b"]]
+    runner.run()
+    assert runner.encoded == ["cat"]
+
+
+def test_one_image_twice_in_one_prompt_is_encoded_once_even_in_chunks() -> None:
+    brain = scheduler(max_step_tokens=5)
+    runner = SlotRunner(brain)
+    seq = sequence("a", [1, ("cat", 4), 2, ("cat", 4), 3], max_tokens=2)
+    brain.add(seq)
+    runner.run()
+    assert runner.encoded == ["cat"]
+    assert seq.output_ids == answer(seq)
+
+
+def test_one_image_twice_without_a_cache_is_encoded_once_more_at_most() -> None:
+    """With no room the first span's end lets the output go; the second span makes it again and is right."""
+    brain = scheduler(max_step_tokens=5, embed_bytes=0)
+    runner = SlotRunner(brain)
+    seq = sequence("a", [1, ("cat", 4), 2, ("cat", 4), 3], max_tokens=2)
+    brain.add(seq)
+    runner.run()
+    assert len(runner.encoded) <= 2
+    assert seq.output_ids == answer(seq)
+
+
+def test_a_prefix_hit_over_an_image_needs_no_encoder() -> None:
+    brain = scheduler(embed_bytes=0)
+    runner = SlotRunner(brain)
+    brain.add(sequence("a", [1, ("cat", 6), 2, 3], max_tokens=1))
+    runner.run()
+    brain.add(sequence("b", [1, ("cat", 6), 2, 9], max_tokens=1))
+    runner.run()
+    assert runner.encoded == ["cat"]
+
+
+def test_followers_of_a_prefix_in_the_making_join_when_it_is_there() -> None:
+    """Ten questions about one new image: its tokens are computed once, by whoever came first."""
+    brain = scheduler(blocks=200, max_step_tokens=16, max_running=16)
+    runner = SlotRunner(brain)
+    asked = [sequence(f"q{i}", [1, ("cat", 30), 2, 50 + i], arrival=i, max_tokens=2) for i in range(10)]
+    for seq in asked:
+        brain.add(seq)
+    assert set(amounts(runner.step())) == {"q0"}
+    runner.run()
+    assert runner.encoded == ["cat"]
+    assert runner.computed == (33 + 1) + 9 * (33 - 32 + 1)
+    assert [seq.output_ids for seq in asked] == [answer(seq) for seq in asked]
+    assert {seq.cached_tokens for seq in asked[1:]} == {32}
+
+
+def test_who_waits_for_a_prefix_lets_others_pass() -> None:
+    brain = scheduler(max_step_tokens=24)
+    runner = SlotRunner(brain)
+    brain.add(sequence("first", [1] * 30, arrival=0))
+    runner.step()
+    brain.add(sequence("follower", [1] * 30, arrival=1))
+    brain.add(sequence("other", [2] * 3, arrival=2))
+    assert set(amounts(runner.step())) == {"first", "other"}
+    runner.run()
+
+
+def test_a_follower_goes_on_alone_when_its_leader_is_cancelled() -> None:
+    brain = scheduler(max_step_tokens=8)
+    runner = SlotRunner(brain)
+    leader, follower = sequence("leader", [1] * 30), sequence("follower", [1] * 30, arrival=1, max_tokens=3)
+    brain.add(leader)
+    brain.add(follower)
+    runner.step()
+    brain.finish(leader, "abort")
+    runner.run()
+    assert follower.output_ids == answer(follower)
+
+
+def test_choices_of_one_prompt_share_its_blocks() -> None:
+    brain = scheduler(blocks=20)
+    runner = SlotRunner(brain)
+    choices = [sequence(f"r:{i}", [1, ("cat", 14), 2], max_tokens=3) for i in range(4)]
+    for seq in choices:
+        brain.add(seq)
+    runner.run()
+    assert runner.encoded == ["cat"]
+    assert runner.computed == 16 + 2 + 3 * (4 + 2)
+    assert all(seq.output_ids == answer(seq) for seq in choices)
+
+
+def test_the_latest_arrival_is_preempted_and_loses_time_but_no_text() -> None:
+    brain = scheduler(blocks=6)
+    runner = SlotRunner(brain)
+    old = sequence("old", [1] * 6, arrival=0, max_tokens=16)
+    new = sequence("new", [2] * 6, arrival=1, max_tokens=16)
+    brain.add(old)
+    brain.add(new)
+    preempted = [name for plan in runner.run() for name in plan.preempted]
+    assert set(preempted) == {"new"}
+    assert brain.preemptions == new.preemptions == len(preempted) > 0
+    assert (old.preemptions, old.output_ids, new.output_ids) == (0, answer(old), answer(new))
+    assert brain.kv.pool.used == 0
+
+
+def test_a_preempted_prompt_gives_its_share_of_the_step_back() -> None:
+    """Its tokens and its image leave the plan, and the image it alone waited for is not encoded."""
+    brain = scheduler(blocks=4, max_step_tokens=64)
+    runner = SlotRunner(brain)
+    old = sequence("old", [1] * 7, arrival=0, max_tokens=8)
+    brain.add(old)
+    runner.step()
+    new = sequence("new", [2, ("cat", 5)], arrival=1, max_tokens=1)
+    brain.add(new)
+    runner.run()
+    assert (old.output_ids, new.output_ids) == (answer(old), answer(new))
+
+
+def test_a_victim_that_already_had_its_part_of_the_step_leaves_it() -> None:
+    """Decodes are served before prompts, so a young decode may be in the plan when an older prompt needs its blocks."""
+    brain = scheduler(blocks=6, block_size=2, max_step_tokens=3)
+    runner = SlotRunner(brain)
+    young = sequence("young", [3], arrival=9, max_tokens=9)
+    brain.add(young)
+    runner.step()
+    runner.step()
+    old = sequence("old", [1, 1, 1, 1, ("cat", 2), 1, 1], arrival=1, max_tokens=2)
+    brain.add(old)
+    plans = runner.run()
+    hit = [plan for plan in plans if plan.preempted]
+    assert [plan.preempted for plan in hit] == [("young",)]
+    assert all(work.seq is not young for work in hit[0].work)
+    assert (old.output_ids, young.output_ids) == (answer(old), answer(young))
+
+
+def test_ending_twice_or_while_waiting_is_no_error() -> None:
+    brain = scheduler()
+    seq = sequence("a", 3)
+    brain.add(seq)
+    brain.finish(seq, "abort")
+    brain.finish(seq, "length")
+    assert (seq.finish_reason, brain.idle) == ("abort", True)
+    brain.check_integrity()
+
+
+def test_deadlines_are_told_by_the_clock_that_is_passed_in() -> None:
+    brain = scheduler()
+    late, never = sequence("late", 3, deadline=5.0), sequence("never", 3)
+    brain.add(late)
+    brain.add(never)
+    assert brain.expired(4.9) == []
+    assert brain.expired(5.0) == [late]
+
+
+def test_an_update_for_a_sequence_that_ended_meanwhile_changes_nothing() -> None:
+    brain = scheduler()
+    seq = sequence("a", 3)
+    brain.add(seq)
+    plan = brain.schedule()
+    brain.finish(seq, "abort")
+    brain.update(plan, {"a": 7})
+    assert seq.output_ids == []
+    assert brain.kv.pool.used == 0
+
+
+@pytest.mark.parametrize("embed_bytes", [0, 10, 15, 1000])
+def test_two_images_with_room_for_one_or_none(embed_bytes: int) -> None:
+    """Neither may push the other out while a sequence reads it; a ceiling is never a deadlock."""
+    brain = scheduler(embed_bytes=embed_bytes, max_step_tokens=6, max_step_visual_tokens=5)
+    runner = SlotRunner(brain)
+    asked: list[Sequence] = []
+    for i in range(4):
+        asked.append(sequence(f"s{i}", [i, ("cat", 5), i, ("dog", 5), i], arrival=i, max_tokens=2))
+        brain.add(asked[-1])
+    runner.run(200)
+    assert [seq.output_ids for seq in asked] == [answer(seq) for seq in asked]
+    assert brain.embeddings.bytes <= embed_bytes

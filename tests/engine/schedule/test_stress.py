@@ -1,0 +1,99 @@
+"""Random arrivals, cancels, lengths and pictures on a tiny pool: nothing leaks, nothing starves, all answers are right."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fovea.engine.sequence import Sequence
+from tests.support.brains import SlotRunner, answer, scheduler, sequence
+
+BLOCK = 2
+PIECES = st.one_of(
+    st.integers(0, 2),
+    st.tuples(st.sampled_from(["cat", "dog", "elk"]), st.integers(1, 5)),
+)
+
+
+class Stress(RuleBasedStateMachine):
+    @initialize(
+        blocks=st.integers(2, 14),
+        step=st.integers(1, 12),
+        visual=st.integers(1, 8),
+        running=st.integers(1, 5),
+        embed=st.sampled_from([0, 10, 25, 1000]),
+        share=st.booleans(),
+    )
+    def start(self, blocks: int, step: int, visual: int, running: int, embed: int, share: bool) -> None:
+        self.room = blocks * BLOCK
+        self.brain = scheduler(
+            blocks=blocks,
+            block_size=BLOCK,
+            embed_bytes=embed,
+            prefix_cache=share,
+            max_step_tokens=step,
+            max_step_visual_tokens=visual,
+            max_running=running,
+        )
+        self.runner = SlotRunner(self.brain)
+        self.sequences: list[Sequence] = []
+        self.cancelled: set[str] = set()
+
+    @rule(
+        prompt=st.lists(PIECES, min_size=1, max_size=8),
+        max_tokens=st.integers(1, 10),
+        salt=st.sampled_from(["", "t"]),
+    )
+    def arrive(self, prompt: list[int | tuple[str, int]], max_tokens: int, salt: str) -> None:
+        number = len(self.sequences)
+        seq = sequence(f"s{number}", prompt, arrival=number // 2, max_tokens=max_tokens, salt=salt)
+        if len(seq.prompt_ids) + max_tokens > self.room:
+            return  # the engine refuses what can never fit
+        self.sequences.append(seq)
+        self.brain.add(seq)
+
+    @precondition(lambda self: not self.brain.idle)
+    @rule(count=st.integers(1, 6))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            if not self.brain.idle:
+                assert self.runner.step().work, "sequences wait, yet the step is empty"
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from(self.sequences))
+        if seq.finish_reason is None:
+            self.cancelled.add(seq.id)
+        self.brain.finish(seq, "abort")
+
+    @rule()
+    def clear_caches(self) -> None:
+        self.brain.kv.pool.forget_all()
+        self.brain.embeddings.clear()
+
+    @invariant()
+    def adds_up(self) -> None:
+        if hasattr(self, "brain"):
+            self.brain.check_integrity()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "brain"):
+            return
+        # Whoever came first is never preempted and always advances, so waiting is bounded by what was asked for.
+        asked = sum(len(seq.prompt_ids) + seq.max_tokens for seq in self.sequences)
+        self.runner.run(limit=asked + 1)
+        for seq in self.sequences:
+            assert seq.finish_reason is not None
+            truth = answer(seq)
+            if seq.id in self.cancelled:
+                assert seq.output_ids == truth[: len(seq.output_ids)]
+            else:
+                assert seq.output_ids == truth
+        assert self.brain.kv.pool.used == 0
+        assert self.brain.embeddings.bytes <= self.brain.embeddings.capacity
+
+
+TestStress = Stress.TestCase
+TestStress.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

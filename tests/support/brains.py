@@ -1,0 +1,146 @@
+"""Sequences and a runner for the scheduler's tests: no tensors, yet wrong bookkeeping gives wrong answers.
+
+`SlotRunner` executes plans on numbered slots. A slot holds what a KV row depends on: the hash of everything up to its
+position, pictures included. A block that is shared, reused or named wrongly is then seen the moment it is read, and the
+next token is a function of the prefix alone, so every schedule must give the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from fovea.core.sampling import SamplingParams
+from fovea.engine.cache.blocks import BlockPool
+from fovea.engine.cache.embeddings import EmbeddingCache
+from fovea.engine.cache.manager import KVManager
+from fovea.engine.config import EngineConfig
+from fovea.engine.schedule.plan import StepPlan
+from fovea.engine.schedule.scheduler import Scheduler
+from fovea.engine.sequence import ImageSpan, Sequence, Status
+
+IMAGE_TOKEN = 999
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def image(start: int, tokens: int, key: str, index: int = 0) -> ImageSpan:
+    return ImageSpan(index, start, tokens, tokens, key, (1, 2, 2 * tokens))
+
+
+def sequence(
+    name: str,
+    prompt: int | Seq[int | tuple[str, int]],
+    *,
+    arrival: float = 0.0,
+    max_tokens: int = 4,
+    salt: str = "",
+    deadline: float | None = None,
+) -> Sequence:
+    """`prompt`: a number of tokens 0, 1, 2..., or ids among which (key, tokens) stands for an image."""
+    ids: list[int] = []
+    spans: list[ImageSpan] = []
+    for piece in range(prompt) if isinstance(prompt, int) else prompt:
+        if isinstance(piece, tuple):
+            spans.append(image(len(ids), piece[1], piece[0], len(spans)))
+            ids += [IMAGE_TOKEN] * piece[1]
+        else:
+            ids.append(piece)
+    return Sequence(
+        name, ids, GREEDY, max_tokens, tuple(spans), salt=salt, arrival=arrival, deadline=deadline
+    )
+
+
+def rows(seq: Sequence) -> list[int]:
+    """What each position's KV row depends on: every token and picture up to it, and the salt."""
+    keys = {place: span.key for span in seq.spans for place in range(span.start, span.end)}
+    found, state = [], hash(seq.salt)
+    for place, token in enumerate([*seq.prompt_ids, *seq.output_ids]):
+        state = hash((state, token, keys.get(place)))
+        found.append(state)
+    return found
+
+
+def answer(seq: Sequence) -> list[int]:
+    """The tokens that `seq` must end with, by generating alone and without any cache."""
+    alone = Sequence(seq.id, list(seq.prompt_ids), seq.sampling, seq.max_tokens, seq.spans, salt=seq.salt)
+    while len(alone.output_ids) < alone.max_tokens:
+        alone.output_ids.append(rows(alone)[-1] % 97)
+    return alone.output_ids
+
+
+class SlotRunner:
+    def __init__(self, scheduler: Scheduler, image_bytes: int = 10) -> None:
+        self.scheduler = scheduler
+        self.image_bytes = image_bytes
+        self.slots: dict[int, int] = {}
+        self.encoded: list[str] = []
+        self.computed = 0
+
+    def step(self) -> StepPlan:
+        """Schedule, execute, fold back, end what has its tokens; check everything on the way."""
+        scheduler = self.scheduler
+        plan = scheduler.schedule()
+        self._check_budgets(plan)
+        for job in plan.encode:
+            assert job.holders, "an image is encoded for nobody"
+            scheduler.embeddings.put(job.span.key, job.span.key, self.image_bytes, set(job.holders))
+            self.encoded.append(job.span.key)
+        sampled = {}
+        for work in plan.work:
+            self._compute(work.seq, work.start, work.stop)
+            if work.samples:
+                sampled[work.seq.id] = rows(work.seq)[-1] % 97
+        self.computed += plan.tokens
+        scheduler.update(plan, sampled)
+        for work in plan.work:
+            if len(work.seq.output_ids) >= work.seq.max_tokens:
+                scheduler.finish(work.seq, "length")
+        scheduler.check_integrity()
+        return plan
+
+    def run(self, limit: int = 10_000) -> list[StepPlan]:
+        """Steps until nothing is left; every one of them must do something."""
+        plans = []
+        while not self.scheduler.idle:
+            plans.append(self.step())
+            assert plans[-1].work, "sequences wait, yet the step is empty: a deadlock"
+            assert len(plans) <= limit, f"{limit} steps were not enough"
+        return plans
+
+    def _compute(self, seq: Sequence, start: int, stop: int) -> None:
+        size = self.scheduler.kv.block_size
+        truth = rows(seq)
+        assert start == seq.computed
+        assert 0 < stop <= seq.length
+        places = [seq.blocks[p // size] * size + p % size for p in range(stop)]
+        for place in range(start, stop):
+            self.slots[places[place]] = truth[place]
+        for span in seq.spans_between(start, stop):
+            assert self.scheduler.embeddings.get(span.key) == span.key
+        assert [self.slots.get(p) for p in places] == truth[:stop], f"{seq.id} reads KV that is not its own"
+
+    def _check_budgets(self, plan: StepPlan) -> None:
+        config = self.scheduler.config
+        assert plan.tokens <= config.max_step_tokens
+        visual = [job.span.tokens for job in plan.encode]
+        assert len(visual) <= 1 or sum(visual) <= config.max_step_visual_tokens
+        assert len({job.span.key for job in plan.encode}) == len(visual), (
+            "one image is encoded twice in a step"
+        )
+        assert len(self.scheduler.running) <= config.max_running
+        kinds = [work.seq.decoding for work in plan.work]
+        assert kinds == sorted(kinds, reverse=True), "a prompt stands before a decode"
+        assert all(work.seq.status is Status.RUNNING for work in plan.work)
+
+
+def scheduler(
+    *,
+    blocks: int = 64,
+    block_size: int = 4,
+    embed_bytes: int = 1000,
+    prefix_cache: bool = True,
+    **settings: Any,
+) -> Scheduler:
+    config = EngineConfig(block_size=block_size, **settings)
+    kv = KVManager(BlockPool(blocks), block_size, share_prefixes=prefix_cache)
+    return Scheduler(config, kv, EmbeddingCache(embed_bytes))
