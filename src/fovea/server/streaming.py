@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
@@ -15,6 +16,8 @@ from fovea.core.errors import EngineError, FoveaError
 from fovea.core.types import Delta, GenerationRequest, Usage
 from fovea.server.answer import deltas, while_connected
 from fovea.server.state import ServerState
+
+log = logging.getLogger("fovea.server")
 
 
 class Bodies(Protocol):
@@ -52,7 +55,8 @@ async def _events(bodies: Bodies, first: Delta, rest: Any, include_usage: bool) 
         yield sse.DONE
     except FoveaError as error:
         yield sse.event(error_body(error))
-    except Exception as error:  # noqa: BLE001 - the client must see that the stream broke
-        yield sse.event(error_body(EngineError(f"the answer broke off: {error}")))
+    except Exception as error:  # the client must see that the stream broke
+        log.error("a stream broke off", exc_info=error)
+        yield sse.event(error_body(EngineError("the answer broke off; see the server's log")))
     finally:
         await rest.aclose()
