@@ -1,0 +1,145 @@
+"""Engines that fail, on purpose: what the client sees, before its first token and after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import httpx
+import pytest
+
+from fovea.core.errors import DeadlineExceeded, EngineError, Unavailable
+from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt, StageTimings, Usage
+from fovea.server.app import create_app
+from tests.server.support import chat
+
+CHAT = "/v1/chat/completions"
+LAST = Delta(0, " end", (3,), finish_reason="stop", usage=Usage(5, 2), timings=StageTimings())
+
+
+class Script:
+    """An EngineClient that plays deltas and errors as written."""
+
+    def __init__(self, *steps: Delta | Exception, ready: bool = True) -> None:
+        self.info = ModelInfo("script", "none", 1, "float32", "cpu", 64, 16, 0)
+        self.ready = ready
+        self.closed_streams = 0
+        self._steps = steps
+
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        try:
+            for step in self._steps:
+                if isinstance(step, Exception):
+                    raise step
+                yield step
+        finally:
+            self.closed_streams += 1
+
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        return [1, 2]
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return ""
+
+    def stats(self) -> Mapping[str, float]:
+        return {}
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        return None
+
+
+def served(script: Script) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_app(script), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+def events(answer: httpx.Response) -> list[str]:
+    return [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize(
+    ("error", "status", "code", "says"),
+    [
+        (EngineError("the step failed: boom"), 500, "engine_error", "boom"),
+        (Unavailable("the engine has stopped"), 503, "unavailable", "stopped"),
+        (
+            DeadlineExceeded("the request's timeout ran out", param="timeout"),
+            408,
+            "deadline_exceeded",
+            "timeout",
+        ),
+        (ZeroDivisionError("secret detail"), 500, "engine_error", "see its log"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+async def test_a_failure_before_the_first_token_is_a_status(
+    stream: bool, error: Exception, status: int, code: str, says: str
+) -> None:
+    script = Script(error)
+    async with served(script) as client:
+        answer = await client.post(CHAT, json=chat(stream=stream))
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == code
+    assert says in answer.json()["error"]["message"]
+    assert "secret" not in answer.text
+    assert script.closed_streams == 1
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize(
+    "error", [EngineError("boom"), DeadlineExceeded("late"), ZeroDivisionError("secret detail")]
+)
+async def test_a_failure_in_the_middle_of_a_stream_is_its_last_event(path: str, error: Exception) -> None:
+    script = Script(Delta(0, "so", (1,)), error)
+    body = chat(stream=True) if path == CHAT else {"prompt": "x", "stream": True}
+    async with served(script) as client:
+        answer = await client.post(path, json=body)
+    assert answer.status_code == 200
+    *rest, last = events(answer)
+    assert set(json.loads(last)["error"]) == {"message", "type", "param", "code"}
+    assert "[DONE]" not in answer.text
+    assert "secret" not in answer.text
+    assert rest
+    assert script.closed_streams == 1
+
+
+async def test_a_stream_that_ends_well(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(Script(Delta(0, "so", (1,)), LAST)) as client:
+        answer = await client.post(CHAT, json=chat(stream=True, stream_options={"include_usage": True}))
+    *pieces, usage, done = events(answer)
+    assert done == "[DONE]"
+    assert json.loads(usage)["usage"]["total_tokens"] == 7
+    assert [json.loads(piece)["choices"][0]["delta"] for piece in pieces] == [
+        {"role": "assistant", "content": ""},
+        {"content": "so"},
+        {"content": " end"},
+    ]
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["cache-control"] == "no-cache"
+    assert not caplog.records
+
+
+async def test_one_prompt_of_many_fails() -> None:
+    async with served(Script(EngineError("boom"))) as client:
+        answer = await client.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (500, "boom")
+
+
+async def test_an_engine_that_is_not_ready() -> None:
+    async with served(Script(ready=False)) as client:
+        answer = await client.get("/ready")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_requests_are_counted_by_route_and_status() -> None:
+    async with served(Script(LAST)) as client:
+        await client.post(CHAT, json=chat())
+        await client.post(CHAT, json={})
+        await client.get("/v1/none")
+        text = (await client.get("/metrics")).text
+    for route, status in ((CHAT, 200), (CHAT, 400), ("unknown", 404)):
+        assert f'fovea_requests_total{{route="{route}",status="{status}"}} 1.0' in text
+    assert 'fovea_tokens_total{kind="completion"} 2.0' in text
+    assert 'fovea_finished_total{reason="stop"} 1.0' in text
