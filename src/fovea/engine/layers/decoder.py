@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fovea.engine.layers.activation import activation
 from fovea.engine.layers.linear import Embedding, FusedLinear, Linear
+from fovea.engine.layers.mlp import GatedMLP
 from fovea.engine.layers.norm import RMSNorm
 from fovea.engine.layers.rope import Rotary, rotate
 from fovea.kernels import reference
@@ -84,20 +84,6 @@ class Attention(nn.Module):
         store(kv, torch.stack((qk[:, self.heads :], value), dim=1), step.attention.slots)
         out = attend(qk[:, : self.heads], kv, step.attention, self.scale)
         return self.o_proj(out.reshape(rows, -1))  # type: ignore[no-any-return]
-
-
-class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)), gate and up in one product."""
-
-    def __init__(self, hidden: int, intermediate: int, act: str, *, bias: bool) -> None:
-        super().__init__()
-        self.gate_up = FusedLinear(hidden, {"gate_proj": intermediate, "up_proj": intermediate}, bias=bias)
-        self.down_proj = Linear(intermediate, hidden, bias=bias)
-        self.act = activation(act)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down_proj(self.act(gate) * up)  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):

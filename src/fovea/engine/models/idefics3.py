@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from fovea.engine.layers.linear import Linear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
+from fovea.engine.models.towers import siglip_tower
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.engine.vision.vit import VisionTransformer, ViTConfig
+from fovea.engine.vision.vit import VisionTransformer
 
 
 class _Projection(nn.Module):
@@ -29,24 +30,7 @@ class Idefics3(VisionLanguageModel):
         tied = bool(config.tie_word_embeddings)
         super().__init__(decoder_config(config.text_config, tied=tied), config.image_token_id, merge=None)
         vision = config.vision_config
-        self.vision = VisionTransformer(
-            ViTConfig(
-                hidden=vision.hidden_size,
-                depth=vision.num_hidden_layers,
-                heads=vision.num_attention_heads,
-                intermediate=vision.intermediate_size,
-                activation=vision.hidden_act,
-                eps=vision.layer_norm_eps,
-                image_size=vision.image_size,
-                patch_size=vision.patch_size,
-                channels=vision.num_channels,
-                class_token=False,
-                patch_bias=True,
-                pre_norm=False,
-                post_norm=True,
-                taps=(vision.num_hidden_layers,),
-            )
-        )
+        self.vision = VisionTransformer(siglip_tower(vision, (vision.num_hidden_layers,), post_norm=True))
         self.factor = config.scale_factor
         self.projector = _Projection(vision.hidden_size * self.factor**2, config.text_config.hidden_size)
 

@@ -15,11 +15,12 @@ from fovea.engine.layers.activation import activation
 from fovea.engine.layers.linear import Linear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
+from fovea.engine.models.towers import clip_tower, siglip_tower
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.vit import VisionTransformer, ViTConfig
 
-TOWERS = {"clip_vision_model": True, "siglip_vision_model": False}
+TOWERS = {"clip_vision_model": clip_tower, "siglip_vision_model": siglip_tower}
 
 
 class Projector(nn.Module):
@@ -105,25 +106,9 @@ def tower_config(config: Any) -> ViTConfig:
     vision = config.vision_config
     if vision.model_type not in TOWERS:
         raise UnsupportedModel(f"vision tower {vision.model_type!r}; supported: {', '.join(TOWERS)}")
-    clip = TOWERS[vision.model_type]
     layer = config.vision_feature_layer
     layers = [layer] if isinstance(layer, int) else list(layer)
     taps = tuple(tap if tap >= 0 else vision.num_hidden_layers + 1 + tap for tap in layers)
     if not taps or not all(0 <= tap <= vision.num_hidden_layers for tap in taps):
         raise UnsupportedModel(f"vision_feature_layer {layer} with {vision.num_hidden_layers} layers")
-    return ViTConfig(
-        hidden=vision.hidden_size,
-        depth=max(taps),
-        heads=vision.num_attention_heads,
-        intermediate=vision.intermediate_size,
-        activation=vision.hidden_act,
-        eps=vision.layer_norm_eps,
-        image_size=vision.image_size,
-        patch_size=vision.patch_size,
-        channels=vision.num_channels,
-        class_token=clip,
-        patch_bias=not clip,
-        pre_norm=clip,
-        post_norm=False,
-        taps=taps,
-    )
+    return TOWERS[vision.model_type](vision, taps)

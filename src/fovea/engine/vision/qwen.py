@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fovea.engine.layers.activation import activation
-from fovea.engine.layers.decoder import GatedMLP
 from fovea.engine.layers.linear import Embedding, Linear, PatchLinear
+from fovea.engine.layers.mlp import GatedMLP, PlainMLP
 from fovea.engine.layers.norm import LayerNorm, RMSNorm
 from fovea.engine.layers.rope import rotate
 from fovea.engine.vision.windows import bilinear_taps, frame_groups, patch_coordinates, window_groups
@@ -90,32 +89,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out.transpose(1, 2)
 
 
-class _MLP2(nn.Module):
-    def __init__(self, config: QwenVisionConfig) -> None:
-        super().__init__()
-        self.fc1 = Linear(config.hidden, config.intermediate, bias=True)
-        self.fc2 = Linear(config.intermediate, config.hidden, bias=True)
-        self.act = activation(config.activation)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.act(self.fc1(x)))  # type: ignore[no-any-return]
-
-
-class _MLP3(nn.Module):
-    def __init__(self, config: QwenVisionConfig) -> None:
-        super().__init__()
-        self.linear_fc1 = Linear(config.hidden, config.intermediate, bias=True)
-        self.linear_fc2 = Linear(config.intermediate, config.hidden, bias=True)
-        self.act = activation(config.activation)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear_fc2(self.act(self.linear_fc1(x)))  # type: ignore[no-any-return]
-
-
 def _mlp(config: QwenVisionConfig) -> nn.Module:
     if config.generation == "2.5":
         return GatedMLP(config.hidden, config.intermediate, config.activation, bias=True)
-    return _MLP2(config) if config.generation == "2" else _MLP3(config)
+    names = ("fc1", "fc2") if config.generation == "2" else ("linear_fc1", "linear_fc2")
+    return PlainMLP(config.hidden, config.intermediate, config.activation, names)
 
 
 def _norm(config: QwenVisionConfig, width: int) -> nn.Module:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fovea.engine.layers.activation import activation
 from fovea.engine.layers.linear import Embedding, FusedLinear, Linear, PatchLinear
+from fovea.engine.layers.mlp import PlainMLP
 from fovea.engine.layers.norm import LayerNorm
 
 
@@ -82,24 +82,13 @@ class _Attention(nn.Module):
         return self.out_proj(out.transpose(1, 2).reshape(tiles, length, width))  # type: ignore[no-any-return]
 
 
-class _MLP(nn.Module):
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.fc1 = Linear(config.hidden, config.intermediate, bias=True)
-        self.fc2 = Linear(config.intermediate, config.hidden, bias=True)
-        self.act = activation(config.activation)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.act(self.fc1(x)))  # type: ignore[no-any-return]
-
-
 class _Layer(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.layer_norm1 = LayerNorm(config.hidden, config.eps)
         self.self_attn = _Attention(config)
         self.layer_norm2 = LayerNorm(config.hidden, config.eps)
-        self.mlp = _MLP(config)
+        self.mlp = PlainMLP(config.hidden, config.intermediate, config.activation, ("fc1", "fc2"))
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         x = x + self.self_attn(self.layer_norm1(x), mask)

@@ -1,0 +1,32 @@
+"""Transformers' configurations of plain vision transformers as ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fovea.engine.vision.vit import ViTConfig
+
+
+def clip_tower(vision: Any, taps: tuple[int, ...]) -> ViTConfig:
+    return _tower(vision, taps, class_token=True, patch_bias=False, pre_norm=True, post_norm=False)
+
+
+def siglip_tower(vision: Any, taps: tuple[int, ...], *, post_norm: bool = False) -> ViTConfig:
+    return _tower(vision, taps, class_token=False, patch_bias=True, pre_norm=False, post_norm=post_norm)
+
+
+def _tower(vision: Any, taps: tuple[int, ...], **kind: bool) -> ViTConfig:
+    """Only the layers up to the last tap are built."""
+    return ViTConfig(
+        hidden=vision.hidden_size,
+        depth=max(taps),
+        heads=vision.num_attention_heads,
+        intermediate=vision.intermediate_size,
+        activation=vision.hidden_act,
+        eps=vision.layer_norm_eps,
+        image_size=vision.image_size,
+        patch_size=vision.patch_size,
+        channels=vision.num_channels,
+        taps=taps,
+        **kind,
+    )
