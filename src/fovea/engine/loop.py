@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, Unavailable
@@ -27,6 +28,7 @@ from fovea.engine.tokenizer import ChatTokenizer
 
 log = logging.getLogger("fovea.engine")
 STALL_S = 0.002
+CALL_TIMEOUT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -76,9 +78,7 @@ class EngineLoop:
 
     def submit(self, jobs: list[Job]) -> None:
         """Thread-safe. Raises Unavailable when the loop is gone."""
-        if self._closing or not self.alive:
-            raise Unavailable("the engine has stopped")
-        self._inbox.put(lambda: self._add(jobs))
+        self._put(lambda: self._add(jobs))
 
     def cancel(self, sequence_ids: list[str]) -> None:
         """Thread-safe; ending what has ended is no error. The sinks hear finish_reason "abort"."""
@@ -96,10 +96,17 @@ class EngineLoop:
             else:
                 done.put(None)
 
-        self._inbox.put(run)
-        error = done.get(timeout=60)
+        self._put(run)
+        error = done.get(timeout=CALL_TIMEOUT_S)
         if error is not None:
             raise error
+
+    def _put(self, command: Callable[[], None]) -> None:
+        """Checked again after the command is in: a loop that ended in between may never have seen it."""
+        if self.alive and not self._closing:
+            self._inbox.put(command)
+        if not self.alive or self._closing:
+            raise Unavailable("the engine has stopped")
 
     def close(self) -> None:
         """Abort what is left and stop the thread."""
@@ -116,7 +123,19 @@ class EngineLoop:
         except BaseException as error:
             self._failure = error
             log.exception("the engine loop died")
-            self._fail(list(self._jobs), EngineError("the engine stopped unexpectedly; see the server's log"))
+            self._fail_all(EngineError("the engine stopped unexpectedly; see the server's log"))
+
+    def _fail_all(self, error: EngineError) -> None:
+        """Nobody may wait for an answer that will not come: not those that run, not those in the inbox."""
+        with suppress(queue.Empty):
+            while True:
+                command = self._inbox.get_nowait()
+                if command is not None:
+                    with suppress(Exception):
+                        command()
+        for job in list(self._jobs.values()):
+            job.sink(Event(job.choice, finish_reason="error", error=error))
+        self._jobs.clear()
 
     def _drain_inbox(self) -> bool:
         """Run the commands that wait; sleep while there is nothing else to do. False: stop."""
