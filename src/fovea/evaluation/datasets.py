@@ -2,6 +2,7 @@
 
 A line of JSONL is `{"image": "a.png", "question": "...", "answers": ["...", "..."]}`; `images` takes several,
 `answer` a single accepted answer, `kind` groups the report, `id` names the case. Image paths are relative to the file.
+An answer may be any JSON value: a number is right as it is written, an object or list whatever its spacing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 from fovea.core.errors import InvalidRequest
 from fovea.evaluation.scenes import HELD_OUT_SEED, KINDS, generate
 
+OTHER = "other"
+"""The kind of cases that name none."""
 FIELDS = ("id", "kind", "image", "images", "question", "answer", "answers")
 
 
@@ -50,36 +53,55 @@ def scene_cases(per_kind: int, kinds: Sequence[str] = KINDS, seed: int = HELD_OU
 def read_jsonl(path: Path) -> list[Case]:
     """Raises InvalidRequest naming the line and what is wrong with it."""
     try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{path} can not be read: {error}", param="data") from error
+        # Not splitlines(): a JSON string may hold U+2028 and its like as they are.
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InvalidRequest(f"{path} can not be read: {error.strerror}", param="data") from error
     cases = [_case(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not cases:
         raise InvalidRequest(f"{path} holds no cases", param="data")
     return cases
 
 
-def _case(path: Path, number: int, line: str) -> Case:
-    where = f"{path}:{number}"
+def _case(path: Path, number: int, line: bytes) -> Case:
     try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise InvalidRequest(f"{where}: not JSON: {error}", param="data") from error
+        return _read_case(path.parent, number, line)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}:{number}: {error.message}", param="data") from error
+
+
+def _read_case(folder: Path, number: int, line: bytes) -> Case:
+    try:
+        value = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise InvalidRequest(f"{where}: not a JSON object", param="data")
+        raise InvalidRequest("not a JSON object")
     unknown = sorted(set(value) - set(FIELDS))
     if unknown:
-        raise InvalidRequest(
-            f"{where}: unknown field {unknown[0]!r}; known: {', '.join(FIELDS)}", param="data"
-        )
+        raise InvalidRequest(f"unknown field {unknown[0]!r}; known: {', '.join(FIELDS)}")
     question = value.get("question")
-    answers = value.get("answers", [value["answer"]] if "answer" in value else [])
-    if not isinstance(question, str) or not isinstance(answers, list) or not answers:
-        raise InvalidRequest(f"{where}: question and answer (or answers) are required", param="data")
-    names = value.get("images", [value["image"]] if "image" in value else [])
-    images = tuple(path.parent / str(name) for name in names)
+    answers = _one_or_many(value, "answer", "answers")
+    if not isinstance(question, str) or not answers:
+        raise InvalidRequest("question and answer (or answers) are required")
+    names = _one_or_many(value, "image", "images")
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidRequest("an image is given by its path")
+    images = tuple(folder / name for name in names)
     missing = [image for image in images if not image.is_file()]
     if missing:
-        raise InvalidRequest(f"{where}: {missing[0]} does not exist", param="data")
-    exchange = Exchange(question, tuple(str(answer) for answer in answers))
-    return Case(str(value.get("id", number)), str(value.get("kind", "all")), images, (exchange,))
+        raise InvalidRequest(f"{missing[0]} does not exist")
+    kind = str(value.get("kind", OTHER))
+    if kind == "all":
+        raise InvalidRequest("kind 'all' is the report's last row, over every kind; choose another word")
+    accepted = tuple(answer if isinstance(answer, str) else json.dumps(answer) for answer in answers)
+    return Case(str(value.get("id", number)), kind, images, (Exchange(question, accepted),))
+
+
+def _one_or_many(value: Mapping[str, Any], one: str, many: str) -> list[Any]:
+    if one in value and many in value:
+        raise InvalidRequest(f"either {one} or {many}, not both")
+    found = [value[one]] if one in value else value.get(many, [])
+    if not isinstance(found, list):
+        raise InvalidRequest(f"{many} takes a list")
+    return found

@@ -9,8 +9,9 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from fovea.evaluation.datasets import Case
+from fovea.evaluation.datasets import OTHER, Case
 
 Z = 1.959963984540054
 """The normal quantile of a two-sided 95% interval."""
@@ -58,7 +59,7 @@ class Row:
 
     @property
     def accuracy(self) -> float:
-        return self.correct / self.cases
+        return self.correct / self.cases if self.cases else 0.0
 
 
 def matches(answer: str, accepted: Iterable[str]) -> bool:
@@ -77,9 +78,11 @@ def wilson(correct: int, cases: int) -> tuple[float, float]:
 
 
 def report(results: Sequence[Result]) -> list[Row]:
-    """A row per kind in order of appearance, its slices below it, and all together last."""
+    """A row per kind in order of appearance, its slices below it, and all together last; cases without kinds need
+    no row but the last."""
     rows = []
-    for kind in dict.fromkeys(result.case.kind for result in results):
+    kinds = list(dict.fromkeys(result.case.kind for result in results))
+    for kind in kinds if kinds != [OTHER] else []:
         mine = [result for result in results if result.case.kind == kind]
         rows.append(_row(kind, mine))
         for name, of, chosen in SLICES:
@@ -117,6 +120,17 @@ def _same_json(answer: str, right: str) -> bool:
     if not right.lstrip().startswith(("{", "[")):
         return False
     try:
-        return bool(json.loads(answer) == json.loads(right))
-    except ValueError:
+        return _alike(json.loads(answer), json.loads(right))
+    except (ValueError, RecursionError):
         return False
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Equal as JSON, where true is not 1, as it is in Python."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return bool(one == other)
