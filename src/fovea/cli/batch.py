@@ -1,44 +1,66 @@
 """fovea batch IN.jsonl OUT.jsonl: many questions, resumable, in order.
 
-A line of IN is `{"image": "a.png", "question": "..."}`; `images` takes several, `messages` a whole conversation with
-parts `{"type": "text", "text": ...}` and `{"type": "image", "image": PATH}`, `params` sampling parameters, `id` a name.
-Paths are relative to IN. Line n of OUT answers line n of IN: `{"line", "id", "text", "finish_reason", "usage"}`, or
-`{"line", "id", "error"}`. Running it again goes on after the last whole line of OUT.
+A line of IN is {"image": "a.png", "question": "..."}. `images` takes several,
+`params` sampling parameters, `id` a name. `messages`, instead of a question,
+takes a whole conversation whose parts are {"type": "text", "text": "..."} and
+{"type": "image", "image": "a.png"}. Paths are relative to IN.
+
+Line n of OUT answers line n of IN: {"line", "id", "text", "finish_reason",
+"usage"}, or {"line", "id", "error"}; with params.n there are "texts" and
+"finish_reasons". Running it again goes on after the last whole line of OUT.
+
+Exit codes: 0 every line is answered, 1 some are errors, 2 nothing was asked.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fovea.api.convert import usage_body
 from fovea.api.responses import error_body
 from fovea.cli.common import (
+    ALONE,
     add_engine_options,
     add_sampling_options,
     config_file,
+    count,
     load_engine,
     pixel_budget,
     sampling_values,
 )
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import FoveaError, InvalidRequest
+from fovea.core.image import PixelBudget
 
 FIELDS = ("id", "image", "images", "question", "messages", "params")
+TYPES: tuple[tuple[str, type, str], ...] = (
+    ("image", str, "a path"),
+    ("images", list, "a list of paths"),
+    ("question", str, "text"),
+    ("messages", list, "a list of messages"),
+    ("params", dict, "an object of sampling parameters"),
+)
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("batch", help="answer a file of questions", description=__doc__)
+    parser = commands.add_parser(
+        "batch",
+        help="answer a file of questions",
+        description=__doc__,
+        usage="fovea batch [OPTIONS] IN.jsonl OUT.jsonl",
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("input", type=Path, metavar="IN.jsonl")
-    parser.add_argument("output", type=Path, metavar="OUT.jsonl")
+    parser.add_argument("input", type=Path, metavar="IN.jsonl", help="questions, one JSON object per line")
+    parser.add_argument("output", type=Path, metavar="OUT.jsonl", help="answers; made, or gone on with")
     parser.add_argument(
-        "--concurrency", type=int, default=16, metavar="N", help="questions in flight (default: 16)"
+        "--concurrency", type=count, default=16, metavar="N", help="questions in flight (default: 16)"
     )
     add_sampling_options(parser)
     add_engine_options(parser)
@@ -46,41 +68,79 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        lines = args.input.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{args.input} can not be read: {error}") from error
-    if args.input.resolve() == args.output.resolve():
-        raise InvalidRequest("IN and OUT are the same file")
-    done = resume_at(args.output)
-    if done > len(lines):
-        raise InvalidRequest(
-            f"{args.output} has {done} lines, {args.input} only {len(lines)}: not its output"
-        )
+    file, params = config_file(args), sampling_values(args)
+    lines = _lines(args.input)
+    _check_output(args.input, args.output)
+    done, failed = resume_at(args.output, lines)
     if done:
         print(f"fovea: {done} of {len(lines)} lines are answered already", file=sys.stderr)
-    with load_engine(args, config_file(args)) as engine:
-        failed = asyncio.run(_answer_all(engine, args, lines, done))
+    if done < len(lines):
+        with load_engine(args, file, **ALONE) as engine:
+            asker = _Asker(engine, args.input.parent, params, pixel_budget(args))
+            failed += asyncio.run(_answer_all(asker, args.output, lines, done, args.concurrency))
     if failed:
         print(
-            f"fovea: {failed} lines could not be answered; see their error in {args.output}", file=sys.stderr
+            f"fovea: {failed} of {len(lines)} lines could not be answered; see their error in {args.output}",
+            file=sys.stderr,
         )
     return 1 if failed else 0
 
 
-def resume_at(output: Path) -> int:
-    """Whole lines in OUT; a last line that was cut off by a crash is removed."""
-    if not output.exists():
-        return 0
-    data = output.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) != len(data):
+def _lines(path: Path) -> list[bytes]:
+    """Bytes: one line that is no text does not stop the rest. Only a line feed ends a line, as JSON strings may hold
+    U+2028 and its like as they are."""
+    try:
+        *lines, last = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InvalidRequest(f"{path} can not be read: {error.strerror}") from error
+    return [*lines, last] if last.strip() else lines
+
+
+def _check_output(source: Path, output: Path) -> None:
+    """What can be wrong with OUT is told before a model is loaded."""
+    if output.exists() and source.samefile(output):
+        raise InvalidRequest("IN and OUT are the same file")
+    try:
+        output.open("ab").close()
+    except OSError as error:
+        raise InvalidRequest(f"{output} can not be written: {error.strerror}") from error
+
+
+def resume_at(output: Path, lines: Sequence[bytes]) -> tuple[int, int]:
+    """Whole lines in OUT, and how many of them are errors; a last line that was cut off by a crash is removed.
+
+    Raises InvalidRequest where OUT does not answer these lines, and then leaves it as it is.
+    """
+    *whole, rest = output.read_bytes().split(b"\n")
+    if len(whole) > len(lines):
+        raise InvalidRequest(f"{output} has {len(whole)} lines, IN only {len(lines)}: not its output")
+    bodies = [_check_answers(output, n, *pair) for n, pair in enumerate(zip(whole, lines, strict=False), 1)]
+    if rest:
+        begins = f'{{"line": {len(whole) + 1},'.encode()
+        if len(whole) == len(lines) or not (rest.startswith(begins) or begins.startswith(rest)):
+            raise InvalidRequest(f"{output}:{len(whole) + 1} is no answer to IN: not its output")
         with output.open("r+b") as file:
-            file.truncate(len(whole))
-    return whole.count(b"\n")
+            file.truncate(output.stat().st_size - len(rest))
+    return len(whole), sum("error" in body for body in bodies)
 
 
-async def _answer_all(engine: Any, args: argparse.Namespace, lines: list[str], done: int) -> int:
+def _check_answers(output: Path, number: int, answer: bytes, line: bytes) -> dict[str, Any]:
+    """The body of a line of OUT, if it may answer this line of IN: same number, same id."""
+    try:
+        name = _object(line).get("id", number)
+    except InvalidRequest:
+        name = number
+    try:
+        body = json.loads(answer.decode())
+    except (ValueError, RecursionError):
+        body = None
+    same = isinstance(body, dict) and body.get("line") == number
+    if not same or json.dumps(body.get("id")) != json.dumps(name):
+        raise InvalidRequest(f"{output}:{number} does not answer line {number} of IN: not its output")
+    return dict(body)
+
+
+async def _answer_all(asker: _Asker, output: Path, lines: list[bytes], done: int, concurrency: int) -> int:
     """Keep `concurrency` questions in flight and write answers in the order of the questions."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -88,16 +148,16 @@ async def _answer_all(engine: Any, args: argparse.Namespace, lines: list[str], d
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     failed = 0
     with (
-        args.output.open("a") as out,
+        # A lone surrogate, which a JSON string may hold, is written as the escape that JSON has for it.
+        output.open("a", encoding="utf-8", errors="backslashreplace") as out,
         Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress,
     ):
         bar = progress.add_task("answering", total=len(lines), completed=done)
-        window: list[asyncio.Task[dict[str, Any]]] = []
-        coming = _coming(engine, args, lines, done)
-        _fill(window, coming, args.concurrency)
+        coming = enumerate(lines[done:], done + 1)
+        window = [asyncio.create_task(asker.answer(*pair)) for pair in itertools.islice(coming, concurrency)]
         while window:
             body = await window.pop(0)
-            _fill(window, coming, args.concurrency)
+            window += [asyncio.create_task(asker.answer(*pair)) for pair in itertools.islice(coming, 1)]
             failed += "error" in body
             out.write(json.dumps(body, ensure_ascii=False) + "\n")
             out.flush()
@@ -105,76 +165,108 @@ async def _answer_all(engine: Any, args: argparse.Namespace, lines: list[str], d
     return failed
 
 
-def _coming(
-    engine: Any, args: argparse.Namespace, lines: list[str], done: int
-) -> Iterator[Callable[[], asyncio.Task[dict[str, Any]]]]:
-    for number, line in enumerate(lines[done:], done + 1):
-        yield lambda number=number, line=line: asyncio.create_task(_answer(engine, args, number, line))  # type: ignore[misc]
+class _Asker:
+    """Turns a line of IN into a line of OUT. folder: what paths are relative to; params: what the flags say."""
+
+    def __init__(self, engine: Any, folder: Path, params: dict[str, Any], budget: PixelBudget) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._params = params
+        self._budget = budget
+
+    async def answer(self, number: int, line: bytes) -> dict[str, Any]:
+        """A line's answer, or its error: nothing that one line does stops the others."""
+        head: dict[str, Any] = {"line": number, "id": number}
+        try:
+            value = _object(line)
+            head["id"] = value.get("id", number)
+            _check(value)
+            request = await asyncio.to_thread(self._request, value)
+            answer = AnswerBuilder(request.sampling.n)
+            async for delta in self._engine.stream(request):
+                answer.add(delta)
+        except FoveaError as error:
+            return {**head, **error_body(error)}
+        except Exception as error:  # noqa: BLE001 - one bad line does not stop the rest
+            return {**head, **error_body(InvalidRequest(f"{type(error).__name__}: {error}"))}
+        done = answer.build()
+        usage = usage_body(done.usage).model_dump()
+        if len(done.texts) == 1:
+            return {**head, "text": done.text, "finish_reason": done.finish_reasons[0], "usage": usage}
+        reasons = list(done.finish_reasons)
+        return {**head, "texts": list(done.texts), "finish_reasons": reasons, "usage": usage}
+
+    def _request(self, value: dict[str, Any]) -> Any:
+        params = {**self._params, **_params(value.get("params", {}))}
+        if "messages" in value:
+            messages = [self._rebased(message) for message in value["messages"]]
+            return self._engine.request(messages, budget=self._budget, **params)
+        images = [
+            self._path(name) for name in value.get("images", [value["image"]] if "image" in value else [])
+        ]
+        return self._engine.request(value["question"], images, budget=self._budget, **params)
+
+    def _rebased(self, message: Any) -> Any:
+        if not isinstance(message, dict) or not isinstance(message.get("content"), list):
+            return message
+        parts = [
+            {**part, "image": self._path(part["image"])}
+            if isinstance(part, dict) and "image" in part
+            else part
+            for part in message["content"]
+        ]
+        return {**message, "content": parts}
+
+    def _path(self, name: Any) -> Path:
+        if not isinstance(name, str):
+            raise InvalidRequest(f"an image is {name!r}; accepted: its path", param="image")
+        return self._folder / name
 
 
-def _fill(window: list[Any], coming: Iterator[Callable[[], Any]], size: int) -> None:
-    while len(window) < max(1, size):
-        start = next(coming, None)
-        if start is None:
-            return
-        window.append(start())
-
-
-async def _answer(engine: Any, args: argparse.Namespace, number: int, line: str) -> dict[str, Any]:
-    """A line's answer, or its error: nothing that one line does stops the others."""
-    head: dict[str, Any] = {"line": number}
+def _object(line: bytes) -> dict[str, Any]:
+    if not line.strip():
+        raise InvalidRequest("the line is empty")
     try:
-        value = _parse(line)
-        head["id"] = value.get("id", number)
-        request = await asyncio.to_thread(_request, engine, args, value)
-        answer = AnswerBuilder(request.sampling.n)
-        async for delta in engine.stream(request):
-            answer.add(delta)
-    except FoveaError as error:
-        return {**head, **error_body(error)}
-    except Exception as error:  # noqa: BLE001 - one bad line does not stop the rest
-        return {**head, **error_body(InvalidRequest(f"{type(error).__name__}: {error}"))}
-    done = answer.build()
-    texts = {"text": done.text} if len(done.texts) == 1 else {"texts": list(done.texts)}
-    return {
-        **head,
-        **texts,
-        "finish_reason": done.finish_reasons[0],
-        "usage": usage_body(done.usage).model_dump(),
-    }
-
-
-def _parse(line: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
+        value = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidRequest("not a JSON object")
-    unknown = sorted(set(value) - set(FIELDS))
-    if unknown:
-        raise InvalidRequest(f"unknown field {unknown[0]!r}; known: {', '.join(FIELDS)}", param=unknown[0])
-    if ("question" in value) == ("messages" in value):
-        raise InvalidRequest("either question or messages is required")
     return value
 
 
-def _request(engine: Any, args: argparse.Namespace, value: dict[str, Any]) -> Any:
-    folder = args.input.parent
-    params = {**sampling_values(args), **value.get("params", {})}
-    if "messages" in value:
-        messages = [_rebased(message, folder) for message in value["messages"]]
-        return engine.request(messages, budget=pixel_budget(args), **params)
-    names = value.get("images", [value["image"]] if "image" in value else [])
-    images = [folder / str(name) for name in names]
-    return engine.request(str(value["question"]), images, budget=pixel_budget(args), **params)
+def _check(value: dict[str, Any]) -> None:
+    """Raises InvalidRequest unless the fields are known, go together and have the right types."""
+    unknown = sorted(set(value) - set(FIELDS))
+    if unknown:
+        raise InvalidRequest(f"unknown field {unknown[0]!r}; known: {', '.join(FIELDS)}", param=unknown[0])
+    for one, other in (
+        ("question", "messages"),
+        ("image", "images"),
+        ("image", "messages"),
+        ("images", "messages"),
+    ):
+        if one in value and other in value:
+            raise InvalidRequest(f"either {one} or {other}, not both", param=one)
+    if "question" not in value and not value.get("messages"):
+        raise InvalidRequest("question or messages is required")
+    for name, kind, words in TYPES:
+        if name in value and not isinstance(value[name], kind):
+            raise InvalidRequest(f"{name} takes {words}", param=name)
 
 
-def _rebased(message: Any, folder: Path) -> Any:
-    if not isinstance(message, dict) or not isinstance(message.get("content"), list):
-        return message
-    parts = [
-        {**part, "image": folder / str(part["image"])} if isinstance(part, dict) and "image" in part else part
-        for part in message["content"]
-    ]
-    return {**message, "content": parts}
+def _params(params: dict[str, Any]) -> dict[str, Any]:
+    """Sampling parameters as JSON writes them, in the types that SamplingParams has."""
+    values = dict(params)
+    for name, kind in (("stop", str), ("stop_token_ids", int)):
+        if name in values:
+            said = [values[name]] if isinstance(values[name], kind) else values[name]
+            if not isinstance(said, list) or not all(isinstance(entry, kind) for entry in said):
+                raise InvalidRequest(f"{name} takes a list of {kind.__name__}", param=name)
+            values[name] = tuple(said)
+    if "logit_bias" in values:
+        try:
+            values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
+        except (AttributeError, ValueError) as error:
+            raise InvalidRequest("logit_bias takes an object of token ids", param="logit_bias") from error
+    return values

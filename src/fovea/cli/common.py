@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fovea.cli import options
+from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.image import DETAILS, PixelBudget
+from fovea.core.sampling import SamplingParams
 from fovea.engine.config import EngineConfig
 from fovea.media.limits import MediaLimits
 from fovea.server.settings import ServerSettings
@@ -17,10 +22,37 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "fovea-tiny"
 OWN_KEYS = ("model", "host", "port", "api_key", "log_level", "chat_template", "served_model_name")
-ALL_KEYS = (*OWN_KEYS, *options.field_names(EngineConfig, MediaLimits, ServerSettings))
+MADE_UP = ("media", "api_keys")
+"""Fields of ServerSettings that other settings make up; nobody sets them by these names."""
+ALL_KEYS = (
+    *OWN_KEYS,
+    *(name for name in options.field_names(EngineConfig, MediaLimits, ServerSettings) if name not in MADE_UP),
+)
+LOG_LEVELS = ("debug", "info", "warning", "error")
+ALONE = {"max_queue": 0}
+"""Engine settings of every command but `serve`: who asks alone needs no bound on who may wait."""
 
 
-def add_engine_options(parser: argparse.ArgumentParser, *, model_flag: bool = True) -> None:
+def count(text: str) -> int:
+    """The type of flags that take a number from 1 on."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
+
+
+def utf8(text: str) -> str:
+    """The text, unless it came in bytes that are none. Raises InvalidRequest."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("the question is not UTF-8 text", param="question") from error
+    return text
+
+
+def add_engine_options(
+    parser: argparse.ArgumentParser, *, model_flag: bool = True, serving: bool = False
+) -> None:
     if model_flag:
         parser.add_argument("--model", help=f"a folder, a hub id, or {DEFAULT_MODEL} (default)")
     parser.add_argument(
@@ -29,24 +61,29 @@ def add_engine_options(parser: argparse.ArgumentParser, *, model_flag: bool = Tr
     parser.add_argument(
         "--chat-template", metavar="FILE", help="Jinja template to use instead of the checkpoint's"
     )
-    options.add_options(parser, "engine", EngineConfig)
+    options.add_options(parser, "engine", EngineConfig, skip=() if serving else tuple(ALONE))
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("answer")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="longest answer, in tokens")
+    group.add_argument("--max-tokens", type=count, metavar="N", help="longest answer, in tokens")
     group.add_argument(
         "--temperature", type=float, metavar="X", help="0 is greedy (default: the checkpoint's)"
     )
-    group.add_argument("--top-p", type=float, metavar="X")
-    group.add_argument("--seed", type=int, metavar="N")
+    group.add_argument(
+        "--top-p", type=float, metavar="X", help="choose among the likeliest tokens of this share together"
+    )
+    group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
     group.add_argument("--detail", choices=DETAILS, default="auto", help="how closely to look at the images")
-    group.add_argument("--max-pixels", type=int, metavar="N", help="pixels of an image that the model sees")
+    group.add_argument("--max-pixels", type=count, metavar="N", help="pixels of an image that the model sees")
 
 
 def sampling_values(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags say, checked: before a model is loaded is the time to hear of a mistake."""
     names = ("max_tokens", "temperature", "top_p", "seed")
-    return {name: value for name in names if (value := getattr(args, name)) is not None}
+    values = {name: value for name in names if (value := getattr(args, name)) is not None}
+    SamplingParams(**values)
+    return values
 
 
 def pixel_budget(args: argparse.Namespace) -> PixelBudget:
@@ -54,25 +91,36 @@ def pixel_budget(args: argparse.Namespace) -> PixelBudget:
 
 
 def config_file(args: argparse.Namespace) -> dict[str, Any]:
-    return options.read_file(args.config, ALL_KEYS)
+    """The file's settings. The log level, which any source may set, holds from here on."""
+    file = options.read_file(args.config, ALL_KEYS)
+    for line in options.misspelt_variables(ALL_KEYS):
+        print(f"fovea: {line}", file=sys.stderr)
+    level, source = options.lookup("log_level", args, file) or ("info", "")
+    if str(level).lower() not in LOG_LEVELS:
+        raise ConfigError(f"{source} is {level!r}; accepted: {', '.join(LOG_LEVELS)}", param="log_level")
+    logging.getLogger().setLevel(str(level).upper())
+    return file
 
 
-def load_engine(args: argparse.Namespace, file: Mapping[str, Any]) -> Engine:
-    """The engine that flags, environment and file ask for."""
-    from pathlib import Path
-
-    from fovea.core.errors import ConfigError
+def load_engine(args: argparse.Namespace, file: Mapping[str, Any], **fixed: Any) -> Engine:
+    """The engine that flags, environment and file ask for; `fixed` are settings that nobody may set."""
+    model = options.lookup("model", args, file)
+    template = _template(args, file)
+    config = options.settings(EngineConfig, args, file, **fixed)
     from fovea.engine.engine import Engine
 
-    model = options.lookup("model", args, file)
-    template = options.lookup("chat_template", args, file)
-    text = None
-    if template is not None:
-        try:
-            text = Path(template[0]).expanduser().read_text()
-        except OSError as error:
-            raise ConfigError(f"{template[1]}: {template[0]} can not be read: {error.strerror}") from error
-    config = options.settings(EngineConfig, args, file)
     return Engine.from_pretrained(
-        str(model[0]) if model else DEFAULT_MODEL, config=config, chat_template=text
+        str(model[0]) if model else DEFAULT_MODEL, config=config, chat_template=template
     )
+
+
+def _template(args: argparse.Namespace, file: Mapping[str, Any]) -> str | None:
+    found = options.lookup("chat_template", args, file)
+    if found is None:
+        return None
+    try:
+        return Path(str(found[0])).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{found[1]}: {found[0]} can not be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{found[1]}: {found[0]} is not UTF-8 text") from error
