@@ -59,14 +59,20 @@ def add_options(parser: argparse.ArgumentParser, title: str, cls: type, skip: Se
 def settings(cls: type, args: argparse.Namespace, file: Mapping[str, Any], **fixed: Any) -> Any:
     """An instance of `cls`: flags over environment over file over defaults. Raises ConfigError naming the source."""
     hints = typing.get_type_hints(cls)
-    values = dict(fixed)
+    values, sources = dict(fixed), {}
     for field in fields(cls):
         if field.name in fixed:
             continue
         found = lookup(field.name, args, file)
         if found is not None:
             values[field.name] = _convert(found[0], hints[field.name], found[1], field.name)
-    return cls(**values)
+            sources[field.name] = found[1]
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        if error.param not in sources:
+            raise
+        raise ConfigError(f"{sources[error.param]}: {error.message}", param=error.param) from error
 
 
 def lookup(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tuple[Any, str] | None:
@@ -88,7 +94,7 @@ def read_file(path: str | None, known: Sequence[str]) -> dict[str, Any]:
     if not path:
         return {}
     try:
-        values = tomllib.loads(Path(path).read_text())
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} can not be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -106,26 +112,54 @@ def field_names(*classes: type) -> list[str]:
     return [field.name for cls in classes for field in fields(cls)]
 
 
+def misspelt_variables(known: Sequence[str]) -> list[str]:
+    """A line for every FOVEA_* variable that is no setting but looks like one. Others may be anybody's."""
+    names = [PREFIX + name.upper() for name in (*known, "config")]
+    lines = []
+    for variable in sorted(set(os.environ) - set(names)):
+        near = difflib.get_close_matches(variable, names, n=1, cutoff=0.85)
+        if variable.startswith(PREFIX) and near:
+            lines.append(f"{variable} is not a setting; did you mean {near[0]}?")
+    return lines
+
+
 def _convert(value: Any, hint: Any, source: str, name: str) -> Any:
-    options = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-    if isinstance(hint, types.UnionType) and len(options) == 1:
-        return None if value in ("", "none") else _convert(value, options[0], source, name)
+    optional = isinstance(hint, types.UnionType)
+    if optional:
+        if value in ("", "none"):
+            return None
+        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
     try:
-        if typing.get_origin(hint) is tuple:
-            parts = value.split(",") if isinstance(value, str) else list(value)
-            return tuple(
-                typing.get_args(hint)[0](part.strip() if isinstance(part, str) else part) for part in parts
-            )
-        if hint is bool:
-            return value if isinstance(value, bool) else _flag(str(value))
-        if isinstance(value, bool):
-            raise ValueError("a number is needed")
-        if hint is Path:
-            return Path(value).expanduser().absolute()
+        return _read(value, hint)
+    except (ValueError, TypeError, RuntimeError) as error:
+        accepted = _accepted(hint) + (", or none" if optional else "")
+        raise ConfigError(f"{source} is {value!r}; accepted: {accepted}", param=name) from error
+
+
+def _read(value: Any, hint: Any) -> Any:
+    """`value` as `hint`. Text is parsed; a value of the file must have the type already: 1.5 is no whole number."""
+    if typing.get_origin(hint) is tuple:
+        parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+        if not isinstance(parts, list):
+            raise TypeError("a list is needed")
+        return tuple(_read(part, typing.get_args(hint)[0]) for part in parts)
+    if hint is bool:
+        return value if isinstance(value, bool) else _flag(str(value))
+    if hint is Path:
+        return Path(value).expanduser().absolute()
+    if hint in (int, float) and isinstance(value, str):
         return hint(value)
-    except (ValueError, TypeError) as error:
-        kind = getattr(hint, "__name__", str(hint))
-        raise ConfigError(f"{source} is {value!r}; accepted: {kind} ({error})", param=name) from error
+    wanted = (int, float) if hint is float else hint
+    if isinstance(value, bool) or not isinstance(value, wanted):
+        raise TypeError(f"{hint.__name__} is needed")
+    return hint(value)
+
+
+def _accepted(hint: Any) -> str:
+    if typing.get_origin(hint) is tuple:
+        return "whole numbers, as A,B" if typing.get_args(hint)[0] is int else "names, as A,B"
+    words = {int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
+    return words.get(hint, "text")
 
 
 def _flag(text: str) -> bool:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import socket
 from collections.abc import Mapping
 from typing import Any
 
 from fovea.cli import options
-from fovea.cli.common import add_engine_options, config_file, load_engine
+from fovea.cli.common import LOG_LEVELS, MADE_UP, add_engine_options, config_file, load_engine
 from fovea.core.errors import ConfigError
 from fovea.media.limits import MediaLimits
 from fovea.server.settings import ServerSettings
@@ -19,7 +18,13 @@ log = logging.getLogger("fovea.serve")
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("serve", help="start the OpenAI-compatible server", description=__doc__)
+    parser = commands.add_parser(
+        "serve",
+        help="start the OpenAI-compatible server",
+        description=f"{__doc__} Every flag is also a variable and a key of the --config file: --max-queue is "
+        "FOVEA_MAX_QUEUE is max_queue. Flags come first, then variables, then the file.",
+        usage="fovea serve [OPTIONS] [MODEL]",
+    )
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="a folder, a hub id, or fovea-tiny (default)"
     )
@@ -29,12 +34,12 @@ def register(commands: Any) -> None:
         "--api-key",
         action="append",
         metavar="KEY",
-        help="open /v1 only to this key; may be given several times",
+        help="open /v1 only to this key; may be given several times (FOVEA_API_KEY keeps it out of the process list)",
     )
     parser.add_argument("--served-model-name", metavar="NAME", help="the name that clients use")
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
-    add_engine_options(parser, model_flag=False)
-    options.add_options(parser, "server", ServerSettings, skip=("media", "api_keys"))
+    parser.add_argument("--log-level", choices=LOG_LEVELS, help="(default: info)")
+    add_engine_options(parser, model_flag=False, serving=True)
+    options.add_options(parser, "server", ServerSettings, skip=MADE_UP)
     options.add_options(parser, "images", MediaLimits)
     parser.set_defaults(run=run)
 
@@ -47,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     media = options.settings(MediaLimits, args, file)
     settings = options.settings(ServerSettings, args, file, media=media, api_keys=_api_keys(args, file))
     host, port = _address(args, file)
-    _check_free(host, port)
+    port = _free(host, port)
     engine = load_engine(args, file)
     name = options.lookup("served_model_name", args, file)
     if name is not None:
@@ -57,43 +62,42 @@ def run(args: argparse.Namespace) -> int:
         "%s (%s, %.1f M parameters, %s on %s), context %d",
         info.name, info.architecture, info.parameters / 1e6, info.dtype, info.device, info.max_context,
     )  # fmt: skip
-    log.info("http://%s:%d/v1  keys: %s", host, port, len(settings.api_keys) or "none, open to all")
+    shown = f"[{host}]" if ":" in host else host
+    log.info("http://%s:%d/v1  keys: %s", shown, port, len(settings.api_keys) or "none, open to all")
     serve(create_app(engine, settings), host, port)
     return 0
 
 
 def _api_keys(args: argparse.Namespace, file: Mapping[str, Any]) -> tuple[str, ...]:
-    """--api-key, else FOVEA_API_KEY (several separated by commas), else api_key in the file."""
-    if args.api_key:
-        return tuple(args.api_key)
-    value = os.environ.get("FOVEA_API_KEY") or file.get("api_key") or ()
-    if isinstance(value, str):
-        return tuple(key.strip() for key in value.split(",") if key.strip())
-    return tuple(str(key) for key in value)
+    """--api-key, else FOVEA_API_KEY (several separated by commas), else api_key in the file, one or a list.
+
+    A key that was said but is empty is an error: a server that was meant to be closed never comes up open.
+    """
+    value, source = options.lookup("api_key", args, file) or ((), "")
+    keys = value.split(",") if isinstance(value, str) else value
+    good = isinstance(keys, list | tuple) and all(isinstance(key, str) and key.strip() for key in keys)
+    if not good or (source and not keys):
+        raise ConfigError(f"{source} holds an empty key or none; accepted: keys of text", param="api_keys")
+    return tuple(key.strip() for key in keys)
 
 
 def _address(args: argparse.Namespace, file: Mapping[str, Any]) -> tuple[str, int]:
-    host = options.lookup("host", args, file)
-    port = options.lookup("port", args, file)
-    try:
-        number = int(port[0]) if port else 8000
-    except ValueError as error:
-        raise ConfigError(
-            f"the port is {port[0] if port else ''!r}; accepted: 0 to 65535", param="port"
-        ) from error
+    host, _ = options.lookup("host", args, file) or ("127.0.0.1", "")
+    port, source = options.lookup("port", args, file) or (8000, "")
+    number = int(port) if str(port).isdecimal() else -1
     if not 0 <= number <= 65535:
-        raise ConfigError(f"the port is {number}; accepted: 0 to 65535", param="port")
-    return (str(host[0]) if host else "127.0.0.1"), number
+        raise ConfigError(f"{source} is {port!r}; accepted: 0 to 65535", param="port")
+    return str(host), number
 
 
-def _check_free(host: str, port: int) -> None:
-    """A taken port is told before the model is loaded, not after."""
+def _free(host: str, port: int) -> int:
+    """The port, or a free one where it is 0. A taken port is told before the model is loaded, not after."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"{host}:{port} can not be listened on: {error.strerror}", param="port"
-            ) from error
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{host}:{port} can not be listened on: {reason}", param="port") from error
+        return int(probe.getsockname()[1])
