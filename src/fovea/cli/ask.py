@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+from pathlib import Path
 from typing import Any
 
 from fovea.cli.common import (
+    ALONE,
     add_engine_options,
     add_sampling_options,
     config_file,
     load_engine,
     pixel_budget,
     sampling_values,
+    utf8,
 )
-from fovea.cli.show import stats_table
+from fovea.cli.show import stats_table, write_text
 from fovea.core.answer import AnswerBuilder
+from fovea.core.errors import InvalidRequest
+from fovea.engine.inputs import to_prompt
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("ask", help="ask one question about images", description=__doc__)
-    parser.add_argument(
-        "images", nargs="*", metavar="IMAGE", help="picture files, in the order of the question"
+    parser = commands.add_parser(
+        "ask",
+        help="ask one question about images",
+        description=__doc__,
+        usage='fovea ask [OPTIONS] [IMAGE ...] "QUESTION"',
     )
-    parser.add_argument("question", help="the question; the last argument")
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="IMAGE ... QUESTION",
+        help="picture files, in the order that the question speaks of them, and the question last",
+    )
     parser.add_argument(
         "--stats", action="store_true", help="print milliseconds per stage and tokens afterwards"
     )
@@ -37,16 +48,15 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with load_engine(args, config_file(args)) as engine:
-        request = engine.request(
-            args.question, args.images, budget=pixel_budget(args), **sampling_values(args)
-        )
+    file, params = config_file(args), sampling_values(args)
+    prompt = to_prompt(_question(args.words[-1]), args.words[:-1], pixel_budget(args))
+    with load_engine(args, file, **ALONE) as engine:
+        request = engine.request(prompt, **params)
         answer = AnswerBuilder(1)
         for delta in engine.iterate(request):
             answer.add(delta)
             if not args.json:
-                sys.stdout.write(delta.text)
-                sys.stdout.flush()
+                write_text(delta.text)
         done = answer.build()
     if args.json:
         from fovea.api.convert import timings_body, usage_body
@@ -67,3 +77,10 @@ def run(args: argparse.Namespace) -> int:
     if args.stats:
         stats_table(done)
     return 0
+
+
+def _question(text: str) -> str:
+    """The last word, unless it is a picture: who forgets the question should not get an answer about a file's name."""
+    if len(text) < 256 and Path(text).is_file():
+        raise InvalidRequest(f"the question comes last, but {text} is a file", param="question")
+    return utf8(text)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import sys
 from typing import Any
 
 from fovea.cli.common import (
+    ALONE,
     add_engine_options,
     add_sampling_options,
     config_file,
     load_engine,
     pixel_budget,
     sampling_values,
+    utf8,
 )
-from fovea.cli.show import stats_table
+from fovea.cli.show import stats_table, write_text
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import FoveaError
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
@@ -25,8 +28,14 @@ HELP = "/image FILE...  add pictures to the next message    /clear  start over  
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("chat", help="talk about images in the terminal", description=__doc__)
-    parser.add_argument("images", nargs="*", metavar="IMAGE", help="pictures that the first message is about")
+    parser = commands.add_parser(
+        "chat",
+        help="talk about images in the terminal",
+        description=__doc__,
+        usage="fovea chat [OPTIONS] [IMAGE ...]",
+        epilog=f"In the conversation: {HELP}",
+    )
+    parser.add_argument("words", nargs="*", metavar="IMAGE", help="pictures that the first message is about")
     parser.add_argument("--system", help="a system message")
     add_sampling_options(parser)
     add_engine_options(parser)
@@ -34,17 +43,27 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with load_engine(args, config_file(args)) as engine:
-        chat = _Chat(engine, args)
-        for path in args.images:
+    file, params = config_file(args), sampling_values(args)
+    typed = sys.stdin.isatty()
+    if typed:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - input() then edits lines and remembers them
+    with load_engine(args, file, **ALONE) as engine:
+        chat = _Chat(engine, args, params)
+        for path in args.words:
             chat.add_image(path)
-        print(HELP, file=sys.stderr)
+        if typed:
+            print(HELP, file=sys.stderr)
         while True:
             try:
-                line = input("> ").strip()
+                line = input("> " if typed else "").strip()
             except (EOFError, KeyboardInterrupt):
-                print()
+                if typed:
+                    print()
                 return 0
+            except UnicodeDecodeError:
+                print("fovea: that line is not UTF-8 text", file=sys.stderr)
+                continue
             if line in ("/quit", "/exit"):
                 return 0
             if line:
@@ -52,9 +71,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Chat:
-    def __init__(self, engine: Any, args: argparse.Namespace) -> None:
+    def __init__(self, engine: Any, args: argparse.Namespace, params: dict[str, Any]) -> None:
         self._engine = engine
-        self._params = sampling_values(args)
+        self._params = params
         self._budget = pixel_budget(args)
         self._system = [Message("system", (TextPart(args.system),))] if args.system else []
         self._messages = list(self._system)
@@ -64,33 +83,47 @@ class _Chat:
     def handle(self, line: str) -> None:
         command, _, rest = line.partition(" ")
         if command == "/image":
-            for path in shlex.split(rest):
-                self.add_image(path)
+            self._add_images(rest)
         elif command == "/clear":
             self._messages, self._pending = list(self._system), []
+            _say_aside("a new conversation")
         elif command == "/stats":
             self._stats = not self._stats
+            _say_aside(f"figures {'on' if self._stats else 'off'}")
         elif command.startswith("/"):
             print(HELP, file=sys.stderr)
         else:
             self._say(line)
 
+    def _add_images(self, words: str) -> None:
+        """FILE... as a shell reads them; a quote that never closes is part of the name, as in `it's.png`."""
+        try:
+            paths = shlex.split(words)
+        except ValueError:
+            paths = words.split()
+        if not paths:
+            _say_aside("/image needs a file")
+        for path in paths:
+            self.add_image(path)
+
     def add_image(self, path: str) -> None:
         try:
-            self._pending.append(ImagePart(to_image(path), self._budget))
+            image = to_image(path)
         except FoveaError as error:
             print(f"fovea: {error.message}", file=sys.stderr)
+            return
+        self._pending.append(ImagePart(image, self._budget))
+        _say_aside(f"{path}: {image.width}x{image.height}, goes with the next message")
 
     def _say(self, text: str) -> None:
         """An error or an interrupt takes the message back; the conversation goes on from before it."""
-        asked = Message("user", (*self._pending, TextPart(text)))
         answer = AnswerBuilder(1)
         try:
+            asked = Message("user", (*self._pending, TextPart(utf8(text))))
             request = self._engine.request(ChatPrompt((*self._messages, asked)), **self._params)
             for delta in self._engine.iterate(request):
                 answer.add(delta)
-                sys.stdout.write(delta.text)
-                sys.stdout.flush()
+                write_text(delta.text)
         except FoveaError as error:
             print(f"fovea: {error.message}", file=sys.stderr)
             return
@@ -103,3 +136,8 @@ class _Chat:
         self._pending = []
         if self._stats:
             stats_table(done)
+
+
+def _say_aside(text: str) -> None:
+    """To stderr, so that stdout is the answers alone."""
+    print(f"  {text}", file=sys.stderr)

@@ -6,24 +6,30 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fovea.cli.common import add_engine_options, config_file, load_engine
+from fovea.cli.common import ALONE, add_engine_options, config_file, count, load_engine
 from fovea.core.answer import AnswerBuilder
-from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
+from fovea.core.errors import FoveaError, InvalidRequest
+from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, TextPart
 from fovea.evaluation.datasets import Case, read_jsonl, scene_cases
 from fovea.evaluation.scenes import HELD_OUT_SEED, KINDS
 from fovea.evaluation.score import Result, Row, report
 
 MAX_ANSWER = 96
+SHOWN_FAILURES = 10
 
 
 def register(commands: Any) -> None:
     parser = commands.add_parser(
-        "eval", help="score a model on scenes or on your own questions", description=__doc__
+        "eval",
+        help="score a model on scenes or on your own questions",
+        description=f"{__doc__} Without --data it is asked about generated scenes, whose answers are exact. Exit "
+        "code 1: some cases could not be asked; they count as wrong.",
+        usage="fovea eval [OPTIONS] [MODEL]",
     )
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="a folder, a hub id, or fovea-tiny (default)"
@@ -32,89 +38,143 @@ def register(commands: Any) -> None:
         "--data", type=Path, metavar="FILE.jsonl", help="your own images, questions and answers"
     )
     parser.add_argument(
-        "--count", type=int, default=50, metavar="N", help="generated scenes per kind (default: 50)"
+        "--count", type=count, default=50, metavar="N", help="generated scenes per kind (default: 50)"
     )
-    parser.add_argument("--kinds", metavar="A,B", help=f"of {','.join(KINDS)} (default: all)")
+    parser.add_argument("--kinds", metavar="A,B", help=f"of {', '.join(KINDS)} (default: all)")
     parser.add_argument(
-        "--seed", type=int, default=HELD_OUT_SEED, help="of the scenes; held out from 1000000000 on"
+        "--seed",
+        type=int,
+        default=HELD_OUT_SEED,
+        metavar="N",
+        help="of the scenes; held out from 1000000000 on",
     )
     parser.add_argument(
-        "--concurrency", type=int, default=8, metavar="N", help="questions in flight (default: 8)"
+        "--concurrency", type=count, default=8, metavar="N", help="questions in flight (default: 8)"
     )
-    parser.add_argument("--max-tokens", type=int, default=MAX_ANSWER, metavar="N", help="longest answer")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--markdown", action="store_true", help="a Markdown table, for model cards")
+    parser.add_argument(
+        "--max-tokens",
+        type=count,
+        default=MAX_ANSWER,
+        metavar="N",
+        help=f"longest answer (default: {MAX_ANSWER})",
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    form.add_argument("--markdown", action="store_true", help="a Markdown table, for model cards")
     parser.add_argument("--wrong", action="store_true", help="print every wrong answer to stderr")
     add_engine_options(parser, model_flag=False)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.data:
-        cases = read_jsonl(args.data)
-    else:
-        kinds = tuple(args.kinds.split(",")) if args.kinds else KINDS
-        cases = list(scene_cases(args.count, kinds, args.seed))
-    with load_engine(args, config_file(args)) as engine:
-        results = asyncio.run(_ask_all(engine, cases, args.concurrency, args.max_tokens))
+    file, cases = config_file(args), _cases(args)
+    with load_engine(args, file, **ALONE) as engine:
+        asker = _Asker(engine, args.max_tokens)
+        results = asyncio.run(_ask_all(asker, cases, args.concurrency))
         name = engine.info.name
+    _show_failures(asker.failures)
     if args.wrong:
         _show_wrong(results)
     rows = report(results)
     if args.json:
         body = [{**asdict(row), "accuracy": row.accuracy} for row in rows]
-        print(json.dumps({"model": name, "seed": None if args.data else args.seed, "rows": body}))
+        print(
+            json.dumps(
+                {
+                    "model": name,
+                    "seed": None if args.data else args.seed,
+                    "failed": len(asker.failures),
+                    "rows": body,
+                }
+            )
+        )
     elif args.markdown:
         print(markdown(rows))
     else:
         _table(rows)
-    return 0
+    return 1 if asker.failures else 0
 
 
-async def _ask_all(engine: Any, cases: Sequence[Case], concurrency: int, max_tokens: int) -> list[Result]:
+def _cases(args: argparse.Namespace) -> list[Case]:
+    if not args.data:
+        kinds = tuple(dict.fromkeys(kind.strip() for kind in args.kinds.split(","))) if args.kinds else KINDS
+        return list(scene_cases(args.count, kinds, args.seed))
+    if args.kinds:
+        raise InvalidRequest("--kinds is of generated scenes; a file of --data has its own", param="kinds")
+    return read_jsonl(args.data)
+
+
+async def _ask_all(asker: _Asker, cases: Sequence[Case], concurrency: int) -> list[Result]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    slots = asyncio.Semaphore(max(1, concurrency))
+    slots = asyncio.Semaphore(concurrency)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("asking", total=len(cases))
 
         async def one(case: Case) -> Result:
             async with slots:
-                result = await _ask(engine, case, max_tokens)
+                result = await asker.ask(case)
             progress.advance(bar)
             return result
 
         return list(await asyncio.gather(*(one(case) for case in cases)))
 
 
-async def _ask(engine: Any, case: Case, max_tokens: int) -> Result:
-    """Every exchange of a case as one conversation, greedy, on the model's own earlier answers."""
-    from fovea.engine.inputs import to_image
+class _Asker:
+    """Asks cases one by one. failures: (case id, why) of those that could not be asked to their end."""
 
-    images = await asyncio.to_thread(lambda: [ImagePart(to_image(image)) for image in case.images])
-    messages: list[Message] = []
-    answers: list[str] = []
-    prompt = image_tokens = completion = 0
-    for index, exchange in enumerate(case.exchanges):
-        shown = images if index == 0 else []
-        messages.append(Message("user", (*shown, TextPart(exchange.question))))
-        answer = AnswerBuilder(1)
-        async for delta in engine.stream(ChatPrompt(tuple(messages)), temperature=0.0, max_tokens=max_tokens):
-            answer.add(delta)
-        done = answer.build()
-        answers.append(done.text)
-        messages.append(Message("assistant", (TextPart(done.text),)))
-        prompt, image_tokens = prompt + done.usage.prompt, image_tokens + done.usage.image
-        completion += done.usage.completion
-    return Result(case, tuple(answers), prompt, image_tokens, completion)
+    def __init__(self, engine: Any, max_tokens: int) -> None:
+        self._engine = engine
+        self._max_tokens = max_tokens
+        self.failures: list[tuple[str, str]] = []
+
+    async def ask(self, case: Case) -> Result:
+        """Every exchange of a case as one conversation, greedy, on the model's own earlier answers."""
+        said: list[Completion] = []
+        try:
+            async for answer in self._converse(case):
+                said.append(answer)
+        except FoveaError as error:
+            self.failures.append((case.id, error.message))
+        return Result(
+            case,
+            tuple(answer.text for answer in said),
+            sum(answer.usage.prompt for answer in said),
+            sum(answer.usage.image for answer in said),
+            sum(answer.usage.completion for answer in said),
+        )
+
+    async def _converse(self, case: Case) -> AsyncIterator[Completion]:
+        from fovea.engine.inputs import to_image
+
+        images = await asyncio.to_thread(lambda: [ImagePart(to_image(image)) for image in case.images])
+        messages: list[Message] = []
+        for index, exchange in enumerate(case.exchanges):
+            shown = images if index == 0 else []
+            messages.append(Message("user", (*shown, TextPart(exchange.question))))
+            builder = AnswerBuilder(1)
+            async for delta in self._engine.stream(
+                ChatPrompt(tuple(messages)), temperature=0.0, max_tokens=self._max_tokens
+            ):
+                builder.add(delta)
+            answer = builder.build()
+            messages.append(Message("assistant", (TextPart(answer.text),)))
+            yield answer
+
+
+def _show_failures(failures: Sequence[tuple[str, str]]) -> None:
+    for name, why in failures[:SHOWN_FAILURES]:
+        print(f"fovea: case {name} could not be asked: {why}", file=sys.stderr)
+    if len(failures) > SHOWN_FAILURES:
+        print(f"fovea: and {len(failures) - SHOWN_FAILURES} more", file=sys.stderr)
 
 
 def _show_wrong(results: Sequence[Result]) -> None:
     for result in results:
         if not result.correct:
-            for exchange, answer in zip(result.case.exchanges, result.answers, strict=True):
+            for exchange, answer in zip(result.case.exchanges, result.answers, strict=False):
                 print(
                     f"{result.case.id}: {exchange.question!r} -> {answer!r}, not {exchange.accepted[0]!r}",
                     file=sys.stderr,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import logging
 import os
 import sys
@@ -31,22 +32,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Models never need the network once they are on disk, and nobody asked for progress bars of downloads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    args = build_parser().parse_args(argv)
-    level = (getattr(args, "log_level", None) or os.environ.get("FOVEA_LOG_LEVEL") or "info").upper()
     logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr
+        level="INFO", format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # an answer may hold what the locale can not write
     try:
-        code: int = args.run(args)
+        return _run(sys.argv[1:] if argv is None else argv)
     except FoveaError as error:
-        print(f"fovea: {error.message}", file=sys.stderr)
+        print(f"fovea: {' '.join(error.message.split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        print("fovea: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
+        # The reader has gone. What is still buffered has nowhere to go, and Python would complain of it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _run(argv: Sequence[str]) -> int:
+    parser = build_parser()
+    if not argv:
+        parser.print_help(sys.stderr)
+        return 2
+    args, rest = parser.parse_known_args(argv)
+    if rest:
+        # argparse ends a list of words at the first flag; `ask a.png --stats "what is it?"` means both words.
+        if not hasattr(args, "words") or any(word.startswith("-") for word in rest):
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        args.words += rest
+    code: int = args.run(args)
+    sys.stdout.flush()
     return code
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+COLUMNS = ("model_type", "name", "vision", "text", "example")
+
 
 def register(commands: Any) -> None:
     parser = commands.add_parser("models", help="list what can be served", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one JSON array")
-    parser.add_argument("--markdown", action="store_true", help="the table of docs/models.md")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON array")
+    form.add_argument("--markdown", action="store_true", help="the table of docs/models.md")
     parser.set_defaults(run=run)
 
 
@@ -18,20 +21,27 @@ def run(args: argparse.Namespace) -> int:
 
     if args.json:
         import json
-        from dataclasses import asdict
 
-        print(json.dumps([asdict(entry) for entry in ARCHITECTURES]))
+        print(json.dumps([{name: getattr(entry, name) for name in COLUMNS} for entry in ARCHITECTURES]))
     elif args.markdown:
         print(markdown())
     else:
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("model_type", "name", "vision", "text", "for example", box=None)
-        for entry in ARCHITECTURES:
-            table.add_row(entry.model_type, entry.name, entry.vision, entry.text, entry.example)
-        Console().print(table)
+        print(listing())
     return 0
+
+
+def listing() -> str:
+    """Two lines per architecture, none of them wider than 80 columns."""
+    from fovea.engine.models.registry import ARCHITECTURES
+
+    width = max(len(text) for entry in ARCHITECTURES for text in (entry.name, entry.model_type)) + 2
+    lines = []
+    for entry in ARCHITECTURES:
+        lines.append(f"{entry.name:{width}}{entry.example}")
+        lines.append(f"{entry.model_type:{width}}{entry.vision}; {entry.text}")
+    lines.append("")
+    lines.append("A model is a folder, a hub id of one of these, or fovea-tiny (installed).")
+    return "\n".join(lines)
 
 
 def markdown() -> str:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from fovea.core.types import Completion
 
+# What a terminal would obey instead of show: a picture must not be able to talk a model into typing for its owner.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 STAGES = ("media", "preprocess", "queue", "encode", "prefill", "decode")
+
+
+def write_text(text: str) -> None:
+    """A piece of an answer, at once. Pipes get it as it is, terminals without control characters."""
+    sys.stdout.write(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 def stats_table(answer: Completion) -> None:
