@@ -121,9 +121,8 @@ def pick_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch.dt
         return torch.float32
     if device.type == "cuda":
         return stored
-    fast = bool(torch.backends.cpu.get_cpu_capability().startswith("AVX512")) and bool(
-        torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    # Without such units oneDNN emulates bf16 and float32 is faster.
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if fast else torch.float32
 
 
