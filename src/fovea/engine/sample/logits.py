@@ -12,6 +12,7 @@ from torch import Tensor
 from fovea.core.sampling import SamplingParams
 
 NUCLEUS_GUESS = 1024
+TINY = 1e-30
 
 
 def adjust(
@@ -48,7 +49,8 @@ def needs_adjusting(params: SamplingParams, forbidden: frozenset[int]) -> bool:
 
 def distribution(row: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     """Candidates (ids) and their probabilities, most likely first, after temperature, top-k, top-p and min-p."""
-    row = row / params.temperature
+    # From the best down, so that no temperature above zero, however small in float32, makes an infinity of it.
+    row = (row - row.max()) / max(params.temperature, TINY)
     total = torch.logsumexp(row, 0)
     count = row.shape[0]
     if params.top_k:

@@ -1,0 +1,191 @@
+"""Logits to tokens, against transformers' own processors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from fovea.core.sampling import SamplingParams
+from fovea.engine.sample.logits import NUCLEUS_GUESS, adjust, distribution
+from fovea.engine.sample.sampler import Sampled, Sampler
+from fovea.engine.sequence import Sequence
+
+EOS = 3
+NONE: frozenset[int] = frozenset()
+
+
+def logits(seed: int, size: int = 50, spread: float = 3.0) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def seq(
+    name: str = "s", prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = (), **params: Any
+) -> Sequence:
+    made = Sequence(name, list(prompt), SamplingParams(**params), 100)
+    made.output_ids = list(output)
+    return made
+
+
+def draw(sampler: Sampler, rows: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+    return [pick.token for pick in sampler.sample(rows, sequences)]
+
+
+def generate(
+    seed: int | None, steps: int, *, choice: int = 0, neighbours: int = 0, **params: Any
+) -> list[int]:
+    """A text from fixed rows, alone or as the last of a batch."""
+    sampler = Sampler(frozenset({EOS}))
+    others = [seq(f"n{i}", seed=i) for i in range(neighbours)]
+    mine = seq("mine", seed=seed, **params)
+    for other in others:
+        sampler.add(other, 0)
+    sampler.add(mine, choice)
+    found = []
+    for step in range(steps):
+        rows = torch.stack([*(logits(1000 + i) for i in range(neighbours)), logits(step)])
+        found.append(draw(sampler, rows, [*others, mine])[-1])
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    size=st.sampled_from([1, 5, 50, 3000]),
+    temperature=st.sampled_from([0.3, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 1, 7, 5000]),
+    top_p=st.sampled_from([1.0, 0.95, 0.5, 0.01]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+)
+def test_candidates_and_probabilities_are_those_of_transformers(
+    seed: int, size: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    row = logits(seed, size)
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    scores = row[None]
+    warpers: list[Any] = [TemperatureLogitsWarper(temperature)] if temperature != 1.0 else []
+    warpers += [TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [TopPLogitsWarper(top_p)] if top_p < 1.0 else []
+    warpers += [MinPLogitsWarper(min_p)] if min_p else []
+    for warp in warpers:
+        scores = warp(None, scores)
+    theirs = scores.softmax(-1)[0]
+    ids, probabilities = distribution(row, params)
+    ours = torch.zeros(size).scatter(0, ids, probabilities)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    assert bool((probabilities[:-1] >= probabilities[1:]).all())
+
+
+def test_a_nucleus_larger_than_the_first_guess_is_found_whole() -> None:
+    """The candidates are looked for among the most likely 1024; a flat distribution needs more of them."""
+    row = torch.zeros(4 * NUCLEUS_GUESS)
+    ids, probabilities = distribution(row, SamplingParams(top_p=0.9))
+    assert len(ids) == pytest.approx(0.9 * row.numel(), abs=2)
+    assert float(probabilities.sum()) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-30, 1e-300])
+def test_a_temperature_close_to_zero_is_greedy(temperature: float) -> None:
+    """1e-300 is valid and is zero in float32: the logits became infinite, their sum no number, and the draw the last id."""
+    row = logits(1)
+    assert generate(1, 5, temperature=temperature) == [int(logits(step).argmax()) for step in range(5)]
+    ids, probabilities = distribution(row, SamplingParams(temperature=temperature))
+    assert int(ids[0]) == int(row.argmax())
+    assert float(probabilities[0]) == pytest.approx(1.0)
+
+
+def test_the_repetition_penalty_covers_prompt_and_answer_once() -> None:
+    row = logits(5)
+    theirs = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([[1, 2, 2, 7, 7]]), row[None].clone())[0]
+    ours = adjust(row, SamplingParams(repetition_penalty=1.3), [1, 2, 2], [7, 7], NONE)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_presence_counts_once_and_frequency_each_time_and_prompts_never() -> None:
+    params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
+    row = adjust(torch.zeros(6), params, [0, 1], [2, 3, 3, 3], NONE)
+    assert row.tolist() == [0, 0, -0.75, -1.25, 0, 0]
+
+
+def test_bias_is_added_before_penalties_and_the_row_itself_stays_as_it_was() -> None:
+    row = torch.ones(4)
+    params = SamplingParams(logit_bias={0: 3.0, 2: -100.0}, repetition_penalty=2.0)
+    assert adjust(row, params, [0], [], NONE).tolist() == [2.0, 1.0, -99.0, 1.0]
+    assert row.tolist() == [1.0] * 4
+
+
+def test_a_bias_decides_greedy_answers_too() -> None:
+    row = logits(2)
+    assert draw(Sampler(NONE), row[None], [seq(temperature=0, logit_bias={11: 100.0})]) == [11]
+    best = int(row.argmax())
+    assert draw(Sampler(NONE), row[None], [seq(temperature=0, logit_bias={best: -100.0})]) != [best]
+
+
+def test_nothing_ends_before_min_tokens() -> None:
+    row = torch.zeros(6)
+    row[EOS], row[4], row[5] = 9.0, 8.0, 7.0
+    sampler = Sampler(frozenset({EOS}))
+    params: dict[str, Any] = {"temperature": 0, "min_tokens": 2, "stop_token_ids": (4,)}
+    assert draw(sampler, row[None], [seq(output=(), **params)]) == [5]
+    assert draw(sampler, row[None], [seq(output=(1,), **params)]) == [5]
+    assert draw(sampler, row[None], [seq(output=(1, 1), **params)]) == [EOS]
+
+
+def test_the_same_seed_gives_the_same_text_whatever_the_batch() -> None:
+    alone = generate(7, 30)
+    assert generate(7, 30, neighbours=5) == alone
+    assert generate(8, 30) != alone
+    assert len(set(alone)) > 5
+
+
+def test_choices_of_one_seed_differ_and_repeat() -> None:
+    texts = [generate(7, 30, choice=choice) for choice in range(3)]
+    assert len({tuple(text) for text in texts}) == 3
+    assert texts == [generate(7, 30, choice=choice) for choice in range(3)]
+
+
+def test_without_a_seed_two_answers_differ() -> None:
+    assert generate(None, 40) != generate(None, 40)
+
+
+def test_draws_follow_the_distribution() -> None:
+    row = torch.tensor([0.0, 1.0, 2.0, -1.0])
+    sampler = Sampler(NONE)
+    mine = seq(seed=3)
+    sampler.add(mine, 0)
+    total = 4000
+    counts = Counter(draw(sampler, row[None], [mine])[0] for _ in range(total))
+    for token, probability in enumerate(row.softmax(0).tolist()):
+        spread = (probability * (1 - probability) / total) ** 0.5
+        assert counts[token] / total == pytest.approx(probability, abs=5 * spread)
+
+
+def test_logprobs_are_the_models_own_before_any_adjustment() -> None:
+    row = logits(4)
+    mine = seq(temperature=0, logprobs=True, top_logprobs=3, logit_bias={17: 100.0}, repetition_penalty=2.0)
+    (pick,) = Sampler(NONE).sample(row[None], [mine])
+    plain = row.log_softmax(0)
+    assert pick.token == 17
+    assert pick.logprob == pytest.approx(float(plain[17]), abs=1e-5)
+    values, ids = plain.topk(3)
+    assert [token for token, _ in pick.top] == ids.tolist()
+    assert [value for _, value in pick.top] == pytest.approx(values.tolist(), abs=1e-5)
+
+
+def test_logprobs_without_alternatives_and_none_at_all() -> None:
+    row = logits(4)[None]
+    (pick,) = Sampler(NONE).sample(row, [seq(temperature=0, logprobs=True)])
+    assert pick.logprob is not None
+    assert pick.top == ()
+    assert Sampler(NONE).sample(row, [seq(temperature=0)]) == [Sampled(int(row.argmax()))]
