@@ -1,0 +1,126 @@
+"""The paged attention of a step against its naive twin, sequence by sequence."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from fovea.core.sampling import SamplingParams
+from fovea.engine.cache.embeddings import EmbeddingCache
+from fovea.engine.runner import Runner
+from fovea.engine.sample.sampler import Sampler
+from fovea.engine.schedule.plan import Work
+from fovea.engine.sequence import Sequence
+from fovea.kernels import reference
+from fovea.kernels.attention import attend, store
+
+DIM, SCALE = 8, 0.3
+
+
+def runner(blocks: int, size: int, kv_heads: int) -> Runner:
+    """A runner over nothing: what it makes of a plan needs the decoder's dimensions alone."""
+    model = SimpleNamespace(
+        decoder=SimpleNamespace(config=SimpleNamespace(layers=1, kv_heads=kv_heads, head_dim=DIM)),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    return Runner(model, EmbeddingCache(0), Sampler(frozenset()), blocks=blocks, block_size=size)  # type: ignore[arg-type]
+
+
+def works(spans: list[tuple[int, int]], size: int, seed: int) -> tuple[list[Work], int]:
+    """(first, count) of each sequence on shuffled blocks, those with one token in front, as the scheduler puts them."""
+    spans = sorted(spans, key=lambda span: span[1] != 1)
+    needed = [-(-(first + count) // size) for first, count in spans]
+    order = torch.randperm(sum(needed) + 3, generator=torch.Generator().manual_seed(seed)).tolist()
+    found = []
+    for (first, count), blocks in zip(spans, needed, strict=True):
+        seq = Sequence(f"s{len(found)}", [0] * (first + count), SamplingParams(), 1)
+        seq.blocks, order = order[:blocks], order[blocks:]
+        found.append(Work(seq, first, count))
+    return found, sum(needed) + 3
+
+
+def check(spans: list[tuple[int, int]], size: int, heads: tuple[int, int], seed: int = 0) -> None:
+    query_heads, kv_heads = heads
+    work, blocks = works(spans, size, seed)
+    torch.manual_seed(seed)
+    kv = torch.randn(blocks, size, 2, kv_heads, DIM)
+    rows = sum(item.count for item in work)
+    query = torch.randn(rows, query_heads, DIM)
+    plan = runner(blocks, size, kv_heads)._attention(work)
+    store(kv, torch.randn(rows, 2, kv_heads, DIM), plan.slots)
+    ours = attend(query, kv, plan, SCALE)
+    row = 0
+    for item in work:
+        theirs = reference.paged_attention(
+            query[row : row + item.count], kv, item.seq.blocks, item.start, SCALE
+        )
+        torch.testing.assert_close(ours[row : row + item.count], theirs, atol=1e-5, rtol=1e-5)
+        row += item.count
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=6),
+    size=st.sampled_from([1, 3, 16]),
+    heads=st.sampled_from([(4, 4), (4, 2), (6, 1)]),
+    seed=st.integers(0, 5),
+)
+def test_any_mix_of_decodes_and_chunks(
+    spans: list[tuple[int, int]], size: int, heads: tuple[int, int], seed: int
+) -> None:
+    check(spans, size, heads, seed)
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        pytest.param([(0, 1)], id="a first token alone"),
+        pytest.param([(15, 1), (15, 1)], id="decodes of one length need no mask"),
+        pytest.param([(3, 1), (90, 1), (40, 1)], id="decodes of different lengths"),
+        pytest.param([(0, 33)], id="a whole prompt"),
+        pytest.param([(17, 16)], id="a chunk at an offset inside a block"),
+        pytest.param([(5, 1), (0, 9), (31, 2)], id="decodes beside chunks"),
+    ],
+)
+def test_the_shapes_that_a_step_has(spans: list[tuple[int, int]]) -> None:
+    check(spans, 16, (4, 2))
+
+
+def test_what_lies_behind_a_sequence_in_its_last_block_is_never_read() -> None:
+    """Blocks are reused without being cleared, so the rest of a block holds somebody else's keys."""
+    work, blocks = works([(4, 1), (20, 1), (2, 3)], 16, 1)
+    kv = torch.randn(blocks, 16, 2, 2, DIM)
+    query = torch.randn(5, 4, DIM)
+    plan = runner(blocks, 16, 2)._attention(work)
+    before = attend(query, kv, plan, SCALE)
+    for item in work:
+        kv[item.seq.blocks[-1], item.stop % 16 :] = 1e4
+    torch.testing.assert_close(attend(query, kv, plan, SCALE), before)
+
+
+def test_stored_rows_land_in_their_slots() -> None:
+    kv = torch.zeros(3, 2, 2, 1, 4)
+    rows = torch.randn(2, 2, 1, 4)
+    store(kv, rows, torch.tensor([5, 0]))
+    torch.testing.assert_close(kv[2, 1], rows[0])
+    torch.testing.assert_close(kv[0, 0], rows[1])
+    assert int((kv != 0).sum()) == rows.numel()
+
+
+def test_the_oracle_is_plain_causal_attention() -> None:
+    """The twin itself, against torch's own."""
+    query, key, value = torch.randn(7, 4, DIM), torch.randn(7, 2, DIM), torch.randn(7, 2, DIM)
+    theirs = torch.nn.functional.scaled_dot_product_attention(
+        query.transpose(0, 1),
+        key.transpose(0, 1),
+        value.transpose(0, 1),
+        is_causal=True,
+        scale=SCALE,
+        enable_gqa=True,
+    ).transpose(0, 1)
+    torch.testing.assert_close(reference.attention(query, key, value, SCALE, 0), theirs, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,94 @@
+"""Linear maps in the machine's layout, norms and rotations against their twins and against transformers'."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from fovea.engine.layers.linear import FusedLinear, Linear
+from fovea.engine.layers.norm import RMSNorm
+from fovea.kernels import linear, reference
+
+TYPES = [torch.float32, torch.bfloat16]
+
+
+def packable(dtype: torch.dtype) -> None:
+    if not linear.can_pack(torch.zeros(8, 8, dtype=dtype)):
+        pytest.skip(f"this machine has no packed product for {dtype}")
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_a_packed_product_is_the_plain_one(dtype: torch.dtype, bias: bool, rows: int) -> None:
+    packable(dtype)
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, 48).to(dtype), torch.randn(80, 48).to(dtype)
+    offset = torch.randn(80).to(dtype) if bias else None
+    ours = linear.packed_linear(x, linear.pack(weight), offset)
+    theirs = reference.linear(x, weight, offset)
+    tolerance = 1e-4 if dtype is torch.float32 else 0.25
+    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=1e-2)
+
+
+def test_packing_a_layer_frees_the_plain_weight_unless_something_else_reads_it() -> None:
+    packable(torch.float32)
+    freed, kept = Linear(16, 8, bias=False), Linear(16, 8, bias=False)
+    for layer in (freed, kept):
+        layer.weight.data.normal_()
+    x = torch.randn(3, 16)
+    before = [layer(x) for layer in (freed, kept)]
+    freed.pack()
+    kept.pack(keep=True)
+    assert (freed.weight.numel(), kept.weight.numel()) == (0, 8 * 16)
+    for layer, result in zip((freed, kept), before, strict=True):
+        torch.testing.assert_close(layer(x), result, atol=1e-5, rtol=1e-5)
+
+
+def test_what_can_not_be_packed_stays_plain() -> None:
+    assert not linear.can_pack(torch.zeros(8, 8, dtype=torch.float16))
+    assert not linear.can_pack(torch.zeros(8, 1))
+    layer = Linear(1, 4, bias=True)
+    layer.weight.data.fill_(2.0)
+    layer.bias.data.fill_(1.0)  # type: ignore[union-attr]
+    layer.pack()
+    assert layer(torch.tensor([[3.0]])).tolist() == [[7.0] * 4]
+
+
+def test_a_fused_map_is_filled_part_by_part() -> None:
+    layer = FusedLinear(4, {"q_proj": 2, "k_proj": 3}, bias=True)
+    for name, view in layer.checkpoint_views():
+        view.fill_(
+            {"../q_proj.weight": 1.0, "../q_proj.bias": 2.0, "../k_proj.weight": 3.0, "../k_proj.bias": 4.0}[
+                name
+            ]
+        )
+    assert layer(torch.ones(1, 4)).tolist() == [[6.0, 6.0, 16.0, 16.0, 16.0]]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_rms_norm_is_llamas(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(5, 3, 64) * 7).to(dtype)
+    theirs = LlamaRMSNorm(64, 1e-5).to(dtype)
+    torch.nn.init.normal_(theirs.weight)
+    ours = RMSNorm(64, 1e-5)
+    ours.weight.data = theirs.weight.data
+    exact = dtype is torch.bfloat16
+    torch.testing.assert_close(
+        reference.rms_norm(x, theirs.weight, 1e-5),
+        theirs(x),
+        atol=0 if exact else 1e-6,
+        rtol=0 if exact else 1e-6,
+    )
+    torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=1e-2 if exact else 1e-5)
+
+
+def test_rotation_is_llamas() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(1, 4, 6, 16), torch.randn(1, 2, 6, 16)
+    angles = torch.rand(1, 6, 8).repeat(1, 1, 2) * 9
+    theirs, _ = apply_rotary_pos_emb(query, key, angles.cos(), angles.sin())
+    ours = reference.rotate(query[0].transpose(0, 1), angles[0].cos()[:, None], angles[0].sin()[:, None])
+    torch.testing.assert_close(ours.transpose(0, 1), theirs[0], atol=1e-6, rtol=1e-6)
