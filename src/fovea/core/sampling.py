@@ -22,6 +22,12 @@ def _within(name: str, value: float, low: float, high: float, *, open_low: bool 
         raise InvalidRequest(f"{name} must be in {bracket}{low:g}, {high:g}], got {value!r}", param=name)
 
 
+def _whole(name: str, value: int, low: int, high: int) -> None:
+    _within(name, value, low, high)
+    if not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be a whole number, got {value!r}", param=name)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """OpenAI's sampling semantics, with the extensions that serving engines share.
@@ -61,22 +67,22 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0, 2)
         _within("top_p", self.top_p, 0, 1, open_low=True)
-        _within("top_k", self.top_k, 0, 2**31)
+        _whole("top_k", self.top_k, 0, 2**31)
         _within("min_p", self.min_p, 0, 1)
         _within("repetition_penalty", self.repetition_penalty, 0, 10, open_low=True)
         _within("presence_penalty", self.presence_penalty, -2, 2)
         _within("frequency_penalty", self.frequency_penalty, -2, 2)
-        _within("min_tokens", self.min_tokens, 0, 2**31)
-        _within("n", self.n, 1, MAX_CHOICES)
-        _within("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
+        _whole("min_tokens", self.min_tokens, 0, 2**31)
+        _whole("n", self.n, 1, MAX_CHOICES)
+        _whole("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
         if self.seed is not None:
-            _within("seed", self.seed, -(2**63), 2**63 - 1)
+            _whole("seed", self.seed, -(2**63), 2**63 - 1)
         self._check_lengths()
         self._check_stops()
 
     def _check_lengths(self) -> None:
         if self.max_tokens is not None:
-            _within("max_tokens", self.max_tokens, 1, 2**31)
+            _whole("max_tokens", self.max_tokens, 1, 2**31)
             if self.min_tokens > self.max_tokens:
                 raise InvalidRequest(
                     f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
@@ -86,6 +92,10 @@ class SamplingParams:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
 
     def _check_stops(self) -> None:
+        if isinstance(self.stop, str):
+            raise InvalidRequest(
+                f"stop takes several strings: ({self.stop!r},), not {self.stop!r}", param="stop"
+            )
         if len(self.stop) > MAX_STOP_STRINGS or any(not text for text in self.stop):
             raise InvalidRequest(f"stop takes up to {MAX_STOP_STRINGS} non-empty strings", param="stop")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:

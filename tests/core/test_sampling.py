@@ -1,0 +1,96 @@
+"""SamplingParams: valid by construction, and an error says what was wrong and what is accepted."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from fovea.core.errors import InvalidRequest
+from fovea.core.sampling import SamplingParams
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0},
+        {"temperature": 2.0},
+        {"top_p": 1e-9},
+        {"top_k": 0},
+        {"min_p": 1},
+        {"repetition_penalty": 10},
+        {"presence_penalty": -2, "frequency_penalty": 2},
+        {"seed": -(2**63)},
+        {"max_tokens": 1, "min_tokens": 1},
+        {"n": 16},
+        {"logprobs": True, "top_logprobs": 20},
+        {"stop": ("x",) * 16},
+        {"logit_bias": {1: 100.0, 2: -100.0}},
+    ],
+    ids=str,
+)
+def test_the_ends_of_every_range_are_accepted(params: dict[str, Any]) -> None:
+    made = SamplingParams(**params)
+    assert all(getattr(made, name) == value for name, value in params.items())
+
+
+@pytest.mark.parametrize(
+    ("params", "where", "says"),
+    [
+        ({"temperature": -0.1}, "temperature", r"\[0, 2\], got -0.1"),
+        ({"temperature": 2.1}, "temperature", r"\[0, 2\]"),
+        ({"temperature": float("nan")}, "temperature", "nan"),
+        ({"temperature": float("inf")}, "temperature", "inf"),
+        ({"temperature": True}, "temperature", "True"),
+        ({"temperature": "1"}, "temperature", "'1'"),
+        ({"top_p": 0}, "top_p", r"\(0, 1\], got 0"),
+        ({"top_p": 1.01}, "top_p", r"\(0, 1\]"),
+        ({"top_k": -1}, "top_k", "got -1"),
+        ({"min_p": 1.5}, "min_p", "got 1.5"),
+        ({"repetition_penalty": 0}, "repetition_penalty", r"\(0, 10\]"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "got 2.5"),
+        ({"frequency_penalty": -2.5}, "frequency_penalty", "got -2.5"),
+        ({"n": 0}, "n", r"\[1, 16\]"),
+        ({"n": 17}, "n", "got 17"),
+        ({"max_tokens": 0}, "max_tokens", "got 0"),
+        ({"min_tokens": -1}, "min_tokens", "got -1"),
+        (
+            {"min_tokens": 3, "max_tokens": 2},
+            "min_tokens",
+            r"min_tokens \(3\) must not exceed max_tokens \(2\)",
+        ),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", r"\[0, 20\]"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({"seed": 2**63}, "seed", "seed must be in"),
+        ({"stop": ("",)}, "stop", "non-empty"),
+        ({"stop": "END"}, "stop", r"takes several strings: \('END',\)"),
+        ({"stop": ("x",) * 17}, "stop", "up to 16"),
+        ({"logit_bias": {5: 101.0}}, r"logit_bias[5]", r"got 101"),
+        ({"logit_bias": dict.fromkeys(range(1025), 0.0)}, "logit_bias", "up to 1024"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_out_of_range_is_named(params: dict[str, Any], where: str, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as caught:
+        SamplingParams(**params)
+    assert caught.value.param == where
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("name", ["top_k", "n", "max_tokens", "min_tokens", "top_logprobs", "seed"])
+def test_a_count_is_a_whole_number(name: str) -> None:
+    """2.5 choices passed the range check and failed later, inside the engine."""
+    with pytest.raises(InvalidRequest, match=name) as caught:
+        SamplingParams(**{"logprobs": True, name: 2.5})  # type: ignore[arg-type]
+    assert caught.value.param == name
+
+
+def test_it_can_not_be_changed_afterwards() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams().temperature = 9.0  # type: ignore[misc]
+
+
+def test_greedy_is_temperature_zero_alone() -> None:
+    assert SamplingParams(temperature=0).greedy
+    assert not SamplingParams(temperature=0.1, top_k=1).greedy

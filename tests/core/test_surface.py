@@ -1,0 +1,41 @@
+"""What `import fovea` gives, and what it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fovea
+
+BRAINS = [
+    "fovea",
+    "fovea.core.types",
+    "fovea.core.protocols",
+    "fovea.core.answer",
+    "fovea.engine.config",
+    "fovea.engine.sequence",
+    "fovea.engine.detokenize",
+    "fovea.engine.schedule.scheduler",
+    "fovea.engine.cache.manager",
+    "fovea.engine.cache.embeddings",
+]
+
+
+def test_the_public_names() -> None:
+    assert sorted(fovea.__all__) == ["Engine", "SamplingParams", "__version__"]
+    assert fovea.SamplingParams.__module__ == "fovea.core.sampling"
+    assert fovea.Engine.__module__ == "fovea.engine.engine"
+    with pytest.raises(AttributeError, match="no attribute 'Motor'"):
+        _ = fovea.Motor
+
+
+def test_brains_hold_no_tensors(tmp_path: Path) -> None:
+    """Importing them must not pull torch or transformers, neither directly nor through each other."""
+    code = f"import sys, {', '.join(BRAINS)}; print(sorted({{'torch', 'transformers', 'numpy'}} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert done.stdout.strip() == "[]"
