@@ -3,49 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
 
 import httpx
 import pytest
 
 from fovea.core.errors import DeadlineExceeded, EngineError, Unavailable
-from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt, StageTimings, Usage
+from fovea.core.types import Delta, StageTimings, Usage
 from fovea.server.app import create_app
+from tests.server.scripted import Script
 from tests.server.support import chat
 
 CHAT = "/v1/chat/completions"
 LAST = Delta(0, " end", (3,), finish_reason="stop", usage=Usage(5, 2), timings=StageTimings())
-
-
-class Script:
-    """An EngineClient that plays deltas and errors as written."""
-
-    def __init__(self, *steps: Delta | Exception, ready: bool = True) -> None:
-        self.info = ModelInfo("script", "none", 1, "float32", "cpu", 64, 16, 0)
-        self.ready = ready
-        self.closed_streams = 0
-        self._steps = steps
-
-    async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        try:
-            for step in self._steps:
-                if isinstance(step, Exception):
-                    raise step
-                yield step
-        finally:
-            self.closed_streams += 1
-
-    async def tokenize(self, prompt: Prompt) -> list[int]:
-        return [1, 2]
-
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        return ""
-
-    def stats(self) -> Mapping[str, float]:
-        return {}
-
-    async def close(self, drain_s: float = 0.0) -> None:
-        return None
 
 
 def served(script: Script) -> httpx.AsyncClient:

@@ -1,0 +1,38 @@
+"""An engine without a model: it says what a test tells it to say."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
+
+
+class Script:
+    """An EngineClient that plays deltas and errors as written."""
+
+    def __init__(self, *steps: Delta | Exception, ready: bool = True) -> None:
+        self.info = ModelInfo("script", "none", 1, "float32", "cpu", 64, 16, 0)
+        self.ready = ready
+        self.closed_streams = 0
+        self._steps = steps
+
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        try:
+            for step in self._steps:
+                if isinstance(step, Exception):
+                    raise step
+                yield step
+        finally:
+            self.closed_streams += 1
+
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        return [1, 2]
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return ""
+
+    def stats(self) -> Mapping[str, float]:
+        return {}
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        return None

@@ -1,0 +1,116 @@
+"""Pydantic's complaints in the words of the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from fovea.api.schema import ChatRequest, CompletionRequest, Wire
+from fovea.core.errors import InvalidRequest
+from fovea.server.explain import LONGEST, explain, path_of, shorten
+
+FIELDS = ("temperature", "messages", "detail")
+
+
+def complaint(body: Any, model: type[Wire] = ChatRequest) -> InvalidRequest:
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(body)
+    return explain(caught.value.errors(), FIELDS)
+
+
+def content(value: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": value}]}
+
+
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [
+        (("body",), ""),
+        ((), ""),
+        (("body", "temperature"), "temperature"),
+        (("body", "messages", 0, "role"), "messages[0].role"),
+        (
+            ("body", "messages", 0, "content", "list[tagged-union[A,B]]", 1, "text", "text"),
+            "messages[0].content[1].text",
+        ),
+        (("messages", 0, "content", "list[X]", 1, "image_url"), "messages[0].content[1]"),
+        (
+            ("body", "messages", 2, "content", "list[X]", 1, "image_url", "image_url", "url"),
+            "messages[2].content[1].image_url.url",
+        ),
+        (("body", "prompt", "list[list[int]]", 0, 1), "prompt[0][1]"),
+        (("body", "stop", "constrained-str"), "stop"),
+        (("body", "body"), "body"),
+        (("body", "x" * 100), "x" * LONGEST + "..."),
+    ],
+)
+def test_paths(location: tuple[Any, ...], path: str) -> None:
+    assert path_of(location) == path
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        (
+            content(5),
+            "messages[0].content",
+            "messages[0].content: must be a valid string or a valid list, got 5",
+        ),
+        (
+            content([{"type": "text", "text": 5}]),
+            "messages[0].content[0].text",
+            "messages[0].content[0].text: must be a valid string, got 5",
+        ),
+        (
+            content([{"type": "image_url", "image_url": "x"}]),
+            "messages[0].content[0].image_url",
+            "messages[0].content[0].image_url: must be an object, got 'x'",
+        ),
+        (
+            content([{"text": "x"}]),
+            "messages[0].content[0].type",
+            "messages[0].content[0].type is required",
+        ),
+        (
+            {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]},
+            "messages[0].role",
+            "messages[0].role: must be 'system', 'developer', 'user' or 'assistant', got 'tool'",
+        ),
+        (
+            content("\ud800"),
+            "messages[0].content",
+            "messages[0].content: the text holds half of a surrogate pair, which is not valid Unicode, got '\\ud800'",
+        ),
+        ({**content("x"), "temperature": True}, "temperature", "temperature: must be a number, got True"),
+        (
+            {**content("x"), "temperatur": 1},
+            "temperatur",
+            "unknown field 'temperatur'; did you mean 'temperature'?",
+        ),
+        ({**content("x"), "zzz": 1}, "zzz", "unknown field 'zzz'"),
+        ({**content("x"), "tools": []}, "tools", "tools: tool calls are not supported by this server"),
+        ({}, "messages", "messages is required"),
+    ],
+)
+def test_sentences(body: Any, param: str, message: str) -> None:
+    error = complaint(body)
+    assert (error.param, error.message) == (param, message)
+
+
+def test_prompts_have_four_forms() -> None:
+    error = complaint({"prompt": {"a": 1}}, CompletionRequest)
+    assert error.message == "prompt: must be a valid string or a valid list, got {'a': 1}"
+
+
+def test_no_complaint_is_still_an_answer() -> None:
+    assert explain([], ()).message == "the body is not valid"
+
+
+def test_what_was_sent_is_shortened() -> None:
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = [deep]
+    for value in ("x" * 10**6, 10**4000, list(range(10**5)), deep, {"a": {"b": {"c": {"d": {}}}}}):
+        assert len(shorten(value)) < 200

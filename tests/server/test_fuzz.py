@@ -1,0 +1,201 @@
+"""Bodies that nobody would think of: whatever arrives, the answer is no 5xx and has the shape that the schema tells."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from fovea import Engine
+from fovea.media.limits import MediaLimits
+from fovea.server.app import create_app
+from fovea.server.settings import ServerSettings
+from tests.server.scripted import Script
+from tests.server.support import Server, data_url, image, picture, running, until, user
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+BOUNDED = settings(
+    max_examples=100,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(checkpoint: Path, files: Path) -> Iterator[Server]:
+    """Short contexts keep answers to accepted nonsense short; no request leaves the machine."""
+    media = MediaLimits(allow_remote=False, file_root=files)
+    with (
+        Engine.from_pretrained(
+            str(checkpoint), dtype="float32", threads=1, kv_cache_mib=32, max_context=96
+        ) as engine,
+        running(engine, ServerSettings(max_body_mib=1, media=media), files) as server,
+    ):
+        yield server
+        until(lambda: server.metrics()["fovea_kv_blocks_used"] == 0)
+        assert server.metrics()["fovea_integrity_errors_total"] == 0
+        assert server.post("/v1/completions", {"prompt": "the", "max_tokens": 1}).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def http(fuzzed: Server) -> Iterator[httpx.Client]:
+    with fuzzed.client() as client:
+        yield client
+
+
+schema = schemathesis.openapi.from_dict(create_app(Script()).openapi())
+
+
+@schema.parametrize()
+@BOUNDED
+def test_the_schema(case: schemathesis.Case, fuzzed: Server) -> None:
+    case.call_and_validate(base_url=fuzzed.url, checks=CHECKS)
+
+
+SMALL = data_url(picture(32, 32))
+PATHS = {"chat": "/v1/chat/completions", "text": "/v1/completions", "tokenize": "/tokenize"}
+SOUND: list[tuple[str, Any]] = [
+    (
+        "chat",
+        {
+            "model": "tiny",
+            "messages": [
+                {"role": "system", "content": "brief"},
+                user("a", image(SMALL, detail="low", max_pixels=4096, min_pixels=1024), "b"),
+                {"role": "assistant", "content": "so", "refusal": None},
+                {"role": "user", "content": "and?"},
+            ],
+            "max_tokens": 3,
+            "temperature": 0.7,
+            "top_p": 0.9,
+            "top_k": 40,
+            "min_p": 0.1,
+            "repetition_penalty": 1.1,
+            "presence_penalty": 0.1,
+            "frequency_penalty": 0.1,
+            "seed": 3,
+            "stop": ["x", "y"],
+            "stop_token_ids": [7],
+            "min_tokens": 1,
+            "n": 2,
+            "logprobs": True,
+            "top_logprobs": 2,
+            "logit_bias": {"5": 1, "9": -100},
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "timeout": 30,
+            "cache_salt": "s",
+            "metadata": {"a": "b"},
+            "response_format": {"type": "text"},
+        },
+    ),
+    ("chat", {"messages": [user(image(SMALL))], "max_completion_tokens": 2, "max_pixels": 1024}),
+    ("text", {"prompt": ["the", "red"], "max_tokens": 2, "logprobs": 3, "n": 2, "temperature": 0}),
+    ("text", {"prompt": [60, 61, 62], "max_tokens": 2, "stream": True, "stop": "z"}),
+    ("text", {"prompt": [[60], [61]], "max_tokens": 2, "skip_special_tokens": False, "ignore_eos": True}),
+    ("tokenize", {"messages": [user("a", image(SMALL))], "max_pixels": 1024}),
+    ("tokenize", {"prompt": "a"}),
+]
+NUMBERS = [0, -1, 1, 2, 0.5, -0.5, 1e308, -1e308, 2**31, 2**63, -(2**63) - 1, 10**400]
+TEXTS = [
+    "",
+    "x",
+    "\ud800",
+    "\x00",
+    "<|image_pad|>",
+    "<|im_end|>",
+    "{{ 1 }}",
+    "x" * 5000,
+    "data:image/png;base64,",
+    "file:///",
+]
+ODD = st.sampled_from([None, True, False, [], {}, [[]], [{}], {"a": 1}, [None], *NUMBERS, *TEXTS])
+
+
+@st.composite
+def unsound(draw: st.DrawFn) -> tuple[str, Any]:
+    """A body that is right but for one to three places."""
+    kind, sound = draw(st.sampled_from(SOUND))
+    body = copy.deepcopy(sound)
+    for _ in range(draw(st.integers(0, 3))):
+        body = spoil(draw, body)
+    return kind, body
+
+
+def spoil(draw: st.DrawFn, node: Any) -> Any:
+    """`node` with one place in it replaced, removed or added."""
+    if not isinstance(node, dict | list) or not node or draw(st.integers(0, 9)) == 0:
+        return copy.deepcopy(draw(ODD))
+    keys = list(node) if isinstance(node, dict) else range(len(node))
+    key = draw(st.sampled_from(keys))
+    action = draw(st.sampled_from(["deeper", "deeper", "deeper", "remove", "add"]))
+    if action == "deeper":
+        node[key] = spoil(draw, node[key])
+    elif action == "remove":
+        del node[key]
+    elif isinstance(node, dict):
+        node[draw(st.sampled_from(["role", "url", "user", "\ud800", "tools", "123"]))] = copy.deepcopy(
+            draw(ODD)
+        )
+    else:
+        node.append(copy.deepcopy(node[key]))
+    return node
+
+
+def assert_sane(answer: httpx.Response) -> None:
+    if answer.status_code == 200:
+        if answer.headers["content-type"].startswith("text/event-stream"):
+            assert answer.text.endswith("data: [DONE]\n\n"), answer.text[-500:]
+        else:
+            assert answer.json()
+        return
+    assert answer.status_code in (400, 403, 404, 408), answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert 0 < len(error["message"]) < 600
+
+
+@pytest.mark.parametrize(("kind", "body"), SOUND)
+def test_what_is_spoiled_was_right(http: httpx.Client, kind: str, body: Any) -> None:
+    assert http.post(PATHS[kind], json=body).status_code == 200
+
+
+@settings(BOUNDED, max_examples=400)
+@given(unsound())
+def test_bodies_that_are_nearly_right(fuzzed: Server, http: httpx.Client, drawn: tuple[str, Any]) -> None:
+    kind, body = drawn
+    content = json.dumps(body)
+    assert_sane(http.post(PATHS[kind], content=content, headers={"Content-Type": "application/json"}))
+
+
+@settings(BOUNDED, max_examples=100)
+@given(st.data())
+def test_images_with_a_few_wrong_bytes(fuzzed: Server, http: httpx.Client, data: st.DataObject) -> None:
+    png = bytearray(picture(32, 32))
+    for _ in range(data.draw(st.integers(1, 3))):
+        png[data.draw(st.integers(0, len(png) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(1, len(png)))
+    assert_sane(http.post(PATHS["tokenize"], json={"messages": [user(image(data_url(bytes(png[:cut]))))]}))
+
+
+@settings(BOUNDED, max_examples=100)
+@given(st.binary(max_size=200))
+def test_bytes(fuzzed: Server, http: httpx.Client, content: bytes) -> None:
+    assert_sane(http.post(PATHS["chat"], content=content, headers={"Content-Type": "application/json"}))
