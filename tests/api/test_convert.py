@@ -1,0 +1,207 @@
+"""From the wire to the core, and the bill back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from fovea.api.convert import (
+    chat_prompt,
+    completion_prompts,
+    image_references,
+    sampling,
+    timings_body,
+    usage_body,
+    wire_names,
+)
+from fovea.api.schema import ChatRequest, CompletionRequest, TokenizeRequest
+from fovea.core.errors import InvalidRequest, PromptTooLong
+from fovea.core.image import Image, PixelBudget
+from fovea.core.sampling import SamplingParams
+from fovea.core.types import ImagePart, Message, StageTimings, TextPart, TextPrompt, TokenPrompt, Usage
+
+PIXEL = Image("0" * 64, 1, 1, b"rgb")
+OTHER = Image("1" * 64, 1, 1, b"bgr")
+
+
+def chat(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
+    return ChatRequest.model_validate({"messages": messages or [{"role": "user", "content": "hi"}], **fields})
+
+
+def image(url: str = "x:", **fields: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, **fields}}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def complete(prompt: Any, **fields: Any) -> CompletionRequest:
+    return CompletionRequest.model_validate({"prompt": prompt, **fields})
+
+
+def test_no_torch_is_needed() -> None:
+    code = (
+        "import sys, fovea.api.convert, fovea.api.responses, fovea.api.sse; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_image_references_are_in_order_and_say_where_they_stood() -> None:
+    body = chat(
+        {"role": "user", "content": [image("a:"), text("and"), image("b:")]},
+        {"role": "assistant", "content": "so"},
+        {"role": "user", "content": [text("then"), image("c:")]},
+    )
+    assert [(reference.url, reference.param) for reference in image_references(body.messages)] == [
+        ("a:", "messages[0].content[0].image_url.url"),
+        ("b:", "messages[0].content[2].image_url.url"),
+        ("c:", "messages[2].content[1].image_url.url"),
+    ]
+
+
+def test_images_take_the_places_of_their_references() -> None:
+    body = chat(
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [image(), text("and"), image()]},
+    )
+    assert chat_prompt(body, [PIXEL, OTHER]).messages == (
+        Message("system", (TextPart("be brief"),)),
+        Message("user", (ImagePart(PIXEL), TextPart("and"), ImagePart(OTHER))),
+    )
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "assistant"])
+def test_only_users_show_images(role: str) -> None:
+    body = chat({"role": role, "content": [text("see"), image()]})
+    with pytest.raises(InvalidRequest, match=f"not in {role} messages") as caught:
+        chat_prompt(body, [PIXEL])
+    assert caught.value.param == "messages[0].content[1]"
+
+
+@pytest.mark.parametrize("content", [None, []])
+def test_a_message_needs_content(content: Any) -> None:
+    with pytest.raises(InvalidRequest, match="needs content") as caught:
+        chat_prompt(chat({"role": "user", "content": content}), [])
+    assert caught.value.param == "messages[0].content"
+
+
+def test_an_images_own_budget_comes_before_the_requests() -> None:
+    body = chat(
+        {"role": "user", "content": [image(max_pixels=9, detail="low"), image(), image(min_pixels=2)]},
+        max_pixels=5,
+        min_pixels=1,
+    )
+    (message,) = chat_prompt(body, [PIXEL] * 3).messages
+    assert [part.budget for part in message.parts if isinstance(part, ImagePart)] == [
+        PixelBudget("low", 1, 9),
+        PixelBudget("auto", 1, 5),
+        PixelBudget("auto", 2, 5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("a", [TextPrompt("a")]),
+        (["a", "b"], [TextPrompt("a"), TextPrompt("b")]),
+        ([1, 2], [TokenPrompt((1, 2))]),
+        ([[1], [2, 3]], [TokenPrompt((1,)), TokenPrompt((2, 3))]),
+    ],
+)
+def test_prompts(prompt: Any, expected: list[Any]) -> None:
+    assert completion_prompts(complete(prompt)) == expected
+
+
+def test_nothing_said_is_the_checkpoints_defaults() -> None:
+    assert sampling(chat(), {"temperature": 0.6, "top_k": 20}) == SamplingParams(temperature=0.6, top_k=20)
+    assert sampling(chat(temperature=0, top_k=0), {"temperature": 0.6, "top_k": 20}) == SamplingParams(
+        temperature=0, top_k=0
+    )
+
+
+def test_every_field_arrives() -> None:
+    said: dict[str, Any] = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2, "seed": 7,
+        "presence_penalty": 0.3, "frequency_penalty": 0.4, "max_tokens": 9, "min_tokens": 2, "n": 3,
+        "logprobs": True, "top_logprobs": 4, "ignore_eos": True, "skip_special_tokens": False,
+    }  # fmt: skip
+    lists: dict[str, Any] = {"stop": ["a", "b"], "stop_token_ids": [1, 2], "logit_bias": {"3": -1.5, "4": 2}}
+    expected = SamplingParams(**said, stop=("a", "b"), stop_token_ids=(1, 2), logit_bias={3: -1.5, 4: 2.0})
+    assert sampling(chat(**said, **lists), {}) == expected
+
+
+def test_a_stop_string_is_one_string() -> None:
+    assert sampling(chat(stop="end"), {}).stop == ("end",)
+
+
+def test_max_completion_tokens_is_max_tokens() -> None:
+    assert sampling(chat(max_completion_tokens=5), {}).max_tokens == 5
+    assert sampling(chat(max_completion_tokens=5, max_tokens=5), {}).max_tokens == 5
+    with pytest.raises(InvalidRequest, match="differ"):
+        sampling(chat(max_completion_tokens=5, max_tokens=6), {})
+
+
+def test_completions_are_short_and_count_their_logprobs() -> None:
+    assert sampling(complete("a"), {}).max_tokens == 16
+    assert sampling(complete("a"), {}).logprobs is False
+    assert sampling(complete("a", logprobs=0), {}).logprobs is True
+    assert sampling(complete("a", logprobs=3, max_tokens=1), {}) == SamplingParams(
+        logprobs=True, top_logprobs=3, max_tokens=1
+    )
+
+
+@pytest.mark.parametrize("key", ["", "five", "--5", "5.0", " 5", "٣", "²", "+5", "9" * 5000])
+def test_logit_bias_is_by_token_id(key: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not a token id") as caught:
+        sampling(chat(logit_bias={key: 1}), {})
+    assert len(caught.value.message) < 200
+
+
+def test_stream_options_need_a_stream() -> None:
+    with pytest.raises(InvalidRequest, match="stream: true"):
+        sampling(chat(stream_options={"include_usage": True}), {})
+    sampling(chat(stream_options={"include_usage": True}, stream=True), {})
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "param", "message"),
+    [
+        (complete("a"), InvalidRequest("text is bad", param="text"), "prompt", "prompt is bad"),
+        (complete("a"), PromptTooLong("too long", param="messages"), "prompt", "too long"),
+        (complete("a"), InvalidRequest("n is bad", param="n"), "n", "n is bad"),
+        (TokenizeRequest(prompt="a"), InvalidRequest("x", param="text"), "prompt", "x"),
+        (chat(), PromptTooLong("too long", param="messages"), "messages", "too long"),
+        (
+            chat(max_tokens=9),
+            PromptTooLong("max_tokens is 9", param="max_tokens"),
+            "max_tokens",
+            "max_tokens is 9",
+        ),
+        (
+            chat(max_completion_tokens=9),
+            PromptTooLong("max_tokens is 9", param="max_tokens"),
+            "max_completion_tokens",
+            "max_completion_tokens is 9",
+        ),
+        (chat(), InvalidRequest("all wrong"), None, "all wrong"),
+    ],
+)
+def test_errors_name_what_was_sent(body: Any, error: InvalidRequest, param: str | None, message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught, wire_names(body):
+        raise error
+    assert (caught.value.param, caught.value.message) == (param, message)
+
+
+def test_the_bill() -> None:
+    assert usage_body(Usage(10, 5, 8, 4)).model_dump() == {
+        "prompt_tokens": 10,
+        "completion_tokens": 5,
+        "total_tokens": 15,
+        "prompt_tokens_details": {"cached_tokens": 8, "image_tokens": 4},
+    }
+    timings = timings_body(StageTimings(media=0.0012345, ttft=2))
+    assert (timings["media"], timings["ttft"], timings["decode"]) == (1.234, 2000, 0)

@@ -1,0 +1,136 @@
+"""Bodies of answers, as OpenAI's clients parse them."""
+
+from __future__ import annotations
+
+import json
+
+from openai.types import Completion as TextCompletion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from fovea.api import sse
+from fovea.api.responses import ChatBodies, CompletionBodies, add_usage, error_body
+from fovea.core.errors import InvalidImage, Overloaded
+from fovea.core.types import Completion, Delta, StageTimings, TokenLogprob, Usage
+
+LOGPROB = TokenLogprob(3, "é", -0.5, ((3, "é", -0.5), (4, "x", -1.5)))
+
+
+def answer(*texts: str, logprobs: tuple[TokenLogprob, ...] = ()) -> Completion:
+    count = len(texts)
+    return Completion(
+        texts,
+        ((1, 2),) * count,
+        ("stop",) * count,
+        (logprobs,) * count,
+        Usage(5, 2, 4, 3),
+        StageTimings(ttft=0.25),
+    )
+
+
+def test_a_whole_chat_answer() -> None:
+    body = ChatBodies("m").whole(answer("a", "b", logprobs=(LOGPROB,)))
+    parsed = ChatCompletion.model_validate(body, strict=True)
+    assert parsed.id.startswith("chatcmpl-")
+    assert [choice.message.content for choice in parsed.choices] == ["a", "b"]
+    assert parsed.choices[1].logprobs is not None
+    assert parsed.choices[1].logprobs.model_dump()["content"] == [
+        {
+            "token": "é",
+            "logprob": -0.5,
+            "bytes": [0xC3, 0xA9],
+            "top_logprobs": [
+                {"token": "é", "logprob": -0.5, "bytes": [0xC3, 0xA9]},
+                {"token": "x", "logprob": -1.5, "bytes": [0x78]},
+            ],
+        }
+    ]
+    assert body["fovea"]["timings_ms"]["ttft"] == 250
+
+
+def test_chat_pieces() -> None:
+    bodies = ChatBodies("m")
+    deltas = [
+        Delta(0, "so"),
+        Delta(1, ""),
+        Delta(0, "", (7,)),
+        Delta(0, "", (8,), (LOGPROB,)),
+        Delta(1, "x", finish_reason="length"),
+        Delta(0, "", finish_reason="stop", usage=Usage(1, 1)),
+    ]
+    pieces = [piece for delta in deltas for piece in bodies.pieces(delta)]
+    for piece in pieces:
+        ChatCompletionChunk.model_validate(piece, strict=True)
+    seen = [(c["index"], c["delta"], c["finish_reason"]) for piece in pieces for c in piece["choices"]]
+    assert seen == [
+        (0, {"role": "assistant", "content": ""}, None),
+        (0, {"content": "so"}, None),
+        (1, {"role": "assistant", "content": ""}, None),
+        (0, {"content": ""}, None),
+        (1, {"content": "x"}, "length"),
+        (0, {}, "stop"),
+    ]
+    assert len({piece["id"] for piece in pieces}) == 1
+    last = ChatCompletionChunk.model_validate(bodies.usage(Usage(5, 2)), strict=True)
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.total_tokens == 7
+
+
+def test_two_answers_have_two_names() -> None:
+    assert ChatBodies("m").id != ChatBodies("m").id
+    assert CompletionBodies("m").id != CompletionBodies("m").id
+
+
+def test_completions_of_several_prompts() -> None:
+    body = CompletionBodies("m").whole([answer("a", "b"), answer("c", "d", logprobs=(LOGPROB,))])
+    parsed = TextCompletion.model_validate(body, strict=True)
+    assert [(choice.index, choice.text) for choice in parsed.choices] == [
+        (0, "a"),
+        (1, "b"),
+        (2, "c"),
+        (3, "d"),
+    ]
+    assert parsed.choices[0].logprobs is None
+    assert body["choices"][2]["logprobs"] == {
+        "tokens": ["é"],
+        "token_logprobs": [-0.5],
+        "top_logprobs": [{"é": -0.5, "x": -1.5}],
+    }
+    assert parsed.usage is not None
+    assert (parsed.usage.prompt_tokens, parsed.usage.completion_tokens) == (10, 4)
+
+
+def test_completion_pieces() -> None:
+    bodies = CompletionBodies("m")
+    assert bodies.pieces(Delta(0, "", (7,))) == []
+    (piece,) = bodies.pieces(Delta(0, "x", (7,)))
+    assert piece["choices"] == [{"index": 0, "text": "x", "logprobs": None, "finish_reason": None}]
+    assert bodies.usage(Usage(1, 2))["choices"] == []
+
+
+def test_usage_adds_up() -> None:
+    assert add_usage([Usage(1, 2, 3, 4), Usage(10, 20, 30, 40)]) == Usage(11, 22, 33, 44)
+    assert add_usage([]) == Usage()
+
+
+def test_error_bodies() -> None:
+    error = InvalidImage("no pixels").at(2, "messages[0].content[1]")
+    assert error_body(error) == {
+        "error": {
+            "message": "image 2: no pixels",
+            "type": "invalid_request_error",
+            "param": "messages[0].content[1]",
+            "code": "invalid_image",
+        }
+    }
+    assert error_body(Overloaded("full", retry_after=1))["error"]["type"] == "rate_limit_error"
+
+
+def test_an_event_is_one_line() -> None:
+    payload = {"text": "two\nlines \u2028 é 🙂 \r"}
+    event = sse.event(payload)
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    assert event.count(b"\n") == 2
+    assert b"\r" not in event
+    assert json.loads(event[6:]) == payload

@@ -1,0 +1,112 @@
+"""The exposition, read back with Prometheus's own parser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from fovea.core.types import Delta, StageTimings, Usage
+from fovea.observe.metrics import COUNTERS, GAUGES, STAGES, Metrics
+
+NUMBERS = {name: float(at) for at, name in enumerate((*GAUGES, *COUNTERS), 1)}
+
+
+def families(metrics: Metrics) -> dict[str, Any]:
+    return {family.name: family for family in text_string_to_metric_families(metrics.exposition().decode())}
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    """Value by name and label values, buckets left out."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families(metrics).values()
+        for sample in family.samples
+        if not sample.name.endswith("_bucket")
+    }
+
+
+def made(**numbers: float) -> Metrics:
+    return Metrics(lambda: {**NUMBERS, **numbers}, "model", "1.2")
+
+
+def test_every_name_of_the_table_is_there() -> None:
+    found = families(made())
+    for name, text in {**GAUGES, **COUNTERS}.items():
+        family = found[f"fovea_{name}"]
+        assert family.type == ("gauge" if name in GAUGES else "counter")
+        assert family.documentation == text
+    told = samples(made())
+    for name in GAUGES:
+        assert told[(f"fovea_{name}",)] == NUMBERS[name]
+    for name in COUNTERS:
+        assert told[(f"fovea_{name}_total",)] == NUMBERS[name]
+
+
+def test_every_name_is_ours_and_explained() -> None:
+    for name, family in families(made()).items():
+        assert name.startswith("fovea_")
+        assert family.documentation
+
+
+def test_what_an_engine_does_not_tell_is_zero() -> None:
+    told = samples(Metrics(dict, "model", "1.2"))
+    assert all(told[(f"fovea_{name}",)] == 0 for name in GAUGES)
+    assert told[("fovea_info", "model", "1.2")] == 1
+
+
+def test_numbers_are_read_when_they_are_scraped() -> None:
+    numbers = {"kv_blocks_used": 1.0}
+    metrics = Metrics(lambda: numbers, "model", "1.2")
+    assert samples(metrics)[("fovea_kv_blocks_used",)] == 1
+    numbers["kv_blocks_used"] = 5.0
+    assert samples(metrics)[("fovea_kv_blocks_used",)] == 5
+
+
+def test_requests() -> None:
+    metrics = made()
+    for status in (200, 200, 429):
+        metrics.request("/v1/x", status, 0.5)
+    told = samples(metrics)
+    assert told[("fovea_requests_total", "/v1/x", "200")] == 2
+    assert told[("fovea_requests_total", "/v1/x", "429")] == 1
+    assert told[("fovea_request_seconds_count", "/v1/x")] == 3
+    assert told[("fovea_request_seconds_sum", "/v1/x")] == 1.5
+
+
+def test_a_requests_bill() -> None:
+    metrics = made()
+    metrics.images(2)
+    metrics.delta(Delta(0, "a"))
+    metrics.gap(0.1)
+    metrics.delta(Delta(1, "", finish_reason="length"))
+    usage, timings = Usage(10, 5, 8, 4), StageTimings(1, 2, 3, 4, 5, 6, 7)
+    metrics.delta(Delta(0, "", finish_reason="stop", usage=usage, timings=timings))
+    told = samples(metrics)
+    kinds = {"prompt": 10, "completion": 5, "cached": 8, "image": 4}
+    assert {kind: told[("fovea_tokens_total", kind)] for kind in kinds} == kinds
+    assert told[("fovea_finished_total", "stop")] == told[("fovea_finished_total", "length")] == 1
+    assert told[("fovea_images_total",)] == 2
+    assert told[("fovea_prompt_tokens_sum",)] == 10
+    assert told[("fovea_ttft_seconds_sum",)] == 7
+    assert told[("fovea_itl_seconds_count",)] == 1
+    stages = [told[("fovea_stage_seconds_sum", stage)] for stage in STAGES]
+    assert stages == [
+        timings.media,
+        timings.preprocess,
+        timings.queue,
+        timings.encode,
+        timings.prefill,
+        timings.decode,
+    ]
+
+
+def test_two_servers_of_one_process_count_apart() -> None:
+    one, two = made(), made()
+    one.images(3)
+    assert samples(two)[("fovea_images_total",)] == 0
+
+
+def test_odd_names_of_models_are_escaped() -> None:
+    metrics = Metrics(dict, 'a "quoted" \\ name\n', "1.2")
+    assert samples(metrics)[("fovea_info", 'a "quoted" \\ name\n', "1.2")] == 1
