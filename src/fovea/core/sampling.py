@@ -22,7 +22,7 @@ def _within(name: str, value: float, low: float, high: float, *, open_low: bool 
         raise InvalidRequest(f"{name} must be in {bracket}{low:g}, {high:g}], got {value!r}", param=name)
 
 
-def _whole(name: str, value: int, low: int, high: int) -> None:
+def _whole(name: str, value: float, low: int, high: int) -> None:
     _within(name, value, low, high)
     if not isinstance(value, int):
         raise InvalidRequest(f"{name} must be a whole number, got {value!r}", param=name)
@@ -92,7 +92,8 @@ class SamplingParams:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
 
     def _check_stops(self) -> None:
-        if isinstance(self.stop, str):
+        stop: object = self.stop
+        if isinstance(stop, str):
             raise InvalidRequest(
                 f"stop takes several strings: ({self.stop!r},), not {self.stop!r}", param="stop"
             )
