@@ -78,7 +78,11 @@ class Preparer:
 
     def _text_stream(self, sampling: SamplingParams) -> TextStream:
         skip = sampling.skip_special_tokens
-        return TextStream(lambda ids: self._tokenizer.decode(ids, skip_special_tokens=skip), sampling.stop)
+        return TextStream(
+            lambda ids: self._tokenizer.decode(ids, skip_special_tokens=skip),
+            sampling.stop,
+            min_tokens=sampling.min_tokens,
+        )
 
 
 def check_lengths(prepared: PreparedPrompt, sampling: SamplingParams, info: ModelInfo) -> int:
