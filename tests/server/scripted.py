@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 
+from fovea.core.protocols import EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
 
 
 class Script:
     """An EngineClient that plays deltas and errors as written."""
 
-    def __init__(self, *steps: Delta | Exception, ready: bool = True) -> None:
+    def __init__(self, *steps: Delta | Exception, status: EngineStatus = "ready") -> None:
         self.info = ModelInfo("script", "none", 1, "float32", "cpu", 64, 16, 0)
-        self.ready = ready
+        self.status = status
         self.closed_streams = 0
         self._steps = steps
 

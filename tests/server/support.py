@@ -20,6 +20,7 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from fovea import Engine
+from fovea.core.protocols import EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
 from fovea.server.app import create_app
 from fovea.server.settings import ServerSettings
@@ -39,8 +40,8 @@ class Lent:
         return self._engine.info
 
     @property
-    def ready(self) -> bool:
-        return self._engine.ready
+    def status(self) -> EngineStatus:
+        return self._engine.status
 
     def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         return self._engine.stream(request)

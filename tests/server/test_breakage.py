@@ -96,7 +96,7 @@ async def test_one_prompt_of_many_fails() -> None:
 
 
 async def test_an_engine_that_is_not_ready() -> None:
-    async with served(Script(ready=False)) as client:
+    async with served(Script(status="stopped")) as client:
         answer = await client.get("/ready")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
         assert (await client.get("/health")).status_code == 200

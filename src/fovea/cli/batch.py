@@ -29,6 +29,7 @@ from fovea.cli.common import (
     ALONE,
     add_engine_options,
     add_sampling_options,
+    closing,
     config_file,
     count,
     load_engine,
@@ -77,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
     if done < len(lines):
         with load_engine(args, file, **ALONE) as engine:
             asker = _Asker(engine, args.input.parent, params, pixel_budget(args))
-            failed += asyncio.run(_answer_all(asker, args.output, lines, done, args.concurrency))
+            work = _answer_all(asker, args.output, lines, done, args.concurrency)
+            failed += asyncio.run(closing(engine, work))
     if failed:
         print(
             f"fovea: {failed} of {len(lines)} lines could not be answered; see their error in {args.output}",

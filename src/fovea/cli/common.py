@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fovea.cli import options
 from fovea.core.errors import ConfigError, InvalidRequest
@@ -20,6 +20,7 @@ from fovea.server.settings import ServerSettings
 if TYPE_CHECKING:
     from fovea.engine.engine import Engine
 
+T = TypeVar("T")
 DEFAULT_MODEL = "fovea-tiny"
 OWN_KEYS = ("model", "host", "port", "api_key", "log_level", "chat_template", "served_model_name")
 MADE_UP = ("media", "api_keys")
@@ -112,6 +113,14 @@ def load_engine(args: argparse.Namespace, file: Mapping[str, Any], **fixed: Any)
     return Engine.from_pretrained(
         str(model[0]) if model else DEFAULT_MODEL, config=config, chat_template=template
     )
+
+
+async def closing(engine: Engine, work: Coroutine[Any, Any, T]) -> T:
+    """The work's result. However it ends, the engine ends before the event loop that its answers go to."""
+    try:
+        return await work
+    finally:
+        await engine.close()
 
 
 def _template(args: argparse.Namespace, file: Mapping[str, Any]) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fovea.cli.common import ALONE, add_engine_options, config_file, count, load_engine
+from fovea.cli.common import ALONE, add_engine_options, closing, config_file, count, load_engine
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import FoveaError, InvalidRequest
 from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, TextPart
@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
     file, cases = config_file(args), _cases(args)
     with load_engine(args, file, **ALONE) as engine:
         asker = _Asker(engine, args.max_tokens)
-        results = asyncio.run(_ask_all(asker, cases, args.concurrency))
         name = engine.info.name
+        results = asyncio.run(closing(engine, _ask_all(asker, cases, args.concurrency)))
     _show_failures(asker.failures)
     if args.wrong:
         _show_wrong(results)

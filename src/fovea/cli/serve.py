@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fovea.cli import options
-from fovea.cli.common import LOG_LEVELS, MADE_UP, add_engine_options, config_file, load_engine
+from fovea.cli.common import DEFAULT_MODEL, LOG_LEVELS, MADE_UP, add_engine_options, config_file, load_engine
 from fovea.core.errors import ConfigError
+from fovea.core.protocols import EngineClient
 from fovea.media.limits import MediaLimits
 from fovea.server.settings import ServerSettings
 
@@ -45,26 +46,35 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from fovea.engine.models.load import served_name
     from fovea.server.app import create_app
-    from fovea.server.run import serve
+    from fovea.server.run import serve, stop
+    from fovea.server.starting import StartingClient
 
     file = config_file(args)
     media = options.settings(MediaLimits, args, file)
     settings = options.settings(ServerSettings, args, file, media=media, api_keys=_api_keys(args, file))
     host, port = _address(args, file)
     port = _free(host, port)
-    engine = load_engine(args, file)
-    name = options.lookup("served_model_name", args, file)
-    if name is not None:
-        engine.rename(str(name[0]))
-    info = engine.info
-    log.info(
-        "%s (%s, %.1f M parameters, %s on %s), context %d",
-        info.name, info.architecture, info.parameters / 1e6, info.dtype, info.device, info.max_context,
-    )  # fmt: skip
+    model, _ = options.lookup("model", args, file) or (DEFAULT_MODEL, "")
+    name, _ = options.lookup("served_model_name", args, file) or (served_name(str(model)), "")
+
+    def load() -> EngineClient:
+        engine = load_engine(args, file)
+        engine.rename(str(name))
+        info = engine.info
+        log.info(
+            "ready: %s (%s, %.1f M parameters, %s on %s), context %d",
+            info.name, info.architecture, info.parameters / 1e6, info.dtype, info.device, info.max_context,
+        )  # fmt: skip
+        return engine
+
+    client = StartingClient(str(name), load, failed=stop)
     shown = f"[{host}]" if ":" in host else host
     log.info("http://%s:%d/v1  keys: %s", shown, port, len(settings.api_keys) or "none, open to all")
-    serve(create_app(engine, settings), host, port)
+    serve(create_app(client, settings), host, port, started=client.start)
+    if client.failure is not None:
+        raise client.failure
     return 0
 
 

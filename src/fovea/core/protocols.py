@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
+
+EngineStatus = Literal["loading", "ready", "stopped"]
 
 
 class Tokenizer(Protocol):
@@ -29,7 +31,9 @@ class EngineClient(Protocol):
     def info(self) -> ModelInfo: ...
 
     @property
-    def ready(self) -> bool: ...
+    def status(self) -> EngineStatus:
+        """Requests are taken only when "ready"."""
+        ...
 
     def stream(self, request: GenerationRequest, /) -> AsyncIterator[Delta]:
         """Deltas of all choices, interleaved. Closing the iterator cancels the request and frees what it held.

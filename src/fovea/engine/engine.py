@@ -27,6 +27,7 @@ import torch
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import InvalidRequest, Overloaded, Unavailable
 from fovea.core.image import PixelBudget
+from fovea.core.protocols import EngineStatus
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import Completion, Delta, GenerationRequest, ModelInfo, Prompt
 from fovea.engine.cache.blocks import BlockPool
@@ -112,8 +113,8 @@ class Engine:
         self._info = replace(self._info, name=name)
 
     @property
-    def ready(self) -> bool:
-        return self.loop.alive and not self._draining
+    def status(self) -> EngineStatus:
+        return "ready" if self.loop.alive and not self._draining else "stopped"
 
     def generate(
         self,

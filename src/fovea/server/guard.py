@@ -58,8 +58,9 @@ class Guard:
         headers = {name.lower(): value for name, value in scope["headers"]}
         if scope["path"].startswith(PROTECTED):
             self._authorize(headers.get(b"authorization", b""))
-            if self.state.draining and scope["method"] == "POST":
-                raise Unavailable("the server is shutting down")
+            reason = self.state.unavailable() if scope["method"] == "POST" else None
+            if reason is not None:
+                raise Unavailable(reason)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self.limit:
             raise self._too_large(f"{int(length)} bytes")

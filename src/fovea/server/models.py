@@ -67,10 +67,9 @@ async def health() -> dict[str, str]:
 async def ready(http: Request) -> Response:
     """Requests are served now."""
     state = state_of(http)
-    if state.draining:
-        return response(Unavailable("the server is shutting down"))
-    if not state.client.ready:
-        return response(Unavailable("the engine is not running"))
+    reason = state.unavailable()
+    if reason is not None:
+        return response(Unavailable(reason))
     return JSONResponse({"status": "ready", "model": state.client.info.name})
 
 

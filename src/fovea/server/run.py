@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import signal
+import socket
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -20,9 +23,15 @@ log = logging.getLogger("fovea.server")
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
+    def __init__(self, config: uvicorn.Config, state: ServerState, started: Callable[[], None]) -> None:
         super().__init__(config)
         self._state = state
+        self._started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self._state.draining:
@@ -35,8 +44,13 @@ class _Server(uvicorn.Server):
         self._captured_signals.clear()
 
 
-def serve(app: FastAPI, host: str, port: int) -> None:
-    """Run until SIGTERM or SIGINT. Raises OSError when the address is taken."""
+def stop() -> None:
+    """End the running server as SIGTERM would. From any thread."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def serve(app: FastAPI, host: str, port: int, *, started: Callable[[], None] = lambda: None) -> None:
+    """Run until SIGTERM or SIGINT. `started` is called once the port is open. Raises OSError when it is taken."""
     state: ServerState = app.state.fovea
     config = uvicorn.Config(
         app,
@@ -48,4 +62,4 @@ def serve(app: FastAPI, host: str, port: int) -> None:
         loop="uvloop",
         http="httptools",
     )
-    _Server(config, state).run()
+    _Server(config, state, started).run()

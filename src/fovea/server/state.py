@@ -13,6 +13,11 @@ from fovea.observe.metrics import Metrics
 from fovea.server.explain import shorten
 from fovea.server.settings import ServerSettings
 
+_REASONS = {
+    "loading": "the model is still loading",
+    "stopped": "the engine has stopped; see the server's log",
+}
+
 
 @dataclass(slots=True)
 class ServerState:
@@ -21,6 +26,13 @@ class ServerState:
     media: MediaLoader
     metrics: Metrics
     draining: bool = False
+
+    def unavailable(self) -> str | None:
+        """Why no request is taken now, or None."""
+        if self.draining:
+            return "the server is shutting down"
+        status = self.client.status
+        return None if status == "ready" else _REASONS[status]
 
     def check_model(self, name: str | None) -> str:
         """The served model's name. A request may leave it out, but not name another."""

@@ -78,7 +78,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         _read_json(folder / "processor_config.json"),
     )
     info = ModelInfo(
-        name=_served_name(name, folder),
+        name=served_name(name),
         architecture=entry.name,
         parameters=parameters,
         dtype=str(dtype).removeprefix("torch."),
@@ -136,9 +136,10 @@ def _build(config: Any, device: torch.device, dtype: torch.dtype) -> VisionLangu
         torch.set_default_dtype(before)
 
 
-def _served_name(name: str, folder: Path) -> str:
-    """A local folder is served by its last part, a hub id as it is."""
-    return folder.name if folder == Path(name).expanduser() or folder == bundled_model() else name
+def served_name(name: str) -> str:
+    """A local folder is served by its last part, a hub id and the bundled model as they are."""
+    path = Path(name).expanduser()
+    return path.resolve().name if name != BUNDLED and path.is_dir() else name
 
 
 def _count_parameters(model: VisionLanguageModel) -> int:

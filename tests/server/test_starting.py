@@ -1,0 +1,82 @@
+"""While the model loads: the port is open, and everybody is told to wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from fovea.core.errors import CheckpointError
+from fovea.core.protocols import EngineClient
+from fovea.server.app import create_app
+from fovea.server.starting import StartingClient
+from tests.server.scripted import Script
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def never() -> None:
+    raise AssertionError("loading did not fail")
+
+
+def http(client: StartingClient) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(create_app(client)), base_url="http://test")
+
+
+async def wait_for(condition: Callable[[], bool]) -> None:
+    import asyncio
+
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come true in five seconds")
+
+
+async def test_loading_then_ready() -> None:
+    gate = threading.Event()
+
+    def load() -> EngineClient:
+        gate.wait(10)
+        return Script()
+
+    client = StartingClient("named", load, never)
+    client.start()
+    async with http(client) as browser:
+        assert (await browser.get("/health")).status_code == 200
+        ready = await browser.get("/ready")
+        asked = await browser.post("/v1/chat/completions", json=CHAT)
+        assert [ready.status_code, asked.status_code] == [503, 503]
+        assert "still loading" in ready.json()["error"]["message"]
+        assert "still loading" in asked.json()["error"]["message"]
+        assert (await browser.get("/v1/models")).json()["data"][0]["id"] == "named"
+        assert (await browser.get("/metrics")).status_code == 200
+        gate.set()
+        await wait_for(lambda: client.status == "ready")
+        assert (await browser.get("/ready")).json()["status"] == "ready"
+
+
+async def test_a_model_that_can_not_be_loaded_ends_the_start() -> None:
+    told = threading.Event()
+
+    def load() -> EngineClient:
+        raise CheckpointError("no such folder")
+
+    client = StartingClient("named", load, told.set)
+    client.start()
+    await wait_for(told.is_set)
+    assert client.status == "stopped"
+    assert isinstance(client.failure, CheckpointError)
+    async with http(client) as browser:
+        assert (await browser.get("/ready")).status_code == 503
+
+
+@pytest.mark.parametrize("name", ["tokenize", "detokenize"])
+async def test_nothing_is_answered_before(name: str) -> None:
+    from fovea.core.errors import Unavailable
+
+    client = StartingClient("named", Script, never)
+    with pytest.raises(Unavailable, match="still loading"):
+        await getattr(client, name)([1])
