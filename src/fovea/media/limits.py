@@ -40,7 +40,8 @@ class MediaLimits:
     max_bytes: bytes of one encoded image, however it arrives. [1, 1 GiB].
     max_pixels: width times height of one image, read from its header. [1, 89478485], Pillow's own guard.
     max_request_pixels: pixels of all images of a request together; decoded they are 3 bytes each. [1, 2**34].
-    max_side, min_side: pixels of either side of an image. [1, 65535], min_side <= max_side.
+    max_side: pixels of an image's longer side. [1, 65535].
+    min_side: pixels of an image's shorter side. [1, 65535], at most max_side.
     max_aspect_ratio: longer side over shorter side; vision processors refuse more than 200. [1, 65535].
     first_frame_of_animation: show the model the first frame of an animated image instead of refusing it.
     decode_threads: threads that read and decode images; none of it happens on the event loop. [1, 256].
