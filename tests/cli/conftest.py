@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from fovea import Engine
+from tests.cli.support import Caller
+from tests.support.checkpoints import SPECIALS, write
+
+
+@pytest.fixture(autouse=True)
+def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of whoever runs the tests, a small engine, and a terminal of 80 columns."""
+    for name in list(os.environ):
+        if name.startswith("FOVEA_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("FOVEA_THREADS", "1")
+    monkeypatch.setenv("FOVEA_KV_CACHE_MIB", "16")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of random weights. It answers greedily and on and on: its special tokens are never the likeliest."""
+    folder = write("qwen3_vl", tmp_path_factory.mktemp("cli") / "tiny")
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"][: len(SPECIALS)] = 0
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def engine(tiny: Path) -> Iterator[Engine]:
+    """What the commands should say, from the engine itself."""
+    with Engine.from_pretrained(str(tiny), threads=1, kv_cache_mib=16) as engine:
+        yield engine
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of pictures, a.png and b.png, and of a file that is none, no.png."""
+    for seed, name in enumerate(("a.png", "b.png")):
+        noise = np.random.default_rng(seed).integers(0, 255, (64, 96, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / name)
+    (tmp_path / "no.png").write_text("these are words")
+    return tmp_path
+
+
+@pytest.fixture
+def fovea(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Caller:
+    return Caller(capsys, monkeypatch)

@@ -1,0 +1,111 @@
+"""The command as a user calls it: within this process where that is enough, as a process of its own where it is not."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fovea.cli.main import main
+
+PATIENCE = 90.0
+COMMAND = (sys.executable, "-m", "fovea.cli.main")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def told(self) -> str:
+        """The only line of stderr, which says what was wrong and is no traceback."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("fovea: ")
+        return lines[0]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Caller:
+    """fovea(*words, stdin=...) runs a command in this process and says how it ended."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys = capsys
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, *words: object, stdin: str = "") -> Outcome:
+        self._capsys.readouterr()
+        self._monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        try:
+            code = main([str(word) for word in words])
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return Outcome(code, *self._capsys.readouterr())
+
+
+def start(*words: object, **variables: str) -> subprocess.Popen[str]:
+    """A process of the command, its three streams piped."""
+    return subprocess.Popen(
+        [*COMMAND, *map(str, words)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", **variables},
+    )
+
+
+def interrupt(process: subprocess.Popen[str]) -> Outcome:
+    """Ctrl-C, and what comes of it."""
+    process.send_signal(signal.SIGINT)
+    return finish(process)
+
+
+def finish(process: subprocess.Popen[str]) -> Outcome:
+    try:
+        out, err = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return Outcome(process.returncode, out, err)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what must become true sooner or later; how soon depends on the machine."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it never became true"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def write_lines(path: Path, *values: Any) -> Path:
+    """JSONL; a value of bytes is a line as it is."""
+    lines = [value if isinstance(value, bytes) else json.dumps(value).encode() for value in values]
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return path
+
+
+def read_lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]

@@ -1,0 +1,221 @@
+"""fovea ask: the engine's answer on stdout, everything else on stderr, one line for whatever is wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from fovea import Engine
+from fovea.cli.show import write_text
+from tests.cli.support import Caller, finish, interrupt, start
+
+FEW = ("--max-tokens", "6")
+LONG = ("--max-tokens", "3500")
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_the_answer_is_the_engines(fovea: Caller, tiny: Path, engine: Engine, here: Path) -> None:
+    for images in ([], ["a.png"], ["a.png", "b.png"], ["b.png", "a.png"]):
+        said = fovea("ask", *images, "what is it?", "--model", tiny, *FEW)
+        assert said.out == engine.generate("what is it?", images=images, max_tokens=6).text + "\n"
+        assert (said.code, said.err) == (0, "")
+
+
+def test_flags_may_stand_anywhere(fovea: Caller, tiny: Path, here: Path) -> None:
+    plain = fovea("ask", "a.png", "b.png", "what?", "--model", tiny, *FEW)
+    assert plain.code == 0
+    assert fovea("ask", "--model", tiny, "a.png", *FEW, "b.png", "what?") == plain
+    assert fovea("ask", "a.png", "--model", tiny, "b.png", *FEW, "what?") == plain
+
+
+def test_stats(fovea: Caller, tiny: Path, here: Path) -> None:
+    said = fovea("ask", "a.png", "what?", "--stats", "--model", tiny, *FEW)
+    milliseconds, tokens = said.err.splitlines()
+    assert all(f"{stage} " in milliseconds for stage in ("preprocess", "encode", "prefill", "decode"))
+    assert "first token after " in milliseconds
+    assert "visual 6, cached 0), answer 6" in tokens
+    assert said.out.endswith("\n")
+
+
+def test_json(fovea: Caller, tiny: Path, engine: Engine, here: Path) -> None:
+    said = fovea("ask", "a.png", "what?", "--json", "--model", tiny, *FEW)
+    whole = engine.generate("what?", images=["a.png"], max_tokens=6)
+    assert (said.code, said.err) == (0, "")
+    assert said.json["text"] == whole.text
+    assert said.json["finish_reason"] == "length"
+    usage = said.json["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (whole.usage.prompt, 6)
+    assert usage["prompt_tokens_details"]["image_tokens"] == 6
+    assert said.json["timings_ms"]["ttft"] > 0
+
+
+def test_detail_and_pixels_bound_what_is_seen(fovea: Caller, tiny: Path, here: Path) -> None:
+    def visual(*flags: str) -> int:
+        body = fovea("ask", "a.png", "what?", "--json", "--model", tiny, *FEW, *flags).json
+        return int(body["usage"]["prompt_tokens_details"]["image_tokens"])
+
+    assert visual() == visual("--detail", "high") == 6
+    assert visual("--max-pixels", "4096") == 2
+
+
+def test_sampling_flags(fovea: Caller, tiny: Path, here: Path) -> None:
+    def text(*flags: str) -> str:
+        return fovea("ask", "a.png", "what?", "--model", tiny, *FEW, *flags).out
+
+    hot = ("--temperature", "1.5", "--seed")
+    assert text(*hot, "1") == text(*hot, "1")
+    assert len({text(*hot, str(seed)) for seed in range(4)}) > 1
+    assert text(*hot, "1", "--top-p", "1e-6") == text()
+
+
+def test_the_model_may_come_from_any_source(
+    fovea: Caller, tiny: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = fovea("ask", "what?", "--model", tiny, *FEW)
+    (here / "fovea.toml").write_text(f'model = "{tiny}"')
+    assert fovea("ask", "what?", "--config", "fovea.toml", *FEW) == said
+    monkeypatch.setenv("FOVEA_MODEL", str(tiny))
+    assert fovea("ask", "what?", *FEW) == said
+
+
+def test_a_chat_template_of_ones_own(fovea: Caller, tiny: Path, engine: Engine, here: Path) -> None:
+    (here / "plain.jinja").write_text("{% for m in messages %}{{ m['content'][0]['text'] }}{% endfor %}")
+    said = fovea("ask", "what?", "--model", tiny, "--chat-template", "plain.jinja", "--json", *FEW)
+    assert said.json["usage"]["prompt_tokens"] == len(engine.tokenizer.encode("what?"))
+
+
+WRONG = [
+    (("missing.png", "what?"), "image 0: missing.png can not be read: No such file or directory"),
+    (("a.png", "no.png", "what?"), "image 1: the data is not an image of an accepted type"),
+    (("cut.png", "what?"), "image 0: "),
+    ((".", "what?"), "image 0: . can not be read: Is a directory"),
+    (("a.png",), "the question comes last, but a.png is a file"),
+    (("what?", "a.png"), "the question comes last, but a.png is a file"),
+    (("what?", "--model", "nothere"), "'nothere' is neither a folder, a hub id (owner/name) nor 'fovea-tiny'"),
+    (("what?", "--model", "./nothere"), "'./nothere' is neither a folder"),
+    (("what?", "--model", "own/er"), "'own/er' could not be downloaded: "),
+    (("what?", "--model", "empty"), "empty has no config.json"),
+    (("what?", "--model", "bert"), "model_type 'bert' is not supported; supported: qwen3_vl, "),
+    (("what?", "--model", "broken"), "broken/config.json is not JSON"),
+    (("what?", "--config", "bad.toml"), "bad.toml is not TOML: "),
+    (("what?", "--config", "none.toml"), "none.toml can not be read: No such file or directory"),
+    (("what?", "--temperature", "3"), "temperature must be in [0, 2], got 3.0"),
+    (("what?", "--top-p", "0"), "top_p must be in (0, 1], got 0.0"),
+    (("what?", "--dtype", "int4"), "--dtype: dtype is 'int4'; accepted: auto, "),
+    (("what?", "--device", "cuda:99"), "device 'cuda:99' is asked for, but "),
+    (("what?", "--chat-template", "none.jinja"), "--chat-template: none.jinja can not be read: No such file"),
+    (("what\udcff",), "the question is not UTF-8 text"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), WRONG, ids=[" ".join(ascii(w) for w in words) for words, _ in WRONG]
+)
+def test_what_is_wrong_is_told_in_a_line(
+    words: tuple[str, ...],
+    message: str,
+    fovea: Caller,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny: Path,
+) -> None:
+    if "--device" in words:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (here / "cut.png").write_bytes((here / "a.png").read_bytes()[:200])
+    (here / "bad.toml").write_text("model = = 1")
+    for name, config in (("bert", '{"model_type": "bert"}'), ("broken", "{"), ("empty", None)):
+        (here / name).mkdir()
+        if config:
+            (here / name / "config.json").write_text(config)
+    said = fovea("ask", *words, *(() if "--model" in words else ("--model", tiny)))
+    assert (said.code, said.out) == (2, "")
+    assert said.told.startswith(f"fovea: {message}")
+
+
+def test_a_checkpoint_cut_short(fovea: Caller, tiny: Path, here: Path) -> None:
+    cut = here / "cut"
+    cut.mkdir()
+    for file in tiny.iterdir():
+        (cut / file.name).write_bytes(file.read_bytes()[: 5000 if file.suffix == ".safetensors" else None])
+    said = fovea("ask", "what?", "--model", cut)
+    assert said.code == 2
+    assert "model.safetensors is not a safetensors file, or is truncated" in said.told
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "the following arguments are required: IMAGE ... QUESTION"),
+        (("what?", "--max-tokens", "0"), "argument --max-tokens: 0 is below 1"),
+        (("what?", "--max-tokens", "few"), "argument --max-tokens: invalid count value: 'few'"),
+        (("what?", "--max-pixels", "-5"), "argument --max-pixels: -5 is below 1"),
+        (("what?", "--detail", "ultra"), "argument --detail: invalid choice: 'ultra'"),
+        (("what?", "--bogus"), "unrecognized arguments: --bogus"),
+        (("what?", "--max-queue", "3"), "unrecognized arguments: --max-queue 3"),
+    ],
+)
+def test_a_wrong_call_shows_how_it_goes(words: tuple[str, ...], message: str, fovea: Caller) -> None:
+    said = fovea("ask", *words)
+    assert (said.code, said.out) == (2, "")
+    usage, told = said.err.splitlines()
+    assert usage.startswith("usage: fovea ")
+    assert message in told
+
+
+def test_a_prompt_longer_than_the_context(fovea: Caller, tiny: Path) -> None:
+    told = fovea("ask", "the red circle " * 2000, "--model", tiny).told
+    assert told.startswith("fovea: the prompt has ")
+    assert told.endswith("the context holds 4096, answer included")
+
+
+def test_the_answer_streams_and_control_c_stops_it(tiny: Path, folder: Path) -> None:
+    process = start("ask", folder / "a.png", "what?", "--model", tiny, *LONG)
+    assert process.stdout is not None
+    first = process.stdout.read(4)
+    assert len(first) == 4
+    stopped = interrupt(process)
+    assert (stopped.code, stopped.told) == (130, "fovea: interrupted")
+
+
+def test_a_reader_that_goes_away_is_no_defect(tiny: Path, folder: Path) -> None:
+    process = start("ask", folder / "a.png", "what?", "--model", tiny, *LONG)
+    assert process.stdout is not None
+    process.stdout.read(4)
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait() == 1
+    process.stderr.close()
+
+
+def test_what_the_locale_can_not_write_is_escaped(tiny: Path, folder: Path) -> None:
+    words = ("ask", folder / "a.png", "what?", "--model", tiny, "--max-tokens", 200, "--json")
+    said = finish(start(*words, PYTHONIOENCODING="ascii"))
+    assert (said.code, said.err) == (0, "")
+    assert said.out.isascii()
+    assert json.loads(said.out)["usage"]["completion_tokens"] == 200
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_an_answer_can_not_drive_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "a\tred\ncircle \x1b]0;title\x07 \x9b2J back\r\x08 über"
+    for stream, shown in (
+        (_Terminal(), "a\tred\ncircle \ufffd]0;title\ufffd \ufffd2J back\ufffd\ufffd über"),
+        (io.StringIO(), words),
+    ):
+        monkeypatch.setattr(sys, "stdout", stream)
+        write_text(words)
+        assert stream.getvalue() == shown

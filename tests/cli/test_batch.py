@@ -1,0 +1,328 @@
+"""fovea batch: every line answered in its place, whatever its neighbours are, over as many runs as it takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fovea import Engine
+from tests.cli.support import Caller, interrupt, read_lines, start, until, write_lines
+
+FEW = ("--max-tokens", "5")
+
+
+@pytest.fixture
+def batch(fovea: Caller, tiny: Path, folder: Path) -> Any:
+    """batch(words...) answers in.jsonl of the folder into out.jsonl."""
+    return lambda *words: fovea(
+        "batch", folder / "in.jsonl", folder / "out.jsonl", "--model", tiny, *FEW, *words
+    )
+
+
+@pytest.fixture
+def here(folder: Path) -> Path:
+    return folder
+
+
+def texts(folder: Path) -> list[str]:
+    return [body["text"] for body in read_lines(folder / "out.jsonl")]
+
+
+def test_line_n_answers_line_n(batch: Any, engine: Engine, here: Path) -> None:
+    """Long answers first, so that later lines are ready before earlier ones."""
+    asked = [
+        {
+            "image": ("a.png", "b.png")[n % 2],
+            "question": f"what is {n}?",
+            "params": {"max_tokens": 24 - 2 * n},
+        }
+        for n in range(12)
+    ]
+    write_lines(here / "in.jsonl", *asked)
+    said = batch("--concurrency", 5)
+    assert (said.code, said.out, said.err) == (0, "", "")
+    bodies = read_lines(here / "out.jsonl")
+    assert [body["line"] for body in bodies] == [body["id"] for body in bodies] == list(range(1, 13))
+    for body, line in zip(bodies, asked, strict=True):
+        whole = engine.generate(line["question"], images=[here / line["image"]], **line["params"])
+        assert body["text"] == whole.text
+        assert body["usage"]["completion_tokens"] == line["params"]["max_tokens"]
+        assert body["usage"]["prompt_tokens_details"]["image_tokens"] == 6
+        assert body["finish_reason"] == "length"
+
+
+def test_every_form_of_a_line(batch: Any, engine: Engine, here: Path) -> None:
+    content = [{"type": "image", "image": "b.png"}, {"type": "text", "text": "what?"}]
+    talk = [
+        {"role": "user", "content": content},
+        {"role": "assistant", "content": "red"},
+        {"role": "user", "content": "sure?"},
+    ]
+    write_lines(
+        here / "in.jsonl",
+        {"question": "what?"},
+        {"id": "two", "images": ["a.png", "b.png"], "question": "what?"},
+        {"id": {"page": 3}, "messages": talk},
+        {"image": str(here / "a.png"), "question": "absolute"},
+        {"question": "one\u2028two", "id": "\u2028"},
+        {"question": "hot", "params": {"temperature": 1.0, "seed": 3, "n": 2, "max_tokens": 3}},
+    )  # fmt: skip
+    assert batch().code == 0
+    plain, two, messages, absolute, lines, several = read_lines(here / "out.jsonl")
+    images = [here / "a.png", here / "b.png"]
+    assert plain["text"] == engine.generate("what?", max_tokens=5).text
+    assert two["text"] == engine.generate("what?", images=images, max_tokens=5).text
+    rebased = [{"role": "user", "content": [{"type": "image", "image": images[1]}, content[1]]}, *talk[1:]]
+    assert messages["text"] == engine.generate(rebased, max_tokens=5).text
+    assert absolute["text"] == engine.generate("absolute", images=images[:1], max_tokens=5).text
+    assert lines["text"] == engine.generate("one\u2028two", max_tokens=5).text
+    assert (two["id"], messages["id"], lines["id"]) == ("two", {"page": 3}, "\u2028")
+    hot = engine.generate("hot", temperature=1.0, seed=3, n=2, max_tokens=3)
+    assert several["texts"] == list(hot.texts)
+    assert several["finish_reasons"] == ["length", "length"]
+
+
+def test_raw_line_separators_do_not_end_a_line(batch: Any, engine: Engine, here: Path) -> None:
+    line = json.dumps({"question": "one\u2028two\x85three"}, ensure_ascii=False).encode()
+    write_lines(here / "in.jsonl", b"\xef\xbb\xbf" + line + b"\r")
+    assert batch().code == 0
+    assert texts(here) == [engine.generate("one\u2028two\x85three", max_tokens=5).text]
+
+
+def test_params_of_a_line_win_over_flags(batch: Any, engine: Engine, here: Path) -> None:
+    write_lines(
+        here / "in.jsonl",
+        {"question": "q"},
+        {"question": "q", "params": {"max_tokens": 9}},
+        {"question": "q", "params": {"max_tokens": 9, "stop_token_ids": [3], "logit_bias": {"3": 100}}},
+    )
+    assert batch().code == 0
+    bodies = read_lines(here / "out.jsonl")
+    assert [body["usage"]["completion_tokens"] for body in bodies] == [5, 9, 1]
+    assert [body["finish_reason"] for body in bodies] == ["length", "length", "stop"]
+
+
+def test_stop_is_a_string_or_strings(batch: Any, engine: Engine, here: Path) -> None:
+    """`"stop": "xy"` stops at xy, not at x."""
+    whole = engine.generate("what is it?", max_tokens=20).text
+    at = next(i for i in range(1, len(whole) - 2) if whole[i : i + 2].isascii())
+    end = whole[at : at + 2]
+    for stop in (end, [end], [end, "never said"]):
+        line = {"question": "what is it?", "params": {"stop": stop, "max_tokens": 20}}
+        (here / "out.jsonl").unlink(missing_ok=True)
+        write_lines(here / "in.jsonl", line)
+        assert batch().code == 0
+        assert texts(here) == [whole[: whole.index(end)]]
+
+
+BAD = {
+    "not JSON": (b'{"question": ', "not JSON: "),
+    "empty": (b"", "the line is empty"),
+    "not UTF-8": (b'{"question": "\xff"}', "not JSON: 'utf-8' codec can't decode"),
+    "deep": (b"[" * 100_000, "not JSON: maximum recursion depth"),
+    "no object": (["question"], "not a JSON object"),
+    "nothing asked": ({"image": "a.png"}, "question or messages is required"),
+    "no messages": ({"messages": []}, "question or messages is required"),
+    "asked twice": ({"question": "q", "messages": []}, "either question or messages, not both"),
+    "images twice": ({"question": "q", "image": "a.png", "images": []}, "either image or images, not both"),
+    "image beside messages": ({"messages": ["m"], "image": "a.png"}, "either image or messages, not both"),
+    "unknown field": ({"question": "q", "img": "a.png"}, "unknown field 'img'; known: id, image, "),
+    "question no text": ({"question": 5}, "question takes text"),
+    "image no path": ({"question": "q", "image": 5}, "image takes a path"),
+    "images no list": ({"question": "q", "images": "a.png"}, "images takes a list of paths"),
+    "images no paths": ({"question": "q", "images": [None]}, "an image is None; accepted: its path"),
+    "missing image": ({"question": "q", "image": "none.png"}, "can not be read: No such file or directory"),
+    "a NUL in its path": ({"question": "q", "image": "a\0.png"}, "null byte"),
+    "not an image": ({"question": "q", "images": ["a.png", "no.png"]}, "image 1: the data is not an image"),
+    "no message": ({"messages": ["hello"]}, "a message is a mapping with role and content"),
+    "no such part": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "part of type 'image_url'; accepted: text, image",
+    ),
+    "a message's image": (
+        {"messages": [{"role": "user", "content": [{"type": "image", "image": "no.png"}]}]},
+        "image 0: the data is not an image",
+    ),
+    "params no object": ({"question": "q", "params": [1]}, "params takes an object of sampling parameters"),
+    "unknown parameter": ({"question": "q", "params": {"temp": 1}}, "unknown parameter 'temp'; known: "),
+    "parameter out of range": ({"question": "q", "params": {"temperature": 9}}, "temperature must be in [0, 2]"),
+    "stop no strings": ({"question": "q", "params": {"stop": [1]}}, "stop takes a list of str"),
+    "no token ids": ({"question": "q", "params": {"stop_token_ids": "x"}}, "stop_token_ids takes a list of int"),
+    "no logit bias": ({"question": "q", "params": {"logit_bias": {"x": 1}}}, "logit_bias takes an object of"),
+    "no such token": ({"question": "q", "params": {"logit_bias": {"9999": 1}}}, "logit_bias: token 9999 is outside"),
+    "too long": ({"question": "red circle " * 3000}, "the prompt has "),
+    "too many tokens": ({"question": "q", "params": {"max_tokens": 5000}}, "max_tokens is 5000, but after the "),
+}  # fmt: skip
+
+
+def test_no_bad_line_stops_the_rest(batch: Any, engine: Engine, here: Path) -> None:
+    good = {"question": "what is it?", "image": "a.png"}
+    write_lines(here / "in.jsonl", *(line for value, _ in BAD.values() for line in (value, good)), good)
+    said = batch()
+    assert said.code == 1
+    assert said.told == (
+        f"fovea: {len(BAD)} of {2 * len(BAD) + 1} lines could not be answered; see their error in {here / 'out.jsonl'}"
+    )
+    bodies = read_lines(here / "out.jsonl")
+    assert [body["line"] for body in bodies] == list(range(1, 2 * len(BAD) + 2))
+    answer = engine.generate("what is it?", images=[here / "a.png"], max_tokens=5).text
+    assert {body["text"] for body in (*bodies[1::2], bodies[-1])} == {answer}
+    for (kind, (_, message)), body in zip(BAD.items(), bodies[::2], strict=False):
+        assert set(body) == {"line", "id", "error"}, kind
+        assert message in body["error"]["message"], kind
+        assert body["error"]["type"] == "invalid_request_error"
+
+
+def test_a_bad_line_keeps_its_id(batch: Any, here: Path) -> None:
+    write_lines(here / "in.jsonl", {"id": "first", "question": 5}, {"id": "\ud800", "question": "q"}, b"?")
+    assert batch().code == 1
+    assert [body["id"] for body in read_lines(here / "out.jsonl")] == ["first", "\ud800", 3]
+
+
+def test_more_in_flight_than_an_engine_queues(
+    batch: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound on waiting requests is for servers: a batch bounds itself."""
+    monkeypatch.setenv("FOVEA_MAX_RUNNING", "2")
+    monkeypatch.setenv("FOVEA_MAX_QUEUE", "1")
+    write_lines(here / "in.jsonl", *({"question": f"{n}?"} for n in range(20)))
+    assert batch("--concurrency", 20).code == 0
+    assert len(texts(here)) == 20
+
+
+@pytest.fixture
+def finished(batch: Any, here: Path) -> bytes:
+    """in.jsonl of six lines, the third of them bad, and the bytes of its whole out.jsonl."""
+    lines = [{"id": f"n{n}", "question": f"what is {n}?", "image": "a.png"} for n in range(6)]
+    lines[2]["image"] = "none.png"
+    write_lines(here / "in.jsonl", *lines)
+    assert batch("--concurrency", 1).code == 1
+    return (here / "out.jsonl").read_bytes()
+
+
+def without_usage(data: bytes) -> list[Any]:
+    """How much of a prompt was cached depends on what was asked before in the same run."""
+    return [{k: v for k, v in json.loads(line).items() if k != "usage"} for line in data.split(b"\n") if line]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 5])
+@pytest.mark.parametrize("rest", [0, 1, 9, 10, 11, -1])
+def test_it_goes_on_after_the_last_whole_line(
+    kept: int, rest: int, batch: Any, here: Path, finished: bytes
+) -> None:
+    """The last line was cut off after `rest` bytes; -1: only its line feed is missing."""
+    lines = finished.split(b"\n")
+    cut = lines[kept] if rest == -1 else lines[kept][:rest]
+    (here / "out.jsonl").write_bytes(b"".join(line + b"\n" for line in lines[:kept]) + cut)
+    said = batch()
+    assert said.code == 1
+    assert without_usage((here / "out.jsonl").read_bytes()) == without_usage(finished)
+    told = said.err.splitlines()
+    assert told[-1].startswith("fovea: 1 of 6 lines could not be answered")
+    assert told[:-1] == ([f"fovea: {kept} of 6 lines are answered already"] if kept else [])
+
+
+def test_nothing_is_left_to_do(fovea: Caller, here: Path, finished: bytes) -> None:
+    """No model is loaded for it; that a line failed is told again."""
+    said = fovea("batch", here / "in.jsonl", here / "out.jsonl", "--model", "./none")
+    assert said.code == 1
+    assert said.err.splitlines()[0] == "fovea: 6 of 6 lines are answered already"
+    assert (here / "out.jsonl").read_bytes() == finished
+
+
+def test_questions_may_be_added_below(batch: Any, here: Path, finished: bytes) -> None:
+    with (here / "in.jsonl").open("ab") as file:
+        file.write(b'{"question": "one more?"}')
+    assert batch().code == 1
+    bodies = (here / "out.jsonl").read_bytes()
+    assert bodies.startswith(finished)
+    assert len(bodies.splitlines()) == 7
+
+
+FOREIGN = {
+    "prose": b"Dear diary,\ntoday",
+    "a word without a line feed": b"precious",
+    "other JSON": b'{"line": 2, "id": "n1", "text": ""}\n',
+    "no object": b"[1]\n",
+    "another id": b'{"line": 1, "id": "m0", "text": ""}\n',
+    "an unfinished other line": b'{"line": 3, "id"',
+    "too many lines": b"".join(b'{"line": %d, "id": "n%d"}\n' % (n + 1, n) for n in range(7)),
+    "a seventh begun": b"".join(b'{"line": %d, "id": "n%d"}\n' % (n + 1, n) for n in range(6))
+    + b'{"line": 7,',
+    "not text": bytes(range(256)),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_what_is_not_its_output_is_left_alone(kind: str, batch: Any, here: Path, finished: bytes) -> None:
+    (here / "out.jsonl").write_bytes(FOREIGN[kind])
+    said = batch()
+    assert said.code == 2
+    assert said.told.endswith("not its output")
+    assert (here / "out.jsonl").read_bytes() == FOREIGN[kind]
+
+
+def test_in_and_out_are_the_same(fovea: Caller, here: Path) -> None:
+    path = write_lines(here / "in.jsonl", {"question": "q"})
+    before = path.read_bytes()
+    (here / "link.jsonl").symlink_to(path)
+    (here / "hard.jsonl").hardlink_to(path)
+    for other in (path, here / "." / "in.jsonl", here / "link.jsonl", here / "hard.jsonl"):
+        said = fovea("batch", path, other)
+        assert (said.code, said.told) == (2, "fovea: IN and OUT are the same file")
+    assert path.read_bytes() == before
+
+
+def test_files_that_can_not_be_used(fovea: Caller, here: Path) -> None:
+    given = write_lines(here / "in.jsonl", {"question": "q"})
+    for source, output, message in (
+        (here / "none.jsonl", here / "out.jsonl", "none.jsonl can not be read: No such file or directory"),
+        (here, here / "out.jsonl", "can not be read: Is a directory"),
+        (given, here, "can not be written: Is a directory"),
+        (given, here / "none" / "out.jsonl", "out.jsonl can not be written: No such file or directory"),
+    ):
+        said = fovea("batch", source, output)
+        assert said.code == 2
+        assert message in said.told
+
+
+def test_wrong_flags_are_told_before_anything_is_written(fovea: Caller, here: Path) -> None:
+    given = write_lines(here / "in.jsonl", {"question": "q"})
+    for words, message in (
+        (("--concurrency", "0"), "argument --concurrency: 0 is below 1"),
+        (("--temperature", "9"), "temperature must be in [0, 2]"),
+        ((), "the following arguments are required: OUT.jsonl"),
+    ):
+        said = fovea("batch", given, *((here / "out.jsonl",) if words else ()), *words)
+        assert said.code == 2
+        assert message in said.err
+    assert not (here / "out.jsonl").exists()
+
+
+def test_no_questions_are_no_answers(fovea: Caller, here: Path) -> None:
+    (here / "in.jsonl").touch()
+    assert fovea("batch", here / "in.jsonl", here / "out.jsonl", "--model", "./none").code == 0
+    assert (here / "out.jsonl").read_bytes() == b""
+
+
+def test_control_c_and_again(batch: Any, tiny: Path, here: Path) -> None:
+    """Interrupted between two lines, it goes on where it was, and the whole is as if nothing had happened."""
+    lines = [{"question": f"what is {n}?", "params": {"max_tokens": 120}} for n in range(40)]
+    write_lines(here / "in.jsonl", *lines)
+    out = here / "out.jsonl"
+    process = start("batch", here / "in.jsonl", out, "--model", tiny, "--concurrency", 1)
+    until(lambda: process.poll() is not None or (out.exists() and b"\n" in out.read_bytes()))
+    stopped = interrupt(process)
+    assert (stopped.code, stopped.told) == (130, "fovea: interrupted")
+    first = out.read_bytes()
+    assert 1 <= len(first.splitlines()) < 40
+    assert batch().code == 0
+    assert out.read_bytes().startswith(first)
+    assert [body["line"] for body in read_lines(out)] == list(range(1, 41))
+    whole = texts(here)
+    out.unlink()
+    assert batch().code == 0
+    assert texts(here) == whole

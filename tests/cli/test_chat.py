@@ -1,0 +1,180 @@
+"""fovea chat: what is said before is known, what failed is not."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fovea import Engine
+from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
+from fovea.engine.inputs import to_image
+from tests.cli.support import PATIENCE, Caller
+
+FEW = ("--max-tokens", "5")
+IN_A_TERMINAL = """
+import fcntl, sys, termios
+from fovea.cli.main import main
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+sys.exit(main())
+"""
+"""The command in a session whose terminal, with its Ctrl-C, is standard input."""
+
+
+class Conversation:
+    """The same conversation, with the engine itself."""
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._messages: list[Message] = []
+
+    def system(self, text: str) -> None:
+        self._messages.append(Message("system", (TextPart(text),)))
+
+    def say(self, text: str, *images: str) -> str:
+        parts = [ImagePart(to_image(self._folder / name)) for name in images]
+        self._messages.append(Message("user", (*parts, TextPart(text))))
+        answer = self._engine.generate(ChatPrompt(tuple(self._messages)), max_tokens=5).text
+        self._messages.append(Message("assistant", (TextPart(answer),)))
+        return answer
+
+
+@pytest.fixture
+def talk(engine: Engine, folder: Path) -> Conversation:
+    return Conversation(engine, folder)
+
+
+@pytest.fixture
+def chat(fovea: Caller, tiny: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """chat(lines, words...) runs a whole conversation in the folder of the pictures."""
+    monkeypatch.chdir(folder)
+    return lambda lines, *words: fovea("chat", *words, "--model", tiny, *FEW, stdin="\n".join(lines) + "\n")
+
+
+def test_what_was_said_before_is_known(chat: Any, talk: Conversation) -> None:
+    said = chat(["what is it?", "and now?", "", "why?"])
+    answers = [talk.say(text) for text in ("what is it?", "and now?", "why?")]
+    assert said.out == "".join(answer + "\n" for answer in answers)
+    assert (said.code, said.err) == (0, "")
+
+
+def test_images_go_with_the_next_message_only(chat: Any, talk: Conversation) -> None:
+    said = chat(["first", "/image b.png", "second", "third"], "a.png")
+    answers = [talk.say("first", "a.png"), talk.say("second", "b.png"), talk.say("third")]
+    assert said.out == "".join(answer + "\n" for answer in answers)
+    assert said.err.splitlines() == [
+        "  a.png: 96x64, goes with the next message",
+        "  b.png: 96x64, goes with the next message",
+    ]
+
+
+def test_several_images_at_once_and_quoted_names(chat: Any, folder: Path, talk: Conversation) -> None:
+    (folder / "a.png").rename(folder / "my cat.png")
+    (folder / "b.png").rename(folder / "it's.png")
+    said = chat(["/image 'my cat.png' \"it's.png\"", "what?"])
+    assert said.out == talk.say("what?", "my cat.png", "it's.png") + "\n"
+    assert chat(["/image it's.png", "what?"]).err == "  it's.png: 96x64, goes with the next message\n"
+
+
+def test_a_system_message_outlives_clear(chat: Any, talk: Conversation) -> None:
+    talk.system("Be brief.")
+    first = talk.say("what?")
+    said = chat(["what?", "/image a.png", "/clear", "what?"], "--system", "Be brief.")
+    assert said.out == f"{first}\n{first}\n"
+    assert said.err.splitlines()[-1] == "  a new conversation"
+    assert chat(["what?"]).out != first + "\n"
+
+
+def test_what_fails_is_taken_back(chat: Any, talk: Conversation) -> None:
+    first, second = talk.say("what?"), talk.say("and now?")
+    for bad, told in (
+        ("the red circle " * 2000, "fovea: the prompt has "),
+        ("\udcff", "fovea: the question is not UTF-8 text"),
+        ("/image none.png", "fovea: none.png can not be read: No such file or directory"),
+        ("/image no.png", "fovea: the data is not an image of an accepted type"),
+        ("/image", "  /image needs a file"),
+        ("/imag a.png", "/image FILE...  add pictures"),
+    ):
+        said = chat(["what?", bad, "and now?"])
+        assert said.out == f"{first}\n{second}\n"
+        assert said.err.startswith(told)
+        assert len(said.err.splitlines()) == 1
+        assert said.code == 0
+
+
+def test_a_first_image_that_is_none_does_not_end_it(chat: Any, talk: Conversation) -> None:
+    said = chat(["what?"], "none.png", "a.png")
+    assert said.out == talk.say("what?", "a.png") + "\n"
+    assert said.err.startswith("fovea: none.png can not be read")
+
+
+def test_figures_on_and_off(chat: Any) -> None:
+    said = chat(["/stats", "what?", "/stats", "what?"])
+    assert [line.split()[0] for line in said.err.splitlines()] == ["figures", "ms:", "tokens:", "figures"]
+    assert len(said.out.splitlines()) >= 2
+
+
+@pytest.mark.parametrize("word", ["/quit", "/exit"])
+def test_quitting(word: str, chat: Any, talk: Conversation) -> None:
+    assert chat(["what?", word, "what?"]).out == talk.say("what?") + "\n"
+
+
+def test_a_wrong_flag_is_told_before_a_model_is_loaded(fovea: Caller) -> None:
+    said = fovea("chat", "--model", "./none", "--temperature", "-1")
+    assert (said.code, said.told) == (2, "fovea: temperature must be in [0, 2], got -1.0")
+
+
+class Terminal:
+    """A process behind a terminal, read until something stands on it."""
+
+    def __init__(self, *words: object) -> None:
+        self._fd, other = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", IN_A_TERMINAL, *map(str, words)],
+            stdin=other, stdout=other, stderr=other, start_new_session=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"},
+        )  # fmt: skip
+        os.close(other)
+        self.shown = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def read_until(self, pattern: str) -> str:
+        """What came since the last call, up to a match."""
+        while not (found := re.search(pattern, self.shown)):
+            ready, _, _ = select.select([self._fd], [], [], PATIENCE)
+            assert ready, self.shown
+            self.shown += os.read(self._fd, 4096).decode(errors="replace")
+        before, self.shown = self.shown[: found.end()], self.shown[found.end() :]
+        return before
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def test_in_a_terminal(tiny: Path, folder: Path) -> None:
+    terminal = Terminal("chat", folder / "a.png", "--model", tiny, "--max-tokens", "3000")
+    try:
+        opening = terminal.read_until("> ")
+        assert "/image FILE...  add pictures" in opening
+        terminal.type("what is it?\r")
+        terminal.read_until(r"what is it\?\r\n[^\r\n]{8}")
+        terminal.type("\x03")
+        terminal.read_until(r"\(stopped\)")
+        terminal.read_until("> ")
+        terminal.type("\x04")
+        assert terminal.process.wait(PATIENCE) == 0
+        assert "Traceback" not in terminal.shown
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+        terminal.close()

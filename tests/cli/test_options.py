@@ -1,0 +1,297 @@
+"""Flags over FOVEA_* over the file over the default; what is wrong is told with the place that said it."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fovea.cli import options
+from fovea.cli.common import ALL_KEYS, MADE_UP
+from fovea.core.errors import ConfigError
+from fovea.engine.config import EngineConfig
+from fovea.media.limits import MediaLimits
+from fovea.server.settings import ServerSettings
+from tests.cli.support import Caller
+
+CLASSES = (EngineConfig, MediaLimits, ServerSettings)
+SETTABLE = [(cls, field.name) for cls in CLASSES for field in fields(cls) if field.name not in MADE_UP]
+COMMANDS = ("ask", "chat", "serve", "batch", "eval", "models")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A field, what each source says, and the values that this means, default first."""
+
+    cls: type
+    name: str
+    file: str
+    variable: str
+    flag: str
+    values: tuple[Any, Any, Any, Any]
+
+
+KINDS = [
+    Kind(EngineConfig, "max_running", "3", "5", "7", (64, 3, 5, 7)),
+    Kind(EngineConfig, "threads", "3", "5", "0", (0, 3, 5, 0)),
+    Kind(EngineConfig, "dtype", '"float16"', "bfloat16", "float32", ("auto", "float16", "bfloat16", "float32")),
+    Kind(EngineConfig, "prefix_cache", "false", "Yes", "off", (True, False, True, False)),
+    Kind(MediaLimits, "allow_remote", "false", "1", "FALSE", (True, False, True, False)),
+    Kind(ServerSettings, "drain_seconds", "2", "2.5", "0", (30.0, 2.0, 2.5, 0.0)),
+    Kind(MediaLimits, "allowed_ports", "[81, 82]", "83", "84, 85", ((80, 443), (81, 82), (83,), (84, 85))),
+    Kind(
+        MediaLimits, "allowed_schemes", '["data"]', "data,https", "file",
+        (("data", "http", "https", "file"), ("data",), ("data", "https"), ("file",)),
+    ),
+    Kind(
+        MediaLimits, "allowed_hosts", '["a.example", "*.b.example"]', "c.example", "none",
+        (None, ("a.example", "*.b.example"), ("c.example",), None),
+    ),
+    Kind(
+        MediaLimits, "file_root", '"/usr"', "/etc", "/",
+        (None, Path("/usr"), Path("/etc"), Path("/")),
+    ),
+]  # fmt: skip
+
+
+def parse(cls: type, *argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config")
+    options.add_options(parser, "settings", cls, skip=MADE_UP)
+    return parser.parse_args(argv)
+
+
+def read(cls: type, *argv: str) -> Any:
+    args = parse(cls, *argv)
+    return options.settings(cls, args, options.read_file(args.config, ALL_KEYS))
+
+
+def toml(folder: Path, text: str) -> str:
+    path = folder / "fovea.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_nearest_source_wins(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FOVEA_THREADS")
+    default, in_file, in_variable, in_flag = kind.values
+    config = ("--config", toml(tmp_path, f"{kind.name} = {kind.file}"))
+
+    def value(*argv: str) -> Any:
+        return getattr(read(kind.cls, *argv), kind.name)
+
+    assert value() == default
+    assert value(*config) == in_file
+    monkeypatch.setenv(f"FOVEA_{kind.name.upper()}", kind.variable)
+    assert value(*config) == in_variable
+    assert value(*config, flag(kind.name), kind.flag) == in_flag
+    assert type(value(*config, flag(kind.name), kind.flag)) is type(in_flag)
+
+
+def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pictures").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert read(MediaLimits, "--file-root", "pictures").file_root == tmp_path / "pictures"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read(MediaLimits, "--file-root", "~/pictures").file_root == tmp_path / "pictures"
+
+
+def test_an_empty_variable_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOVEA_MAX_RUNNING", "")
+    assert read(EngineConfig).max_running == 64
+
+
+def test_the_file_may_be_named_by_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOVEA_CONFIG", toml(tmp_path, "max_running = 9"))
+    assert read(EngineConfig).max_running == 9
+
+
+WRONG = [
+    (EngineConfig, "max_running", "many", "a whole number"),
+    (EngineConfig, "max_running", "1.5", "a whole number"),
+    (EngineConfig, "max_running", "0", "1 to 4096"),
+    (EngineConfig, "dtype", "int8", "auto, float32, bfloat16, float16"),
+    (EngineConfig, "device", "tpu", "auto, cpu, cuda, cuda:N"),
+    (EngineConfig, "prefix_cache", "maybe", "true or false"),
+    (ServerSettings, "drain_seconds", "soon", "a number"),
+    (ServerSettings, "drain_seconds", "nan", "0 to 3600"),
+    (ServerSettings, "drain_seconds", "-1", "0 to 3600"),
+    (MediaLimits, "allowed_ports", "80,https", "whole numbers, as A,B"),
+    (MediaLimits, "allowed_ports", "80,0", "1 to 65535"),
+    (MediaLimits, "allowed_schemes", "ftp", "data, http, https, file"),
+    (MediaLimits, "allowed_hosts", "HTTP://x", "a lower-case name"),
+    (MediaLimits, "file_root", "/no/such/folder", "the absolute path of a folder"),
+]
+
+
+@pytest.mark.parametrize(("cls", "name", "value", "accepted"), WRONG)
+def test_a_wrong_value_names_who_said_it(
+    cls: type, name: str, value: str, accepted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ("--config", toml(tmp_path, f'{name} = "{value}"'))
+    if name not in (
+        "max_running",
+        "drain_seconds",
+    ):  # a number in quotes is read; it is another test's matter
+        assert_told(cls, config, f"{name} in the configuration file", name, accepted)
+    monkeypatch.setenv(f"FOVEA_{name.upper()}", value)
+    assert_told(cls, config, f"FOVEA_{name.upper()}", name, accepted)
+    assert_told(cls, (*config, f"{flag(name)}={value}"), flag(name), name, accepted)
+
+
+def assert_told(cls: type, argv: tuple[str, ...], source: str, name: str, accepted: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(cls, *argv)
+    assert caught.value.message.startswith(source)
+    assert f"accepted: {accepted}" in caught.value.message
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("cls", "line"),
+    [
+        (EngineConfig, "max_running = 1.0"),
+        (EngineConfig, "max_running = true"),
+        (EngineConfig, "max_running = [1]"),
+        (EngineConfig, "dtype = 32"),
+        (EngineConfig, "prefix_cache = 2"),
+        (ServerSettings, "drain_seconds = false"),
+        (MediaLimits, "allowed_ports = 80"),
+        (MediaLimits, "allowed_ports = [80.5]"),
+        (MediaLimits, "allowed_ports = [true]"),
+        (MediaLimits, "allowed_hosts = [1]"),
+        (MediaLimits, "file_root = 1"),
+        (MediaLimits, 'file_root = "~nobody-of-this-name/x"'),
+    ],
+)
+def test_nothing_in_the_file_is_bent_into_another_type(cls: type, line: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="in the configuration file is .*; accepted: "):
+        read(cls, "--config", toml(tmp_path, line))
+
+
+def test_an_error_about_a_default_names_no_source() -> None:
+    with pytest.raises(ConfigError, match="^min_side is 20000; accepted: at most max_side"):
+        options.settings(MediaLimits, parse(MediaLimits), {}, min_side=20000)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_queu = 3", "unknown key 'max_queu'; did you mean 'max_queue'?"),
+        ('api_keys = ["a"]', "unknown key 'api_keys'; did you mean 'api_key'?"),
+        ("zzzz = 3", "unknown key 'zzzz'"),
+        ("[engine]\nmax_queue = 3", "unknown key 'engine'"),
+        ("media = 1", "unknown key 'media'"),
+        ("max_queue = = 3", "is not TOML: "),
+        ("max_queue = 3\nmax_queue = 4", "is not TOML: "),
+    ],
+)
+def test_a_wrong_file_is_told_with_its_path(text: str, message: str, tmp_path: Path) -> None:
+    path = toml(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        options.read_file(path, ALL_KEYS)
+    assert caught.value.message.startswith(path)
+    assert message in caught.value.message
+
+
+def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b'model = "caf\xe9"')
+    for path, reason in (
+        (tmp_path / "none.toml", "can not be read: No such file"),
+        (tmp_path, "can not be read: Is a directory"),
+        (tmp_path / "latin.toml", "is not TOML"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            options.read_file(str(path), ALL_KEYS)
+
+
+def test_a_misspelt_variable_is_told(fovea: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOVEA_MAX_QUEU", "3")
+    monkeypatch.setenv("FOVEA_SERVICE_HOST", "10.0.0.1")  # Kubernetes sets this beside a service of that name
+    outcome = fovea("ask", "--model", "./none", "what?")
+    assert outcome.err.splitlines()[0] == (
+        "fovea: FOVEA_MAX_QUEU is not a setting; did you mean FOVEA_MAX_QUEUE?"
+    )
+    assert "FOVEA_SERVICE_HOST" not in outcome.err
+
+
+def test_a_wrong_log_level_is_told(fovea: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = toml(tmp_path, 'log_level = "quiet"')
+    told = fovea("serve", "--config", config).told
+    assert told == (
+        "fovea: log_level in the configuration file is 'quiet'; accepted: debug, info, warning, error"
+    )
+    monkeypatch.setenv("FOVEA_LOG_LEVEL", "loud")
+    assert fovea("serve", "--config", config).told.startswith("fovea: FOVEA_LOG_LEVEL is 'loud'")
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_setting_is_explained(cls: type) -> None:
+    helps = options.field_help(cls)
+    assert set(helps) == {field.name for field in fields(cls)}
+    for name, text in helps.items():
+        assert len(text.split()) >= 2, name
+        others = [other for other in helps if f"{other}: " in text]
+        assert not others, f"the help of {name} runs on into {others}"
+
+
+def test_help_is_read_from_the_docstring() -> None:
+    @dataclass
+    class Example:
+        """first: a line
+        that goes on; 0: none.
+        second, third: two at once.
+        """
+
+        first: int = 0
+        second: int = 0
+        third: int = 0
+
+    assert options.field_help(Example) == {
+        "first": "a line that goes on; 0: none.",
+        "second": "two at once.",
+        "third": "two at once.",
+    }
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+def test_help_of_every_command(command: tuple[str, ...], fovea: Caller) -> None:
+    outcome = fovea(*command, "--help")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith(f"usage: fovea {' '.join(command)}".rstrip())
+    assert max(map(len, outcome.out.splitlines())) <= 80
+    if not command:
+        assert all(f"\n    {name} " in outcome.out for name in COMMANDS)
+
+
+def test_every_setting_is_a_flag_of_serve(fovea: Caller) -> None:
+    words = " ".join(fovea("serve", "--help").out.split())
+    for cls, name in SETTABLE:
+        assert f" {flag(name)} " in words
+        assert options.field_help(cls)[name] in words
+
+
+def test_no_words_at_all(fovea: Caller) -> None:
+    outcome = fovea()
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "start the OpenAI-compatible server" in outcome.err
+
+
+def test_an_unknown_command(fovea: Caller) -> None:
+    outcome = fovea("asks", "what?")
+    assert outcome.code == 2
+    assert "invalid choice: 'asks'" in outcome.err
+
+
+def test_version(fovea: Caller) -> None:
+    from fovea import __version__
+
+    assert fovea("--version").out == f"fovea {__version__}\n"
