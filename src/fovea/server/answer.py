@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import suppress
 from typing import TypeVar
 
@@ -46,7 +46,7 @@ async def _disconnected(request: Request) -> None:
             return
 
 
-async def deltas(state: ServerState, request: GenerationRequest) -> AsyncIterator[Delta]:
+async def deltas(state: ServerState, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
     """The engine's deltas, measured as they pass."""
     last: dict[int, float] = {}
     stream = state.client.stream(request)

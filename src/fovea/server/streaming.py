@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from fovea.api import sse
 from fovea.api.responses import error_body
@@ -28,6 +29,23 @@ class Bodies(Protocol):
     def usage(self, usage: Usage) -> dict[str, Any]: ...
 
 
+class _EventStream(StreamingResponse):
+    """Ends the generation with the response, however that ends: a generator that was never begun, or is left
+    in the middle, would otherwise live until it is collected as garbage.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], source: AsyncGenerator[Delta, None]) -> None:
+        super().__init__(events, media_type=sse.MEDIA_TYPE, headers=sse.HEADERS)
+        self._generators = (events, source)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            for generator in self._generators:
+                await generator.aclose()
+
+
 async def stream_response(
     state: ServerState, http: Request, request: GenerationRequest, bodies: Bodies, body: Sampling
 ) -> StreamingResponse:
@@ -35,12 +53,12 @@ async def stream_response(
     stream = deltas(state, request)
     first = await while_connected(http, anext(stream))
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
-    return StreamingResponse(
-        _events(bodies, first, stream, include_usage), media_type=sse.MEDIA_TYPE, headers=sse.HEADERS
-    )
+    return _EventStream(_events(bodies, first, stream, include_usage), stream)
 
 
-async def _events(bodies: Bodies, first: Delta, rest: Any, include_usage: bool) -> AsyncIterator[bytes]:
+async def _events(
+    bodies: Bodies, first: Delta, rest: AsyncGenerator[Delta, None], include_usage: bool
+) -> AsyncGenerator[bytes, None]:
     """Status 200 is sent by now, so an error can only be an event; then the stream ends without [DONE]."""
     usage = Usage()
     delta: Delta | None = first
@@ -58,5 +76,3 @@ async def _events(bodies: Bodies, first: Delta, rest: Any, include_usage: bool) 
     except Exception as error:  # the client must see that the stream broke
         log.error("a stream broke off", exc_info=error)
         yield sse.event(error_body(EngineError("the answer broke off; see the server's log")))
-    finally:
-        await rest.aclose()
