@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from starlette.types import Message
 
 from fovea.core.errors import DeadlineExceeded, EngineError, Unavailable
-from fovea.core.types import Delta, StageTimings, Usage
+from fovea.core.protocols import EngineStatus
+from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
 from fovea.server.app import create_app
 from tests.server.scripted import Script
 from tests.server.support import chat
@@ -89,17 +93,68 @@ async def test_a_stream_that_ends_well(caplog: pytest.LogCaptureFixture) -> None
     assert not caplog.records
 
 
+class Waiting(Script):
+    """Says one thing, then nothing for ever."""
+
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        try:
+            yield Delta(0, "so", (1,))
+            await asyncio.Event().wait()
+        finally:
+            self.closed_streams += 1
+
+
+@pytest.mark.parametrize("leaves_at", ["http.response.start", "http.response.body"])
+async def test_a_client_that_leaves_as_its_stream_begins(leaves_at: str) -> None:
+    """The first delta is there, its event is not: what has not begun must be ended too."""
+    script = Waiting()
+    messages = [{"type": "http.request", "body": json.dumps(chat(stream=True)).encode(), "more_body": False}]
+    gone = asyncio.Event()
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == leaves_at:
+            gone.set()
+            await asyncio.sleep(0)
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": CHAT,
+        "raw_path": CHAT.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json")],
+        "server": ("test", 80),
+        "client": ("test", 1),
+    }
+    await create_app(script)(scope, receive, send)
+    assert script.closed_streams == 1
+
+
 async def test_one_prompt_of_many_fails() -> None:
     async with served(Script(EngineError("boom"))) as client:
         answer = await client.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
     assert (answer.status_code, answer.json()["error"]["message"]) == (500, "boom")
 
 
-async def test_an_engine_that_is_not_ready() -> None:
-    async with served(Script(status="stopped")) as client:
-        answer = await client.get("/ready")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+@pytest.mark.parametrize(("status", "says"), [("loading", "still loading"), ("stopped", "has stopped")])
+async def test_an_engine_that_is_not_ready(status: EngineStatus, says: str) -> None:
+    async with served(Script(LAST, status=status)) as client:
+        for answer in (await client.get("/ready"), await client.post(CHAT, json=chat())):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+            assert says in answer.json()["error"]["message"]
+            assert answer.headers["retry-after"]
         assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/metrics")).status_code == 200
 
 
 async def test_requests_are_counted_by_route_and_status() -> None:

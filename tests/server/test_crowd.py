@@ -1,0 +1,76 @@
+"""Many clients at once, some of which leave, over a pool that is too small for all of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fovea import Engine
+from fovea.server.settings import ServerSettings
+from tests.server.support import Server, chat, data_url, image, picture, running, until, user
+
+CHAT = "/v1/chat/completions"
+REQUESTS = 80
+LEAVING = 3
+"""Every which client leaves early."""
+
+
+@pytest.fixture(scope="module")
+def crowded(checkpoint: Path, files: Path) -> Iterator[Server]:
+    with (
+        Engine.from_pretrained(
+            str(checkpoint), dtype="float32", threads=1, kv_blocks=20, max_running=6, max_step_tokens=48
+        ) as engine,
+        running(engine, ServerSettings(), files) as server,
+    ):
+        yield server
+
+
+def bodies() -> list[dict[str, Any]]:
+    """A few questions about a few pictures, so that prefixes and encoder outputs are shared."""
+    shown = [data_url(picture(64 + 32 * (seed % 3), 96, seed)) for seed in range(4)]
+    asked = ["what is it?", "the red circle", "describe the picture, please. " * 3]
+    return [
+        chat(
+            user(image(shown[i % 4]), asked[i % 3], *([image(shown[(i + 1) % 4])] if i % 5 == 0 else [])),
+            max_tokens=40,
+        )
+        for i in range(12)
+    ]
+
+
+def leave_early(server: Server, body: dict[str, Any], lines: int) -> None:
+    with server.client() as client, client.stream("POST", CHAT, json=body | {"stream": True}) as answer:
+        for _ in zip(range(lines), answer.iter_lines(), strict=False):
+            pass
+
+
+def test_everyone_gets_what_they_would_have_got_alone(crowded: Server) -> None:
+    questions = bodies()
+    alone = [crowded.post(CHAT, body).json()["choices"][0]["message"]["content"] for body in questions]
+    crowded.engine.clear_caches()
+    draw = random.Random(5)
+
+    def visit(number: int) -> tuple[int, str | None]:
+        which = number % len(questions)
+        if number % LEAVING == 0:
+            leave_early(crowded, questions[which], draw.randrange(1, 30))
+            return which, None
+        answer: httpx.Response = crowded.post(CHAT, questions[which])
+        return which, answer.json()["choices"][0]["message"]["content"]
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(visit, range(REQUESTS)))
+    wrong = [which for which, text in answers if text is not None and text != alone[which]]
+    assert wrong == []
+    assert crowded.metrics()["fovea_preemptions_total"] > 0
+    until(lambda: crowded.metrics()["fovea_requests_running"] == 0)
+    until(lambda: crowded.metrics()["fovea_kv_blocks_used"] == 0)
+    assert crowded.metrics()["fovea_integrity_errors_total"] == 0
+    crowded.engine.check_integrity()
