@@ -74,7 +74,8 @@ def wilson(correct: int, cases: int) -> tuple[float, float]:
     share, square = correct / cases, Z * Z
     centre = (share + square / (2 * cases)) / (1 + square / cases)
     spread = Z * math.sqrt(share * (1 - share) / cases + square / (4 * cases * cases)) / (1 + square / cases)
-    return max(0.0, centre - spread), min(1.0, centre + spread)
+    # Rounding alone may put an end of the interval past a share of 0 or 1, by the last bit.
+    return min(share, max(0.0, centre - spread)), max(share, min(1.0, centre + spread))
 
 
 def report(results: Sequence[Result]) -> list[Row]:
