@@ -1,0 +1,231 @@
+"""fovea eval: counts that add up, over generated scenes and over a user's own questions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fovea import Engine
+from fovea.cli.evaluate import markdown
+from fovea.evaluation.datasets import scene_cases
+from fovea.evaluation.scenes import HELD_OUT_SEED, KINDS
+from fovea.evaluation.score import Row, wilson
+from tests.cli.support import Caller, write_lines
+
+FEW = ("--max-tokens", "4")
+COLUMNS = {
+    "kind", "cases", "correct", "accuracy", "low", "high", "prompt_tokens", "image_tokens", "completion_tokens",
+}  # fmt: skip
+
+
+@pytest.fixture
+def evaluate(fovea: Caller, tiny: Path) -> Any:
+    return lambda *words: fovea("eval", tiny, *FEW, *words)
+
+
+def answer(engine: Engine, question: str, *images: Path) -> str:
+    return engine.generate(question, images=images, temperature=0, max_tokens=4).text
+
+
+def assert_sound(rows: list[dict[str, Any]]) -> None:
+    """Every row counts what it says, and the last is the sum of the kinds."""
+    assert rows[-1]["kind"] == "all"
+    for row in rows:
+        assert set(row) == COLUMNS
+        assert 0 <= row["correct"] <= row["cases"]
+        assert row["accuracy"] == row["correct"] / row["cases"]
+        assert (row["low"], row["high"]) == wilson(row["correct"], row["cases"])
+        assert 0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1
+    kinds = [row for row in rows[:-1] if row["kind"] in KINDS]
+    assert rows[-1]["cases"] == sum(row["cases"] for row in kinds)
+    assert rows[-1]["correct"] == sum(row["correct"] for row in kinds)
+
+
+def test_scenes_as_json(evaluate: Any) -> None:
+    said = evaluate("--count", 2, "--kinds", "colour, counting", "--json")
+    assert (said.code, said.err) == (0, "")
+    assert {name: said.json[name] for name in ("model", "seed", "failed")} == {
+        "model": "tiny", "seed": HELD_OUT_SEED, "failed": 0,
+    }  # fmt: skip
+    rows = said.json["rows"]
+    assert_sound(rows)
+    cases = {row["kind"]: row["cases"] for row in rows}
+    assert (cases["colour"], cases["counting"], cases["all"]) == (2, 2, 4)
+    assert all(row["image_tokens"] > 0 and row["completion_tokens"] == 4 for row in rows)
+    assert all(row["prompt_tokens"] > row["image_tokens"] for row in rows)
+
+
+def test_every_kind_is_asked_unless_some_are_chosen(evaluate: Any) -> None:
+    rows = evaluate("--count", 1, "--json").json["rows"]
+    assert_sound(rows)
+    assert [row["kind"] for row in rows if row["kind"] in KINDS] == list(KINDS)
+
+
+def test_the_same_seed_asks_the_same(evaluate: Any) -> None:
+    first = evaluate("--count", 3, "--kinds", "reading", "--json", "--seed", 7)
+    assert evaluate("--count", 3, "--kinds", "reading", "--json", "--seed", 7, "--concurrency", 1) == first
+    assert evaluate("--count", 3, "--kinds", "reading", "--json", "--seed", 8).out != first.out
+
+
+def test_a_kind_named_twice_is_asked_once(evaluate: Any) -> None:
+    rows = evaluate("--count", 2, "--kinds", "colour,colour", "--json").json["rows"]
+    assert [(row["kind"], row["cases"]) for row in rows] == [("colour", 2), ("all", 2)]
+
+
+def test_ones_own_questions(evaluate: Any, engine: Engine, folder: Path) -> None:
+    """Right is what the model says, so two of three of one kind and none of the other are."""
+    one, two = folder / "a.png", folder / "b.png"
+    data = write_lines(
+        folder / "own.jsonl",
+        {"image": "a.png", "question": "what?", "answer": answer(engine, "what?", one), "kind": "what"},
+        {"images": ["a.png", "b.png"], "question": "both?", "answers": ["no", answer(engine, "both?", one, two)], "kind": "what"},
+        {"question": "where?", "answer": "nowhere", "kind": "what"},
+        b"",
+        {"image": str(two), "question": "who?", "answer": 7, "kind": "who", "id": "x"},
+    )  # fmt: skip
+    said = evaluate("--data", data, "--json")
+    assert (said.code, said.err) == (0, "")
+    assert said.json["seed"] is None
+    rows = said.json["rows"]
+    assert [(row["kind"], row["correct"], row["cases"]) for row in rows] == [
+        ("what", 2, 3), ("who", 0, 1), ("all", 2, 4),
+    ]  # fmt: skip
+    assert [row["image_tokens"] for row in rows] == [6, 6, 6]
+
+
+def test_without_kinds_one_row_says_it_all(evaluate: Any, folder: Path) -> None:
+    data = write_lines(folder / "own.jsonl", {"question": "what?", "answer": "x"})
+    rows = evaluate("--data", data, "--json").json["rows"]
+    assert [row["kind"] for row in rows] == ["all"]
+
+
+def test_wrong_answers_are_shown(evaluate: Any, engine: Engine, folder: Path) -> None:
+    right = answer(engine, "where?")
+    data = write_lines(
+        folder / "own.jsonl",
+        {"id": "door", "question": "what?", "answers": ["a door", "door"]},
+        {"id": "wall", "question": "where?", "answer": right},
+    )
+    said = evaluate("--data", data, "--wrong", "--json")
+    assert said.code == 0
+    assert said.err == f"door: 'what?' -> {answer(engine, 'what?')!r}, not 'a door'\n"
+
+
+def test_the_table_fits_a_terminal(evaluate: Any) -> None:
+    said = evaluate("--count", 4, "--kinds", "reading,counting")
+    assert (said.code, said.err) == (0, "")
+    lines = said.out.splitlines()
+    assert lines[0].split() == ["kind", "right", "accuracy", "95%", "interval", "prompt", "visual", "answer"]
+    assert max(map(len, lines)) <= 80
+    assert lines[-1].split()[:3] == ["all", "0/8", "0.0%"]
+
+
+def test_markdown(evaluate: Any) -> None:
+    lines = evaluate("--count", 1, "--kinds", "colour", "--markdown").out.splitlines()
+    assert lines[0] == "| kind | right | accuracy | 95% interval | visual tokens |"
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["colour", "all"]
+    assert {line.count("|") for line in lines} == {6}
+    row = Row("colour", 8, 6, *wilson(6, 8), 30.0, 12.4, 2.0)
+    assert markdown([row]).splitlines()[-1] == "| colour | 6/8 | 75.0% | 40.9% - 92.9% | 12 |"
+
+
+def test_a_case_that_can_not_be_asked_is_wrong_and_told(evaluate: Any, engine: Engine, folder: Path) -> None:
+    right = {"question": "what?", "answer": answer(engine, "what?")}
+    data = write_lines(
+        folder / "own.jsonl",
+        right,
+        {"id": "words", "image": "no.png", "question": "what?", "answer": "x"},
+        {"question": "red circle " * 3000, "answer": "x"},
+        right,
+    )
+    said = evaluate("--data", data, "--json", "--wrong")
+    assert said.code == 1
+    assert said.json["failed"] == 2
+    assert [(row["correct"], row["cases"]) for row in said.json["rows"]] == [(2, 4)]
+    first, second = sorted(said.err.splitlines(), reverse=True)
+    assert first.startswith("fovea: case words could not be asked: the data is not an image")
+    assert second.startswith("fovea: case 3 could not be asked: the prompt has ")
+
+
+def test_many_failures_are_told_in_few_lines(evaluate: Any, folder: Path) -> None:
+    line = {"image": "no.png", "question": "what?", "answer": "x"}
+    data = write_lines(folder / "own.jsonl", *[line] * 14)
+    lines = evaluate("--data", data, "--json").err.splitlines()
+    assert (len(lines), lines[-1]) == (11, "fovea: and 4 more")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "not JSON: "),
+        (b'{"question": "\xff", "answer": "x"}', "not JSON: 'utf-8' codec"),
+        ([], "not a JSON object"),
+        ({"question": "q"}, "question and answer (or answers) are required"),
+        ({"answer": "x"}, "question and answer (or answers) are required"),
+        ({"question": "q", "answers": []}, "question and answer (or answers) are required"),
+        ({"question": "q", "answers": "x"}, "answers takes a list"),
+        ({"question": "q", "answer": "x", "answers": ["y"]}, "either answer or answers, not both"),
+        ({"question": "q", "answer": "x", "image": "none.png"}, "none.png does not exist"),
+        ({"question": "q", "answer": "x", "images": "a.png"}, "images takes a list"),
+        ({"question": "q", "answer": "x", "image": 5}, "an image is given by its path"),
+        ({"question": "q", "answer": "x", "picture": "a.png"}, "unknown field 'picture'; known: id, kind, "),
+        ({"question": "q", "answer": "x", "kind": "all"}, "kind 'all' is the report's last row"),
+    ],
+)
+def test_a_wrong_line_is_told_with_file_and_line(
+    line: Any, message: str, fovea: Caller, folder: Path
+) -> None:
+    """And before a model is loaded, which this one could not be."""
+    data = write_lines(folder / "own.jsonl", {"question": "q", "answer": "x"}, b"", line)
+    said = fovea("eval", "./none", "--data", data)
+    assert (said.code, said.out) == (2, "")
+    assert said.told.startswith(f"fovea: {data}:3: ")
+    assert message in said.told
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--data", "none.jsonl"), "none.jsonl can not be read: No such file or directory"),
+        (("--data", "empty.jsonl"), "empty.jsonl holds no cases"),
+        (("--data", "."), ". can not be read: Is a directory"),
+        (("--data", "empty.jsonl", "--kinds", "colour"), "--kinds is of generated scenes"),
+        (("--kinds", "colour,tint"), "unknown kind 'tint'; there are colour, shape, "),
+        (("--kinds", "colour,"), "unknown kind ''; there are colour, shape, "),
+        (("--kinds", "colour", "--count", "1"), "'./none' is neither a folder"),
+    ],
+)
+def test_a_wrong_call(
+    words: tuple[str, ...], message: str, fovea: Caller, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "empty.jsonl").write_text("\n\n")
+    said = fovea("eval", "./none", *words)
+    assert (said.code, said.out) == (2, "")
+    assert said.told.startswith(f"fovea: {message}")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--count", "0"), "argument --count: 0 is below 1"),
+        (("--concurrency", "-1"), "argument --concurrency: -1 is below 1"),
+        (("--json", "--markdown"), "argument --markdown: not allowed with argument --json"),
+        (("one", "two"), "unrecognized arguments: two"),
+    ],
+)
+def test_wrong_flags(words: tuple[str, ...], message: str, fovea: Caller) -> None:
+    said = fovea("eval", *words)
+    assert said.code == 2
+    assert message in said.err
+
+
+def test_conversations_go_on_with_the_models_own_answers(evaluate: Any, tiny: Path) -> None:
+    """Tokens are summed over a case's exchanges, each of which repeats the ones before."""
+    case = next(scene_cases(1, ("chat",)))
+    row = evaluate("--count", 1, "--kinds", "chat", "--json").json["rows"][0]
+    assert len(case.exchanges) > 1
+    assert row["completion_tokens"] == 4 * len(case.exchanges)
+    assert row["image_tokens"] % len(case.exchanges) == 0
