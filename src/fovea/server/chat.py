@@ -12,14 +12,14 @@ from fovea.api.responses import ChatBodies
 from fovea.api.schema import ChatRequest
 from fovea.core.types import GenerationRequest
 from fovea.server.answer import while_connected, whole
-from fovea.server.docs import ERRORS
+from fovea.server.docs import GENERATES
 from fovea.server.state import ServerState, state_of
 from fovea.server.streaming import stream_response
 
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", responses=ERRORS)
+@router.post("/v1/chat/completions", responses=GENERATES)
 async def chat_completions(body: ChatRequest, http: Request) -> Response:
     """An answer about the images and text of a conversation."""
     state = state_of(http)

@@ -14,7 +14,7 @@ from fovea.api.schema import CompletionRequest
 from fovea.core.errors import InvalidRequest
 from fovea.core.types import Completion, GenerationRequest
 from fovea.server.answer import while_connected, whole
-from fovea.server.docs import ERRORS
+from fovea.server.docs import GENERATES
 from fovea.server.state import ServerState, state_of
 from fovea.server.streaming import stream_response
 
@@ -22,7 +22,7 @@ router = APIRouter()
 MAX_PROMPTS = 64
 
 
-@router.post("/v1/completions", responses=ERRORS)
+@router.post("/v1/completions", responses=GENERATES)
 async def completions(body: CompletionRequest, http: Request) -> Response:
     """Text that continues each prompt."""
     state = state_of(http)

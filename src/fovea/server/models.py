@@ -12,7 +12,7 @@ from fovea.api.convert import chat_prompt, image_references, wire_names
 from fovea.api.schema import ChatRequest, TokenizeRequest
 from fovea.core.errors import InvalidRequest, NotFound, Unavailable
 from fovea.core.types import Prompt, TextPrompt
-from fovea.server.docs import ERRORS
+from fovea.server.docs import ERRORS, NAMED
 from fovea.server.errors import response
 from fovea.server.explain import shorten
 from fovea.server.state import ServerState, state_of
@@ -20,13 +20,13 @@ from fovea.server.state import ServerState, state_of
 router = APIRouter()
 
 
-@router.get("/v1/models", responses={401: ERRORS[401]})
+@router.get("/v1/models", responses=NAMED)
 async def models(http: Request) -> dict[str, Any]:
     """The one model that is served."""
     return {"object": "list", "data": [_card(state_of(http))]}
 
 
-@router.get("/v1/models/{name:path}", responses={401: ERRORS[401], 404: ERRORS[404]})
+@router.get("/v1/models/{name:path}", responses=NAMED)
 async def model(name: str, http: Request) -> dict[str, Any]:
     state = state_of(http)
     if name != state.client.info.name:
