@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -105,14 +105,18 @@ def config_file(args: argparse.Namespace) -> dict[str, Any]:
 
 def load_engine(args: argparse.Namespace, file: Mapping[str, Any], **fixed: Any) -> Engine:
     """The engine that flags, environment and file ask for; `fixed` are settings that nobody may set."""
+    return engine_loader(args, file, **fixed)()
+
+
+def engine_loader(args: argparse.Namespace, file: Mapping[str, Any], **fixed: Any) -> Callable[[], Engine]:
+    """What loads that engine. The settings are read now: a wrong one is told before anything else is begun."""
     model = options.lookup("model", args, file)
     template = _template(args, file)
     config = options.settings(EngineConfig, args, file, **fixed)
     from fovea.engine.engine import Engine
 
-    return Engine.from_pretrained(
-        str(model[0]) if model else DEFAULT_MODEL, config=config, chat_template=template
-    )
+    name = str(model[0]) if model else DEFAULT_MODEL
+    return lambda: Engine.from_pretrained(name, config=config, chat_template=template)
 
 
 async def closing(engine: Engine, work: Coroutine[Any, Any, T]) -> T:

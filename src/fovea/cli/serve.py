@@ -9,7 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from fovea.cli import options
-from fovea.cli.common import DEFAULT_MODEL, LOG_LEVELS, MADE_UP, add_engine_options, config_file, load_engine
+from fovea.cli.common import (
+    DEFAULT_MODEL,
+    LOG_LEVELS,
+    MADE_UP,
+    add_engine_options,
+    config_file,
+    engine_loader,
+)
 from fovea.core.errors import ConfigError
 from fovea.core.protocols import EngineClient
 from fovea.media.limits import MediaLimits
@@ -55,12 +62,14 @@ def run(args: argparse.Namespace) -> int:
     media = options.settings(MediaLimits, args, file)
     settings = options.settings(ServerSettings, args, file, media=media, api_keys=_api_keys(args, file))
     host, port = _address(args, file)
-    port = _free(host, port)
+    load_engine = engine_loader(args, file)
     model, _ = options.lookup("model", args, file) or (DEFAULT_MODEL, "")
     name, _ = options.lookup("served_model_name", args, file) or (served_name(str(model)), "")
+    _check_folder(str(model))
+    port = _free(host, port)
 
     def load() -> EngineClient:
-        engine = load_engine(args, file)
+        engine = load_engine()
         engine.rename(str(name))
         info = engine.info
         log.info(
@@ -76,6 +85,14 @@ def run(args: argparse.Namespace) -> int:
     if client.failure is not None:
         raise client.failure
     return 0
+
+
+def _check_folder(model: str) -> None:
+    """What is no folder and can be no hub id either is told before the port opens."""
+    from fovea.engine.models.load import resolve
+
+    if "/" not in model or model.startswith((".", "/", "~")):
+        resolve(model)
 
 
 def _api_keys(args: argparse.Namespace, file: Mapping[str, Any]) -> tuple[str, ...]:
