@@ -1,0 +1,195 @@
+"""fovea serve as a process: it comes up, serves the openai client, and says in one line why it does not."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from fovea import Engine
+from tests.cli.support import Caller, finish, free_port, start, until, write_lines
+
+
+@dataclass(frozen=True)
+class Server:
+    process: subprocess.Popen[str]
+    url: str
+
+    def client(self, key: str = "none") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
+
+    def status(self, path: str, key: str | None = None) -> int:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.get(f"{self.url}{path}", headers=headers).status_code
+
+    def ready(self) -> bool:
+        assert self.process.poll() is None, self.process.communicate()
+        try:
+            return self.status("/ready") == 200
+        except httpx.TransportError:
+            return False
+
+
+@contextlib.contextmanager
+def serving(*words: object, **variables: str) -> Iterator[Server]:
+    port = free_port()
+    process = start("serve", *words, "--port", port, **variables)
+    server = Server(process, f"http://127.0.0.1:{port}")
+    try:
+        until(server.ready)
+        yield server
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def ask(client: openai.OpenAI, model: str, picture: Path, **extra: Any) -> Any:
+    url = f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}"
+    content: Any = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what?"}]
+    return client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": content}], max_tokens=6, **extra
+    )
+
+
+def test_a_named_and_locked_server(tiny: Path, folder: Path, engine: Engine) -> None:
+    """--served-model-name, --api-key twice and over FOVEA_API_KEY, a stream, SIGTERM."""
+    words = (tiny, "--served-model-name", "eyes", "--api-key", "first", "--api-key", "second")
+    with serving(*words, FOVEA_API_KEY="third") as server:
+        expected = engine.generate("what?", images=[folder / "a.png"], max_tokens=6).text
+        for key in ("first", "second"):
+            with server.client(key) as client:
+                assert [model.id for model in client.models.list()] == ["eyes"]
+                answer = ask(client, "eyes", folder / "a.png")
+                assert answer.choices[0].message.content == expected
+                assert answer.model == "eyes"
+                chunks = ask(client, "eyes", folder / "a.png", stream=True)
+                said = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+                assert "".join(said) == expected
+        with server.client("third") as client, pytest.raises(openai.AuthenticationError):
+            client.models.list()
+        with server.client("first") as client, pytest.raises(openai.NotFoundError, match="served: eyes"):
+            ask(client, "tiny", folder / "a.png")
+        assert server.status("/health") == 200
+        server.process.send_signal(signal.SIGTERM)
+        ended = finish(server.process)
+    assert (ended.code, ended.out) == (0, "")
+    assert "Traceback" not in ended.err
+    assert f"{server.url}/v1  keys: 2" in ended.err
+    assert "ready: eyes (Qwen3-VL, " in ended.err
+    assert not any(key in ended.err for key in ("first", "second", "third"))
+
+
+def test_a_server_set_up_by_file_and_variables(tiny: Path, folder: Path) -> None:
+    """The model and a limit from the file, the keys from FOVEA_API_KEY, silence from FOVEA_LOG_LEVEL, Ctrl-C."""
+    config = folder / "fovea.toml"
+    config.write_text(f'model = "{tiny}"\nmax_images = 1\nlog_level = "debug"\napi_key = "unused"\n')
+    variables = {"FOVEA_API_KEY": "one, two", "FOVEA_LOG_LEVEL": "warning", "FOVEA_CONFIG": str(config)}
+    with serving(**variables) as server:
+        assert [server.status("/v1/models", key) for key in ("one", "two", "unused", None)] == [
+            200,
+            200,
+            401,
+            401,
+        ]
+        with server.client("two") as client:
+            assert ask(client, "tiny", folder / "a.png").usage.completion_tokens == 6
+            part: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+            with pytest.raises(openai.BadRequestError, match="1"):
+                client.chat.completions.create(
+                    model="tiny", messages=[{"role": "user", "content": [part, part]}]
+                )
+        server.process.send_signal(signal.SIGINT)
+        ended = finish(server.process)
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
+
+
+def test_a_taken_port_is_told_before_a_model_is_loaded(fovea: Caller, folder: Path) -> None:
+    """The model could not be loaded: it is a folder of pictures."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        said = fovea("serve", folder, "--port", port)
+    assert said.code == 2
+    assert said.told == f"fovea: 127.0.0.1:{port} can not be listened on: Address already in use"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--host", "192.0.2.1"), "192.0.2.1:8000 can not be listened on: "),
+        (("--host", "x" * 300), f"{'x' * 300}:8000 can not be listened on: "),
+        (("--port", "65536"), "--port is 65536; accepted: 0 to 65535"),
+        (("--max-queue", "many"), "--max-queue is 'many'; accepted: a whole number"),
+        (("--max-running", "0"), "--max-running: max_running is 0; accepted: 1 to 4096"),
+        (("--max-images", "0"), "--max-images: max_images is 0; accepted: 1 to 1024"),
+        (("--drain-seconds", "-1"), "--drain-seconds: drain_seconds is -1.0; accepted: 0 to 3600"),
+        (("--file-root", "/no/such"), "--file-root: file_root is '/no/such'; accepted: the absolute path"),
+        (("--allow-remote", "perhaps"), "--allow-remote is 'perhaps'; accepted: true or false"),
+        (("--api-key", ""), "--api-key holds an empty key or none"),
+        (("--chat-template", "/no/such"), "--chat-template: /no/such can not be read: No such file"),
+        (("--config", "/no/such"), "/no/such can not be read: No such file or directory"),
+        (("./none",), "'./none' is neither a folder, a hub id (owner/name) nor 'fovea-tiny'"),
+        (("none",), "'none' is neither a folder, a hub id (owner/name) nor 'fovea-tiny'"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(words: tuple[str, ...], message: str, fovea: Caller) -> None:
+    said = fovea("serve", *words)
+    assert (said.code, said.out) == (2, "")
+    assert said.told.startswith(f"fovea: {message}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("PORT", "tcp://10.0.0.1:80", "FOVEA_PORT is 'tcp://10.0.0.1:80'; accepted: 0 to 65535"),
+        ("API_KEY", ",", "FOVEA_API_KEY holds an empty key or none"),
+        ("API_KEY", "one,", "FOVEA_API_KEY holds an empty key or none"),
+        ("MAX_QUEUE", "-1", "FOVEA_MAX_QUEUE: max_queue is -1; accepted: 0 to 1048576"),
+        ("MODEL", "./none", "'./none' is neither a folder"),
+        ("CONFIG", "/no/such", "/no/such can not be read: "),
+    ],
+)
+def test_a_wrong_variable_is_one_line(
+    name: str, value: str, message: str, fovea: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"FOVEA_{name}", value)
+    said = fovea("serve")
+    assert said.code == 2
+    assert said.told.startswith(f"fovea: {message}")
+
+
+@pytest.mark.parametrize("value", ['""', "[]", '["one", ""]', "7", '[" "]', "false"])
+def test_a_server_that_was_meant_to_be_locked_never_opens(value: str, fovea: Caller, folder: Path) -> None:
+    (folder / "fovea.toml").write_text(f"api_key = {value}")
+    said = fovea("serve", "--config", folder / "fovea.toml")
+    assert said.code == 2
+    assert said.told.startswith("fovea: api_key in the configuration file holds an empty key or none")
+
+
+@pytest.mark.parametrize("value", ["true", "1.5", '"http"', "-1", "[80]"])
+def test_a_wrong_port_in_the_file(value: str, fovea: Caller, folder: Path) -> None:
+    (folder / "fovea.toml").write_text(f"port = {value}")
+    said = fovea("serve", "--config", folder / "fovea.toml")
+    assert said.code == 2
+    assert said.told.startswith("fovea: port in the configuration file is ")
+
+
+def test_a_checkpoint_that_can_not_run_ends_the_server(folder: Path) -> None:
+    """Found while the port is open already: the process ends all the same, and says why last."""
+    write_lines(folder / "config.json", {"model_type": "bert"})
+    ended = finish(start("serve", folder, "--port", free_port()))
+    assert (ended.code, ended.out) == (2, "")
+    assert "Traceback" not in ended.err
+    assert ended.err.splitlines()[-1].startswith("fovea: model_type 'bert' is not supported; supported: ")
