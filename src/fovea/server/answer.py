@@ -11,7 +11,7 @@ from typing import TypeVar
 from fastapi import Request
 
 from fovea.core.answer import AnswerBuilder
-from fovea.core.errors import FoveaError
+from fovea.core.errors import DeadlineExceeded, FoveaError
 from fovea.core.types import Completion, Delta, GenerationRequest
 from fovea.server.state import ServerState
 
@@ -37,6 +37,17 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
                 pending.cancel()
                 with suppress(asyncio.CancelledError, FoveaError):
                     await pending
+
+
+async def within(seconds: float | None, work: Awaitable[T]) -> T:
+    """The result of `work`. Raises DeadlineExceeded, the request's own, when it takes longer; None: no limit."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded(
+            "the request's timeout ran out while its images were read", param="timeout"
+        ) from None
 
 
 async def _disconnected(request: Request) -> None:

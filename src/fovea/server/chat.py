@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 
 from fastapi import APIRouter, Request
@@ -11,7 +12,7 @@ from fovea.api.convert import chat_prompt, image_references, sampling, wire_name
 from fovea.api.responses import ChatBodies
 from fovea.api.schema import ChatRequest
 from fovea.core.types import GenerationRequest
-from fovea.server.answer import while_connected, whole
+from fovea.server.answer import while_connected, whole, within
 from fovea.server.docs import GENERATES
 from fovea.server.state import ServerState, state_of
 from fovea.server.streaming import stream_response
@@ -33,9 +34,14 @@ async def chat_completions(body: ChatRequest, http: Request) -> Response:
 
 
 async def _request(state: ServerState, body: ChatRequest) -> GenerationRequest:
+    """The images count against the request's timeout; the engine gets what they left of it."""
     params = sampling(body, state.client.info.default_sampling)
     references = image_references(body.messages)
-    loaded = await state.media.load_timed([r.url for r in references], [r.param for r in references])
+    timeout = state.timeout(body.timeout)
+    started = time.monotonic()
+    urls, places = [r.url for r in references], [r.param for r in references]
+    loaded = await within(timeout, state.media.load_timed(urls, places))
+    left = None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
     state.metrics.images(len(references))
     slowest = max((timing.fetch_s + timing.decode_s for timing in loaded.timings), default=0.0)
     return GenerationRequest(
@@ -43,6 +49,6 @@ async def _request(state: ServerState, body: ChatRequest) -> GenerationRequest:
         prompt=chat_prompt(body, loaded.images),
         sampling=params,
         cache_salt=body.cache_salt or "",
-        timeout=state.timeout(body.timeout),
+        timeout=left,
         media_s=slowest,
     )
