@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,3 +55,46 @@ def server(engine: Engine, files: Path) -> Iterator[Server]:
     media = MediaLimits(file_root=files, max_bytes=MAX_IMAGE_BYTES, max_images=MAX_IMAGES)
     with running(engine, ServerSettings(max_body_mib=MAX_BODY_MIB, media=media), files) as server:
         yield server
+
+
+REMOTE = picture(seed=41)
+
+
+@dataclass
+class Web:
+    """A web server on loopback with one picture under every path; below /slow only once it is `released`."""
+
+    url: str = ""
+    asked: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    web = Web()
+
+    class Pictures(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            web.asked.set()
+            if self.path.startswith("/slow"):
+                web.released.wait()
+            with contextlib.suppress(OSError):  # who asked may have left
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(REMOTE)))
+                self.end_headers()
+                self.wfile.write(REMOTE)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    host = ThreadingHTTPServer(("127.0.0.1", 0), Pictures)
+    thread = threading.Thread(target=host.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    web.url = f"http://127.0.0.1:{host.server_address[1]}"
+    yield web
+    web.released.set()
+    host.shutdown()
+    host.server_close()
+    thread.join()

@@ -17,7 +17,9 @@ import openai
 import pytest
 
 from fovea import Engine
+from fovea.media.limits import MediaLimits
 from fovea.server.settings import ServerSettings
+from tests.server.conftest import Web
 from tests.server.support import (
     PATIENCE,
     Server,
@@ -162,6 +164,28 @@ def test_a_timeout_ends_a_request(server: Server) -> None:
     assert_nothing_is_held(server)
 
 
+@pytest.fixture
+def patient(engine: Engine, files: Path) -> Iterator[Server]:
+    """Waits a minute for a picture, from whatever host."""
+    media = MediaLimits(allow_private_hosts=True, fetch_timeout_s=60)
+    with running(engine, ServerSettings(media=media), files) as server:
+        yield server
+
+
+def test_a_timeout_ends_the_wait_for_an_image(patient: Server, web: Web) -> None:
+    answer = patient.post(CHAT, chat(user(image(f"{web.url}/slow.png")), timeout=0.2))
+    assert answer.status_code == 408
+    assert answer.json()["error"]["param"] == "timeout"
+    assert "images" in answer.json()["error"]["message"]
+
+
+def test_a_client_that_leaves_while_its_image_is_fetched(patient: Server, web: Web) -> None:
+    wire = send_and_leave(patient, chat(user(image(f"{web.url}/slow.png"))))
+    assert web.asked.wait(PATIENCE)
+    wire.close()
+    until(lambda: ended(patient, 499) == 1)
+
+
 def test_the_servers_timeout_is_for_requests_that_name_none(engine: Engine, files: Path) -> None:
     with running(engine, ServerSettings(request_timeout=1e-6), files) as server:
         assert server.post(CHAT, chat()).status_code == 408
@@ -198,6 +222,7 @@ import sys
 from fovea import Engine
 from fovea.server.app import create_app
 from fovea.server.run import serve
+from fovea.media.limits import MediaLimits
 from fovea.server.settings import ServerSettings
 engine = Engine.from_pretrained(sys.argv[1], dtype="float32", threads=1, kv_cache_mib=32)
 serve(create_app(engine, ServerSettings(drain_seconds=float(sys.argv[3]))), "127.0.0.1", int(sys.argv[2]))

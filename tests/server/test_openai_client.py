@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from fovea import Engine
 from fovea.media.limits import MediaLimits
 from fovea.server.settings import ServerSettings
+from tests.server.conftest import REMOTE, Web
 from tests.server.support import Server, data_url, image, picture, running, user
 
 MODEL = "tiny"
@@ -252,41 +251,16 @@ def test_one_image_by_three_ways_is_encoded_once(client: openai.OpenAI, server: 
     assert server.metrics()["fovea_images_encoded_total"] == encoded
 
 
-class Pictures(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        body = picture(seed=41)
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def web() -> Iterator[str]:
-    host = ThreadingHTTPServer(("127.0.0.1", 0), Pictures)
-    thread = threading.Thread(target=host.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{host.server_address[1]}"
-    host.shutdown()
-    host.server_close()
-    thread.join()
-
-
-def test_images_by_http_where_private_hosts_are_allowed(engine: Engine, files: Path, web: str) -> None:
+def test_images_by_http_where_private_hosts_are_allowed(engine: Engine, files: Path, web: Web) -> None:
     settings = ServerSettings(media=replace(MediaLimits(), allow_private_hosts=True))
     with (
         running(engine, settings, files) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
     ):
-        by_url = ask(client, user(image(f"{web}/one.png"), "what is it?"))
+        by_url = ask(client, user(image(f"{web.url}/one.png"), "what is it?"))
         encoded = server.metrics()["fovea_images_encoded_total"]
-        by_other_url = ask(client, user(image(f"{web}/two.png?size=full"), "what is it?"))
-        by_data = ask(client, user(image(data_url(picture(seed=41))), "what is it?"))
+        by_other_url = ask(client, user(image(f"{web.url}/two.png?size=full"), "what is it?"))
+        by_data = ask(client, user(image(data_url(REMOTE)), "what is it?"))
         assert by_url.choices[0].message.content == by_data.choices[0].message.content
         assert by_other_url.choices[0].message.content == by_data.choices[0].message.content
         assert server.metrics()["fovea_images_encoded_total"] == encoded
