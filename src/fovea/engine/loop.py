@@ -134,7 +134,7 @@ class EngineLoop:
                     with suppress(Exception):
                         command()
         for job in list(self._jobs.values()):
-            job.sink(Event(job.choice, finish_reason="error", error=error))
+            self._say(job, Event(job.choice, finish_reason="error", error=error))
         self._jobs.clear()
 
     def _drain_inbox(self) -> bool:
@@ -169,6 +169,7 @@ class EngineLoop:
             return
         self._account(plan, result.encode_s)
         for seq_id, failure in result.failures.items():
+            log.error("an image could not be encoded", exc_info=failure)
             self._fail([seq_id], failure)
         self.scheduler.update(plan, {seq_id: pick.token for seq_id, pick in result.sampled.items()})
         for seq_id, pick in result.sampled.items():
@@ -234,7 +235,7 @@ class EngineLoop:
             timings=self._timings(job) if reason else StageTimings(),
         )
         if reason is None:
-            job.sink(event)
+            self._say(job, event)
         else:
             self._end(job, reason, event)
 
@@ -251,9 +252,18 @@ class EngineLoop:
         self.scheduler.finish(job.seq, reason)
         self.runner.remove(job.seq)
         del self._jobs[job.seq.id]
-        job.sink(event)
+        self._say(job, event)
         if not self._jobs:
             self._audit()
+
+    def _say(self, job: Job, event: Event) -> None:
+        """A listener that is gone (its event loop is closed) costs its own request, never the engine."""
+        try:
+            job.sink(event)
+        except Exception:  # noqa: BLE001 - whatever a listener raises, the others go on
+            log.warning("nobody listens to %s any more", job.seq.id)
+            if event.finish_reason is None:
+                self._cancel([job.seq.id])
 
     def _audit(self) -> None:
         """Nothing runs, so nothing may be held. A leak is logged and counted, never a reason to stop serving."""
