@@ -186,6 +186,24 @@ def test_a_wrong_port_in_the_file(value: str, fovea: Caller, folder: Path) -> No
     assert said.told.startswith("fovea: port in the configuration file is ")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ending_while_the_model_loads(number: signal.Signals, tiny: Path) -> None:
+    port = free_port()
+    process = start("serve", tiny, "--port", port)
+    until(lambda: process.poll() is not None or _answers(port))
+    process.send_signal(number)
+    ended = finish(process)
+    assert (ended.code, ended.out) == (0, "")
+    assert "terminate called" not in ended.err
+    assert "Traceback" not in ended.err
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    return False
+
+
 def test_a_checkpoint_that_can_not_run_ends_the_server(folder: Path) -> None:
     """Found while the port is open already: the process ends all the same, and says why last."""
     write_lines(folder / "config.json", {"model_type": "bert"})

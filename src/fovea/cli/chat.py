@@ -24,7 +24,7 @@ from fovea.core.errors import FoveaError
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.inputs import to_image
 
-HELP = "/image FILE...  add pictures to the next message    /clear  start over    /stats  toggle figures    /quit"
+HELP = "/image FILE...  add pictures    /clear  start over    /stats  figures    /quit"
 
 
 def register(commands: Any) -> None:

@@ -99,7 +99,7 @@ def config_file(args: argparse.Namespace) -> dict[str, Any]:
     level, source = options.lookup("log_level", args, file) or ("info", "")
     if str(level).lower() not in LOG_LEVELS:
         raise ConfigError(f"{source} is {level!r}; accepted: {', '.join(LOG_LEVELS)}", param="log_level")
-    logging.getLogger().setLevel(str(level).upper())
+    logging.getLogger("fovea").setLevel(str(level).upper())
     return file
 
 

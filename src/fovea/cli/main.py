@@ -32,10 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Models never need the network once they are on disk, and nobody asked for progress bars of downloads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # The log level that anyone asks for is Fovea's own; libraries only get to warn.
     logging.basicConfig(
-        level="INFO", format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr
+        level="WARNING", format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr
     )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # an answer may hold what the locale can not write

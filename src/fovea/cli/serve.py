@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import socket
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,6 +86,12 @@ def run(args: argparse.Namespace) -> int:
     serve(create_app(client, settings), host, port, started=client.start)
     if client.failure is not None:
         raise client.failure
+    if client.status == "loading":
+        # Told to end before the model was there. A thread within torch can not be stopped, and a process that is torn
+        # down around one aborts: end it here and now, with what was written.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
     return 0
 
 
