@@ -1,0 +1,340 @@
+"""What goes wrong stays with the request that it belongs to; the engine answers the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fovea import Engine
+from fovea.core.errors import (
+    DeadlineExceeded,
+    EngineError,
+    InvalidImage,
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    Unavailable,
+)
+from fovea.core.image import Image, PixelBudget
+from fovea.core.types import GenerationRequest, TextPrompt, TokenPrompt
+from tests.support.engines import all_at_once, ask, at_rest, engine, picture
+
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+
+
+@pytest.fixture
+def machine(qwen: Path) -> Iterator[Engine]:
+    with engine(qwen) as made:
+        yield made
+
+
+def still_answers(machine: Engine) -> None:
+    answer = machine.generate(ask("and you?", picture(9)), **GREEDY)
+    assert len(answer.token_ids[0]) == 8
+    at_rest(machine)
+
+
+def outcomes(machine: Engine, prompts: list[Any]) -> list[Any]:
+    """Answers or errors of prompts that share their steps."""
+
+    def run(prompt: Any) -> Any:
+        try:
+            return machine.generate(prompt, **GREEDY).token_ids[0]
+        except EngineError as error:
+            return error
+
+    with ThreadPoolExecutor(len(prompts)) as pool, all_at_once(machine, len(prompts)):
+        return list(pool.map(run, prompts))
+
+
+def test_a_prompt_that_is_too_long_is_told_in_numbers(qwen: Path) -> None:
+    with engine(qwen, kv_blocks=4, block_size=8) as machine:
+        assert machine.info.max_context == 32
+        prompt = ask("x" * 40, picture(1))
+        length = len(asyncio.run(machine.tokenize(prompt)))
+        with pytest.raises(
+            PromptTooLong, match=rf"the prompt has {length} tokens \(6 of them visual, 1 images\)"
+        ) as caught:
+            machine.generate(prompt, **GREEDY)
+        assert "the context holds 32" in str(caught.value)
+        assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
+        at_rest(machine)
+
+
+def test_max_tokens_that_can_not_fit_are_refused_and_none_takes_what_is_left(qwen: Path) -> None:
+    with engine(qwen, max_context=64) as machine:
+        prompt = TokenPrompt(tuple(range(70, 120)))
+        with pytest.raises(
+            PromptTooLong, match=r"max_tokens is 15, .* 50 tokens the context of 64 has room for 14"
+        ):
+            machine.generate(prompt, temperature=0, max_tokens=15)
+        answer = machine.generate(prompt, temperature=0, ignore_eos=True)
+        assert len(answer.token_ids[0]) == 14
+        assert answer.finish_reasons == ("length",)
+        at_rest(machine)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        (TokenPrompt(()), "the prompt is empty"),
+        (TokenPrompt((5, 100_000)), "token id 100000 is outside the vocabulary"),
+        (TokenPrompt((-1,)), "token id -1 is outside"),
+        (TextPrompt("a <|image_pad|> b"), "1 image markers .* for 0 images"),
+        (ask("the marker <|image_pad|> in words", picture(1)), "2 image markers .* for 1 images"),
+    ],
+    ids=["empty", "foreign id", "negative id", "marker without image", "marker in the text"],
+)
+def test_a_prompt_that_makes_no_sense(machine: Engine, prompt: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        machine.generate(prompt, **GREEDY)
+    still_answers(machine)
+
+
+def test_image_tokens_can_not_be_smuggled_in_as_ids(machine: Engine) -> None:
+    marker = machine.loop.runner.model.image_token_id
+    with pytest.raises(InvalidRequest, match="stands for an image"):
+        machine.generate(TokenPrompt((80, marker)), **GREEDY)
+
+
+def test_an_image_that_can_not_be_used_is_named_by_its_place(machine: Engine) -> None:
+    sliver = Image("sliver", 2000, 2, bytes(12000))
+    with pytest.raises(InvalidImage, match="^image 1: ") as caught:
+        machine.generate(ask("?", picture(1), sliver), **GREEDY)
+    assert caught.value.index == 1
+    still_answers(machine)
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"logit_bias": {384: 1.0}}, "logit_bias: token 384 is outside"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids: token -1 is outside"),
+        ({"warmth": 1}, "unknown parameter 'warmth'; known: .*temperature"),
+    ],
+    ids=str,
+)
+def test_parameters_that_the_model_has_no_use_for(machine: Engine, params: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        machine.generate(ask("hello"), **params)
+    still_answers(machine)
+
+
+class Broken(Exception):
+    """Of no kind that anybody expects."""
+
+
+def breaking(run: Callable[..., Any], when: Callable[..., bool], error: Exception) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if when(*args, **kwargs):
+            raise error
+        return run(*args, **kwargs)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no memory"), KeyError("odd"), Broken("odd")], ids=repr)
+def test_an_image_that_fails_to_encode_ends_its_own_requests_alone(
+    machine: Engine, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Only some kinds of exceptions counted as the image's; any other took the whole step down with it."""
+    bad = picture(66)
+    model = machine.loop.runner.model
+    good_prompts = [ask("one", picture(1)), ask("two words here")]
+    truth = [machine.generate(prompt, **GREEDY).token_ids[0] for prompt in good_prompts]
+    machine.clear_caches()
+    broken = breaking(model.encode, lambda image: image.identity == bad.identity, error)
+    monkeypatch.setattr(model, "encode", broken)
+    prompts = [good_prompts[0], ask("first", bad), good_prompts[1], ask("second", bad)]
+    found = outcomes(machine, prompts)
+    assert [found[0], found[2]] == truth
+    assert all(isinstance(found[i], EngineError) for i in (1, 3))
+    monkeypatch.undo()
+    still_answers(machine)
+    assert len(machine.generate(prompts[1], **GREEDY).token_ids[0]) == 8, "the failure was remembered"
+
+
+def test_an_encoder_that_breaks_its_promise_is_found_out(
+    machine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = machine.loop.runner.model
+    other = model.encode
+    monkeypatch.setattr(model, "encode", lambda image: type(f := other(image))(f.embeds[:-1], f.deepstack))
+    with pytest.raises(EngineError, match="5 visual tokens made, 6 planned"):
+        machine.generate(ask("?", picture(1)), **GREEDY)
+    monkeypatch.undo()
+    still_answers(machine)
+
+
+def test_a_step_that_fails_ends_the_requests_of_that_step(
+    machine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = iter([Broken("a defect")])
+    runner = machine.loop.runner
+    execute = runner.execute
+
+    def once(plan: Any) -> Any:
+        for error in failing:
+            raise error
+        return execute(plan)
+
+    monkeypatch.setattr(runner, "execute", once)
+    with caplog.at_level(logging.CRITICAL, "fovea.engine"):
+        found = outcomes(machine, [ask("one", picture(1)), ask("two"), ask("three", picture(1))])
+    assert all(isinstance(error, EngineError) and "a defect" in str(error) for error in found)
+    assert machine.status == "ready"
+    still_answers(machine)
+
+
+def test_a_timeout_ends_a_request_that_runs(machine: Engine) -> None:
+    request = GenerationRequest(
+        "slow", ask("tell me", picture(1)), machine.sampling({**GREEDY, "max_tokens": 3000}), timeout=0.05
+    )
+    with pytest.raises(DeadlineExceeded, match="timeout ran out") as caught:
+        list(machine.iterate(request))
+    assert caught.value.status == 408
+    still_answers(machine)
+
+
+def test_a_timeout_ends_a_request_that_waits(qwen: Path) -> None:
+    with engine(qwen, max_running=1) as machine:
+        long = machine.iterate(machine.request(ask("long"), **{**GREEDY, "max_tokens": 3000}))
+        next(long)
+        request = GenerationRequest("late", ask("me too"), machine.sampling(GREEDY), timeout=0.02)
+        with pytest.raises(DeadlineExceeded):
+            list(machine.iterate(request))
+        long.close()
+        still_answers(machine)
+
+
+def test_a_full_queue_says_so_and_when_to_come_back(qwen: Path) -> None:
+    with engine(qwen, max_running=1, max_queue=2) as machine:
+        running = machine.iterate(machine.request(ask("x"), **{**GREEDY, "max_tokens": 3000}))
+        next(running)
+        with pytest.raises(Overloaded, match="1 requests are running or waiting, 3 is the limit") as caught:
+            machine.generate(ask("three choices"), **GREEDY, n=3)
+        assert caught.value.status == 429
+        assert caught.value.retry_after > 0
+        running.close()
+        still_answers(machine)
+
+
+def test_after_shutdown_everything_is_refused_at_once(qwen: Path) -> None:
+    """clear_caches() and check_integrity() waited a minute for a thread that was gone, then raised queue.Empty."""
+    machine = engine(qwen)
+    still_answers(machine)
+    machine.shutdown()
+    assert machine.status == "stopped"
+    for action in (
+        lambda: machine.generate(ask("hi"), **GREEDY),
+        machine.clear_caches,
+        machine.check_integrity,
+    ):
+        with pytest.raises(Unavailable):
+            action()
+    machine.shutdown()
+
+
+def test_shutdown_ends_what_runs_as_aborted(qwen: Path) -> None:
+    machine = engine(qwen)
+    deltas = machine.iterate(machine.request(ask("long"), **{**GREEDY, "max_tokens": 3000}))
+    next(deltas)
+    machine.shutdown()
+    assert list(deltas)[-1].finish_reason == "abort"
+    assert machine.stats()["kv_blocks_used"] == 0
+
+
+def test_requests_that_arrive_while_it_stops_are_answered_or_told(qwen: Path) -> None:
+    """Nobody may wait for an answer that will not come."""
+    machine = engine(qwen)
+
+    def ask_on() -> str:
+        for _ in range(10_000):
+            try:
+                reason = machine.generate(ask("again"), **GREEDY).finish_reasons[0]
+            except Unavailable:
+                return "told"
+            if reason != "length":
+                return reason
+        return "never stopped"
+
+    with ThreadPoolExecutor(8) as pool:
+        asking = [pool.submit(ask_on) for _ in range(8)]
+        while machine.loop.generated_tokens < 50:
+            threading.Event().wait(0.001)
+        machine.shutdown()
+        assert {future.result(timeout=30) for future in asking} <= {"told", "abort"}
+
+
+def test_a_listener_that_is_gone_costs_its_request_not_the_engine(machine: Engine) -> None:
+    """asyncio.run() cancels what is left and closes its event loop; the news of that cancel then had nowhere to go,
+    and the exception that this raised killed the engine for everybody."""
+
+    async def leave_early() -> None:
+        async def endless() -> None:
+            async for _ in machine.stream(ask("long"), **{**GREEDY, "max_tokens": 3000}):
+                pass
+
+        task = asyncio.create_task(endless())
+        while not machine.loop.generated_tokens:
+            await asyncio.sleep(0.001)
+        del task  # still running: asyncio.run cancels it on its way out
+
+    asyncio.run(leave_early())
+    assert machine.status == "ready"
+    still_answers(machine)
+
+
+def test_a_loop_that_dies_tells_everybody(
+    machine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> Any:
+        raise Broken("in the scheduler")
+
+    monkeypatch.setattr(machine.scheduler, "schedule", broken)
+    with (
+        caplog.at_level(logging.CRITICAL, "fovea.engine"),
+        pytest.raises(EngineError, match="stopped unexpectedly"),
+    ):
+        machine.generate(ask("hi"), **GREEDY)
+    assert machine.status == "stopped"
+    with pytest.raises(Unavailable):
+        machine.generate(ask("hi"), **GREEDY)
+
+
+async def test_close_drains_what_runs(qwen: Path) -> None:
+    machine = engine(qwen)
+    stream = machine.stream(ask("finish this"), **GREEDY)
+    first = await anext(stream)
+    closing = asyncio.create_task(machine.close(drain_s=30))
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="shutting down"):
+        await anext(machine.stream(ask("no more"), **GREEDY))
+    rest = [delta async for delta in stream]
+    await closing
+    assert sum(len(delta.token_ids) for delta in (first, *rest)) == 8
+    assert rest[-1].finish_reason == "length"
+
+
+async def test_leaving_while_the_request_is_prepared_leaves_nothing_behind(machine: Engine) -> None:
+    task = asyncio.create_task(anext(machine.stream(ask("?", picture(5, 512, 512)), **GREEDY)))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.to_thread(still_answers, machine)
+
+
+def test_a_budget_that_can_not_be_met_says_which(machine: Engine) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        machine.generate(ask("?", picture(1), budget=PixelBudget(min_pixels=10**7, max_pixels=10)), **GREEDY)
+    assert re.search(r"pixels", str(caught.value))
+    still_answers(machine)
