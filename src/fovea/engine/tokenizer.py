@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fovea.core.errors import CheckpointError, InvalidRequest
 from fovea.core.types import ImagePart, Message, TextPart
+from fovea.engine.files import read_json
 
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 LLAVA_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'system' %}{% for c in message['content'] %}{{ c['text'] }} {% endfor %}"
@@ -35,6 +36,11 @@ class ChatTokenizer:
         """`template` replaces the checkpoint's own. Raises CheckpointError when no tokenizer can be made."""
         from transformers import AutoTokenizer
 
+        if not any((folder / name).is_file() for name in VOCABULARIES):
+            # transformers makes an empty tokenizer of such a folder, and nothing fails before the first answer.
+            raise CheckpointError(
+                f"{folder} has no usable tokenizer: none of {', '.join(VOCABULARIES)} is there"
+            )
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(folder))
         except (OSError, ValueError, KeyError, ImportError) as error:
@@ -122,7 +128,7 @@ def _template_file(folder: Path) -> str | None:
     for name in ("chat_template.json", "processor_config.json"):
         path = folder / name
         if path.is_file():
-            template = json.loads(path.read_text()).get("chat_template")
+            template = read_json(path).get("chat_template")
             if isinstance(template, str):
                 return template
     return None
@@ -131,8 +137,7 @@ def _template_file(folder: Path) -> str | None:
 def _eos_ids(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
     """Every id that ends an answer: the generation config's, else the model's, and always the tokenizer's own."""
     found: set[int] = set()
-    generation = folder / "generation_config.json"
-    sources = [json.loads(generation.read_text()).get("eos_token_id")] if generation.is_file() else []
+    sources = [read_json(folder / "generation_config.json").get("eos_token_id")]
     sources += [getattr(config, "eos_token_id", None), getattr(config.text_config, "eos_token_id", None)]
     for source in sources:
         if source is not None:

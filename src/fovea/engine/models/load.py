@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from fovea.core.errors import CheckpointError, ConfigError, UnsupportedModel
 from fovea.core.types import ModelInfo
 from fovea.engine.config import EngineConfig
+from fovea.engine.files import read_json
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.registry import architecture, build
 from fovea.engine.models.weights import checkpoint_dtype, load_weights, shard_files
@@ -73,9 +73,9 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     tokenizer = ChatTokenizer.from_folder(folder, config, template=chat_template)
     processor = build_processor(
         config.model_type,
-        _read_json(folder / "preprocessor_config.json") or _nested_processor(folder),
+        read_json(folder / "preprocessor_config.json") or _nested_processor(folder),
         config.to_dict(),
-        _read_json(folder / "processor_config.json"),
+        read_json(folder / "processor_config.json"),
     )
     info = ModelInfo(
         name=served_name(name),
@@ -96,11 +96,11 @@ def read_config(folder: Path) -> Any:
 
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json")
-    model_type = (_read_json(folder / "config.json")).get("model_type", "")
+    model_type = read_json(folder / "config.json").get("model_type", "")
     architecture(str(model_type))
     try:
         return AutoConfig.from_pretrained(str(folder))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:
         raise CheckpointError(f"{folder}/config.json can not be used: {error}") from error
 
 
@@ -146,21 +146,9 @@ def _count_parameters(model: VisionLanguageModel) -> int:
     return sum(tensor.numel() for _, tensor in model.checkpoint_targets())
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
-    return value
-
-
 def _nested_processor(folder: Path) -> dict[str, Any]:
     """Newer checkpoints keep the image processor's settings inside processor_config.json."""
-    nested = _read_json(folder / "processor_config.json").get("image_processor")
+    nested = read_json(folder / "processor_config.json").get("image_processor")
     if not isinstance(nested, dict):
         raise CheckpointError(f"{folder} has no preprocessor_config.json")
     return nested
@@ -168,7 +156,7 @@ def _nested_processor(folder: Path) -> dict[str, Any]:
 
 def _default_sampling(folder: Path) -> dict[str, float | int]:
     """What the checkpoint's generation_config.json asks for where a request says nothing."""
-    config = _read_json(folder / "generation_config.json")
+    config = read_json(folder / "generation_config.json")
     if not config or "do_sample" not in config:
         return {}
     if not config["do_sample"]:

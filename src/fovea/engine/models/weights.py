@@ -45,9 +45,9 @@ def shard_files(folder: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+            missing = [name for name in names if not (folder / name).is_file()]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise CheckpointError(f"{index} is not a weight index: {error}") from error
-        missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise CheckpointError(
                 f"{folder}: {len(missing)} of {len(names)} shards are missing: {missing[:3]}"
@@ -70,18 +70,22 @@ def read_header(file: BinaryIO, path: Path) -> tuple[list[TensorEntry], int]:
         raise CheckpointError(f"{path} is not a safetensors file, or is truncated")
     try:
         header: dict[str, Any] = json.loads(file.read(length))
-        entries = [
-            TensorEntry(name, item["dtype"], tuple(item["shape"]), *item["data_offsets"])
-            for name, item in header.items()
-            if name != "__metadata__"
-        ]
-    except (ValueError, KeyError, TypeError) as error:
+        entries = [_entry(name, item) for name, item in header.items() if name != "__metadata__"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} has a broken header: {error}") from error
     begin = 8 + length
     end = max((entry.stop for entry in entries), default=0)
     if begin + end > size:
         raise CheckpointError(f"{path} is truncated: {size} bytes, {begin + end} expected")
     return sorted(entries, key=lambda e: e.start), begin
+
+
+def _entry(name: str, item: dict[str, Any]) -> TensorEntry:
+    dtype, shape, (start, stop) = item["dtype"], item["shape"], item["data_offsets"]
+    numbers = (*shape, start, stop)
+    if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in numbers) or stop < start:
+        raise ValueError(f"tensor {name!r} has no usable type, shape or place")
+    return TensorEntry(name, dtype, tuple(shape), start, stop)
 
 
 def load_weights(
