@@ -77,6 +77,9 @@ class SamplingParams:
         _whole("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
         if self.seed is not None:
             _whole("seed", self.seed, -(2**63), 2**63 - 1)
+        for name in ("logprobs", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"{name} must be true or false, got {getattr(self, name)!r}", param=name)
         self._check_lengths()
         self._check_stops()
 
@@ -102,7 +105,10 @@ class SamplingParams:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(f"logit_bias takes up to {MAX_LOGIT_BIAS} entries", param="logit_bias")
         for token, bias in self.logit_bias.items():
+            _whole("logit_bias", token, 0, 2**31)
             _within(f"logit_bias[{token}]", bias, -100, 100)
+        for token in self.stop_token_ids:
+            _whole("stop_token_ids", token, 0, 2**31)
 
     @property
     def greedy(self) -> bool:

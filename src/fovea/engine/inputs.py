@@ -46,6 +46,8 @@ def to_prompt(prompt: Any, images: Sequence[Any] = (), budget: PixelBudget | Non
         return ChatPrompt((Message("user", (*pictures, TextPart(prompt))),))
     if images:
         raise InvalidRequest("with messages, images are content parts of type image", param="images")
+    if not isinstance(prompt, Sequence) or not prompt:
+        raise InvalidRequest("a prompt is text, messages (one at least), or a Prompt", param="messages")
     counter = iter(range(1 << 30))
     return ChatPrompt(tuple(_message(m, f"messages[{i}]", counter, budget) for i, m in enumerate(prompt)))
 
@@ -62,11 +64,15 @@ def _message(value: Any, where: str, counter: Any, budget: PixelBudget) -> Messa
         return value
     if not isinstance(value, Mapping) or "role" not in value or "content" not in value:
         raise InvalidRequest("a message is a mapping with role and content", param=where)
-    content = value["content"]
+    role, content = value["role"], value["content"]
+    if not isinstance(role, str):
+        raise InvalidRequest(f"role must be text, got {role!r}", param=f"{where}.role")
     if isinstance(content, str):
-        return Message(value["role"], (TextPart(content),))
+        return Message(role, (TextPart(content),))
+    if not isinstance(content, Sequence):
+        raise InvalidRequest("content must be text or a list of parts", param=f"{where}.content")
     parts = [_part(part, f"{where}.content[{i}]", counter, budget) for i, part in enumerate(content)]
-    return Message(value["role"], tuple(parts))
+    return Message(role, tuple(parts))
 
 
 def _part(value: Any, where: str, counter: Any, budget: PixelBudget) -> Part:
@@ -74,7 +80,11 @@ def _part(value: Any, where: str, counter: Any, budget: PixelBudget) -> Part:
         return value
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "text":
+        if not isinstance(value.get("text"), str):
+            raise InvalidRequest("a part of type text needs text", param=f"{where}.text")
         return TextPart(value["text"])
     if kind == "image":
+        if "image" not in value:
+            raise InvalidRequest("a part of type image needs image", param=f"{where}.image")
         return ImagePart(_at(next(counter), value["image"]), budget)
     raise InvalidRequest(f"part of type {kind!r}; accepted: text, image", param=where)

@@ -59,7 +59,17 @@ class ChatTokenizer:
         return self._eos_ids
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, with the special tokens that the tokenizer adds unless the text begins with them."""
+        """Ids of `text`, with the special tokens that the tokenizer adds unless the text begins with them.
+
+        Raises InvalidRequest for text that is not Unicode.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            at = text[error.start : error.end]
+            raise InvalidRequest(
+                f"the text holds {at!r}, half of a surrogate pair", param="messages"
+            ) from error
         bos = self._tokenizer.bos_token
         add = not (bos and text.startswith(bos))
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add)

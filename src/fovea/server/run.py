@@ -34,7 +34,7 @@ class _Server(uvicorn.Server):
             self._started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self._state.draining:
+        if not self._state.draining and self._state.client.status == "ready":
             log.info(
                 "%s: draining for up to %g s", signal.Signals(sig).name, self._state.settings.drain_seconds
             )
