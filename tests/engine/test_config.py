@@ -1,0 +1,74 @@
+"""Every setting has a range, and a value outside it is named before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fovea.core.errors import ConfigError
+from fovea.engine.config import MIB, EngineConfig
+from fovea.engine.memory import pool_blocks
+
+BOUNDS = {
+    "threads": (0, 1024),
+    "block_size": (1, 256),
+    "kv_cache_mib": (0, 1 << 24),
+    "kv_blocks": (0, 1 << 30),
+    "max_context": (0, 1 << 24),
+    "max_running": (1, 4096),
+    "max_step_tokens": (1, 1 << 20),
+    "max_step_visual_tokens": (1, 1 << 20),
+    "max_queue": (0, 1 << 20),
+    "embed_cache_mib": (0, 1 << 24),
+    "preprocess_workers": (1, 64),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_numbers_have_both_ends(name: str) -> None:
+    low, high = BOUNDS[name]
+    for value in (low, high):
+        assert getattr(EngineConfig(**{name: value}), name) == value  # type: ignore[arg-type]
+    for value in (low - 1, high + 1, 1.5, True, "1", None):
+        with pytest.raises(ConfigError, match=rf"^{name} is .*; accepted: {low} to {high}") as caught:
+            EngineConfig(**{name: value})  # type: ignore[arg-type]
+        assert caught.value.param == name
+
+
+def test_words_are_listed() -> None:
+    with pytest.raises(ConfigError, match="dtype is 'int8'; accepted: auto, float32, bfloat16, float16"):
+        EngineConfig(dtype="int8")
+    with pytest.raises(ConfigError, match="device is 'tpu'; accepted: auto, cpu, cuda, cuda:N"):
+        EngineConfig(device="tpu")
+    assert EngineConfig(device="cuda:3").device == "cuda:3"
+
+
+def test_every_setting_is_documented_and_frozen() -> None:
+    for field in dataclasses.fields(EngineConfig):
+        assert f"{field.name}:" in (EngineConfig.__doc__ or ""), f"{field.name} has no line in the docstring"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        EngineConfig().dtype = "auto"  # type: ignore[misc]
+
+
+def model(kv_bytes: int, positions: int = 1024) -> Any:
+    decoder = SimpleNamespace(kv_bytes_per_token=lambda itemsize: kv_bytes, max_positions=positions)
+    return SimpleNamespace(
+        decoder=SimpleNamespace(config=decoder), dtype=torch.float32, device=torch.device("cpu")
+    )
+
+
+def test_the_pool_is_what_was_asked_for_and_no_more_than_can_be_used() -> None:
+    assert pool_blocks(EngineConfig(kv_blocks=7), model(1)) == 7
+    assert pool_blocks(EngineConfig(kv_cache_mib=1, block_size=16), model(1024)) == MIB // (1024 * 16)
+    few = EngineConfig(kv_cache_mib=1024, max_running=2, block_size=16)
+    assert pool_blocks(few, model(1, positions=100)) == 2 * 7
+    assert pool_blocks(EngineConfig(), model(4096)) >= 1
+
+
+def test_a_pool_too_small_for_one_block_is_refused() -> None:
+    with pytest.raises(ConfigError, match="1 MiB hold no block of"):
+        pool_blocks(EngineConfig(kv_cache_mib=1), model(MIB))
