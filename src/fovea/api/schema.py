@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_TEXT = 4_000_000
 MAX_WORD = 4096
 MAX_COUNT = 2**31
+MAX_ITEMS = 4096
+MAX_VALUES = 50_000
+MAX_PROMPTS = 1024
 
 
 def _real_number(value: Any) -> Any:
@@ -31,6 +34,34 @@ Word = Annotated[str, Field(max_length=MAX_WORD)]
 
 class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class Body(Wire):
+    """A request's body. Pydantic complains about every value that is wrong: a million of them would hold up every
+    other client for seconds, so how many there may be is decided first.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_too_many_values(cls, value: Any) -> Any:
+        if not _at_most(MAX_VALUES, value):
+            raise ValueError(f"too many values; accepted: at most {MAX_VALUES} beside token ids")
+        return value
+
+
+def _at_most(limit: int, value: Any) -> bool:
+    """Whether all lists and objects in `value` hold no more than `limit` entries, integers in lists aside."""
+    count, inner = 0, [value]
+    while inner and count <= limit:
+        node = inner.pop()
+        entries: list[Any] = []
+        if isinstance(node, dict):
+            entries = list(node.values())
+        elif isinstance(node, list):
+            entries = [entry for entry in node if type(entry) is not int]
+        count += len(entries)
+        inner += entries
+    return count <= limit
 
 
 class ImageURL(Wire):
@@ -57,7 +88,7 @@ Content = Annotated[TextContent | ImageContent, Field(discriminator="type")]
 
 class ChatMessage(Wire):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[Content] | None = None
+    content: Text | Annotated[list[Content], Field(max_length=MAX_ITEMS)] | None = None
     name: Word | None = Field(default=None, description="no effect")
     refusal: None = Field(
         default=None, description="answers hold it, so that they can be sent back as they came"
@@ -72,20 +103,20 @@ class ResponseFormat(Wire):
     type: Literal["text"]
 
 
-class Sampling(Wire):
+class Sampling(Body):
     """What chat and text completions share. Extensions beyond OpenAI are marked with (+)."""
 
     model: Word | None = Field(default=None, description="the served model's name, or nothing")
     temperature: Number | None = Field(default=None, ge=0, le=2)
     top_p: Number | None = Field(default=None, gt=0, le=1)
-    n: Integer = Field(default=1, ge=1, le=16)
+    n: Integer | None = Field(default=1, ge=1, le=16)
     stream: Flag | None = False
     stream_options: StreamOptions | None = None
-    stop: Word | list[Word] | None = None
+    stop: Word | Annotated[list[Word], Field(max_length=64)] | None = None
     max_tokens: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
     presence_penalty: Number | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: Number | None = Field(default=None, ge=-2, le=2)
-    logit_bias: dict[str, Number] | None = None
+    logit_bias: dict[str, Number] | None = Field(default=None, max_length=1024)
     seed: Integer | None = Field(default=None, ge=-(2**63), lt=2**63)
     user: Word | None = Field(default=None, description="no effect")
     top_k: Integer | None = Field(
@@ -108,7 +139,7 @@ class Sampling(Wire):
 
 
 class ChatRequest(Sampling):
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_ITEMS)
     max_completion_tokens: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
     logprobs: Flag | None = False
     top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
@@ -117,7 +148,7 @@ class ChatRequest(Sampling):
         default=None, ge=1, le=MAX_COUNT, description="(+) budget of every image without its own"
     )
     min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description="(+)")
-    metadata: dict[Word, Word] | None = Field(default=None, description="no effect")
+    metadata: dict[Word, Word] | None = Field(default=None, max_length=64, description="no effect")
     store: Flag | None = Field(default=None, description="no effect")
     service_tier: Word | None = Field(default=None, description="no effect")
     safety_identifier: Word | None = Field(default=None, description="no effect")
@@ -125,16 +156,21 @@ class ChatRequest(Sampling):
 
 
 class CompletionRequest(Sampling):
-    prompt: Text | list[Text] | list[Integer] | list[list[Integer]]
+    prompt: (
+        Text
+        | Annotated[list[Text], Field(max_length=MAX_PROMPTS)]
+        | list[Integer]
+        | Annotated[list[list[Integer]], Field(max_length=MAX_PROMPTS)]
+    )
     logprobs: Integer | None = Field(default=None, ge=0, le=20)
 
 
-class TokenizeRequest(Wire):
+class TokenizeRequest(Body):
     """Either `prompt` or `messages`, as in completions and chat completions."""
 
     model: Word | None = None
     prompt: Text | None = None
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
+    messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_ITEMS)
     max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
     min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
 

@@ -22,6 +22,7 @@ TELLING = (
     "union_tag_invalid",
     "extra_forbidden",
     "missing",
+    "too_long",
 )
 UNION_TAGS = ("text", "image_url")
 OBJECT = ("model_type", "model_attributes_type", "dict_type")
