@@ -134,6 +134,18 @@ def test_every_field_arrives() -> None:
     assert sampling(chat(**said, **lists), {}) == expected
 
 
+def test_null_is_nothing_said() -> None:
+    nothing = {
+        "n": None,
+        "temperature": None,
+        "stream": None,
+        "stop": None,
+        "logprobs": None,
+        "max_tokens": None,
+    }
+    assert sampling(chat(**nothing), {"temperature": 0.6}) == SamplingParams(temperature=0.6)
+
+
 def test_a_stop_string_is_one_string() -> None:
     assert sampling(chat(stop="end"), {}).stop == ("end",)
 

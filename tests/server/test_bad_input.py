@@ -292,7 +292,24 @@ SIZES = [
     Case("body too large", f"accepted: at most {MAX_BODY_MIB * 2**20} bytes", chat(user("x" * (MAX_BODY_MIB * 2**20))), None, 413,
          "payload_too_large"),
 ]  # fmt: skip
-CASES = IMAGES + MALFORMED + PARAMETERS + SIZES
+MANY = "too many values; accepted: at most 50000 beside token ids"
+CROWDS = [
+    Case("a crowd of messages", "at most 4096 items", chat(*[user("x")] * 5000), "messages"),
+    Case("a crowd of parts", "at most 4096 items", chat({"role": "user", "content": [text("x")] * 5000}), "messages[0].content"),
+    Case("a crowd of wrong parts", MANY, chat(user(*[{"type": "x"}] * 60_000)), None),
+    Case("a crowd of wrong parts in several messages", MANY, chat(*[user(*[{"type": "x"}] * 4000)] * 10), None),
+    Case("a crowd of unknown fields", MANY, chat(**{f"f{i}": 1 for i in range(60_000)}), None),
+    Case("a crowd of unknown fields in messages", MANY, chat(*[{f"f{i}": "" for i in range(100)}] * 1000), None),
+    Case("a crowd of biases", "at most 1024 items", chat(logit_bias={str(i): 1 for i in range(5000)}), "logit_bias"),
+    Case("a crowd of metadata", "at most 64 items", chat(metadata={str(i): "" for i in range(65)}), "metadata"),
+    Case("a crowd of stops", "at most 64 items", chat(stop=["x"] * 65), "stop"),
+    Case("a crowd of prompts", "at most 1024 items", {"prompt": ["x"] * 2000}, "prompt", path=TEXT),
+    Case("a crowd of flags as ids", MANY, {"prompt": [True] * 60_000}, None, path=TEXT),
+    Case("a crowd of ids", "the prompt has 300000 tokens", {"prompt": [60] * 300_000}, "prompt",
+         code="context_length_exceeded", path=TEXT),
+    Case("a crowd of texts to count", MANY, {"messages": [user(*[{"type": "x"}] * 60_000)]}, None, path=TOKENIZE),
+]  # fmt: skip
+CASES = IMAGES + MALFORMED + PARAMETERS + SIZES + CROWDS
 
 
 @pytest.fixture(scope="module")
