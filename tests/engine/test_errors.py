@@ -117,7 +117,7 @@ def test_an_image_that_can_not_be_used_is_named_by_its_place(machine: Engine) ->
     ("params", "says"),
     [
         ({"logit_bias": {384: 1.0}}, "logit_bias: token 384 is outside"),
-        ({"stop_token_ids": (-1,)}, "stop_token_ids: token -1 is outside"),
+        ({"stop_token_ids": (384,)}, "stop_token_ids: token 384 is outside"),
         ({"warmth": 1}, "unknown parameter 'warmth'; known: .*temperature"),
     ],
     ids=str,
