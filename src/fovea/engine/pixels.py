@@ -25,9 +25,9 @@ class PixelTask:
         self._future: Future[ProcessedImage] | None = None
 
     def start(self) -> Future[ProcessedImage]:
-        """Begin, or join the work in progress."""
+        """Begin, or join the work in progress. What failed is tried again."""
         with self._lock:
-            if self._future is None:
+            if self._future is None or _failed(self._future):
                 self._future = self._pool.submit(
                     self._processor.process, self._planned.image, self._planned.plan
                 )
@@ -39,6 +39,10 @@ class PixelTask:
         with self._lock:
             self._future = None
         return pixels
+
+
+def _failed(future: Future[ProcessedImage]) -> bool:
+    return future.done() and (future.cancelled() or future.exception() is not None)
 
 
 class PixelStore:

@@ -1,0 +1,97 @@
+"""Pixels are made in worker threads, once for all who wait, and are gone when the encoder has read them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from fovea.core.image import Image
+from fovea.engine.pixels import PixelStore
+from fovea.engine.prompt import PlannedImage
+from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
+
+PLAN = VisualPlan(1, 1, 1, (1, 2, 2), "@", "plan")
+
+
+class Slow:
+    """A processor that works when it is let, and counts."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.made: list[str] = []
+        self.error: Exception | None = None
+
+    def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
+        assert self.gate.wait(20)
+        self.made.append(image.identity)
+        if self.error is not None:
+            raise self.error
+        return ProcessedImage(image.identity, plan, {})
+
+
+def planned(name: str) -> PlannedImage:
+    return PlannedImage(Image(name, 1, 1, bytes(3)), PLAN, name)
+
+
+@pytest.fixture
+def slow() -> Slow:
+    return Slow()
+
+
+@pytest.fixture
+def store(slow: Slow) -> Iterator[PixelStore]:
+    processor: Any = slow
+    made = PixelStore(processor, 2)
+    yield made
+    slow.gate.set()
+    made.close()
+
+
+def test_all_who_wait_for_one_image_wait_for_one_piece_of_work(store: PixelStore, slow: Slow) -> None:
+    tasks = [store.task(planned("cat")) for _ in range(5)]
+    assert len({id(task) for task in tasks}) == 1
+    with ThreadPoolExecutor(5) as pool:
+        waiting = [pool.submit(task.start().result) for task in tasks]
+        slow.gate.set()
+        assert {future.result().identity for future in waiting} == {"cat"}
+    assert slow.made == ["cat"]
+
+
+def test_reading_forgets_and_reading_again_makes_them_again(store: PixelStore, slow: Slow) -> None:
+    slow.gate.set()
+    task = store.task(planned("cat"))
+    assert task().identity == task().identity == "cat"
+    assert slow.made == ["cat", "cat"]
+
+
+def test_different_images_are_made_side_by_side(store: PixelStore, slow: Slow) -> None:
+    futures = [store.task(planned(name)).start() for name in ("cat", "dog")]
+    slow.gate.set()
+    assert [future.result(20).identity for future in futures] == ["cat", "dog"]
+
+
+def test_nothing_is_kept_when_nobody_asks_any_more(store: PixelStore, slow: Slow) -> None:
+    slow.gate.set()
+    task = store.task(planned("cat"))
+    task()
+    del task
+    gc.collect()
+    assert len(store._tasks) == 0
+
+
+def test_a_failure_is_told_to_all_who_wait_and_not_remembered(store: PixelStore, slow: Slow) -> None:
+    """It stayed with the task for as long as any request held it, and failed every one that joined them."""
+    slow.gate.set()
+    slow.error = MemoryError("for a moment")
+    task = store.task(planned("cat"))
+    with pytest.raises(MemoryError):
+        task()
+    with pytest.raises(MemoryError):
+        task.start().result()
+    slow.error = None
+    assert task.start().result().identity == "cat"
