@@ -61,3 +61,24 @@ def test_the_index_of_a_bad_image_is_told() -> None:
 def test_sampling_takes_no_look_alikes(values: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=next(iter(values))):
         SamplingParams(**values)
+
+
+def test_text_that_can_not_fit_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 MB of text kept one of four preparing threads busy for 53 seconds, only to be refused then."""
+    from fovea.core.errors import PromptTooLong
+    from fovea.core.types import TextPrompt
+    from fovea.engine.prompt import PromptBuilder
+    from fovea.engine.tokenizer import ChatTokenizer
+    from tests.support.checkpoints import QWEN_TEMPLATE, tokenizer
+
+    words = ChatTokenizer(tokenizer(QWEN_TEMPLATE), QWEN_TEMPLATE, eos_ids=frozenset({2}))
+    builder = PromptBuilder(words, processor=None, image_token_id=5)  # type: ignore[arg-type]
+    fitting = builder.build(TextPrompt("the red circle " * 20), limit=4096)
+    assert len(fitting.ids) >= words.fewest_tokens("the red circle " * 20)
+
+    def encode(text: str) -> list[int]:
+        raise AssertionError("it was tokenized")
+
+    monkeypatch.setattr(words, "encode", encode)
+    with pytest.raises(PromptTooLong, match="7500000 characters"):
+        builder.build(TextPrompt("the red circle " * 500_000), limit=4096)

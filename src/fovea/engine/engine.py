@@ -199,7 +199,9 @@ class Engine:
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         loop = asyncio.get_running_loop()
-        prepared = await loop.run_in_executor(self._prepare_pool, self._preparer.builder.build, prompt)
+        prepared = await loop.run_in_executor(
+            self._prepare_pool, self._preparer.builder.build, prompt, "", self._info.max_context
+        )
         return prepared.ids
 
     async def detokenize(self, ids: Sequence[int]) -> str:
@@ -281,6 +283,10 @@ class Engine:
         with self._lock:
             if self._draining:
                 raise Unavailable("the server is shutting down")
+            if self.config.max_queue and request.sampling.n > room:
+                raise InvalidRequest(
+                    f"n is {request.sampling.n}; at most {room} can run and wait here", param="n"
+                )
             if self.config.max_queue and self._in_flight + request.sampling.n > room:
                 raise Overloaded(
                     f"{self._in_flight} requests are running or waiting, {room} is the limit", retry_after=1.0

@@ -36,7 +36,7 @@ class Preparer:
     ) -> tuple[list[Job], PreparedPrompt]:
         """A job per choice, ready for the loop. May wait for pixels. Raises RequestError for what can not run."""
         started = time.monotonic()
-        prepared = self.builder.build(request.prompt, request.cache_salt)
+        prepared = self.builder.build(request.prompt, request.cache_salt, info.max_context)
         max_tokens = check_lengths(prepared, request.sampling, info)
         check_token_ids(request.sampling, info.vocab_size)
         pixels = self._start_pixels(prepared)

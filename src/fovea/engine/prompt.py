@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fovea.core.errors import InvalidImage, InvalidRequest
+from fovea.core.errors import InvalidImage, InvalidRequest, PromptTooLong
 from fovea.core.image import Image
 from fovea.core.types import ChatPrompt, ImagePart, Prompt, TextPrompt, TokenPrompt
 from fovea.engine.sequence import ImageSpan
@@ -44,8 +44,12 @@ class PromptBuilder:
         self._image_token_id = image_token_id
         self._marker = tokenizer.token_text(image_token_id)
 
-    def build(self, prompt: Prompt, salt: str = "") -> PreparedPrompt:
-        """Raises InvalidRequest when images and markers do not match, or a budget can not be met."""
+    def build(self, prompt: Prompt, salt: str = "", limit: int | None = None) -> PreparedPrompt:
+        """Raises InvalidRequest when images and markers do not match, or a budget can not be met.
+
+        limit: tokens of the context. Text that can not fit by its length alone is refused before it is tokenized,
+        which takes seconds for megabytes.
+        """
         if isinstance(prompt, TokenPrompt):
             return self._from_ids(prompt)
         if isinstance(prompt, ChatPrompt):
@@ -53,6 +57,11 @@ class PromptBuilder:
             parts = [p for m in prompt.messages for p in m.parts if isinstance(p, ImagePart)]
         else:
             text, parts = prompt.text, list(prompt.images)
+        if limit is not None and self._tokenizer.fewest_tokens(text) > limit:
+            raise PromptTooLong(
+                f"the text has {len(text)} characters, which is more than the context of {limit} tokens can hold",
+                param="messages",
+            )
         images = [self._plan(index, part, len(parts), salt) for index, part in enumerate(parts)]
         ids = self._tokenizer.encode(self._expand(text, images, prompt))
         if not ids:

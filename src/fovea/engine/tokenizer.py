@@ -11,6 +11,7 @@ from fovea.core.types import ImagePart, Message, TextPart
 from fovea.engine.files import read_json
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+NORMALISATION_MARGIN = 4
 LLAVA_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'system' %}{% for c in message['content'] %}{{ c['text'] }} {% endfor %}"
@@ -29,6 +30,7 @@ class ChatTokenizer:
         self._tokenizer = tokenizer
         self._template = template
         self._eos_ids = eos_ids
+        self._longest = max((len(token) for token in tokenizer.get_vocab()), default=1)
         self._content_as_list = self._wants_lists()
 
     @classmethod
@@ -57,6 +59,13 @@ class ChatTokenizer:
     @property
     def eos_ids(self) -> frozenset[int]:
         return self._eos_ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound on the tokens of `text`, without tokenizing it.
+
+        No token is longer than the vocabulary's longest; normalisation may merge characters, hence the margin.
+        """
+        return len(text) // (self._longest * NORMALISATION_MARGIN)
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, with the special tokens that the tokenizer adds unless the text begins with them.

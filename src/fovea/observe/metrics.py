@@ -63,14 +63,18 @@ class Metrics:
         r = self.registry
         info = Gauge("fovea_info", "always 1; what runs here", ["model", "version"], registry=r)
         info.labels(model, version).set(1)
-        self._requests = Counter(
-            "fovea_requests", "finished HTTP requests", ["route", "status"], registry=r
-        )
+        self._requests = Counter("fovea_requests", "finished HTTP requests", ["route", "status"], registry=r)
         self._latency = Histogram(
-            "fovea_request_seconds", "a request from its first to its last byte", ["route"], buckets=SECONDS, registry=r
+            "fovea_request_seconds",
+            "a request from its first to its last byte",
+            ["route"],
+            buckets=SECONDS,
+            registry=r,
         )
         self._ttft = Histogram("fovea_ttft_seconds", "arrival to first token", buckets=SECONDS, registry=r)
-        self._itl = Histogram("fovea_itl_seconds", "time between two tokens of an answer", buckets=SECONDS, registry=r)
+        self._itl = Histogram(
+            "fovea_itl_seconds", "time between two tokens of an answer", buckets=SECONDS, registry=r
+        )
         self._stage = Histogram(
             "fovea_stage_seconds", "seconds per stage of a request", ["stage"], buckets=SECONDS, registry=r
         )
