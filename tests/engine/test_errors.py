@@ -274,6 +274,19 @@ def test_requests_that_arrive_while_it_stops_are_answered_or_told(qwen: Path) ->
         assert {future.result(timeout=30) for future in asking} <= {"told", "abort"}
 
 
+def test_a_second_request_of_the_same_id_is_refused_and_the_first_goes_on(machine: Engine) -> None:
+    """Everything in the loop goes by id: the second took the first one's place, and the mix killed the engine."""
+    long = {**GREEDY, "max_tokens": 400}
+    truth = machine.generate(ask("one"), **long).token_ids[0]
+    first = machine.iterate(GenerationRequest("same", ask("one"), machine.sampling(long)))
+    head = next(first)
+    with pytest.raises(InvalidRequest, match="request 'same' is running already"):
+        list(machine.iterate(GenerationRequest("same", ask("two"), machine.sampling({**GREEDY, "n": 2}))))
+    ids = [*head.token_ids, *(token for delta in first for token in delta.token_ids)]
+    assert tuple(ids) == truth
+    still_answers(machine)
+
+
 def test_a_listener_that_is_gone_costs_its_request_not_the_engine(machine: Engine) -> None:
     """asyncio.run() cancels what is left and closes its event loop; the news of that cancel then had nowhere to go,
     and the exception that this raised killed the engine for everybody."""

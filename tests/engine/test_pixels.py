@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fovea.core.errors import Unavailable
 from fovea.core.image import Image
 from fovea.engine.pixels import PixelStore
 from fovea.engine.prompt import PlannedImage
@@ -95,3 +96,16 @@ def test_a_failure_is_told_to_all_who_wait_and_not_remembered(store: PixelStore,
         task.start().result()
     slow.error = None
     assert task.start().result().identity == "cat"
+
+
+def test_whoever_waits_when_the_store_closes_is_told(store: PixelStore, slow: Slow) -> None:
+    """It was a bare CancelledError, or a RuntimeError about futures, from deep inside the standard library."""
+    tasks = [store.task(planned(name)) for name in ("a", "b", "waits", "late")]
+    for task in tasks[:3]:
+        task.start()  # two are being made, the third waits for a worker
+    store.close()
+    slow.gate.set()
+    for task in tasks[2:]:
+        with pytest.raises(Unavailable, match="has stopped"):
+            task.wait()
+    assert tasks[0].wait().identity == "a"

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, Unavailable
+from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, InvalidRequest, Unavailable
 from fovea.core.types import FinishReason, StageTimings, TokenLogprob
 from fovea.engine.detokenize import TextStream
 from fovea.engine.events import Event, Sink
@@ -194,9 +194,18 @@ class EngineLoop:
         for job in jobs:
             if job.seq.status is Status.FINISHED:
                 continue
+            if job.seq.id in self._jobs:
+                self._refuse(job)
+                continue
             self._jobs[job.seq.id] = job
             self.runner.add(job.seq, job.choice, job.pixels)
             self.scheduler.add(job.seq)
+
+    def _refuse(self, job: Job) -> None:
+        """Everything here goes by id, so a second one must not come in, and must not be cancelled as the first."""
+        job.seq.status, job.seq.finish_reason = Status.FINISHED, "error"
+        error = InvalidRequest(f"request {job.seq.id.rpartition(':')[0]!r} is running already", param="id")
+        self._say(job, Event(job.choice, finish_reason="error", error=error))
 
     def _cancel(self, sequence_ids: list[str]) -> None:
         for seq_id in sequence_ids:

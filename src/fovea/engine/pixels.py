@@ -7,9 +7,10 @@ prepared until the encoder has read them. Whoever needs them again later makes t
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from weakref import WeakValueDictionary
 
+from fovea.core.errors import Unavailable
 from fovea.engine.prompt import PlannedImage
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage
 
@@ -28,14 +29,24 @@ class PixelTask:
         """Begin, or join the work in progress. What failed is tried again."""
         with self._lock:
             if self._future is None or _failed(self._future):
-                self._future = self._pool.submit(
-                    self._processor.process, self._planned.image, self._planned.plan
-                )
+                try:
+                    self._future = self._pool.submit(
+                        self._processor.process, self._planned.image, self._planned.plan
+                    )
+                except RuntimeError as error:
+                    raise Unavailable("the engine has stopped") from error
             return self._future
+
+    def wait(self) -> ProcessedImage:
+        """The pixels, when they are made. Raises Unavailable when nobody will make them any more."""
+        try:
+            return self.start().result()
+        except CancelledError as error:
+            raise Unavailable("the engine has stopped") from error
 
     def __call__(self) -> ProcessedImage:
         """The pixels, for the encoder; they are forgotten here, since its output is what is kept."""
-        pixels = self.start().result()
+        pixels = self.wait()
         with self._lock:
             self._future = None
         return pixels

@@ -72,8 +72,10 @@ class Preparer:
         """Tasks by image key. Pixels that the encoder will need are made now, side by side, not in its thread."""
         tasks = {planned.key: self._pixels.task(planned) for planned in prepared.images}
         needed = [task for key, task in tasks.items() if key not in self._embeddings]
-        for future in [task.start() for task in needed]:
-            future.result()
+        for task in needed:
+            task.start()
+        for task in needed:
+            task.wait()
         return tasks
 
     def _text_stream(self, sampling: SamplingParams) -> TextStream:
