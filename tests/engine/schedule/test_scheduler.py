@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fovea.engine.schedule.plan import StepPlan
+from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
+from fovea.engine.schedule.scheduler import _Budget
 from fovea.engine.sequence import Sequence, Status
 from tests.support.brains import SlotRunner, answer, scheduler, sequence
 
@@ -263,3 +264,19 @@ def test_two_images_with_room_for_one_or_none(embed_bytes: int) -> None:
     runner.run(200)
     assert [seq.output_ids for seq in asked] == [answer(seq) for seq in asked]
     assert brain.embeddings.bytes <= embed_bytes
+
+
+def test_a_refund_gives_back_tokens_and_the_images_that_nobody_else_waits_for() -> None:
+    brain = scheduler(max_step_tokens=10, max_step_visual_tokens=20)
+    leaves, stays = sequence("leaves", [("cat", 4), ("dog", 3)]), sequence("stays", [("cat", 4)])
+    budget = _Budget(brain.config)
+    budget.work = {"leaves": Work(leaves, 0, 7), "stays": Work(stays, 0, 2)}
+    budget.tokens, budget.visual = 1, 13
+    budget.jobs = {
+        "cat": EncodeJob(leaves.spans[0], leaves, {"leaves", "stays"}),
+        "dog": EncodeJob(leaves.spans[1], leaves, {"leaves"}),
+    }
+    budget.refund(leaves)
+    assert (budget.tokens, budget.visual) == (8, 16)
+    assert set(budget.work) == {"stays"}
+    assert {key: job.holders for key, job in budget.jobs.items()} == {"cat": {"stays"}}
