@@ -280,3 +280,15 @@ def test_a_refund_gives_back_tokens_and_the_images_that_nobody_else_waits_for() 
     assert (budget.tokens, budget.visual) == (8, 16)
     assert set(budget.work) == {"stays"}
     assert {key: job.holders for key, job in budget.jobs.items()} == {"cat": {"stays"}}
+
+
+def test_an_encoder_output_is_let_go_when_the_last_of_its_tokens_is_computed() -> None:
+    """And not when the answer ends: a long answer would keep megabytes that nobody reads."""
+    brain = scheduler(embed_bytes=0, max_step_tokens=4)
+    runner = SlotRunner(brain)
+    brain.add(sequence("a", [1, ("cat", 6), 2, 3], max_tokens=5))
+    kept = []
+    while not brain.idle:
+        runner.step()
+        kept.append(brain.embeddings.bytes)
+    assert kept == [10, 0, 0, 0, 0, 0, 0]
