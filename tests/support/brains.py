@@ -131,6 +131,10 @@ class SlotRunner:
         kinds = [work.seq.decoding for work in plan.work]
         assert kinds == sorted(kinds, reverse=True), "a prompt stands before a decode"
         assert all(work.seq.status is Status.RUNNING for work in plan.work)
+        computing = {work.seq.id for work in plan.work}
+        assert not computing & set(plan.preempted), (
+            "a sequence gives its blocks back and computes in one step"
+        )
 
 
 def scheduler(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import example, given
 
 from fovea.engine.cache.hashing import block_hash, root_hash
 from fovea.engine.sequence import ImageSpan
@@ -59,6 +59,7 @@ def layout(keys: list[str]) -> list[ImageSpan]:
     return [image(2 * place, 2, key, place) for place, key in enumerate(keys)]
 
 
+@example(([0, 0], [""]), ([0, 0, 0, 0], []))  # an image's frame read as two more tokens
 @given(
     st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=4), Spans),
     st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=4), Spans),

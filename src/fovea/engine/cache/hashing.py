@@ -22,7 +22,7 @@ def root_hash(salt: str) -> bytes:
 def block_hash(parent: bytes, tokens: Seq[int], start: int, spans: Seq[ImageSpan]) -> bytes:
     """Name of the block that holds `tokens` from position `start` on, after `parent`."""
     digest = hashlib.sha256(parent)
-    digest.update(struct.pack(f"<{len(tokens)}q", *tokens))
+    digest.update(struct.pack(f"<q{len(tokens)}q", len(tokens), *tokens))
     end = start + len(tokens)
     for span in spans:
         if span.start < end and span.end > start:
