@@ -152,3 +152,17 @@ async def test_a_stream_gives_what_generate_gives(machine: Engine, plain: Comple
     assert "".join(delta.text for delta in deltas) == plain.text
     assert tuple(i for delta in deltas for i in delta.token_ids) == plain.token_ids[0]
     assert await machine.detokenize(plain.token_ids[0]) == plain.text
+
+
+def test_leaving_early_frees_everything_before_the_next_step(machine: Engine) -> None:
+    deltas = machine.iterate(machine.request(QUESTION, **{**GREEDY, "max_tokens": 3000}, n=2))
+    next(deltas)
+    deltas.close()  # type: ignore[attr-defined]
+    at_rest(machine)
+
+
+async def test_leaving_a_stream_early_does_too(machine: Engine) -> None:
+    stream = machine.stream(QUESTION, **{**GREEDY, "max_tokens": 3000}, n=2)
+    await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+    at_rest(machine)
