@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -31,15 +30,15 @@ Batch = dict[str, np.ndarray]
 Size = tuple[int, int]
 
 ASKERS: dict[str, tuple[Callable[[Random, Scene], Turn | None], float]] = {
-    "colour": (attributes.colour, 1.2),
+    "colour": (attributes.colour, 1.0),
     "shape": (attributes.shape, 1.1),
-    "position": (attributes.position, 1.3),
-    "existence": (quantities.existence, 1.5),
-    "counting": (quantities.counting, 2.0),
-    "reading": (reading.reading, 2.6),
-    "relation": (relations.relation, 0.9),
+    "position": (attributes.position, 2.2),
+    "existence": (quantities.existence, 1.0),
+    "counting": (quantities.counting, 2.2),
+    "reading": (reading.reading, 1.9),
+    "relation": (relations.relation, 1.2),
     "json": (structured, 0.8),
-    "refusal": (refusal, 0.6),
+    "refusal": (refusal, 0.4),
     "listing": (listing.listing, 0.4),
     "describe": (listing.describe, 0.15),
 }
@@ -195,29 +194,73 @@ def fitted(image: Image.Image, size: Size) -> np.ndarray:
     return np.asarray(image)
 
 
-def dense_targets(scene: Scene, size: Size) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, 4, 2) shape and colour under each patch centre; (tokens, 8) characters, 0 for none."""
+Dense = dict[str, np.ndarray]
+LONGEST_CODE = 6
+
+
+def _tokens(grid: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """(rows * a, columns * b, ...) to (rows * columns, a * b, ...): what lies under each token."""
+    high, wide = grid.shape[0] // rows, grid.shape[1] // columns
+    grid = grid.reshape(rows, high, columns, wide, *grid.shape[2:]).swapaxes(1, 2)
+    return grid.reshape(rows * columns, high * wide, *grid.shape[4:])
+
+
+def dense_targets(scene: Scene, size: Size) -> Dense:
+    """What each visual token is to know, 0 for nothing.
+
+    patches: (tokens, 4, 2) shape and colour under each patch. centres: (tokens, 4) the shape and colour, as one
+    number, of the item whose centre the patch holds; cells: (tokens, 4) its cell. characters: (tokens, 8) per 8x16 pixels.
+    counts: (tokens, 4) where an item's centre is: how many items share its colour, its shape, both, and how many
+    there are at all; -1 elsewhere. ranks: (tokens, 6) the character that is the first, second, ... of its label. places: (tokens,) cell.
+    """
     width, height = size
+    rows, columns = height // 32, width // 32
     sx, sy = width / scene.width, height / scene.height
     patches = np.zeros((height // 16, width // 16, 2), np.int64)
+    centres = np.zeros((height // 16, width // 16), np.int64)
+    cells = np.zeros((height // 16, width // 16), np.int64)
+    counts = np.full((rows, columns, 4), -1, np.int64)
     for item in scene.items:
         half = item.size / 2 * 0.8
         left, right = (round((item.x + d) * sx / 16 - 0.5) for d in (-half, half))
         top, bottom = (round((item.y + d) * sy / 16 - 0.5) for d in (-half, half))
         right, bottom = max(right, left), max(bottom, top)
-        value = (SHAPES.index(item.shape) + 1, COLOUR_NAMES.index(item.colour) + 1)
-        patches[max(top, 0) : bottom + 1, max(left, 0) : right + 1] = value
+        shape, colour = SHAPES.index(item.shape), COLOUR_NAMES.index(item.colour)
+        patches[max(top, 0) : bottom + 1, max(left, 0) : right + 1] = (shape + 1, colour + 1)
+        centre = int(item.y * sy // 16), int(item.x * sx // 16)
+        centres[centre] = shape * len(COLOUR_NAMES) + colour + 1
+        cells[centre] = item.cell + 1
+        alike = (
+            scene.matching(item.colour),
+            scene.matching(shape=item.shape),
+            scene.matching(item.colour, item.shape),
+        )
+        counts[centre[0] // 2, centre[1] // 2] = [*(len(items) for items in alike), len(scene.items)]
     characters = np.zeros((height // 16, width // 8), np.int64)
+    ranks = np.zeros((rows, columns, LONGEST_CODE), np.int64)
     for label in scene.labels:
         row = int((label.baseline - label.height / 2) * sy // 16)
-        for character, start, end in glyphs(label):
+        for rank, (character, start, end) in enumerate(glyphs(label)):
             column = int((start + end) / 2 * sx // 8)
             if 0 <= row < height // 16 and 0 <= column < width // 8:
-                characters[row, column] = CODE_CHARACTERS.index(character) + 1
-    rows, columns = height // 32, width // 32
-    patches = patches.reshape(rows, 2, columns, 2, 2).transpose(0, 2, 1, 3, 4).reshape(-1, 4, 2)
-    characters = characters.reshape(rows, 2, columns, 4).transpose(0, 2, 1, 3).reshape(-1, 8)
-    return patches, characters
+                number = CODE_CHARACTERS.index(character) + 1
+                characters[row, column] = number
+                ranks[row // 2, column // 4, rank] = number
+    y, x = np.mgrid[:rows, :columns]
+    places = (2 * y + 1) * 3 // (2 * rows) * 3 + (2 * x + 1) * 3 // (2 * columns)
+    return {
+        "patches": _tokens(patches, rows, columns),
+        "centres": _tokens(centres, rows, columns),
+        "cells": _tokens(cells, rows, columns),
+        "counts": counts.reshape(-1, 4),
+        "characters": _tokens(characters, rows, columns),
+        "ranks": ranks.reshape(-1, LONGEST_CODE),
+        "places": places.reshape(-1),
+    }
+
+
+def _stacked(dense: list[Dense]) -> Dense:
+    return {name: np.concatenate([one[name] for one in dense]) for name in dense[0]}
 
 
 def questions(rng: Random, scene: Scene, count: int) -> list[Turn]:
@@ -242,7 +285,7 @@ def scene_batch(rng: Random, packer: Packer, size: Size, count: int, asked: int,
     width, height = size
     system = _system(rng)
     off = rng.random() < 0.2
-    sequences, pictures, patches, characters = [], [], [], []
+    sequences, pictures, dense = [], [], []
     while len(sequences) < count:
         drawn = (width + rng.randint(-15, 15), height + rng.randint(-15, 15)) if off else size
         scene = compose(
@@ -261,11 +304,8 @@ def scene_batch(rng: Random, packer: Packer, size: Size, count: int, asked: int,
         else:
             sequences.append(branches(packer, list(turns), 1, grid, system))
         pictures.append([fitted(draw(scene), size)])
-        dense = dense_targets(scene, size)
-        patches.append(dense[0])
-        characters.append(dense[1])
-    batch = collate(sequences, pictures)
-    return batch | {"patches": np.stack(patches), "characters": np.stack(characters)}
+        dense.append(dense_targets(scene, size))
+    return collate(sequences, pictures) | _stacked(dense)
 
 
 def several_batch(rng: Random, packer: Packer, size: Size, count: int, moving: bool) -> Batch:
@@ -273,7 +313,7 @@ def several_batch(rng: Random, packer: Packer, size: Size, count: int, moving: b
     width, height = size
     frames = rng.choice((3, 4))
     system = _system(rng)
-    sequences, pictures, patches, characters = [], [], [], []
+    sequences, pictures, dense = [], [], []
     for _ in range(count):
         if moving:
             scenes, mover, direction = motion_scenes(rng, width, height, frames)
@@ -284,15 +324,11 @@ def several_batch(rng: Random, packer: Packer, size: Size, count: int, moving: b
         turns = list({turn.question: turn for turn in asked}.values())
         sequences.append(branches(packer, turns, len(scenes), (height // 32, width // 32), system))
         pictures.append([fitted(draw(scene), size) for scene in scenes])
-        dense = [dense_targets(scene, size) for scene in scenes]
-        patches.append(np.concatenate([d[0] for d in dense]))
-        characters.append(np.concatenate([d[1] for d in dense]))
-    batch = collate(sequences, pictures)
-    return batch | {"patches": np.stack(patches), "characters": np.stack(characters)}
+        dense += [dense_targets(scene, size) for scene in scenes]
+    return collate(sequences, pictures) | _stacked(dense)
 
 
 def text_batch(rng: Random, packer: Packer, count: int) -> Batch:
     """Small talk without an image."""
     made = [conversation(packer, [small_talk(rng)], 0, (0, 0), _system(rng), False) for _ in range(count)]
-    none: Any = np.zeros((0,), np.int64)
-    return collate(made, [[] for _ in made]) | {"patches": none, "characters": none}
+    return collate(made, [[] for _ in made])

@@ -24,9 +24,9 @@ from model import Fovea
 def averaged(run: str) -> Fovea:
     model = Fovea(json.loads((ASSETS / "config.json").read_text()))
     state = torch.load(Path(run) / "checkpoint.pt", map_location="cpu")
-    model.load_state_dict(state["model"])
+    model.load_state_dict(state["model"], strict=False)
     with torch.no_grad():
-        for parameter, value in zip(model.parameters(), state["averaged"], strict=True):
+        for parameter, value in zip(model.parameters(), state["averaged"], strict=False):
             parameter.copy_(value)
     print("step", state["step"], "images", state["images"], "seconds", round(state["seconds"]))
     return model

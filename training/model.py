@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 SHAPE_CLASSES, COLOUR_CLASSES, CHARACTER_CLASSES = 7, 9, 33
+CENTRE_CLASSES, RANKS, PLACES = 49, 6, 9
 PATCHES_PER_TOKEN, CHARACTER_SLOTS = 4, 8
 BLOCK = 64
 
@@ -290,6 +291,11 @@ class Fovea(nn.Module):
                 "shape": nn.Linear(hidden, PATCHES_PER_TOKEN * SHAPE_CLASSES),
                 "colour": nn.Linear(hidden, PATCHES_PER_TOKEN * COLOUR_CLASSES),
                 "character": nn.Linear(hidden, CHARACTER_SLOTS * CHARACTER_CLASSES),
+                "centre": nn.Linear(hidden, PATCHES_PER_TOKEN * CENTRE_CLASSES),
+                "rank": nn.Linear(hidden, RANKS * CHARACTER_CLASSES),
+                "place": nn.Linear(hidden, PLACES),
+                "cell": nn.Linear(hidden, PATCHES_PER_TOKEN * (PLACES + 1)),
+                "count": nn.Linear(hidden, 4 * 10),
             }
         )
         self.reset()

@@ -50,7 +50,7 @@ class Muon:
     def load_state_dict(self, state: dict[str, object]) -> None:
         self.steps = state["steps"]
         for name in ("buffers", "first", "second"):
-            for mine, theirs in zip(getattr(self, name), state[name], strict=True):
+            for mine, theirs in zip(getattr(self, name), state[name], strict=False):
                 mine.copy_(theirs)
 
     @torch.no_grad()

@@ -32,26 +32,27 @@ from muon import Muon
 
 torch._dynamo.config.cache_size_limit = 32
 SMALL = (128, 160, 192, 224, 256)
-CHARACTER_NONE = 0.15
+NOTHING = 0.15  # weight of the class `nothing there` where it is by far the most frequent
 
 
 @dataclass
 class Settings:
     run: str = "runs/first"
     minutes: float = 110.0
-    decay_from: float = 0.72
-    large_from: float = 0.45
+    decay_from: float = 0.4
+    large_from: float = 0.3
     warmup: int = 150
     rate: float = 3e-3
     adam_rate: float = 2e-3
     images: int = 32
+    minor: float = 0.4
     asked: int = 8
     seed: int = 1
     threads: int = 3
     workers: int = 1
     eval_minutes: float = 5.0
     auxiliary: float = 1.0
-    average: float = 0.998
+    average: float = 0.99
     resume: bool = False
     stop_at: str = ""
 
@@ -96,7 +97,7 @@ def produce(queue: mp.Queue, settings: Settings, start: int, worker: int, progre
         done = progress.value
         main = scene_batch(rng, packer, small_size(rng), settings.images, settings.asked, False)
         batches = [main]
-        if rng.random() < (0.35 if done > 0.1 else 0.1):
+        if rng.random() < settings.minor:
             batches.append(minor_batch(rng, packer, settings, done > settings.large_from))
         queue.put([{key: torch.from_numpy(np.ascontiguousarray(v)) for key, v in b.items()} for b in batches])
         step += settings.workers
@@ -108,20 +109,56 @@ def losses(model: Fovea, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     row, column, token, _ = batch["targets"].unbind(1)
     logits = model.logits(states[row, column])
     found = {"answer": F.cross_entropy(logits, token)}
-    if not batch["patches"].numel():
+    if "patches" not in batch:
         return found
-    heads = model.auxiliary
-    patches = batch["patches"].flatten(0, -2)
-    found["shape"] = F.cross_entropy(heads["shape"](visual).float().reshape(len(patches), -1), patches[:, 0])
-    found["colour"] = F.cross_entropy(
-        heads["colour"](visual).float().reshape(len(patches), -1), patches[:, 1]
-    )
-    characters = batch["characters"].flatten()
-    logits = heads["character"](visual).float().reshape(len(characters), -1)
-    weight = torch.ones(logits.shape[1], device=logits.device)
-    weight[0] = CHARACTER_NONE
-    found["character"] = F.cross_entropy(logits, characters, weight=weight)
+    dense = {
+        "shape": (batch["patches"][..., 0], 1.0),
+        "colour": (batch["patches"][..., 1], 1.0),
+        "centre": (batch["centres"], NOTHING),
+        "character": (batch["characters"], NOTHING),
+        "rank": (batch["ranks"], NOTHING),
+        "place": (batch["places"], 1.0),
+        "cell": (batch["cells"], NOTHING),
+    }
+    for name, (target, nothing) in dense.items():
+        logits = model.auxiliary[name](visual).float()
+        logits = logits.reshape(target.numel(), -1)
+        weight = torch.ones(logits.shape[1], device=logits.device)
+        weight[0] = nothing
+        found[name] = F.cross_entropy(logits, target.flatten(), weight=weight)
+    target = batch["counts"].flatten()
+    if bool((target >= 0).any()):
+        logits = model.auxiliary["count"](visual).float().reshape(len(target), -1)
+        found["count"] = F.cross_entropy(logits, target, ignore_index=-1)
     return found
+
+
+class Courtesy:
+    """Gives a thread up while other programs need the cores: one late thread holds all the others up."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = self.now = threads
+        self.mark = self.read()
+
+    @staticmethod
+    def read() -> tuple[float, float, float]:
+        """Seconds: of the clock, of all cores busy, of this process."""
+        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:8]]
+        busy = sum(fields) - fields[3] - fields[4]
+        return time.time(), busy / os.sysconf("SC_CLK_TCK"), time.process_time()
+
+    def adapt(self) -> None:
+        at, busy, own = self.read()
+        elapsed = at - self.mark[0]
+        if elapsed < 12:
+            return
+        others = (busy - self.mark[1] - own + self.mark[2]) / elapsed
+        self.mark = at, busy, own
+        free = (os.cpu_count() or 1) - others
+        wanted = self.threads if free > self.threads - 0.25 else max(2, self.threads - 1)
+        if wanted != self.now:
+            self.now = wanted
+            torch.set_num_threads(wanted)
 
 
 class Trainer:
@@ -156,9 +193,10 @@ class Trainer:
 
     def load(self) -> None:
         state = torch.load(self.folder / "checkpoint.pt", map_location=self.device)
-        self.model.load_state_dict(state["model"])
+        self.model.load_state_dict(state["model"], strict=False)
         self.optimizer.load_state_dict(state["optimizer"])
-        for mine, theirs in zip(self.averaged, state["averaged"], strict=True):
+        # Dense heads come last in every list: a checkpoint from before a head was added still loads.
+        for mine, theirs in zip(self.averaged, state["averaged"], strict=False):
             mine.copy_(theirs)
         self.step, self.images, self.earlier = state["step"], state["images"], state["seconds"]
 
@@ -184,9 +222,11 @@ class Trainer:
         weight_of = [float(len(batch["targets"])) for batch in batches]
         for parameter in self.model.parameters():
             parameter.grad = None
-        for batch, weight in zip(batches, weight_of, strict=True):
+        for number, (batch, weight) in enumerate(zip(batches, weight_of, strict=True)):
             batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
-            with torch.autocast(self.device.type, torch.bfloat16):
+            # Only main batches are worth compiled code: the others come in too many shapes.
+            stance = torch.compiler.set_stance("force_eager" if number else "default")
+            with stance, torch.autocast(self.device.type, torch.bfloat16):
                 found = losses(self.model, batch)
             auxiliary = self.settings.auxiliary * (1 - 0.6 * self.progress)
             total = sum(value * (1.0 if name == "answer" else auxiliary) for name, value in found.items())
@@ -211,7 +251,8 @@ class Trainer:
         with torch.no_grad():
             for parameter, value in zip(self.model.parameters(), self.averaged, strict=True):
                 parameter.copy_(value)
-            scores = {kind: exact_match(self.model, some, self.device) for kind, some in batches.items()}
+            with torch.compiler.set_stance("force_eager"):
+                scores = {kind: exact_match(self.model, some, self.device) for kind, some in batches.items()}
             for parameter, value in zip(self.model.parameters(), kept, strict=True):
                 parameter.copy_(value)
         return scores
@@ -225,16 +266,23 @@ class Trainer:
 
     def run(self, batches: Iterator[list[dict[str, Tensor]]], progress: mp.Value) -> None:
         held = held_out(self.packer, 48)
+        courtesy = Courtesy(self.settings.threads) if self.device.type == "cpu" else None
         next_eval = 60 * self.settings.eval_minutes
         seen, since = self.images, time.time()
         while self.progress < 1 and not (self.folder / "stop").exists():
             self.update(next(batches))
             progress.value = self.progress
+            if courtesy is not None:
+                courtesy.adapt()
             if not math.isfinite(self.running["answer"]):
                 raise RuntimeError("the loss is not finite")
             if self.step % 50 == 0:
                 speed = (self.images - seen) / (time.time() - since)
-                self.log(factor=round(self.factor(), 3), images_per_s=round(speed, 1))
+                self.log(
+                    factor=round(self.factor(), 3),
+                    images_per_s=round(speed, 1),
+                    threads=torch.get_num_threads(),
+                )
                 seen, since = self.images, time.time()
             if self.elapsed > next_eval:
                 next_eval = self.elapsed + 60 * self.settings.eval_minutes
