@@ -16,7 +16,10 @@ SPECIALS = [
     "<|video_pad|>", "<image>", "<video>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
     *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
 ]  # fmt: skip
-CORPUS = ["What is in the image? Describe the picture, please.", "the red circle is left of the blue square"] * 4
+CORPUS = [
+    "What is in the image? Describe the picture, please.",
+    "the red circle is left of the blue square",
+] * 4
 VOCABULARY = 384
 
 QWEN_TEMPLATE = (
@@ -63,7 +66,14 @@ def _text(**extra: Any) -> dict[str, Any]:
 
 
 def _qwen_vision(**extra: Any) -> dict[str, Any]:
-    return {"depth": 3, "num_heads": 4, "in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2, **extra}
+    return {
+        "depth": 3,
+        "num_heads": 4,
+        "in_channels": 3,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        **extra,
+    }
 
 
 def _qwen2_vl(ids: dict[str, int]) -> Any:
@@ -101,7 +111,12 @@ def _qwen3_vl(ids: dict[str, int]) -> Any:
 
 def _clip() -> Any:
     return hf.CLIPVisionConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, image_size=56, patch_size=14
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        image_size=56,
+        patch_size=14,
     )
 
 
@@ -222,7 +237,11 @@ def write(architecture: str, folder: Path, *, seed: int = 0, dtype: torch.dtype 
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     side = {"processor_class": "any"}
     if architecture in ("llava", "llava_next"):
-        side |= {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+        side |= {
+            "patch_size": 14,
+            "vision_feature_select_strategy": "default",
+            "num_additional_image_tokens": 1,
+        }
     if architecture == "llava_onevision":
         side |= {"num_image_tokens": 16, "vision_feature_select_strategy": "full"}
     if architecture in ("idefics3", "smolvlm"):

@@ -50,7 +50,12 @@ class Reference:
         """`count` greedy tokens, going on after the end of text."""
         inputs = self.inputs(ids, images)
         out = self.model.generate(
-            **inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+            **inputs,
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
         )
         tokens: list[int] = out[0, len(ids) :].tolist()
         return tokens

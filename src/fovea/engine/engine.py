@@ -37,7 +37,8 @@ from fovea.engine.collect import AnswerState
 from fovea.engine.config import MIB, EngineConfig
 from fovea.engine.events import Event
 from fovea.engine.inputs import to_prompt
-from fovea.engine.loop import EngineLoop, Job
+from fovea.engine.job import Job
+from fovea.engine.loop import EngineLoop
 from fovea.engine.memory import pool_blocks
 from fovea.engine.models.load import LoadedModel, load_model
 from fovea.engine.pixels import PixelStore

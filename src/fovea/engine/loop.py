@@ -13,13 +13,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, InvalidRequest, Unavailable
 from fovea.core.types import FinishReason, StageTimings, TokenLogprob
-from fovea.engine.detokenize import TextStream
-from fovea.engine.events import Event, Sink
-from fovea.engine.runner import PixelSource, Runner
+from fovea.engine.events import Event
+from fovea.engine.job import Job
+from fovea.engine.runner import Runner
 from fovea.engine.sample.sampler import Sampled
 from fovea.engine.schedule.plan import StepPlan
 from fovea.engine.schedule.scheduler import Scheduler
@@ -29,23 +28,6 @@ from fovea.engine.tokenizer import ChatTokenizer
 log = logging.getLogger("fovea.engine")
 STALL_S = 0.002
 CALL_TIMEOUT_S = 60.0
-
-
-@dataclass(slots=True)
-class Job:
-    """A sequence on its way through the loop, with what only the outside cares about."""
-
-    seq: Sequence
-    choice: int
-    pixels: dict[str, PixelSource]
-    sink: Sink
-    text: TextStream
-    media_s: float = 0.0
-    preprocess_s: float = 0.0
-    encode_s: float = 0.0
-    admitted: float | None = None
-    first_token: float | None = None
-    last_token: float = field(default=0.0)
 
 
 class EngineLoop:
@@ -241,7 +223,7 @@ class EngineLoop:
             logprobs=self._logprobs(pick),
             finish_reason=reason,
             cached_tokens=seq.cached_tokens,
-            timings=self._timings(job) if reason else StageTimings(),
+            timings=job.timings if reason else StageTimings(),
         )
         if reason is None:
             self._say(job, event)
@@ -290,16 +272,3 @@ class EngineLoop:
 
     def _written(self, token: int) -> str:
         return self.tokenizer.decode([token], skip_special_tokens=False)
-
-    def _timings(self, job: Job) -> StageTimings:
-        admitted = job.admitted or job.seq.arrival
-        first = job.first_token or job.last_token
-        return StageTimings(
-            media=job.media_s,
-            preprocess=job.preprocess_s,
-            queue=max(0.0, admitted - job.seq.arrival - job.preprocess_s),
-            encode=job.encode_s,
-            prefill=max(0.0, first - admitted - job.encode_s),
-            decode=job.last_token - first,
-            ttft=first - job.seq.arrival,
-        )

@@ -10,7 +10,7 @@ from fovea.core.types import GenerationRequest, ModelInfo
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.detokenize import TextStream
 from fovea.engine.events import Sink
-from fovea.engine.loop import Job
+from fovea.engine.job import Job
 from fovea.engine.pixels import PixelStore, PixelTask
 from fovea.engine.prompt import PreparedPrompt, PromptBuilder
 from fovea.engine.sequence import Sequence
@@ -38,7 +38,7 @@ class Preparer:
         started = time.monotonic()
         prepared = self.builder.build(request.prompt, request.cache_salt, info.max_context)
         max_tokens = check_lengths(prepared, request.sampling, info)
-        check_token_ids(request.sampling, info.vocab_size)
+        check_token_ids(prepared, request.sampling, info.vocab_size)
         pixels = self._start_pixels(prepared)
         preprocess = time.monotonic() - started
         deadline = None if request.timeout is None else started + request.timeout
@@ -106,7 +106,12 @@ def check_lengths(prepared: PreparedPrompt, sampling: SamplingParams, info: Mode
     return sampling.max_tokens if sampling.max_tokens is not None else room
 
 
-def check_token_ids(sampling: SamplingParams, size: int) -> None:
+def check_token_ids(prepared: PreparedPrompt, sampling: SamplingParams, size: int) -> None:
+    """Some tokenizers know more tokens than their model has embeddings for."""
+    if max(prepared.ids) >= size:
+        raise InvalidRequest(
+            f"token {max(prepared.ids)} of the prompt is outside [0, {size})", param="prompt"
+        )
     for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
         for token in ids:
             if not 0 <= token < size:

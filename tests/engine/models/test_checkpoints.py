@@ -253,3 +253,15 @@ def test_files_are_found_without_an_index(tmp_path: Path) -> None:
     for name in ("b.safetensors", "a.safetensors"):
         (tmp_path / name).touch()
     assert [path.name for path in shard_files(tmp_path)] == ["a.safetensors", "b.safetensors"]
+
+
+def test_generation_defaults(tmp_path: Path) -> None:
+    """Some checkpoints write top_k -1 for "off"; taken as it is, every request was answered with 400."""
+    from fovea.engine.models.load import _default_sampling
+
+    path = tmp_path / "generation_config.json"
+    path.write_text('{"do_sample": true, "top_k": -1, "temperature": 0.7, "top_p": 0.8}')
+    assert _default_sampling(tmp_path) == {"temperature": 0.7, "top_p": 0.8, "top_k": 0}
+    path.write_text('{"do_sample": true, "temperature": 7.5}')
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: temperature"):
+        _default_sampling(tmp_path)

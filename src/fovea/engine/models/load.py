@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from fovea.core.errors import CheckpointError, ConfigError, UnsupportedModel
+from fovea.core.errors import CheckpointError, ConfigError, InvalidRequest, UnsupportedModel
+from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
 from fovea.engine.config import EngineConfig
 from fovea.engine.files import read_json
@@ -162,4 +163,11 @@ def _default_sampling(folder: Path) -> dict[str, float | int]:
     if not config["do_sample"]:
         return {"temperature": 0.0}
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    return {name: config[name] for name in names if isinstance(config.get(name), int | float)}
+    values = {name: config[name] for name in names if isinstance(config.get(name), int | float)}
+    if values.get("top_k", 0) < 0:
+        values["top_k"] = 0
+    try:
+        SamplingParams(**values)
+    except InvalidRequest as error:
+        raise CheckpointError(f"{folder}/generation_config.json: {error}") from error
+    return values

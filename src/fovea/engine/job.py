@@ -1,0 +1,45 @@
+"""A sequence on its way through the engine, with what only the one who asked cares about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fovea.core.types import StageTimings
+from fovea.engine.detokenize import TextStream
+from fovea.engine.events import Sink
+from fovea.engine.runner import PixelSource
+from fovea.engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Job:
+    """Seconds are durations; `admitted`, `first_token` and `last_token` are on the monotonic clock of `seq.arrival`.
+
+    pixels: makes each image's pixels when the encoder needs them, by span key.
+    """
+
+    seq: Sequence
+    choice: int
+    pixels: dict[str, PixelSource]
+    sink: Sink
+    text: TextStream
+    media_s: float = 0.0
+    preprocess_s: float = 0.0
+    encode_s: float = 0.0
+    admitted: float | None = None
+    first_token: float | None = None
+    last_token: float = 0.0
+
+    @property
+    def timings(self) -> StageTimings:
+        admitted = self.admitted or self.seq.arrival
+        first = self.first_token or self.last_token
+        return StageTimings(
+            media=self.media_s,
+            preprocess=self.preprocess_s,
+            queue=max(0.0, admitted - self.seq.arrival - self.preprocess_s),
+            encode=self.encode_s,
+            prefill=max(0.0, first - admitted - self.encode_s),
+            decode=self.last_token - first,
+            ttft=first - self.seq.arrival,
+        )
