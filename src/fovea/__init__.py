@@ -6,13 +6,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fovea.core.errors import FoveaError
+    from fovea.core.image import PixelBudget
     from fovea.core.sampling import SamplingParams
     from fovea.engine.engine import Engine
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "SamplingParams", "__version__"]
+__all__ = ["Engine", "FoveaError", "PixelBudget", "SamplingParams", "__version__"]
 
-_LAZY = {"Engine": "fovea.engine.engine", "SamplingParams": "fovea.core.sampling"}
+_LAZY = {
+    "Engine": "fovea.engine.engine",
+    "FoveaError": "fovea.core.errors",
+    "PixelBudget": "fovea.core.image",
+    "SamplingParams": "fovea.core.sampling",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -47,7 +47,7 @@ def slow() -> Slow:
 @pytest.fixture
 def store(slow: Slow) -> Iterator[PixelStore]:
     processor: Any = slow
-    made = PixelStore(processor, 2)
+    made = PixelStore(processor, 2, capacity=100)
     yield made
     slow.gate.set()
     made.close()
@@ -63,10 +63,14 @@ def test_all_who_wait_for_one_image_wait_for_one_piece_of_work(store: PixelStore
     assert slow.made == ["cat"]
 
 
-def test_reading_forgets_and_reading_again_makes_them_again(store: PixelStore, slow: Slow) -> None:
+def test_reading_twice_makes_them_once_and_after_forgetting_again(store: PixelStore, slow: Slow) -> None:
+    """The fifth of ten questions about one image made its pixels again, because the first had read them."""
     slow.gate.set()
     task = store.task(planned("cat"))
     assert task().identity == task().identity == "cat"
+    assert slow.made == ["cat"]
+    task.forget()
+    assert task().identity == "cat"
     assert slow.made == ["cat", "cat"]
 
 
@@ -107,5 +111,40 @@ def test_whoever_waits_when_the_store_closes_is_told(store: PixelStore, slow: Sl
     slow.gate.set()
     for task in tasks[2:]:
         with pytest.raises(Unavailable, match="has stopped"):
-            task.wait()
-    assert tasks[0].wait().identity == "a"
+            task()
+    assert tasks[0]().identity == "a"
+
+
+def test_claims_are_granted_in_order_within_the_ceiling(store: PixelStore) -> None:
+    """One pixel counts 24 bytes, the ceiling is 100: four images fit, the fifth waits for one to leave."""
+    first = store.gate.claim([store.task(planned(name)) for name in "abc"])
+    second = store.gate.claim([store.task(planned("d"))])
+    third = store.gate.claim([store.task(planned("e"))])
+    nothing = store.gate.claim([])
+    assert [c.granted.done() for c in (first, second, third, nothing)] == [True, True, False, False]
+    assert store.gate.bytes == 96
+    second.release()
+    assert third.granted.done()
+    assert nothing.granted.done()
+    for claim in (first, third, nothing, second):
+        claim.release()
+    assert store.gate.bytes == 0
+
+
+def test_a_claim_beyond_the_ceiling_passes_alone(store: PixelStore) -> None:
+    small = store.gate.claim([store.task(planned("a"))])
+    large = store.gate.claim([store.task(planned(name)) for name in "bcdefgh"])
+    assert not large.granted.done()
+    small.release()
+    assert large.granted.done()
+    large.release()
+
+
+def test_whoever_leaves_while_waiting_leaves_the_queue(store: PixelStore) -> None:
+    held = store.gate.claim([store.task(planned(name)) for name in "abcd"])
+    gone, next_one = (store.gate.claim([store.task(planned(name))]) for name in "ef")
+    gone.release()
+    held.release()
+    assert next_one.granted.done()
+    assert not gone.granted.done()
+    assert store.gate.bytes == next_one.size

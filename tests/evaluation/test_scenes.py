@@ -92,7 +92,7 @@ def test_items_keep_inside_their_cell_and_labels_inside_their_row(size: tuple[in
             assert 2 <= len(label.text) <= 6
             assert label.row * high <= label.baseline - label.height
             assert label.baseline <= (label.row + 1) * high
-            assert 0 <= label.x
+            assert label.x >= 0
             assert glyphs(label)[-1][2] <= scene.width
 
 

@@ -77,6 +77,7 @@ def test_requests() -> None:
 def test_a_requests_bill() -> None:
     metrics = made()
     metrics.images(2)
+    metrics.first_token(7)
     metrics.delta(Delta(0, "a"))
     metrics.gap(0.1)
     metrics.delta(Delta(1, "", finish_reason="length"))

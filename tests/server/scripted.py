@@ -26,6 +26,9 @@ class Script:
         finally:
             self.closed_streams += 1
 
+    def check_room(self, choices: int) -> None:
+        return None
+
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return [1, 2]
 

@@ -46,6 +46,9 @@ class Lent:
     def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         return self._engine.stream(request)
 
+    def check_room(self, choices: int) -> None:
+        self._engine.check_room(choices)
+
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return await self._engine.tokenize(prompt)
 

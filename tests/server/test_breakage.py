@@ -153,7 +153,8 @@ async def test_an_engine_that_is_not_ready(status: EngineStatus, says: str) -> N
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
             assert says in answer.json()["error"]["message"]
             assert answer.headers["retry-after"]
-        assert (await client.get("/health")).status_code == 200
+        # A process whose engine died does nobody any good: only then the liveness probe fails.
+        assert (await client.get("/health")).status_code == (503 if status == "stopped" else 200)
         assert (await client.get("/metrics")).status_code == 200
 
 

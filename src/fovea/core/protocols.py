@@ -42,6 +42,13 @@ class EngineClient(Protocol):
         """
         ...
 
+    def check_room(self, choices: int) -> None:
+        """Whether a request of that many answers would be taken now, before its images are fetched for nothing.
+
+        Raises Overloaded or Unavailable, or InvalidRequest when it never would.
+        """
+        ...
+
     async def tokenize(self, prompt: Prompt) -> list[int]: ...
 
     async def detokenize(self, ids: Sequence[int]) -> str: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fovea.core.errors import Unavailable
 from fovea.core.types import Delta, Usage
 from fovea.engine.events import Event
 from fovea.engine.prompt import PreparedPrompt
@@ -25,6 +26,9 @@ class AnswerState:
         """The delta of an event; raises the event's error."""
         if event.error is not None:
             raise event.error
+        if event.finish_reason == "abort":
+            # Whoever cancels does not read on, so this is the engine's own end.
+            raise Unavailable("the engine is shutting down")
         self._completion += len(event.token_ids)
         if event.choice == 0:
             self._cached = event.cached_tokens

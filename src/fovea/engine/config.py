@@ -25,6 +25,7 @@ class EngineConfig:
     max_step_visual_tokens: visual tokens encoded per step; one image always passes. [1, 2**20].
     max_queue: requests that may wait; more are refused with 429. 0: no bound.
     embed_cache_mib: ceiling of the encoder-output cache. 0 turns it off.
+    pixel_pool_mib: ceiling of processed pixels that wait for the encoder; a request larger than that passes alone.
     prefix_cache: share the KV of equal prefixes between requests.
     preprocess_workers: threads that resize and normalise images. [1, 64].
     pack_weights: let oneDNN keep weights in its own layout (CPU); same numbers up to rounding, faster.
@@ -42,6 +43,7 @@ class EngineConfig:
     max_step_visual_tokens: int = 4096
     max_queue: int = 256
     embed_cache_mib: int = 256
+    pixel_pool_mib: int = 1024
     prefix_cache: bool = True
     preprocess_workers: int = 2
     pack_weights: bool = True
@@ -64,6 +66,7 @@ class EngineConfig:
             ("max_step_visual_tokens", 1, 1 << 20),
             ("max_queue", 0, 1 << 20),
             ("embed_cache_mib", 0, 1 << 24),
+            ("pixel_pool_mib", 1, 1 << 24),
             ("preprocess_workers", 1, 64),
         ):
             value = getattr(self, name)

@@ -20,12 +20,13 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from fovea.core.answer import AnswerBuilder
-from fovea.core.errors import InvalidRequest, Overloaded, Unavailable
+from fovea.core.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 from fovea.core.image import PixelBudget
 from fovea.core.protocols import EngineStatus
 from fovea.core.sampling import SamplingParams
@@ -41,13 +42,15 @@ from fovea.engine.job import Job
 from fovea.engine.loop import EngineLoop
 from fovea.engine.memory import pool_blocks
 from fovea.engine.models.load import LoadedModel, load_model
-from fovea.engine.pixels import PixelStore
+from fovea.engine.pixels import Claim, PixelStore
 from fovea.engine.prepare import Preparer
 from fovea.engine.prompt import PromptBuilder
 from fovea.engine.runner import Runner
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.scheduler import Scheduler
+from fovea.engine.stats import engine_stats
 from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.waiting import deadline, shared
 
 PREPARE_THREADS = 4
 
@@ -68,7 +71,7 @@ class Engine:
         runner = Runner(
             model,
             self._embeddings,
-            Sampler(tokenizer.eos_ids),
+            Sampler(frozenset(i for i in tokenizer.eos_ids if i < loaded.info.vocab_size)),
             blocks=blocks,
             block_size=self.config.block_size,
         )
@@ -76,12 +79,18 @@ class Engine:
         self._preparer = Preparer(
             tokenizer,
             PromptBuilder(tokenizer, loaded.processor, model.image_token_id),
-            PixelStore(loaded.processor, self.config.preprocess_workers),
+            PixelStore(loaded.processor, self.config.preprocess_workers, self.config.pixel_pool_mib * MIB),
             self._embeddings,
         )
         self._prepare_pool = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="fovea-prepare")
         limit = min(loaded.info.max_context, blocks * self.config.block_size)
-        self._info = replace(loaded.info, max_context=min(limit, self.config.max_context or limit))
+        if self.config.max_context > limit:
+            raise ConfigError(
+                f"max_context is {self.config.max_context}; the model allows {loaded.info.max_context} tokens, "
+                f"the KV pool holds {blocks * self.config.block_size}",
+                param="max_context",
+            )
+        self._info = replace(loaded.info, max_context=self.config.max_context or limit)
         self._in_flight = 0
         self._draining = False
         self._lock = threading.Lock()
@@ -128,6 +137,7 @@ class Engine:
     ) -> Completion:
         """The whole answer. `params` are fields of SamplingParams; what is not given is the checkpoint's default.
 
+        Also: cache_salt, timeout (seconds), as in GenerationRequest.
         prompt: a question, OpenAI-style messages, or a Prompt. images: paths, bytes or PIL images, put before a question.
         """
         request = self.request(prompt, images, sampling=sampling, budget=budget, **params)
@@ -147,30 +157,39 @@ class Engine:
     ) -> AsyncIterator[Delta]:
         """Deltas as they come. Leaving the loop early cancels the request and frees its blocks.
 
-        `prompt` may be a GenerationRequest, which is how servers call it.
+        `prompt` may be a GenerationRequest, which is how servers call it; nothing may stand beside one.
         """
-        if isinstance(prompt, GenerationRequest):
-            request = prompt
-        else:
-            request = self.request(prompt, images, sampling=sampling, budget=budget, **params)
         loop = asyncio.get_running_loop()
+        ask = partial(self.request, prompt, images, sampling=sampling, budget=budget, **params)
+        request = await loop.run_in_executor(self._prepare_pool, ask)
         events: asyncio.Queue[Event] = asyncio.Queue()
 
         def sink(event: Event) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         self._enter(request)
+        arrival = time.monotonic()
         jobs: list[Job] = []
+        claim: Claim | None = None
         try:
-            jobs, prepared = await loop.run_in_executor(
-                self._prepare_pool, self._preparer.prepare, request, sink, self._info
-            )
+            async with deadline(request.timeout):
+                prepared = await loop.run_in_executor(
+                    self._prepare_pool, self._preparer.build, request, self._info
+                )
+                built = time.monotonic()
+                claim = self._preparer.claim(prepared)
+                await shared(claim.granted)
+                await asyncio.gather(*(shared(made) for made in claim.start()))
+            pixels_s = time.monotonic() - built
+            jobs = self._preparer.jobs(request, prepared, sink, arrival, pixels_s)
             self.loop.submit(jobs)
-            state = AnswerState(prepared, request.sampling.n)
+            state = AnswerState(prepared.prompt, request.sampling.n)
             while not state.done:
-                yield state.take(await events.get())
+                delta = state.take(await events.get())
+                claim.release()
+                yield delta
         finally:
-            self._leave(request, jobs)
+            self._leave(request, jobs, claim)
 
     def request(
         self,
@@ -179,13 +198,23 @@ class Engine:
         *,
         sampling: SamplingParams | None = None,
         budget: PixelBudget | None = None,
+        cache_salt: str = "",
+        timeout: float | None = None,
         **params: Any,
     ) -> GenerationRequest:
-        """A request from what a caller has at hand."""
+        """A request from what a caller has at hand; decodes images. `params` as in `generate`."""
+        if isinstance(prompt, GenerationRequest):
+            if images or sampling or budget or params or cache_salt or timeout:
+                raise InvalidRequest("a GenerationRequest is complete; nothing may be given beside it")
+            return prompt
+        if sampling is not None and params:
+            raise InvalidRequest(f"{next(iter(params))} belongs into sampling when sampling is given")
         return GenerationRequest(
             id=uuid.uuid4().hex,
             prompt=to_prompt(prompt, images, budget),
             sampling=sampling or self.sampling(params),
+            cache_salt=cache_salt,
+            timeout=timeout,
         )
 
     def sampling(self, params: Mapping[str, Any]) -> SamplingParams:
@@ -223,26 +252,7 @@ class Engine:
         self.loop.call(self.scheduler.check_integrity)
 
     def stats(self) -> Mapping[str, float]:
-        pool, embeddings, loop = self._kv.pool, self._embeddings, self.loop
-        return {
-            "requests_running": len(self.scheduler.running),
-            "requests_waiting": len(self.scheduler.waiting),
-            "kv_blocks_total": pool.size,
-            "kv_blocks_used": pool.used,
-            "kv_blocks_cached": pool.cached,
-            "prefix_query_tokens": self._kv.query_tokens,
-            "prefix_hit_tokens": self._kv.hit_tokens,
-            "embed_cache_bytes": embeddings.bytes,
-            "embed_cache_entries": len(embeddings),
-            "embed_cache_evictions": embeddings.evictions,
-            "images_encoded": loop.encoded_images,
-            "encode_seconds": loop.encode_seconds,
-            "engine_steps": loop.steps,
-            "computed_tokens": loop.computed_tokens,
-            "generation_tokens": loop.generated_tokens,
-            "preemptions": self.scheduler.preemptions,
-            "integrity_errors": loop.integrity_errors,
-        }
+        return engine_stats(self.scheduler, self.loop, self._preparer)
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, give running ones `drain_s` seconds, abort the rest, stop."""
@@ -269,32 +279,48 @@ class Engine:
         """`stream` without asyncio. Closing the generator cancels the request."""
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._enter(request)
+        arrival = time.monotonic()
         jobs: list[Job] = []
+        claim: Claim | None = None
         try:
-            jobs, prepared = self._preparer.prepare(request, events.put, self._info)
+            prepared = self._preparer.build(request, self._info)
+            built = time.monotonic()
+            claim = self._preparer.claim(prepared)
+            claim.granted.result()
+            for task in claim.tasks:
+                task()
+            pixels_s = time.monotonic() - built
+            jobs = self._preparer.jobs(request, prepared, events.put, arrival, pixels_s)
             self.loop.submit(jobs)
-            state = AnswerState(prepared, request.sampling.n)
+            state = AnswerState(prepared.prompt, request.sampling.n)
             while not state.done:
-                yield state.take(events.get())
+                delta = state.take(events.get())
+                claim.release()
+                yield delta
         finally:
-            self._leave(request, jobs)
+            self._leave(request, jobs, claim)
+
+    def check_room(self, choices: int) -> None:
+        room = self.config.max_running + self.config.max_queue
+        if self._draining:
+            raise Unavailable("the server is shutting down")
+        if self.config.max_queue and choices > room:
+            raise InvalidRequest(
+                f"{choices} answers are asked for; at most {room} run and wait here", param="n"
+            )
+        if self.config.max_queue and self._in_flight + choices > room:
+            raise Overloaded(
+                f"{self._in_flight} requests are running or waiting, {room} is the limit", retry_after=1.0
+            )
 
     def _enter(self, request: GenerationRequest) -> None:
-        room = self.config.max_running + self.config.max_queue
         with self._lock:
-            if self._draining:
-                raise Unavailable("the server is shutting down")
-            if self.config.max_queue and request.sampling.n > room:
-                raise InvalidRequest(
-                    f"n is {request.sampling.n}; at most {room} can run and wait here", param="n"
-                )
-            if self.config.max_queue and self._in_flight + request.sampling.n > room:
-                raise Overloaded(
-                    f"{self._in_flight} requests are running or waiting, {room} is the limit", retry_after=1.0
-                )
+            self.check_room(request.sampling.n)
             self._in_flight += request.sampling.n
 
-    def _leave(self, request: GenerationRequest, jobs: list[Job]) -> None:
+    def _leave(self, request: GenerationRequest, jobs: list[Job], claim: Claim | None) -> None:
+        if claim is not None:
+            claim.release()
         with self._lock:
             self._in_flight -= request.sampling.n
         unfinished = [job.seq.id for job in jobs if job.seq.finish_reason is None]

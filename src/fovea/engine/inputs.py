@@ -36,11 +36,12 @@ def to_image(value: Any) -> Image:
 
 def to_prompt(prompt: Any, images: Sequence[Any] = (), budget: PixelBudget | None = None) -> Prompt:
     """A question with images in front, OpenAI-style messages, or a prompt that is one already."""
-    budget = budget or PixelBudget()
     if isinstance(prompt, ChatPrompt | TextPrompt | TokenPrompt):
-        if images:
-            raise InvalidRequest("images go into the prompt itself when it is not plain text", param="images")
+        if images or budget is not None:
+            what = "images" if images else "budget"
+            raise InvalidRequest(f"{what} must be in the prompt itself when it is not plain text", param=what)
         return prompt
+    budget = budget or PixelBudget()
     if isinstance(prompt, str):
         pictures = tuple(ImagePart(_at(index, image), budget) for index, image in enumerate(images))
         return ChatPrompt((Message("user", (*pictures, TextPart(prompt))),))

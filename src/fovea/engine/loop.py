@@ -28,6 +28,7 @@ from fovea.engine.tokenizer import ChatTokenizer
 log = logging.getLogger("fovea.engine")
 STALL_S = 0.002
 CALL_TIMEOUT_S = 60.0
+FATAL_FAILURES = 10
 
 
 class EngineLoop:
@@ -41,6 +42,8 @@ class EngineLoop:
         self.encoded_images = 0
         self.encode_seconds = 0.0
         self.integrity_errors = 0
+        self.failed_steps = 0
+        self._failures_in_a_row = 0
         self._jobs: dict[str, Job] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fovea-engine", daemon=True)
@@ -79,7 +82,10 @@ class EngineLoop:
                 done.put(None)
 
         self._put(run)
-        error = done.get(timeout=CALL_TIMEOUT_S)
+        try:
+            error = done.get(timeout=CALL_TIMEOUT_S)
+        except queue.Empty:
+            raise EngineError(f"the engine did not answer within {CALL_TIMEOUT_S:g} s") from None
         if error is not None:
             raise error
 
@@ -148,14 +154,27 @@ class EngineLoop:
         except Exception as error:
             log.exception("a step failed")
             self._fail([item.seq.id for item in plan.work], EngineError(f"the step failed: {error}"))
+            self._count_failure()
             return
+        self._failures_in_a_row = 0
         self._account(plan, result.encode_s)
         for seq_id, failure in result.failures.items():
             log.error("an image could not be encoded", exc_info=failure)
             self._fail([seq_id], failure)
         self.scheduler.update(plan, {seq_id: pick.token for seq_id, pick in result.sampled.items()})
         for seq_id, pick in result.sampled.items():
-            self._tell(self._jobs[seq_id], pick)
+            try:
+                self._tell(self._jobs[seq_id], pick)
+            except Exception as error:
+                log.exception("a token could not be told")
+                self._fail([seq_id], EngineError(f"the request failed: {error}"))
+
+    def _count_failure(self) -> None:
+        """A device that is gone fails every step at once; better a dead process, which is restarted, than that."""
+        self.failed_steps += 1
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row >= FATAL_FAILURES:
+            raise RuntimeError(f"{FATAL_FAILURES} steps in a row failed")
 
     def _mark_admitted(self, plan: StepPlan, now: float) -> None:
         for item in plan.work:
@@ -177,16 +196,21 @@ class EngineLoop:
             if job.seq.status is Status.FINISHED:
                 continue
             if job.seq.id in self._jobs:
-                self._refuse(job)
+                name = job.seq.id.rpartition(":")[0]
+                self._refuse(job, InvalidRequest(f"request {name!r} is running already", param="id"))
+                continue
+            try:
+                self.runner.add(job.seq, job.choice, job.pixels)
+            except Exception as error:
+                log.exception("a request could not be taken in")
+                self._refuse(job, EngineError(f"the request could not be taken in: {error}"))
                 continue
             self._jobs[job.seq.id] = job
-            self.runner.add(job.seq, job.choice, job.pixels)
             self.scheduler.add(job.seq)
 
-    def _refuse(self, job: Job) -> None:
-        """Everything here goes by id, so a second one must not come in, and must not be cancelled as the first."""
+    def _refuse(self, job: Job, error: FoveaError) -> None:
+        """End a job that never came in; it must not be cancelled as another of its id."""
         job.seq.status, job.seq.finish_reason = Status.FINISHED, "error"
-        error = InvalidRequest(f"request {job.seq.id.rpartition(':')[0]!r} is running already", param="id")
         self._say(job, Event(job.choice, finish_reason="error", error=error))
 
     def _cancel(self, sequence_ids: list[str]) -> None:

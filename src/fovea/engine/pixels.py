@@ -1,18 +1,24 @@
-"""Pixels for the encoder, made in worker threads, once per image however many ask.
+"""Pixels for the encoder, made in worker threads, once per image however many ask, within a ceiling in bytes.
 
-Processed pixels are several times larger than the image they come from, so they live from the moment a request is
-prepared until the encoder has read them. Whoever needs them again later makes them again.
+Processed pixels are several times larger than the image they come from. They live from the moment a request claims
+them until its first token: by then the encoder has read them, or a cache has made them unnecessary. Whoever needs them
+again later makes them again.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from weakref import WeakValueDictionary
 
 from fovea.core.errors import Unavailable
 from fovea.engine.prompt import PlannedImage
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage
+
+BYTES_PER_PIXEL = 24
+"""Three float32 channels, twice: temporal patches come in pairs, and tiles overlap a base view."""
 
 
 class PixelTask:
@@ -24,6 +30,13 @@ class PixelTask:
         self._pool = pool
         self._lock = threading.Lock()
         self._future: Future[ProcessedImage] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """About what the pixels take, from the plan alone."""
+        plan = self._planned.plan
+        area = sum(height * width for height, width in plan.resized) or plan.width * plan.height
+        return area * BYTES_PER_PIXEL
 
     def start(self) -> Future[ProcessedImage]:
         """Begin, or join the work in progress. What failed is tried again."""
@@ -37,27 +50,82 @@ class PixelTask:
                     raise Unavailable("the engine has stopped") from error
             return self._future
 
-    def wait(self) -> ProcessedImage:
-        """The pixels, when they are made. Raises Unavailable when nobody will make them any more."""
+    def __call__(self) -> ProcessedImage:
+        """The pixels, for the encoder. Raises Unavailable when nobody will make them any more."""
         try:
             return self.start().result()
         except CancelledError as error:
             raise Unavailable("the engine has stopped") from error
 
-    def __call__(self) -> ProcessedImage:
-        """The pixels, for the encoder; they are forgotten here, since its output is what is kept."""
-        pixels = self.wait()
+    def forget(self) -> None:
+        """Nobody needs them now; work in progress is left to finish."""
         with self._lock:
             self._future = None
-        return pixels
 
 
 def _failed(future: Future[ProcessedImage]) -> bool:
     return future.done() and (future.cancelled() or future.exception() is not None)
 
 
+class Claim:
+    """One request's right to have its images' pixels in memory. `granted` is done when there is room for them."""
+
+    def __init__(self, gate: PixelGate, tasks: Sequence[PixelTask]) -> None:
+        self.tasks = tuple(tasks)
+        self.size = sum(task.nbytes for task in tasks)
+        self.granted: Future[None] = Future()
+        self._gate = gate
+
+    def start(self) -> list[Future[ProcessedImage]]:
+        return [task.start() for task in self.tasks]
+
+    def release(self) -> None:
+        """The pixels are not needed any more, or never were. Twice is once."""
+        for task in self.tasks:
+            task.forget()
+        self._gate.release(self)
+
+
+class PixelGate:
+    """Claims in the order of their arrival, within `capacity` bytes; a claim larger than that passes alone."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.bytes = 0
+        self._held: set[Claim] = set()
+        self._waiting: deque[Claim] = deque()
+        self._lock = threading.Lock()
+
+    def claim(self, tasks: Sequence[PixelTask]) -> Claim:
+        claim = Claim(self, tasks)
+        with self._lock:
+            self._waiting.append(claim)
+            self._grant()
+        return claim
+
+    def release(self, claim: Claim) -> None:
+        with self._lock:
+            if claim in self._held:
+                self._held.discard(claim)
+                self.bytes -= claim.size
+            elif claim in self._waiting:
+                self._waiting.remove(claim)
+            self._grant()
+
+    def _grant(self) -> None:
+        while self._waiting:
+            claim = self._waiting[0]
+            if self._held and self.bytes + claim.size > self.capacity:
+                return
+            self._waiting.popleft()
+            self._held.add(claim)
+            self.bytes += claim.size
+            claim.granted.set_result(None)
+
+
 class PixelStore:
-    def __init__(self, processor: ImageProcessor, workers: int) -> None:
+    def __init__(self, processor: ImageProcessor, workers: int, capacity: int) -> None:
+        self.gate = PixelGate(capacity)
         self._processor = processor
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fovea-pixels")
         self._lock = threading.Lock()

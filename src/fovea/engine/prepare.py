@@ -1,8 +1,9 @@
-"""Everything before a request's first step: template, tokens, limits, pixels. Runs in worker threads."""
+"""Everything before a request's first step: template, tokens, limits, pixels."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from fovea.core.errors import InvalidRequest, PromptTooLong
 from fovea.core.sampling import SamplingParams
@@ -11,11 +12,21 @@ from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.detokenize import TextStream
 from fovea.engine.events import Sink
 from fovea.engine.job import Job
-from fovea.engine.pixels import PixelStore, PixelTask
+from fovea.engine.pixels import Claim, PixelStore, PixelTask
 from fovea.engine.prompt import PreparedPrompt, PromptBuilder
 from fovea.engine.sequence import Sequence
 from fovea.engine.tokenizer import ChatTokenizer
 from fovea.engine.vision.features import VisualFeatures
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prompt that fits, and who makes its pixels, by image key. seconds: what building it took."""
+
+    prompt: PreparedPrompt
+    max_tokens: int
+    tasks: dict[str, PixelTask]
+    seconds: float
 
 
 class Preparer:
@@ -31,52 +42,53 @@ class Preparer:
         self._pixels = pixels
         self._embeddings = embeddings
 
-    def prepare(
-        self, request: GenerationRequest, sink: Sink, info: ModelInfo
-    ) -> tuple[list[Job], PreparedPrompt]:
-        """A job per choice, ready for the loop. May wait for pixels. Raises RequestError for what can not run."""
+    def build(self, request: GenerationRequest, info: ModelInfo) -> Prepared:
+        """Template, tokens and limits. Raises RequestError for what can not run. For a worker thread: milliseconds."""
         started = time.monotonic()
-        prepared = self.builder.build(request.prompt, request.cache_salt, info.max_context)
-        max_tokens = check_lengths(prepared, request.sampling, info)
-        check_token_ids(prepared, request.sampling, info.vocab_size)
-        pixels = self._start_pixels(prepared)
-        preprocess = time.monotonic() - started
-        deadline = None if request.timeout is None else started + request.timeout
-        jobs = [
+        prompt = self.builder.build(request.prompt, request.cache_salt, info.max_context)
+        max_tokens = check_lengths(prompt, request.sampling, info)
+        check_token_ids(prompt, request.sampling, info.vocab_size)
+        tasks = {planned.key: self._pixels.task(planned) for planned in prompt.images}
+        return Prepared(prompt, max_tokens, tasks, time.monotonic() - started)
+
+    def claim(self, prepared: Prepared) -> Claim:
+        """Room for the pixels that the encoder will need. What it already encoded needs none."""
+        needed = [task for key, task in prepared.tasks.items() if key not in self._embeddings]
+        return self._pixels.gate.claim(needed)
+
+    def jobs(
+        self, request: GenerationRequest, prepared: Prepared, sink: Sink, arrival: float, pixels_s: float
+    ) -> list[Job]:
+        """A job per choice, ready for the loop. arrival: on the monotonic clock; deadlines count from it."""
+        return [
             Job(
                 seq=Sequence(
                     id=f"{request.id}:{choice}",
-                    prompt_ids=prepared.ids,
+                    prompt_ids=prepared.prompt.ids,
                     sampling=request.sampling,
-                    max_tokens=max_tokens,
-                    spans=prepared.spans,
+                    max_tokens=prepared.max_tokens,
+                    spans=prepared.prompt.spans,
                     salt=request.cache_salt,
-                    arrival=started,
-                    deadline=deadline,
+                    arrival=arrival,
+                    deadline=None if request.timeout is None else arrival + request.timeout,
                 ),
                 choice=choice,
-                pixels=dict(pixels),
+                pixels=dict(prepared.tasks),
                 sink=sink,
                 text=self._text_stream(request.sampling),
                 media_s=request.media_s,
-                preprocess_s=preprocess,
+                preprocess_s=prepared.seconds + pixels_s,
             )
             for choice in range(request.sampling.n)
         ]
-        return jobs, prepared
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Processed pixels in memory, about."""
+        return self._pixels.gate.bytes
 
     def close(self) -> None:
         self._pixels.close()
-
-    def _start_pixels(self, prepared: PreparedPrompt) -> dict[str, PixelTask]:
-        """Tasks by image key. Pixels that the encoder will need are made now, side by side, not in its thread."""
-        tasks = {planned.key: self._pixels.task(planned) for planned in prepared.images}
-        needed = [task for key, task in tasks.items() if key not in self._embeddings]
-        for task in needed:
-            task.start()
-        for task in needed:
-            task.wait()
-        return tasks
 
     def _text_stream(self, sampling: SamplingParams) -> TextStream:
         skip = sampling.skip_special_tokens

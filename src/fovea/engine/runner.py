@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,9 +24,10 @@ from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
 from fovea.engine.sequence import Sequence
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.kernels.attention import AttentionPlan, Chunk
+from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
 
 PixelSource = Callable[[], ProcessedImage]
+PADDING_RATIO, PADDING_SLACK = 2, 64
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ class Runner:
         result = StepResult()
         for job in plan.encode:
             self._encode(job, result)
-        work = [item for item in plan.work if item.seq.id not in result.failures]
+        work = by_length([item for item in plan.work if item.seq.id not in result.failures])
         if not work:
             return result
         hidden = self._forward(work)
@@ -115,6 +117,8 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this image's; the step goes on
             result.failures.update(dict.fromkeys(job.holders, error))
             return
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)  # the clock below would else measure the launch
         self.embeddings.put(job.span.key, features, features.nbytes, set(job.holders))
         result.encode_s[job.span.key] = time.perf_counter() - started
 
@@ -186,31 +190,43 @@ class Runner:
             places = np.arange(item.start, item.stop)
             slots.append(blocks[places // size] * size + places % size)
         decodes = next((i for i, item in enumerate(work) if item.count != 1), len(work))
-        singles, rest = work[:decodes], work[decodes:]
-        tables, mask, longest = self._decode_tables(singles)
-        chunks, row = [], len(singles)
-        for item in rest:
+        chunks, row = [], decodes
+        for item in work[decodes:]:
             used = -(-item.stop // size)
             table = torch.tensor(item.seq.blocks[:used], device=device)
             chunks.append(Chunk(row, item.count, item.start, table))
             row += item.count
         place = torch.from_numpy(np.concatenate(slots)).to(device)
-        return AttentionPlan(place, tables, mask, longest, tuple(chunks))
+        groups = tuple(self._decodes(group) for group in similar(work[:decodes]))
+        return AttentionPlan(place, groups, tuple(chunks))
 
-    def _decode_tables(self, work: list[Work]) -> tuple[Tensor | None, Tensor | None, int]:
-        if not work:
-            return None, None, 0
+    def _decodes(self, work: list[Work]) -> Decodes:
         size, device = self.block_size, self.model.device
-        longest = max(item.stop for item in work)
-        width = -(-longest // size)
-        tables = np.zeros((len(work), width), dtype=np.int64)
+        lengths = np.array([item.stop for item in work])
+        longest = int(lengths.max())
+        tables = np.zeros((len(work), -(-longest // size)), dtype=np.int64)
         for row, item in enumerate(work):
             used = -(-item.stop // size)
             tables[row, :used] = item.seq.blocks[:used]
         mask = None
-        lengths = np.array([item.stop for item in work])
         if (lengths != longest).any():
             allowed = torch.from_numpy(np.arange(longest)[None, :] < lengths[:, None])
             mask = torch.zeros(allowed.shape, dtype=self.model.dtype)
             mask = mask.masked_fill_(~allowed, float("-inf"))[:, None, None].to(device)
-        return torch.from_numpy(tables).to(device), mask, longest
+        return Decodes(torch.from_numpy(tables).to(device), longest, mask)
+
+
+def by_length(work: Sequences[Work]) -> list[Work]:
+    """Single tokens first, short contexts before long ones, so that neighbours can share a gathered length."""
+    return sorted(work, key=lambda item: (item.count != 1, item.stop if item.count == 1 else 0))
+
+
+def similar(work: Sequences[Work]) -> list[list[Work]]:
+    """Runs of sorted single tokens whose contexts differ by less than PADDING_RATIO: padding is read like keys."""
+    groups: list[list[Work]] = []
+    for item in work:
+        if groups and item.stop <= PADDING_RATIO * groups[-1][0].stop + PADDING_SLACK:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return groups

@@ -1,8 +1,8 @@
 """The attention seam: what a step computes over the paged KV, whatever does the computing.
 
-One step holds sequences that decode (one query each) and chunks of prompts (many queries each). The decodes share one
-product: their keys are gathered to a common length and masked, and the query heads of a KV head stand in for queries,
-so that grouped heads need no copies of the keys. Each chunk is its own product with a causal mask.
+One step holds sequences that decode (one query each) and chunks of prompts (many queries each). Decodes of similar
+length share one product: their keys are gathered to a common length and masked, and the query heads of a KV head stand
+in for queries, so that grouped heads need no copies of the keys. Each chunk is its own product with a causal mask.
 """
 
 from __future__ import annotations
@@ -25,19 +25,27 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Decodes:
+    """B consecutive rows, each the newest token of its sequence.
+
+    tables (B, blocks): block tables, padded with block 0. length: L, the longest context of the group.
+    mask (B, 1, 1, L) additive, or None when all contexts are that long.
+    """
+
+    tables: Tensor
+    length: int
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """slots (T,): where each row's key and value go, as block * block_size + offset.
 
-    decode_tables (B, blocks): block tables of the first B rows, padded with block 0.
-    decode_mask (B, 1, 1, L) additive, or None when no row is shorter than the rest.
-    decode_length: L, the longest context among the decodes; 0 when there are none.
-    chunks: the rows after those.
+    decodes: groups of rows from row 0 on, in order. chunks: the rows after those.
     """
 
     slots: Tensor
-    decode_tables: Tensor | None
-    decode_mask: Tensor | None
-    decode_length: int
+    decodes: tuple[Decodes, ...]
     chunks: tuple[Chunk, ...]
 
 
@@ -49,24 +57,25 @@ def store(kv: Tensor, keys_values: Tensor, slots: Tensor) -> None:
 def attend(query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
     """query (T, H, D) over kv (blocks, block_size, 2, Hkv, D) as planned; returns (T, H, D)."""
     parts: list[Tensor] = []
-    if plan.decode_tables is not None:
-        parts.append(_decode(query[: plan.decode_tables.shape[0]], kv, plan, scale))
+    row = 0
+    for group in plan.decodes:
+        count = group.tables.shape[0]
+        parts.append(_decode(query[row : row + count], kv, group, scale))
+        row += count
     for chunk in plan.chunks:
         parts.append(_prefill(query[chunk.row : chunk.row + chunk.count], kv, chunk, scale))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _decode(query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-    tables = plan.decode_tables
-    assert tables is not None
+def _decode(query: Tensor, kv: Tensor, group: Decodes, scale: float) -> Tensor:
     batch, heads, dim = query.shape
     kv_heads = kv.shape[3]
-    gathered = kv.index_select(0, tables.flatten()).view(batch, -1, 2, kv_heads, dim)[:, : plan.decode_length]
+    gathered = kv.index_select(0, group.tables.flatten()).view(batch, -1, 2, kv_heads, dim)[:, : group.length]
     out = functional.scaled_dot_product_attention(
         query.view(batch, kv_heads, heads // kv_heads, dim),
         gathered[:, :, 0].transpose(1, 2),
         gathered[:, :, 1].transpose(1, 2),
-        attn_mask=plan.decode_mask,
+        attn_mask=group.mask,
         scale=scale,
     )
     return out.reshape(batch, heads, dim)

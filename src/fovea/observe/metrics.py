@@ -24,10 +24,14 @@ GAUGES = {
     "kv_blocks_cached": "KV blocks that a prefix could find",
     "embed_cache_bytes": "bytes of encoder outputs kept",
     "embed_cache_entries": "encoder outputs kept",
+    "pixel_bytes": "bytes of processed pixels that wait for the encoder",
 }
 COUNTERS = {
     "prefix_query_tokens": "tokens looked up in the prefix cache",
     "prefix_hit_tokens": "tokens whose KV was found there",
+    "embed_cache_hits": "images whose encoder output was found",
+    "embed_cache_misses": "images that had to be encoded",
+    "failed_steps": "steps that raised; their requests got an error",
     "embed_cache_evictions": "encoder outputs dropped for room",
     "images_encoded": "images that the vision encoder ran for",
     "encode_seconds": "seconds in the vision encoder",
@@ -71,7 +75,12 @@ class Metrics:
             buckets=SECONDS,
             registry=r,
         )
-        self._ttft = Histogram("fovea_ttft_seconds", "arrival to first token", buckets=SECONDS, registry=r)
+        self._ttft = Histogram(
+            "fovea_ttft_seconds",
+            "arrival, images included, to first token; of every request that got one",
+            buckets=SECONDS,
+            registry=r,
+        )
         self._itl = Histogram(
             "fovea_itl_seconds", "time between two tokens of an answer", buckets=SECONDS, registry=r
         )
@@ -95,6 +104,13 @@ class Metrics:
     def gap(self, seconds: float) -> None:
         self._itl.observe(seconds)
 
+    def first_token(self, seconds: float) -> None:
+        self._ttft.observe(seconds)
+
+    def failed(self) -> None:
+        """An answer ended with an error, or nobody read it to its end."""
+        self._finish.labels("error").inc()
+
     def delta(self, delta: Delta) -> None:
         """Count the end of a choice, and with the last one the request's bill."""
         if delta.finish_reason is not None:
@@ -107,7 +123,6 @@ class Metrics:
             self._timings(delta.timings)
 
     def _timings(self, timings: StageTimings) -> None:
-        self._ttft.observe(timings.ttft)
         for stage in STAGES:
             self._stage.labels(stage).observe(getattr(timings, stage))
 

@@ -60,16 +60,23 @@ async def _disconnected(request: Request) -> None:
 async def deltas(state: ServerState, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
     """The engine's deltas, measured as they pass."""
     last: dict[int, float] = {}
+    started = time.perf_counter()
+    ended = False
     stream = state.client.stream(request)
     try:
         async for delta in stream:
             now = time.perf_counter()
+            if not last:
+                state.metrics.first_token(request.media_s + now - started)
+            ended = delta.usage is not None
             if delta.index in last and delta.token_ids:
                 state.metrics.gap(now - last[delta.index])
             last[delta.index] = now
             state.metrics.delta(delta)
             yield delta
     finally:
+        if not ended:
+            state.metrics.failed()
         await stream.aclose()  # type: ignore[attr-defined]
 
 

@@ -36,6 +36,7 @@ async def chat_completions(body: ChatRequest, http: Request) -> Response:
 async def _request(state: ServerState, body: ChatRequest) -> GenerationRequest:
     """The images count against the request's timeout; the engine gets what they left of it."""
     params = sampling(body, state.client.info.default_sampling)
+    state.client.check_room(params.n)
     references = image_references(body.messages)
     timeout = state.timeout(body.timeout)
     started = time.monotonic()

@@ -42,6 +42,7 @@ def _requests(state: ServerState, body: CompletionRequest) -> list[GenerationReq
     prompts = completion_prompts(body)
     if len(prompts) > MAX_PROMPTS:
         raise InvalidRequest(f"{len(prompts)} prompts; accepted: at most {MAX_PROMPTS}", param="prompt")
+    state.client.check_room(len(prompts) * params.n)
     return [
         GenerationRequest(
             id=uuid.uuid4().hex,

@@ -58,9 +58,12 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
 
 
 @router.get("/health", include_in_schema=False)
-async def health() -> dict[str, str]:
-    """The process runs. Says nothing about the model: see /ready."""
-    return {"status": "ok"}
+async def health(http: Request) -> Response:
+    """The process runs, loading or serving: see /ready. 503 only when the engine died, so that it is restarted."""
+    state = state_of(http)
+    if state.client.status == "stopped" and not state.draining:
+        return response(Unavailable(state.unavailable() or "the engine has stopped"))
+    return JSONResponse({"status": "ok"})
 
 
 @router.get("/ready", include_in_schema=False)

@@ -55,6 +55,9 @@ class StartingClient:
     def stream(self, request: GenerationRequest, /) -> AsyncIterator[Delta]:
         return self._loaded().stream(request)
 
+    def check_room(self, choices: int) -> None:
+        self._loaded().check_room(choices)
+
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return await self._loaded().tokenize(prompt)
 

@@ -42,11 +42,14 @@ class EmbeddingCache(Generic[Value]):
         if entry is None:
             return False
         self._entries.move_to_end(key)
-        entry.holders.add(holder)
+        if holder not in entry.holders:
+            self.hits += 1
+            entry.holders.add(holder)
         return True
 
     def put(self, key: str, value: Value, size: int, holders: set[str]) -> None:
         """Store an encoder output of `size` bytes for those who wait for it."""
+        self.misses += 1
         old = self._entries.pop(key, None)
         if old is not None:
             self.bytes -= old.size

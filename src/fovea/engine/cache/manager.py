@@ -48,9 +48,13 @@ class KVManager:
         return PrefixMatch(tuple(found))
 
     def can_admit(self, match: PrefixMatch, tokens: int) -> bool:
-        """Whether the match can be locked and blocks for `tokens` in all be found beside it."""
+        """Whether the match can be locked and blocks for `tokens` in all be found beside it.
+
+        What admitted sequences still need for their own tokens is spoken for.
+        """
         locked = sum(1 for block in match.blocks if self.pool.is_free(block))
-        return self.blocks_for(tokens) - len(match.blocks) <= self.pool.free - locked
+        promised = sum(max(0, self.blocks_for(seq.length) - len(seq.blocks)) for seq in self._tables.values())
+        return self.blocks_for(tokens) - len(match.blocks) <= self.pool.free - locked - promised
 
     def admit(self, seq: Sequence, match: PrefixMatch) -> None:
         """Lock the match as the start of the sequence's table."""
@@ -58,10 +62,12 @@ class KVManager:
             self.pool.share(block)
         seq.blocks = list(match.blocks)
         seq.computed = len(match.blocks) * self.block_size
-        seq.cached_tokens = max(seq.cached_tokens, min(seq.computed, len(seq.prompt_ids)))
         self._tables[seq.id] = seq
-        self.hit_tokens += seq.computed
-        self.query_tokens += seq.length
+        if not seq.preemptions:
+            # What it finds again after a preemption it has computed itself.
+            seq.cached_tokens = min(seq.computed, len(seq.prompt_ids))
+            self.hit_tokens += seq.computed
+            self.query_tokens += seq.length
         for name in seq.block_hashes[len(match.blocks) :]:
             self._pending.setdefault(name, seq.id)
 

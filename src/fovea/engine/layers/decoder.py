@@ -106,7 +106,9 @@ class Decoder(nn.Module):
         self.embed_tokens = Embedding(config.vocab_size, config.hidden)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.hidden, config.eps)
-        self.rotary = Rotary(torch.tensor(config.rope_inverse), config.rope_scaling, config.mrope_axes)
+        self.rotary = Rotary(
+            torch.tensor(config.rope_inverse, dtype=torch.float32), config.rope_scaling, config.mrope_axes
+        )
 
     def forward(
         self,

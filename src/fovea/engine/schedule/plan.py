@@ -35,7 +35,7 @@ class EncodeJob:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """work: decodes first. preempted: sequences that lost their blocks and wait again, with the reason logged."""
+    """work: decodes first. preempted: sequences that lost their blocks and wait again."""
 
     work: tuple[Work, ...] = ()
     encode: tuple[EncodeJob, ...] = ()
