@@ -11,7 +11,11 @@ from fovea.cli.main import COMMANDS, build_parser
 from fovea.cli.models import markdown
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+]
 
 
 @pytest.mark.parametrize("page", PAGES)

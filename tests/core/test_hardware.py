@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -57,7 +56,3 @@ MEMINFO = "MemTotal: 9000 kB\nMemAvailable:    4000 kB\n"
 def test_available_memory(monkeypatch: pytest.MonkeyPatch, contents: dict[str, str], expected: int) -> None:
     files(monkeypatch, contents)
     assert hardware.available_memory() == expected
-
-
-def test_cores_are_those_of_this_process() -> None:
-    assert 1 <= hardware.cores() <= (os.cpu_count() or 1)

@@ -101,7 +101,9 @@ def test_pixels_show_what_the_scene_says() -> None:
     image = draw(scene)
     for item in scene.items:
         assert image.getpixel((int(item.x), int(item.y))) == item.rgb
-        nearest = min(COLOURS, key=lambda name: sum((a - b) ** 2 for a, b in zip(COLOURS[name], item.rgb, strict=True)))
+        nearest = min(
+            COLOURS, key=lambda name: sum((a - b) ** 2 for a, b in zip(COLOURS[name], item.rgb, strict=True))
+        )
         assert nearest == item.colour
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 
 from fovea.core.protocols import EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
@@ -31,9 +31,6 @@ class Script:
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return [1, 2]
-
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        return ""
 
     def stats(self) -> Mapping[str, float]:
         return {}

@@ -10,6 +10,7 @@ import pytest
 
 from fovea.core.errors import CheckpointError
 from fovea.core.protocols import EngineClient
+from fovea.core.types import TextPrompt
 from fovea.server.app import create_app
 from fovea.server.starting import StartingClient
 from tests.server.scripted import Script
@@ -73,10 +74,9 @@ async def test_a_model_that_can_not_be_loaded_ends_the_start() -> None:
         assert (await browser.get("/ready")).status_code == 503
 
 
-@pytest.mark.parametrize("name", ["tokenize", "detokenize"])
-async def test_nothing_is_answered_before(name: str) -> None:
+async def test_nothing_is_answered_before() -> None:
     from fovea.core.errors import Unavailable
 
     client = StartingClient("named", Script, never)
     with pytest.raises(Unavailable, match="still loading"):
-        await getattr(client, name)([1])
+        await client.tokenize(TextPrompt("hi"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 FALLBACK_BYTES = 2 * 1024**3
@@ -23,8 +22,3 @@ def available_memory() -> int:
     except (OSError, ValueError):
         return free
     return free if limit == "max" else min(free, max(0, int(limit) - used))
-
-
-def cores() -> int:
-    """CPUs that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

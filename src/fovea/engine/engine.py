@@ -234,10 +234,6 @@ class Engine:
         )
         return prepared.ids
 
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._prepare_pool, self.tokenizer.decode, ids)
-
     def clear_caches(self) -> None:
         """Forget every shared prefix and encoder output. Answers stay the same; they only cost again."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from fovea.core.errors import Unavailable
 from fovea.core.protocols import EngineClient, EngineStatus
@@ -60,9 +60,6 @@ class StartingClient:
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return await self._loaded().tokenize(prompt)
-
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        return await self._loaded().detokenize(ids)
 
     def stats(self) -> Mapping[str, float]:
         return self._engine.stats() if self._engine else {}

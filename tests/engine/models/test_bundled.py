@@ -55,7 +55,7 @@ def answer(engine: Engine, sample: Sample) -> tuple[list[int], Completion]:
 def test_tokens_equal(engine: Engine, reference: Reference, sample: Sample) -> None:
     """Equal in float32. In bfloat16 the two libraries round differently: where they part, the tokens must tie.
 
-    A tie is judged by transformers' float32 logits: within 2% of the row's spread.
+    A tie is judged by transformers' float32 logits: within 0.5% of the row's spread.
     """
     ids, done = answer(engine, sample)
     images: list[Image.Image] = list(sample.images)
@@ -63,7 +63,7 @@ def test_tokens_equal(engine: Engine, reference: Reference, sample: Sample) -> N
     if ours != theirs:
         at = next(i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
         row = reference.logits(ids, images, theirs)[at]
-        allowed = 1e-4 if engine.info.dtype == "float32" else 0.02 * float(row.max() - row.min())
+        allowed = 1e-4 if engine.info.dtype == "float32" else 0.005 * float(row.max() - row.min())
         assert abs(float(row[ours[at]] - row[theirs[at]])) <= allowed, (
             f"token {at}: {ours[at]} for {theirs[at]}"
         )
