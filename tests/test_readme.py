@@ -1,0 +1,90 @@
+"""What the README and docs/python.md tell a newcomer to type is typed here, against a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "FOVEA_THREADS": "1",
+}
+
+
+def blocks(text: str, language: str = "") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.S | re.M)
+
+
+def run(command: list[str]) -> str:
+    done = subprocess.run(
+        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number = int(probe.getsockname()[1])
+    server = subprocess.Popen(
+        [sys.executable, "-m", "fovea.cli.main", "serve", "--port", str(number)], cwd=ROOT, env=ENVIRONMENT
+    )
+    try:
+        for _ in range(600):
+            try:
+                if httpx.get(f"http://127.0.0.1:{number}/ready").status_code == 200:
+                    break
+            except httpx.TransportError:
+                assert server.poll() is None
+            time.sleep(0.1)
+        yield number
+    finally:
+        server.terminate()
+        assert server.wait(30) == 0
+
+
+def test_ask() -> None:
+    command = next(
+        line for block in blocks(README) for line in block.splitlines() if line.startswith("fovea ask")
+    )
+    assert run(["bash", "-c", command]).strip()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl(port: int) -> None:
+    command = next(block for block in blocks(README) if block.startswith("curl"))
+    body = json.loads(run(["bash", "-c", command.replace("8000", str(port))]))
+    assert body["choices"][0]["message"]["content"]
+    assert body["usage"]["prompt_tokens_details"]["image_tokens"] > 0
+
+
+def test_openai_snippet(port: int) -> None:
+    (snippet,) = blocks(README, "python")
+    assert run([sys.executable, "-c", snippet.replace("8000", str(port))]).strip()
+
+
+def test_python_page() -> None:
+    first, second = blocks((ROOT / "docs/python.md").read_text(), "python")
+    code = (
+        f"{first}\nimport asyncio\npicture = 'examples/shapes.png'\nasync def main():\n"
+        + "".join(f"    {line}\n" for line in second.splitlines())
+        + "asyncio.run(main())\nengine.shutdown()\n"
+    )
+    out = run([sys.executable, "-c", code])
+    assert "Usage(" in out
