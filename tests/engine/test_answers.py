@@ -107,7 +107,8 @@ def test_logprobs_name_each_token_and_its_rivals(machine: Engine, plain: Complet
     assert answer.token_ids == plain.token_ids
     assert [entry.id for entry in answer.logprobs[0]] == list(answer.token_ids[0])
     for entry in answer.logprobs[0]:
-        assert entry.text == machine.tokenizer.decode([entry.id], skip_special_tokens=False)
+        shown = entry.text.encode(errors="surrogateescape").decode(errors="replace")
+        assert shown == machine.tokenizer.decode([entry.id], skip_special_tokens=False)
         assert len(entry.top) == 3
         assert entry.top[0][0] == entry.id, "greedy takes the most likely"
         assert entry.top[0][2] == pytest.approx(entry.logprob)
@@ -165,3 +166,13 @@ async def test_leaving_a_stream_early_does_too(machine: Engine) -> None:
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
     at_rest(machine)
+
+
+def test_a_tokens_bytes_are_its_own(machine: Engine) -> None:
+    """Half a character used to be told as the three bytes of a replacement character."""
+    text = "né 図🙂 x"
+    ids = machine.tokenizer.encode(text)
+    pieces = [machine.tokenizer.token_bytes(token) for token in ids]
+    assert b"".join(pieces) == text.encode()
+    assert any(piece.decode(errors="replace").endswith("\ufffd") for piece in pieces)
+    assert machine.tokenizer.token_bytes(2) == b"<|im_end|>"

@@ -132,7 +132,6 @@ def sampling(body: Sampling, defaults: Mapping[str, float | int]) -> SamplingPar
         values |= _chat_only(body)
     elif isinstance(body, CompletionRequest):
         values |= {"logprobs": body.logprobs is not None, "top_logprobs": body.logprobs or 0}
-        values.setdefault("max_tokens", 16)
     return SamplingParams(**values)
 
 

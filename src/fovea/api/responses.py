@@ -126,14 +126,24 @@ def chat_logprobs(entries: tuple[TokenLogprob, ...]) -> dict[str, Any]:
 
 
 def _token(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    return {"token": shown(text), "logprob": logprob, "bytes": list(raw(text))}
+
+
+def raw(text: str) -> bytes:
+    """The bytes of a token's text; see TokenLogprob."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def shown(text: str) -> str:
+    """A token's text as JSON can hold it."""
+    return raw(text).decode("utf-8", "replace")
 
 
 def text_logprobs(entries: tuple[TokenLogprob, ...]) -> dict[str, Any] | None:
     if not entries:
         return None
     return {
-        "tokens": [entry.text for entry in entries],
+        "tokens": [shown(entry.text) for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [{text: logprob for _, text, logprob in entry.top} for entry in entries],
+        "top_logprobs": [{shown(text): logprob for _, text, logprob in entry.top} for entry in entries],
     }

@@ -62,6 +62,7 @@ class GenerationRequest:
 
     cache_salt: requests with different salts share no cache entry.
     timeout: seconds from arrival; None: no deadline of its own.
+    usual_tokens: longest answer where sampling.max_tokens is None, if the context has room for it; None: all of it.
     media_s: seconds that fetching and decoding took before the engine saw the request.
     """
 
@@ -70,12 +71,16 @@ class GenerationRequest:
     sampling: SamplingParams = SamplingParams()
     cache_salt: str = ""
     timeout: float | None = None
+    usual_tokens: int | None = None
     media_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """logprob of the model before temperature and penalties; `top` holds (id, text, logprob), most likely first."""
+    """logprob of the model before temperature and penalties; `top` holds (id, text, logprob), most likely first.
+
+    text: the token's own bytes; those that are no whole character are surrogates (PEP 383, "surrogateescape").
+    """
 
     id: int
     text: str

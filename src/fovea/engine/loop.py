@@ -295,4 +295,4 @@ class EngineLoop:
         return (TokenLogprob(pick.token, self._written(pick.token), pick.logprob, top),)
 
     def _written(self, token: int) -> str:
-        return self.tokenizer.decode([token], skip_special_tokens=False)
+        return self.tokenizer.token_bytes(token).decode("utf-8", "surrogateescape")

@@ -46,7 +46,7 @@ class Preparer:
         """Template, tokens and limits. Raises RequestError for what can not run. For a worker thread: milliseconds."""
         started = time.monotonic()
         prompt = self.builder.build(request.prompt, request.cache_salt, info.max_context)
-        max_tokens = check_lengths(prompt, request.sampling, info)
+        max_tokens = check_lengths(prompt, request.sampling, info, request.usual_tokens)
         check_token_ids(prompt, request.sampling, info.vocab_size)
         tasks = {planned.key: self._pixels.task(planned) for planned in prompt.images}
         return Prepared(prompt, max_tokens, tasks, time.monotonic() - started)
@@ -99,7 +99,9 @@ class Preparer:
         )
 
 
-def check_lengths(prepared: PreparedPrompt, sampling: SamplingParams, info: ModelInfo) -> int:
+def check_lengths(
+    prepared: PreparedPrompt, sampling: SamplingParams, info: ModelInfo, usual: int | None = None
+) -> int:
     """How many tokens the answer may have. Raises PromptTooLong with the numbers."""
     length, limit = len(prepared.ids), info.max_context
     room = limit - length
@@ -115,7 +117,7 @@ def check_lengths(prepared: PreparedPrompt, sampling: SamplingParams, info: Mode
             f"has room for {room}",
             param="max_tokens",
         )
-    return sampling.max_tokens if sampling.max_tokens is not None else room
+    return sampling.max_tokens if sampling.max_tokens is not None else min(room, usual or room)
 
 
 def check_token_ids(prepared: PreparedPrompt, sampling: SamplingParams, size: int) -> None:

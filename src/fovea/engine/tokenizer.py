@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,17 @@ from fovea.engine.files import read_json
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 NORMALISATION_MARGIN = 4
+BYTE_LEVEL_SPACE, SENTENCEPIECE_SPACE = "\u0120", "\u2581"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level vocabularies write each byte as one printable character: itself where it is one, else from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+BYTE_OF = _byte_alphabet()
 LLAVA_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'system' %}{% for c in message['content'] %}{{ c['text'] }} {% endfor %}"
@@ -30,6 +42,8 @@ class ChatTokenizer:
         self._tokenizer = tokenizer
         self._template = template
         self._eos_ids = eos_ids
+        self._specials = frozenset(tokenizer.added_tokens_decoder)
+        self._byte_level = BYTE_LEVEL_SPACE in tokenizer.get_vocab()
         self._longest = max((len(token) for token in tokenizer.get_vocab()), default=1)
         self._content_as_list = self._wants_lists()
 
@@ -89,6 +103,16 @@ class ChatTokenizer:
             list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one id stands for, be they whole characters or not."""
+        token = self.token_text(token_id) if token_id < self.vocab_size else ""
+        if token_id in self._specials:
+            return token.encode()
+        if self._byte_level:
+            return bytes(BYTE_OF[char] for char in token if char in BYTE_OF)
+        byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token)
+        return bytes([int(byte.group(1), 16)]) if byte else token.replace(SENTENCEPIECE_SPACE, " ").encode()
 
     def token_text(self, token_id: int) -> str:
         """The written form of one id, special tokens included; the image marker is such a form."""

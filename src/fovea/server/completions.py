@@ -20,6 +20,8 @@ from fovea.server.streaming import stream_response
 
 router = APIRouter()
 MAX_PROMPTS = 64
+USUAL_TOKENS = 16
+"""OpenAI's default of max_tokens at this route."""
 
 
 @router.post("/v1/completions", responses=GENERATES)
@@ -50,6 +52,7 @@ def _requests(state: ServerState, body: CompletionRequest) -> list[GenerationReq
             sampling=params,
             cache_salt=body.cache_salt or "",
             timeout=state.timeout(body.timeout),
+            usual_tokens=USUAL_TOKENS,
         )
         for prompt in prompts
     ]
