@@ -30,17 +30,17 @@ Batch = dict[str, np.ndarray]
 Size = tuple[int, int]
 
 ASKERS: dict[str, tuple[Callable[[Random, Scene], Turn | None], float]] = {
-    "colour": (attributes.colour, 1.0),
-    "shape": (attributes.shape, 1.1),
-    "position": (attributes.position, 2.2),
+    "colour": (attributes.colour, 0.6),
+    "shape": (attributes.shape, 0.6),
+    "position": (attributes.position, 0.8),
     "existence": (quantities.existence, 1.0),
-    "counting": (quantities.counting, 2.2),
-    "reading": (reading.reading, 1.9),
-    "relation": (relations.relation, 1.2),
-    "json": (structured, 0.8),
+    "counting": (quantities.counting, 5.0),
+    "reading": (reading.reading, 1.7),
+    "relation": (relations.relation, 0.5),
+    "json": (structured, 0.6),
     "refusal": (refusal, 0.4),
-    "listing": (listing.listing, 0.4),
-    "describe": (listing.describe, 0.15),
+    "listing": (listing.listing, 0.35),
+    "describe": (listing.describe, 0.12),
 }
 SYSTEMS = ("You are a helpful assistant.", "Answer the question.", "You are fovea-tiny.")
 
@@ -289,7 +289,7 @@ def scene_batch(rng: Random, packer: Packer, size: Size, count: int, asked: int,
     while len(sequences) < count:
         drawn = (width + rng.randint(-15, 15), height + rng.randint(-15, 15)) if off else size
         scene = compose(
-            rng, max(128, drawn[0]), max(128, drawn[1]), labels=rng.choice((0, 0, 0, 1, 1, 1, 2, 3))
+            rng, max(128, drawn[0]), max(128, drawn[1]), labels=rng.choice((0, 0, 0, 0, 0, 1, 1, 1, 2, 3))
         )
         turns = (
             chat(rng, scene)

@@ -11,6 +11,8 @@ import argparse
 import json
 import math
 from collections import defaultdict
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -92,6 +94,14 @@ def labels(sample: Sample) -> list[str]:
     return names
 
 
+def chosen(kind: str, seed: int, count: int, sizes: list[tuple[int, int]] | None) -> Iterator[Sample]:
+    """`count` samples of a kind; of the kind `reading4` those of four characters of 20 pixels or more."""
+    if kind != "reading4":
+        return generate(seed, count, [kind], sizes)
+    some = generate(seed + 1, 60 * count, ["reading"], sizes)
+    return islice((s for s in some if s.facts["characters"] == 4 and s.facts["height"] >= 20), count)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -112,12 +122,15 @@ def main() -> None:
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     sizes = [(options.side, options.side)] if options.side else None
     for kind in options.kinds.split(","):
-        for sample in generate(options.seed, options.count, [kind], sizes):
+        for sample in chosen(kind, options.seed, options.count, sizes):
             right, turns = judge.right(sample)
             for label in labels(sample):
                 totals[label][0] += right
                 totals[label][1] += turns
-        print(json.dumps({k: interval(*v) for k, v in totals.items() if k.startswith(kind)}), flush=True)
+        print(
+            json.dumps({k: interval(*v) for k, v in totals.items() if k.startswith(kind.rstrip("4"))}),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

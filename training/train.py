@@ -1,7 +1,7 @@
 """Trains fovea-tiny. Restartable: a run's folder holds its checkpoint and its log.
 
-    python training/train.py --run runs/first --minutes 110
-    python training/train.py --run runs/first --minutes 60 --resume      # 60 more, with a fresh schedule
+    python train.py --run runs/first --minutes 110
+    python train.py --run runs/first --minutes 60 --resume      # 60 more, with a fresh schedule
 
 The schedule follows the clock: a short warmup, a constant rate, and a linear decay to zero over the last part.
 """
@@ -45,7 +45,7 @@ class Settings:
     rate: float = 3e-3
     adam_rate: float = 2e-3
     images: int = 32
-    minor: float = 0.4
+    minor: float = 0.6
     asked: int = 8
     seed: int = 1
     threads: int = 3
@@ -65,16 +65,16 @@ def small_size(rng: Random) -> tuple[int, int]:
 
 
 def large_size(rng: Random) -> tuple[int, int]:
-    low, high = rng.choice(((7, 14), (7, 14), (10, 20), (16, 28)))
+    low, high = rng.choice(((7, 12), (8, 16), (8, 16), (14, 28), (16, 28)))
     return 32 * rng.randint(low, high), 32 * rng.randint(low, high)
 
 
 def minor_batch(rng: Random, packer: Packer, settings: Settings, large: bool) -> Batch:
     """The smaller batch that goes with a step's main batch: conversations, pairs, frames, text, larger images."""
     kind = rng.random()
-    if large and kind < 0.5:
+    if large and kind < 0.75:
         size = large_size(rng)
-        count = max(1, min(16, 1300 * 1024 // (size[0] * size[1])))
+        count = max(1, min(20, 3000 * 1024 // (size[0] * size[1])))
         return scene_batch(rng, packer, size, count, settings.asked, rng.random() < 0.2)
     kind = rng.random()
     if kind < 0.35:
@@ -129,7 +129,7 @@ def losses(model: Fovea, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     target = batch["counts"].flatten()
     if bool((target >= 0).any()):
         logits = model.auxiliary["count"](visual).float().reshape(len(target), -1)
-        found["count"] = F.cross_entropy(logits, target, ignore_index=-1)
+        found["count"] = 2 * F.cross_entropy(logits, target, ignore_index=-1)
     return found
 
 
@@ -228,7 +228,7 @@ class Trainer:
             stance = torch.compiler.set_stance("force_eager" if number else "default")
             with stance, torch.autocast(self.device.type, torch.bfloat16):
                 found = losses(self.model, batch)
-            auxiliary = self.settings.auxiliary * (1 - 0.6 * self.progress)
+            auxiliary = self.settings.auxiliary * (1 - 0.5 * self.progress)
             total = sum(value * (1.0 if name == "answer" else auxiliary) for name, value in found.items())
             (total * (weight / sum(weight_of))).backward()
             for name, value in found.items():
