@@ -34,7 +34,7 @@ ASKERS: dict[str, tuple[Callable[[Random, Scene], Turn | None], float]] = {
     "shape": (attributes.shape, 0.6),
     "position": (attributes.position, 0.8),
     "existence": (quantities.existence, 1.0),
-    "counting": (quantities.counting, 5.0),
+    "counting": (quantities.counting, 9.0),
     "reading": (reading.reading, 1.7),
     "relation": (relations.relation, 0.5),
     "json": (structured, 0.6),
