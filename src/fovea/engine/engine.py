@@ -161,7 +161,9 @@ class Engine:
         """
         loop = asyncio.get_running_loop()
         ask = partial(self.request, prompt, images, sampling=sampling, budget=budget, **params)
-        request = await loop.run_in_executor(self._prepare_pool, ask)
+        # A request that is one already needs no decoding, so no thread: it is admitted and its clock starts at once.
+        ready = isinstance(prompt, GenerationRequest)
+        request = ask() if ready else await loop.run_in_executor(self._prepare_pool, ask)
         events: asyncio.Queue[Event] = asyncio.Queue()
 
         def sink(event: Event) -> None:
@@ -253,8 +255,8 @@ class Engine:
     async def close(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, give running ones `drain_s` seconds, abort the rest, stop."""
         self._draining = True
-        deadline = time.monotonic() + drain_s
-        while self._in_flight and time.monotonic() < deadline:
+        until = time.monotonic() + drain_s
+        while self._in_flight and time.monotonic() < until:
             await asyncio.sleep(0.02)
         await asyncio.to_thread(self.shutdown)
 

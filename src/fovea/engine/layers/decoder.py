@@ -67,19 +67,21 @@ class Attention(nn.Module):
         self.o_proj = Linear(query, config.hidden, bias=config.out_bias)
         self.q_norm = RMSNorm(config.head_dim, config.eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.eps) if config.qk_norm else None
+        self._qk_weight: Tensor | None = None
 
     def forward(self, x: Tensor, kv: Tensor, step: Step) -> Tensor:
         rows = x.shape[0]
         qkv = self.qkv(x).view(rows, self.heads + 2 * self.kv_heads, self.dim)
         qk, value = qkv[:, : self.heads + self.kv_heads], qkv[:, self.heads + self.kv_heads :]
         if self.q_norm is not None and self.k_norm is not None:
-            weight = torch.cat(
-                (
+            if self._qk_weight is None:
+                # Queries and keys are normalised in one go; the weights stay as they are once they are loaded.
+                parts = (
                     self.q_norm.weight.expand(self.heads, -1),
                     self.k_norm.weight.expand(self.kv_heads, -1),
                 )
-            )
-            qk = reference.rms_norm(qk, weight, self.q_norm.eps)
+                self._qk_weight = torch.cat(parts)
+            qk = reference.rms_norm(qk, self._qk_weight, self.q_norm.eps)
         qk = rotate(qk, step.cos, step.sin)
         store(kv, torch.stack((qk[:, self.heads :], value), dim=1), step.attention.slots)
         out = attend(qk[:, : self.heads], kv, step.attention, self.scale)
@@ -138,7 +140,6 @@ class LanguageHead(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.norm_eps = config.eps
         self.tied = config.tied
         self.lm_head = Linear(config.hidden, config.vocab_size if not config.tied else 0, bias=False)
 
