@@ -72,17 +72,17 @@ def large_size(rng: Random) -> tuple[int, int]:
 def minor_batch(rng: Random, packer: Packer, settings: Settings, large: bool) -> Batch:
     """The smaller batch that goes with a step's main batch: conversations, pairs, frames, text, larger images."""
     kind = rng.random()
-    if large and kind < 0.75:
+    if large and kind < 0.55:
         size = large_size(rng)
         count = max(1, min(20, 3000 * 1024 // (size[0] * size[1])))
-        return scene_batch(rng, packer, size, count, settings.asked, rng.random() < 0.2)
+        return scene_batch(rng, packer, size, count, settings.asked, rng.random() < 0.1)
     kind = rng.random()
-    if kind < 0.35:
+    if kind < 0.15:
         return scene_batch(rng, packer, small_size(rng), settings.images // 3, 4, True)
-    if kind < 0.7:
-        return several_batch(rng, packer, small_size(rng), settings.images // 4, False)
+    if kind < 0.55:
+        return several_batch(rng, packer, small_size(rng), settings.images // 3, False)
     if kind < 0.95:
-        return several_batch(rng, packer, small_size(rng), settings.images // 6, True)
+        return several_batch(rng, packer, small_size(rng), settings.images // 5, True)
     return text_batch(rng, packer, 16)
 
 

@@ -17,6 +17,7 @@ from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence
 from fovea.kernels import reference
 from fovea.kernels.attention import attend, store
+from fovea.kernels.torch_kernels import PLAIN
 
 DIM, SCALE = 8, 0.3
 
@@ -25,6 +26,7 @@ def runner(blocks: int, size: int, kv_heads: int) -> Runner:
     """A runner over nothing: what it makes of a plan needs the decoder's dimensions alone."""
     model = SimpleNamespace(
         decoder=SimpleNamespace(config=SimpleNamespace(layers=1, kv_heads=kv_heads, head_dim=DIM)),
+        kernels=PLAIN,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )

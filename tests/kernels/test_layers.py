@@ -6,15 +6,20 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
+from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.linear import FusedLinear, Linear
 from fovea.engine.layers.norm import RMSNorm
-from fovea.kernels import linear, reference
+from fovea.kernels import reference
+from fovea.kernels.torch_kernels import TorchKernels
 
 TYPES = [torch.float32, torch.bfloat16]
 
 
+PACKED = TorchKernels(pack=True)
+
+
 def packable(dtype: torch.dtype) -> None:
-    if not linear.can_pack(torch.zeros(8, 8, dtype=dtype)):
+    if PACKED.product(torch.zeros(8, 8, dtype=dtype), None, None, False) is None:
         pytest.skip(f"this machine has no packed product for {dtype}")
 
 
@@ -26,10 +31,30 @@ def test_a_packed_product_is_the_plain_one(dtype: torch.dtype, bias: bool, rows:
     torch.manual_seed(0)
     x, weight = torch.randn(rows, 48).to(dtype), torch.randn(80, 48).to(dtype)
     offset = torch.randn(80).to(dtype) if bias else None
-    ours = linear.packed_linear(x, linear.pack(weight), offset)
+    product = PACKED.product(weight, offset, None, False)
+    assert product is not None
     theirs = reference.linear(x, weight, offset)
     tolerance = 1e-4 if dtype is torch.float32 else 0.25
-    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=1e-2)
+    torch.testing.assert_close(product(x, None), theirs, atol=tolerance, rtol=1e-2)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_activation_gate_and_residual_follow_the_product(packed: bool) -> None:
+    torch.manual_seed(0)
+    layer = Linear(16, 12, bias=True, activation="silu", gated=True)
+    layer.weight.data.normal_()
+    layer.bias.data.normal_()  # type: ignore[union-attr]
+    x, residual = torch.randn(3, 16), torch.randn(3, 6)
+    gate, up = torch.nn.functional.linear(x, layer.weight, layer.bias).chunk(2, dim=-1)
+    theirs = residual + torch.nn.functional.silu(gate) * up
+    if packed:
+        layer.pack(PACKED)
+    torch.testing.assert_close(layer(x, residual), theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_an_unknown_activation_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModel, match="'swoosh' is not supported; supported: silu"):
+        Linear(2, 2, bias=False, activation="swoosh")
 
 
 def test_packing_a_layer_frees_the_plain_weight_unless_something_else_reads_it() -> None:
@@ -39,20 +64,20 @@ def test_packing_a_layer_frees_the_plain_weight_unless_something_else_reads_it()
         layer.weight.data.normal_()
     x = torch.randn(3, 16)
     before = [layer(x) for layer in (freed, kept)]
-    freed.pack()
-    kept.pack(keep=True)
+    freed.pack(PACKED)
+    kept.pack(PACKED, keep=True)
     assert (freed.weight.numel(), kept.weight.numel()) == (0, 8 * 16)
     for layer, result in zip((freed, kept), before, strict=True):
         torch.testing.assert_close(layer(x), result, atol=1e-5, rtol=1e-5)
 
 
 def test_what_can_not_be_packed_stays_plain() -> None:
-    assert not linear.can_pack(torch.zeros(8, 8, dtype=torch.float16))
-    assert not linear.can_pack(torch.zeros(8, 1))
+    assert PACKED.product(torch.zeros(8, 8, dtype=torch.float16), None, None, False) is None
+    assert PACKED.product(torch.zeros(8, 1), None, None, False) is None
     layer = Linear(1, 4, bias=True)
     layer.weight.data.fill_(2.0)
     layer.bias.data.fill_(1.0)  # type: ignore[union-attr]
-    layer.pack()
+    layer.pack(PACKED)
     assert layer(torch.tensor([[3.0]])).tolist() == [[7.0] * 4]
 
 

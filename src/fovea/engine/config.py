@@ -8,6 +8,7 @@ from fovea.core.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+KERNELS = ("auto", "native", "onednn", "torch")
 MIB = 1024 * 1024
 
 
@@ -28,7 +29,8 @@ class EngineConfig:
     pixel_pool_mib: ceiling of processed pixels that wait for the encoder; a request larger than that passes alone.
     prefix_cache: share the KV of equal prefixes between requests.
     preprocess_workers: threads that resize and normalise images. [1, 64].
-    pack_weights: let oneDNN keep weights in its own layout (CPU); same numbers up to rounding, faster.
+    kernels: on a CPU: "native" is Fovea's own C++ (bf16; weights packed without loss to 12 bits), "onednn" torch with
+        weights in oneDNN's layout, "torch" plain torch; "auto" the first of them that the machine and the type allow.
     """
 
     dtype: str = "auto"
@@ -46,7 +48,7 @@ class EngineConfig:
     pixel_pool_mib: int = 1024
     prefix_cache: bool = True
     preprocess_workers: int = 2
-    pack_weights: bool = True
+    kernels: str = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -55,6 +57,8 @@ class EngineConfig:
             raise ConfigError(
                 f"device is {self.device!r}; accepted: {', '.join(DEVICES)}, cuda:N", param="device"
             )
+        if self.kernels not in KERNELS:
+            raise ConfigError(f"kernels is {self.kernels!r}; accepted: {', '.join(KERNELS)}", param="kernels")
         for name, low, high in (
             ("threads", 0, 1024),
             ("block_size", 1, 256),

@@ -197,23 +197,31 @@ class Runner:
             chunks.append(Chunk(row, item.count, item.start, table))
             row += item.count
         place = torch.from_numpy(np.concatenate(slots)).to(device)
-        groups = tuple(self._decodes(group) for group in similar(work[:decodes]))
-        return AttentionPlan(place, groups, tuple(chunks))
+        singles = work[:decodes]
+        if self.model.kernels.attends_in_place:
+            groups = [self._decodes(singles, 0)] if singles else []
+        else:
+            groups, first = [], 0
+            for group in similar(singles):
+                groups.append(self._decodes(group, first))
+                first += len(group)
+        return AttentionPlan(place, tuple(groups), tuple(chunks))
 
-    def _decodes(self, work: list[Work]) -> Decodes:
+    def _decodes(self, work: list[Work], row: int) -> Decodes:
         size, device = self.block_size, self.model.device
         lengths = np.array([item.stop for item in work])
         longest = int(lengths.max())
         tables = np.zeros((len(work), -(-longest // size)), dtype=np.int64)
-        for row, item in enumerate(work):
+        for number, item in enumerate(work):
             used = -(-item.stop // size)
-            tables[row, :used] = item.seq.blocks[:used]
+            tables[number, :used] = item.seq.blocks[:used]
         mask = None
-        if (lengths != longest).any():
+        if not self.model.kernels.attends_in_place and (lengths != longest).any():
             allowed = torch.from_numpy(np.arange(longest)[None, :] < lengths[:, None])
             mask = torch.zeros(allowed.shape, dtype=self.model.dtype)
             mask = mask.masked_fill_(~allowed, float("-inf"))[:, None, None].to(device)
-        return Decodes(torch.from_numpy(tables).to(device), longest, mask)
+        places = torch.from_numpy(tables).to(device), torch.from_numpy(lengths).to(device)
+        return Decodes(row, *places, longest, mask)
 
 
 def by_length(work: Sequences[Work]) -> list[Work]:

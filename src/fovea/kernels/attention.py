@@ -26,13 +26,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Decodes:
-    """B consecutive rows, each the newest token of its sequence.
+    """B consecutive rows from `row` on, each the newest token of its sequence.
 
-    tables (B, blocks): block tables, padded with block 0. length: L, the longest context of the group.
-    mask (B, 1, 1, L) additive, or None when all contexts are that long.
+    tables (B, blocks): block tables, padded with block 0. lengths (B,): tokens of each context. length: L, the longest.
+    mask (B, 1, 1, L) additive, or None when all contexts are that long, or are read where they lie.
     """
 
+    row: int
     tables: Tensor
+    lengths: Tensor
     length: int
     mask: Tensor | None
 
@@ -56,14 +58,11 @@ def store(kv: Tensor, keys_values: Tensor, slots: Tensor) -> None:
 
 def attend(query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
     """query (T, H, D) over kv (blocks, block_size, 2, Hkv, D) as planned; returns (T, H, D)."""
-    parts: list[Tensor] = []
-    row = 0
-    for group in plan.decodes:
-        count = group.tables.shape[0]
-        parts.append(_decode(query[row : row + count], kv, group, scale))
-        row += count
-    for chunk in plan.chunks:
-        parts.append(_prefill(query[chunk.row : chunk.row + chunk.count], kv, chunk, scale))
+    parts = [
+        _decode(query[group.row : group.row + group.tables.shape[0]], kv, group, scale)
+        for group in plan.decodes
+    ]
+    parts += [_prefill(query[chunk.row : chunk.row + chunk.count], kv, chunk, scale) for chunk in plan.chunks]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -82,7 +81,7 @@ def _decode(query: Tensor, kv: Tensor, group: Decodes, scale: float) -> Tensor:
 
 
 def _prefill(query: Tensor, kv: Tensor, chunk: Chunk, scale: float) -> Tensor:
-    count, heads, dim = query.shape
+    count, heads, _ = query.shape
     kv_heads = kv.shape[3]
     length = chunk.first + count
     gathered = kv.index_select(0, chunk.table).flatten(0, 1)[:length]

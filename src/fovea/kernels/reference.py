@@ -14,10 +14,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, halves convention. x (T, H, D); cos, sin (T, 1, D)."""
+    """Rotary embedding, halves convention. x (T, H, D); cos, sin (T, 1, D) float32, as is what is computed."""
     half = x.shape[-1] // 2
     turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return x * cos + turned * sin
+    return (x * cos + turned * sin).to(x.dtype)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, scale: float, first: int) -> Tensor:

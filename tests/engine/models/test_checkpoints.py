@@ -166,7 +166,7 @@ def test_cuda_without_cuda(qwen: Path) -> None:
 
 
 def state(folder: Path) -> dict[str, torch.Tensor]:
-    model = load_model(str(folder), EngineConfig(dtype="float32", device="cpu", pack_weights=False)).model
+    model = load_model(str(folder), EngineConfig(dtype="float32", device="cpu", kernels="torch")).model
     return dict(model.checkpoint_targets())
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from transformers import vision_utils
 
-from fovea.engine.vision.windows import bilinear_taps, frame_groups, patch_coordinates, window_groups
+from fovea.engine.vision.windows import bilinear_taps, patch_coordinates, window_order
 
 MERGE = 2
 GRIDS = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)).map(
@@ -35,21 +35,17 @@ def test_windows_hold_the_same_patches(grid: tuple[int, int, int], window: int) 
     patches = (index[:, None] * MERGE**2 + torch.arange(MERGE**2)).flatten().tolist()
     edges = bounds.tolist()
     theirs = {frozenset(patches[a:b]) for a, b in zip(edges, edges[1:], strict=False)}
-    groups = window_groups(grid, MERGE, window)
-    ours = [frozenset(row.tolist()) for group in groups for row in group]
+    order, runs = window_order(grid, MERGE, window)
+    ours, first = [], 0
+    for windows, size in runs:
+        for _ in range(windows):
+            tokens = order[first : first + size // MERGE**2]
+            ours.append(frozenset((tokens[:, None] * MERGE**2 + np.arange(MERGE**2)).ravel().tolist()))
+            first += len(tokens)
     assert set(ours) == theirs
     assert len(ours) == len(theirs)
-    assert sum(map(len, ours)) == grid[0] * grid[1] * grid[2], "a patch is in no window, or in two"
-    assert len(groups) <= 4
-
-
-@given(GRIDS)
-def test_full_attention_stays_within_a_frame(grid: tuple[int, int, int]) -> None:
-    bounds = vision_utils.get_vision_cu_seqlens(tensor(grid)).tolist()
-    (group,) = frame_groups(grid)
-    assert [row.tolist() for row in group] == [
-        list(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)
-    ]
+    assert sorted(order.tolist()) == list(range(len(order))), "a token is in no window, or in two"
+    assert len(runs) <= 4 * grid[0]
 
 
 @settings(deadline=None)

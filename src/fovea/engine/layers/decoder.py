@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from fovea.engine.layers.linear import Embedding, FusedLinear, Linear
 from fovea.engine.layers.mlp import GatedMLP
 from fovea.engine.layers.norm import RMSNorm
-from fovea.engine.layers.rope import Rotary, rotate
-from fovea.kernels import reference
-from fovea.kernels.attention import AttentionPlan, attend, store
+from fovea.engine.layers.rope import Rotary
+from fovea.kernels.attention import AttentionPlan
+from fovea.kernels.torch_kernels import PLAIN, TorchKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class DecoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What every layer of one step shares. cos, sin (T, 1, head_dim)."""
+    """What every layer of one step shares. cos, sin (T, 1, head_dim) float32."""
 
     cos: Tensor
     sin: Tensor
@@ -57,6 +57,8 @@ class Step:
 
 
 class Attention(nn.Module):
+    kernels: TorchKernels = PLAIN
+
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.dim = config.heads, config.kv_heads, config.head_dim
@@ -67,25 +69,19 @@ class Attention(nn.Module):
         self.o_proj = Linear(query, config.hidden, bias=config.out_bias)
         self.q_norm = RMSNorm(config.head_dim, config.eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.eps) if config.qk_norm else None
-        self._qk_weight: Tensor | None = None
+        self.eps = config.eps
 
-    def forward(self, x: Tensor, kv: Tensor, step: Step) -> Tensor:
+    def forward(self, x: Tensor, kv: Tensor, step: Step, residual: Tensor) -> Tensor:
         rows = x.shape[0]
         qkv = self.qkv(x).view(rows, self.heads + 2 * self.kv_heads, self.dim)
-        qk, value = qkv[:, : self.heads + self.kv_heads], qkv[:, self.heads + self.kv_heads :]
+        norms = None
         if self.q_norm is not None and self.k_norm is not None:
-            if self._qk_weight is None:
-                # Queries and keys are normalised in one go; the weights stay as they are once they are loaded.
-                parts = (
-                    self.q_norm.weight.expand(self.heads, -1),
-                    self.k_norm.weight.expand(self.kv_heads, -1),
-                )
-                self._qk_weight = torch.cat(parts)
-            qk = reference.rms_norm(qk, self._qk_weight, self.q_norm.eps)
-        qk = rotate(qk, step.cos, step.sin)
-        store(kv, torch.stack((qk[:, self.heads :], value), dim=1), step.attention.slots)
-        out = attend(qk[:, : self.heads], kv, step.attention, self.scale)
-        return self.o_proj(out.reshape(rows, -1))  # type: ignore[no-any-return]
+            norms = self.q_norm.weight, self.k_norm.weight
+        query = self.kernels.rotate_store(
+            qkv, self.heads, step.cos, step.sin, norms, self.eps, kv, step.attention.slots
+        )
+        out = self.kernels.attend(query, kv, step.attention, self.scale)
+        return self.o_proj(out.reshape(rows, -1), residual)  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):
@@ -97,8 +93,8 @@ class Layer(nn.Module):
         self.mlp = GatedMLP(config.hidden, config.intermediate, config.activation, bias=config.mlp_bias)
 
     def forward(self, x: Tensor, kv: Tensor, step: Step) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), kv, step)
-        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+        x = self.self_attn(self.input_layernorm(x), kv, step, x)
+        return self.mlp(self.post_attention_layernorm(x), x)  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
@@ -143,10 +139,11 @@ class LanguageHead(nn.Module):
         self.tied = config.tied
         self.lm_head = Linear(config.hidden, config.vocab_size if not config.tied else 0, bias=False)
 
-    def tie(self, embedding: Embedding, *, pack: bool) -> None:
+    def tie(self, embedding: Embedding, kernels: TorchKernels | None) -> None:
+        """kernels: to repack with, which costs a copy, since the table is still read by row; None: as it is."""
         self.lm_head.weight = embedding.weight
-        if pack:
-            self.lm_head.pack(keep=True)
+        if kernels is not None:
+            self.lm_head.pack(kernels, keep=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, hidden) to float32 logits (rows, vocabulary)."""

@@ -8,29 +8,45 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fovea.kernels import linear as kernel
+from fovea.kernels.activation import check_activation, finish
+from fovea.kernels.torch_kernels import Product, TorchKernels
 
 
 class Linear(nn.Module):
-    """y = x W^T + b, W (out, in). Storage is uninitialised until a checkpoint fills it."""
+    """y = act(x W^T + b) [+ residual], W (out, in). Storage is uninitialised until a checkpoint fills it.
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
+    gated: the first half of the outputs, activated, scales the second, so that y is half as wide.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        activation: str | None = None,
+        gated: bool = False,
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
-        self._packed: Tensor | None = None
+        self.activation = None if activation is None else check_activation(activation)
+        self.gated = gated
+        self._product: Product | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self._packed is not None:
-            return kernel.packed_linear(x, self._packed, self.bias)
-        return functional.linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if self._product is not None:
+            return self._product(x, residual)
+        y = functional.linear(x, self.weight, self.bias)
+        return finish(y, self.activation, self.gated, residual)
 
-    def pack(self, *, keep: bool = False) -> None:
+    def pack(self, kernels: TorchKernels, *, keep: bool = False) -> None:
         """Repack for this machine and drop the plain weight; `keep` it where something else reads it."""
-        if self._packed is not None or not kernel.can_pack(self.weight):
+        if self._product is not None:
             return
-        self._packed = kernel.pack(self.weight.data)
-        if not keep:
+        bias = None if self.bias is None else self.bias.data
+        self._product = kernels.product(self.weight.data, bias, self.activation, self.gated)
+        if self._product is not None and not keep:
             self.weight.data = self.weight.data.new_empty(0)
 
     def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:
@@ -42,8 +58,16 @@ class Linear(nn.Module):
 class FusedLinear(Linear):
     """Several linear maps of one input as one product. `parts` maps checkpoint names to output rows, in order."""
 
-    def __init__(self, in_features: int, parts: dict[str, int], *, bias: bool) -> None:
-        super().__init__(in_features, sum(parts.values()), bias=bias)
+    def __init__(
+        self,
+        in_features: int,
+        parts: dict[str, int],
+        *,
+        bias: bool,
+        activation: str | None = None,
+        gated: bool = False,
+    ) -> None:
+        super().__init__(in_features, sum(parts.values()), bias=bias, activation=activation, gated=gated)
         self.parts = parts
 
     def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:
@@ -107,8 +131,11 @@ def _resolve(path: str) -> str:
     return f"{parent.rpartition('.')[0]}.{name}".lstrip(".")
 
 
-def pack_linears(module: nn.Module) -> None:
-    """Repack every linear map below `module`, one at a time, so that the peak is one weight above the total."""
+def use_kernels(module: nn.Module, kernels: TorchKernels) -> None:
+    """Hand the set to every layer below `module`, and let linear maps repack, one at a time: the peak is one weight
+    above the total."""
     for child in module.modules():
         if isinstance(child, Linear):
-            child.pack()
+            child.pack(kernels)
+        elif hasattr(child, "kernels"):
+            setattr(child, "kernels", kernels)  # noqa: B010 - a plain attribute, whatever nn.Module declares

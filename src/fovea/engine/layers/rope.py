@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from fovea.core.errors import UnsupportedModel
-from fovea.kernels import reference
 
 
 def mrope_axes(sections: Sequence[int], *, interleaved: bool) -> list[int]:
@@ -41,14 +40,15 @@ class Rotary(nn.Module):
         self.register_buffer("axes", None if axes is None else torch.tensor(axes), persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """positions (T,) or (3, T); returns cos, sin (T, 1, head_dim), computed in float32."""
+        """positions (T,) or (3, T); returns cos, sin (T, 1, head_dim) in float32, their values rounded to `dtype`.
+
+        Rounded because the checkpoints' own code does so: their weights have seen no other angles.
+        """
         if self.axes is not None:
             along = positions[self.axes].transpose(0, 1).float()
         else:
             along = positions[:, None].float()
         angles = along * self.inverse
         angles = torch.cat((angles, angles), dim=-1)[:, None]
-        return (angles.cos() * self.scaling).to(dtype), (angles.sin() * self.scaling).to(dtype)
-
-
-rotate = reference.rotate
+        cos, sin = angles.cos() * self.scaling, angles.sin() * self.scaling
+        return cos.to(dtype).float(), sin.to(dtype).float()

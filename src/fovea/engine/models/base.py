@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fovea.engine.layers.decoder import Decoder, DecoderConfig, LanguageHead
-from fovea.engine.layers.linear import checkpoint_targets, pack_linears
+from fovea.engine.layers.linear import checkpoint_targets, use_kernels
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.kernels.torch_kernels import PLAIN, TorchKernels
 
 TIED_HEAD_PACK_SHARE = 0.15
 
@@ -32,6 +33,7 @@ class VisionLanguageModel(nn.Module, ABC):
         self.head = LanguageHead(config)
         self.image_token_id = image_token_id
         self.merge = merge
+        self.kernels = PLAIN
 
     @abstractmethod
     def encode(self, image: ProcessedImage) -> VisualFeatures:
@@ -50,20 +52,18 @@ class VisionLanguageModel(nn.Module, ABC):
             else:
                 yield name, tensor
 
-    def finish_loading(self, *, pack: bool) -> None:
-        """Weights are in: tie the head and let linear maps take the machine's layout."""
+    def finish_loading(self, kernels: TorchKernels) -> None:
+        """Weights are in: tie the head, and let every layer take the machine's kernels and layouts."""
+        self.kernels = kernels
         if self.head.tied:
             table = self.decoder.embed_tokens
-            total = sum(p.numel() for p in self.parameters())
-            self.head.tie(table, pack=pack and table.weight.numel() <= TIED_HEAD_PACK_SHARE * total)
-        if pack:
-            for part in (
-                self.decoder,
-                *(c for n, c in self.named_children() if n not in ("decoder", "head")),
-            ):
-                pack_linears(part)
-            if not self.head.tied:
-                self.head.lm_head.pack()
+            small = table.weight.numel() <= TIED_HEAD_PACK_SHARE * sum(p.numel() for p in self.parameters())
+            self.head.tie(table, kernels if small else None)
+        for name, part in self.named_children():
+            if name != "head":
+                use_kernels(part, kernels)
+        if not self.head.tied:
+            self.head.lm_head.pack(kernels)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from fovea.core.errors import UnsupportedModel
-from fovea.engine.layers.activation import activation
 from fovea.engine.layers.linear import Linear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
@@ -28,12 +27,12 @@ class Projector(nn.Module):
         super().__init__()
         width = config.text_config.hidden_size
         bias = bool(config.multimodal_projector_bias)
-        self.linear_1 = Linear(config.vision_config.hidden_size * taps, width, bias=bias)
+        act = config.projector_hidden_act
+        self.linear_1 = Linear(config.vision_config.hidden_size * taps, width, bias=bias, activation=act)
         self.linear_2 = Linear(width, width, bias=bias)
-        self.act = activation(config.projector_hidden_act)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear_2(self.act(self.linear_1(x)))  # type: ignore[no-any-return]
+        return self.linear_2(self.linear_1(x))  # type: ignore[no-any-return]
 
 
 class Llava(VisionLanguageModel):

@@ -20,6 +20,7 @@ from fovea.engine.models.weights import checkpoint_dtype, load_weights, shard_fi
 from fovea.engine.tokenizer import ChatTokenizer
 from fovea.engine.vision.processor import build as build_processor
 from fovea.engine.vision.processor.base import ImageProcessor
+from fovea.kernels.choose import choose
 
 BUNDLED = "fovea-tiny"
 
@@ -70,7 +71,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     model = _build(config, device, dtype)
     load_weights(files, model.checkpoint_targets(), model.ignored)
     parameters = _count_parameters(model)
-    model.finish_loading(pack=settings.pack_weights and device.type == "cpu")
+    model.finish_loading(choose(settings.kernels, device, dtype))
     tokenizer = ChatTokenizer.from_folder(folder, config, template=chat_template)
     processor = build_processor(
         config.model_type,

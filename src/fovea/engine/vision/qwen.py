@@ -11,16 +11,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fovea.engine.layers.linear import Embedding, Linear, PatchLinear
 from fovea.engine.layers.mlp import GatedMLP, PlainMLP
 from fovea.engine.layers.norm import LayerNorm, RMSNorm
-from fovea.engine.layers.rope import rotate
-from fovea.engine.vision.windows import bilinear_taps, frame_groups, patch_coordinates, window_groups
+from fovea.engine.vision.windows import bilinear_taps, patch_coordinates, window_order
+from fovea.kernels.torch_kernels import PLAIN, TorchKernels
 
 GEOMETRIES_KEPT = 64
 
@@ -51,42 +49,40 @@ class QwenVisionConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Geometry:
-    """What depends on the grid alone. `groups` are index arrays of patches that attend to each other."""
+    """What depends on the grid alone, all of it in the order in which the tower keeps its patches.
+
+    cos, sin (patches, 1, head_dim) float32. order: the merge-order number of each visual token that the tower holds,
+    None where it is merge order; back: its inverse. full, windows: runs of (groups, patches per group) that attend
+    among themselves, from the first patch on. taps, tap_weights (patches, 4[, 1]) of the learned positions.
+    """
 
     cos: Tensor
     sin: Tensor
-    full: tuple[Tensor, ...]
-    windows: tuple[Tensor, ...]
+    order: Tensor | None
+    back: Tensor | None
+    full: tuple[tuple[int, int], ...]
+    windows: tuple[tuple[int, int], ...]
     taps: Tensor | None
     tap_weights: Tensor | None
 
 
 class _Attention(nn.Module):
+    kernels: TorchKernels = PLAIN
+
     def __init__(self, config: QwenVisionConfig) -> None:
         super().__init__()
         self.heads = config.heads
         self.qkv = Linear(config.hidden, 3 * config.hidden, bias=True)
         self.proj = Linear(config.hidden, config.hidden, bias=True)
 
-    def forward(self, x: Tensor, geometry: _Geometry, groups: Sequence[Tensor]) -> Tensor:
+    def forward(
+        self, x: Tensor, geometry: _Geometry, runs: Sequence[tuple[int, int]], residual: Tensor
+    ) -> Tensor:
         length, width = x.shape
-        qkv = self.qkv(x).view(length, 3, self.heads, -1)
-        qk = rotate(qkv[:, :2].flatten(1, 2).float(), geometry.cos, geometry.sin).to(x.dtype)
-        qk = qk.view(length, 2, self.heads, -1)
-        q, k, v = qk[:, 0], qk[:, 1], qkv[:, 2]
-        if len(groups) == 1 and groups[0].shape[0] == 1:
-            out = _attend(q[None], k[None], v[None])[0]
-        else:
-            out = torch.empty_like(q)
-            for group in groups:
-                out[group] = _attend(q[group], k[group], v[group])
-        return self.proj(out.reshape(length, width))  # type: ignore[no-any-return]
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """(groups, patches, heads, dim) to the same shape; every patch sees its whole group."""
-    out = functional.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-    return out.transpose(1, 2)
+        qkv = self.qkv(x).view(length, 3 * self.heads, -1)
+        qkv = self.kernels.rotate(qkv, 2 * self.heads, geometry.cos, geometry.sin)
+        out = self.kernels.attend_groups(qkv, runs, self.heads)
+        return self.proj(out, residual)  # type: ignore[no-any-return]
 
 
 def _mlp(config: QwenVisionConfig) -> nn.Module:
@@ -108,9 +104,9 @@ class _Block(nn.Module):
         self.norm2 = _norm(config, config.hidden)
         self.mlp = _mlp(config)
 
-    def forward(self, x: Tensor, geometry: _Geometry, groups: Sequence[Tensor]) -> Tensor:
-        x = x + self.attn(self.norm1(x), geometry, groups)
-        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, geometry: _Geometry, runs: Sequence[tuple[int, int]]) -> Tensor:
+        x = self.attn(self.norm1(x), geometry, runs, x)
+        return self.mlp(self.norm2(x), x)  # type: ignore[no-any-return]
 
 
 class _Merger2(nn.Module):
@@ -122,14 +118,14 @@ class _Merger2(nn.Module):
         self.ln_q = _norm(config, config.hidden)
         self.mlp = nn.ModuleDict(
             {
-                "0": Linear(self.width, self.width, bias=True),
+                "0": Linear(self.width, self.width, bias=True, activation="gelu"),
                 "2": Linear(self.width, config.out_hidden, bias=True),
             }
         )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.ln_q(x).view(-1, self.width)
-        return self.mlp["2"](functional.gelu(self.mlp["0"](x)))  # type: ignore[no-any-return]
+        return self.mlp["2"](self.mlp["0"](x))  # type: ignore[no-any-return]
 
 
 class _Merger3(nn.Module):
@@ -140,12 +136,12 @@ class _Merger3(nn.Module):
         self.width = config.hidden * config.merge**2
         self.joined_norm = joined_norm
         self.norm = LayerNorm(self.width if joined_norm else config.hidden, 1e-6)
-        self.linear_fc1 = Linear(self.width, self.width, bias=True)
+        self.linear_fc1 = Linear(self.width, self.width, bias=True, activation="gelu")
         self.linear_fc2 = Linear(self.width, config.out_hidden, bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x.view(-1, self.width) if self.joined_norm else x).view(-1, self.width)
-        return self.linear_fc2(functional.gelu(self.linear_fc1(x)))  # type: ignore[no-any-return]
+        return self.linear_fc2(self.linear_fc1(x))  # type: ignore[no-any-return]
 
 
 class _PatchEmbed(nn.Module):
@@ -175,6 +171,9 @@ class QwenVisionTower(nn.Module):
         """patches (t*h*w, channels*temporal*patch*patch) to visual tokens (t*h*w/merge^2, out_hidden), and one such
         tensor per DeepStack block."""
         geometry = self._geometry(grid)
+        if geometry.order is not None:
+            # Windows become neighbours once, here, instead of being gathered by every block.
+            patches = self._tokens(patches)[geometry.order].flatten(0, 1)
         x = self.patch_embed(patches)
         if self.pos_embed is not None and geometry.taps is not None and geometry.tap_weights is not None:
             learned = (self.pos_embed(geometry.taps) * geometry.tap_weights).sum(1)
@@ -185,7 +184,12 @@ class QwenVisionTower(nn.Module):
             x = block(x, geometry, geometry.full if wide else geometry.windows)
             if index in self.config.deepstack:
                 features.append(self.deepstack_merger_list[self.config.deepstack.index(index)](x))
-        return self.merger(x), features
+        merged = self.merger(x)
+        return merged if geometry.back is None else merged[geometry.back], features
+
+    def _tokens(self, patches: Tensor) -> Tensor:
+        """(patches, ...) to (visual tokens, patches of each, ...)."""
+        return patches.view(-1, self.config.merge**2, *patches.shape[1:])
 
     def _geometry(self, grid: tuple[int, int, int]) -> _Geometry:
         geometry = self._geometries.get(grid)
@@ -210,16 +214,19 @@ class QwenVisionTower(nn.Module):
             index, weight = bilinear_taps(grid, config.merge, int(config.positions**0.5))
             taps = torch.from_numpy(index).to(device)
             weights = torch.from_numpy(weight).to(device)[:, :, None]
-        windows = window_groups(grid, config.merge, config.window) if config.window else []
+        order: Tensor | None = None
+        windows: tuple[tuple[int, int], ...] = ()
+        if config.window:
+            numbers, windows = window_order(grid, config.merge, config.window)
+            order = torch.from_numpy(numbers)
+            angles = self._tokens(angles)[order].flatten(0, 1)
         return _Geometry(
             angles.cos().to(device),
             angles.sin().to(device),
-            _to_device(frame_groups(grid), device),
-            _to_device(windows, device),
+            None if order is None else order.to(device),
+            None if order is None else order.argsort().to(device),
+            ((grid[0], grid[1] * grid[2]),),
+            windows,
             taps,
             weights,
         )
-
-
-def _to_device(groups: Sequence[np.typing.NDArray[np.int64]], device: torch.device) -> tuple[Tensor, ...]:
-    return tuple(torch.from_numpy(group).to(device) for group in groups)

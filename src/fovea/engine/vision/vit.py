@@ -15,6 +15,7 @@ from torch.nn import functional
 from fovea.engine.layers.linear import Embedding, FusedLinear, Linear, PatchLinear
 from fovea.engine.layers.mlp import PlainMLP
 from fovea.engine.layers.norm import LayerNorm
+from fovea.kernels.torch_kernels import PLAIN, TorchKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ class _Embeddings(nn.Module):
 
 
 class _Attention(nn.Module):
+    kernels: TorchKernels = PLAIN
+
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.heads = config.heads
@@ -75,11 +78,18 @@ class _Attention(nn.Module):
         self.qkv = FusedLinear(width, {"q_proj": width, "k_proj": width, "v_proj": width}, bias=True)
         self.out_proj = Linear(width, width, bias=True)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, residual: Tensor) -> Tensor:
         tiles, length, width = x.shape
-        q, k, v = self.qkv(x).view(tiles, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return self.out_proj(out.transpose(1, 2).reshape(tiles, length, width))  # type: ignore[no-any-return]
+        qkv = self.qkv(x)
+        if mask is None:
+            out = self.kernels.attend_groups(
+                qkv.view(tiles * length, 3 * self.heads, -1), ((tiles, length),), self.heads
+            ).view(tiles, length, width)
+        else:
+            q, k, v = qkv.view(tiles, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+            out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            out = out.transpose(1, 2).reshape(tiles, length, width)
+        return self.out_proj(out, residual)  # type: ignore[no-any-return]
 
 
 class _Layer(nn.Module):
@@ -91,8 +101,8 @@ class _Layer(nn.Module):
         self.mlp = PlainMLP(config.hidden, config.intermediate, config.activation, ("fc1", "fc2"))
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        x = x + self.self_attn(self.layer_norm1(x), mask)
-        return x + self.mlp(self.layer_norm2(x))  # type: ignore[no-any-return]
+        x = self.self_attn(self.layer_norm1(x), mask, x)
+        return self.mlp(self.layer_norm2(x), x)  # type: ignore[no-any-return]
 
 
 class _Encoder(nn.Module):

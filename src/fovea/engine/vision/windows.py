@@ -20,27 +20,28 @@ def patch_coordinates(grid: tuple[int, int, int], merge: int) -> Index:
     return np.tile(np.stack(order, axis=1), (time, 1))
 
 
-def window_groups(grid: tuple[int, int, int], merge: int, window: int) -> list[Index]:
-    """Patches by attention window, windows of equal size together.
+def window_order(
+    grid: tuple[int, int, int], merge: int, window: int
+) -> tuple[Index, tuple[tuple[int, int], ...]]:
+    """Visual tokens so that those of a window are neighbours, windows of equal size together, frame by frame.
 
-    `window` is the side of a window in merged tokens. Each array is (windows, patches per window), of patch numbers in
-    merge order; edges and corners of the grid make smaller windows, hence up to four arrays. Every patch is in one.
+    `window` is the side of a window in merged tokens. Returns the tokens' numbers in merge order, (tokens,), and runs
+    of (windows, patches per window): edges and corners of the grid make smaller windows, hence up to four runs a frame.
     """
     time, height, width = grid[0], grid[1] // merge, grid[2] // merge
     tokens = np.arange(time * height * width).reshape(time, height, width)
-    by_size: dict[int, list[Index]] = {}
+    order: list[Index] = []
+    runs: list[tuple[int, int]] = []
     for frame in tokens:
+        by_size: dict[int, list[Index]] = {}
         for top in range(0, height, window):
             for left in range(0, width, window):
                 block = frame[top : top + window, left : left + window].ravel()
-                patches = (block[:, None] * merge**2 + np.arange(merge**2)).ravel()
-                by_size.setdefault(patches.size, []).append(patches)
-    return [np.stack(blocks) for blocks in by_size.values()]
-
-
-def frame_groups(grid: tuple[int, int, int]) -> list[Index]:
-    """Full attention within each frame: one window per frame."""
-    return [np.arange(grid[0] * grid[1] * grid[2]).reshape(grid[0], -1)]
+                by_size.setdefault(block.size, []).append(block)
+        for size, blocks in by_size.items():
+            order += blocks
+            runs.append((len(blocks), size * merge**2))
+    return np.concatenate(order), tuple(runs)
 
 
 def bilinear_taps(grid: tuple[int, int, int], merge: int, side: int) -> tuple[Index, NDArray[np.float32]]:

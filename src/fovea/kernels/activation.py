@@ -29,7 +29,18 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def activation(name: str) -> Callable[[Tensor], Tensor]:
+def check_activation(name: str) -> str:
+    """Raises UnsupportedModel for a name that is not in the table."""
     if name not in ACTIVATIONS:
         raise UnsupportedModel(f"activation {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+    return name
+
+
+def finish(y: Tensor, activation: str | None, gated: bool, residual: Tensor | None) -> Tensor:
+    """What follows a product: activation, the gate's product with the other half, the residual. y (..., out)."""
+    if gated and activation is not None:
+        gate, up = y.chunk(2, dim=-1)
+        y = ACTIVATIONS[activation](gate) * up
+    elif activation is not None:
+        y = ACTIVATIONS[activation](y)
+    return y if residual is None else residual + y

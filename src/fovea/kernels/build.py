@@ -1,0 +1,92 @@
+"""The C++ kernels of `cpu/`, compiled once per machine with the compiler that is there.
+
+They need AVX-512 with BF16 and a C++17 compiler. Where either is missing Fovea runs on torch's own products, and says
+so once. The library lies in the user's cache folder under a name made of its sources and flags.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+log = logging.getLogger("fovea.kernels")
+SOURCES = Path(__file__).parent / "cpu"
+FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-w", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq",
+         "-mavx512bf16")  # fmt: skip
+COMPILERS = ("c++", "g++", "clang++")
+BUILD_TIMEOUT_S = 300
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None, with a warning that names the reason."""
+    if platform.machine() != "x86_64" or not torch.cpu._is_avx512_bf16_supported():
+        return None
+    try:
+        return ctypes.CDLL(str(_built()))
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or error
+        log.warning("the CPU kernels can not be used, torch's own take their place: %s", detail)
+        return None
+
+
+def _built() -> Path:
+    files = sorted(SOURCES.glob("*.cpp"))
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for file in sorted(SOURCES.iterdir()):
+        digest.update(file.name.encode() + file.read_bytes())
+    folder = _cache_folder()
+    target = folder / f"cpu-{digest.hexdigest()[:20]}.so"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made = _compile(files, Path(scratch))
+            made.rename(target)  # atomic: several processes may build at once, and each finds a whole file
+    return target
+
+
+def _compile(files: list[Path], scratch: Path) -> Path:
+    compiler = os.environ.get("CXX") or next((c for c in COMPILERS if shutil.which(c)), None)
+    if compiler is None:
+        raise FileNotFoundError(f"no C++ compiler, looked for {', '.join(COMPILERS)} (set CXX to name one)")
+
+    def run(*arguments: str) -> None:
+        command = [compiler, *arguments]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
+
+    objects = {file: str(scratch / f"{file.stem}.o") for file in files}
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda file: run(*FLAGS, "-c", str(file), "-o", objects[file]), files))
+    made = scratch / "kernels.so"
+    run("-shared", *objects.values(), _openmp(), "-o", str(made))
+    return made
+
+
+def _openmp() -> str:
+    """The OpenMP library that torch has loaded: a second one would bring threads of its own."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.rpartition(" ")[2]
+        if Path(path).name.startswith("libgomp"):
+            return path
+    return "-fopenmp"
+
+
+def _cache_folder() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "fovea"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="fovea-"))

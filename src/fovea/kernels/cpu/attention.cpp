@@ -1,0 +1,248 @@
+// Attention. One query per sequence reads its pages where they lie: no copy, no padding, no mask. Many queries at once
+// (a chunk of a prompt, the patches of an image) multiply tiles of keys and values, packed once per head.
+
+#include <algorithm>
+#include <vector>
+
+#include "tiles.h"
+
+using namespace fovea;
+
+namespace {
+
+constexpr int MAX_PARTS = 8;  // head_dim / 16: up to 128
+
+// Scores of G query heads with one key: dot products over dim, dim a multiple of 32.
+inline float dot(const bf16* q, const bf16* k, int64_t dim) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < dim; i += 32)
+        sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(q + i), (__m512bh)_mm512_loadu_si512(k + i));
+    return _mm512_reduce_add_ps(sum);
+}
+
+// Softmax in place over `count` scores that are padded to a multiple of 16; returns 1 / sum.
+inline float softmax(float* scores, int64_t count) {
+    const __m512 low = _mm512_set1_ps(-3.0e38f);
+    __m512 top = low;
+    for (int64_t i = 0; i < count; i += 16)
+        top = _mm512_max_ps(top, _mm512_mask_loadu_ps(low, first(count - i), scores + i));
+    const __m512 most = _mm512_set1_ps(_mm512_reduce_max_ps(top));
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < count; i += 16) {
+        const __mmask16 mask = first(count - i);
+        const __m512 e = exp16(_mm512_sub_ps(_mm512_loadu_ps(scores + i), most));
+        _mm512_storeu_ps(scores + i, e);
+        sum = _mm512_mask_add_ps(sum, mask, sum, e);
+    }
+    return 1.0f / _mm512_reduce_add_ps(sum);
+}
+
+// out (dim) = sum of scores[t] * value t, times scale. PARTS = dim / 16.
+template <int PARTS>
+void mix(const float* scores, int64_t length, const bf16* values, int64_t stride, const int64_t* table, int64_t block,
+         float scale, bf16* out) {
+    __m512 sums[PARTS];
+    for (auto& sum : sums) sum = _mm512_setzero_ps();
+    for (int64_t start = 0, page = 0; start < length; start += block, ++page) {
+        const bf16* value = values + table[page] * block * stride;
+        const int64_t count = std::min(block, length - start);
+        for (int64_t t = 0; t < count; ++t, value += stride) {
+            const __m512 weight = _mm512_set1_ps(scores[start + t]);
+            for (int p = 0; p < PARTS; ++p) sums[p] = _mm512_fmadd_ps(weight, load16(value + 16 * p), sums[p]);
+        }
+    }
+    for (int p = 0; p < PARTS; ++p) store16(out + 16 * p, _mm512_mul_ps(sums[p], _mm512_set1_ps(scale)));
+}
+
+template <int PARTS>
+void mix_any(int parts, const float* scores, int64_t length, const bf16* values, int64_t stride, const int64_t* table,
+             int64_t block, float scale, bf16* out) {
+    if constexpr (PARTS > 2) {
+        if (parts < PARTS) return mix_any<PARTS - 2>(parts, scores, length, values, stride, table, block, scale, out);
+    }
+    mix<PARTS>(scores, length, values, stride, table, block, scale, out);
+}
+
+// Where the key or value of token t lies: in pages, or, without a table, row after row.
+struct Rows {
+    const bf16* base;
+    int64_t stride;
+    const int64_t* table;
+    int64_t block;
+
+    const bf16* at(int64_t t) const {
+        return base + (table ? table[t / block] * block + t % block : t) * stride;
+    }
+};
+
+struct Packed {
+    std::vector<uint8_t> keys, values;
+    std::vector<float> scores, sums;
+    std::vector<bf16> weights;
+
+    static uint8_t* aligned(std::vector<uint8_t>& bytes, int64_t size) {
+        if (static_cast<int64_t>(bytes.size()) < size + 64) bytes.resize(size + 64);
+        return bytes.data() + (64 - reinterpret_cast<uintptr_t>(bytes.data()) % 64) % 64;
+    }
+};
+
+// Panels of 64 keys, each dim / 2 pairs of 4 tiles; lanes without a key are zero.
+void pack_keys(const Rows& keys, int64_t count, int64_t dim, uint8_t* out) {
+    const int64_t pairs = dim / 2;
+    for (int64_t start = 0; start < count; start += PANEL) {
+        auto* panel = reinterpret_cast<int32_t*>(out + start / PANEL * pairs * TILES * TILE_PLAIN);
+        for (int64_t lane = 0; lane < PANEL; ++lane) {
+            if (start + lane >= count) {
+                for (int64_t pair = 0; pair < pairs; ++pair) panel[pair * PANEL + lane] = 0;
+                continue;
+            }
+            const bf16* key = keys.at(start + lane);
+            for (int64_t pair = 0; pair < pairs; ++pair) std::memcpy(panel + pair * PANEL + lane, key + 2 * pair, 4);
+        }
+    }
+}
+
+// Per 64 values of dim, pairs of keys by 4 tiles; `pairs` covers the padding of the keys, which is zero.
+void pack_values(const Rows& values, int64_t count, int64_t dim, int64_t pairs, uint8_t* out) {
+    for (int64_t first_dim = 0; first_dim < dim; first_dim += PANEL) {
+        uint8_t* panel = out + first_dim / PANEL * pairs * TILES * TILE_PLAIN;
+        for (int64_t pair = 0; pair < pairs; ++pair) {
+            const bf16* even = 2 * pair < count ? values.at(2 * pair) : nullptr;
+            const bf16* odd = 2 * pair + 1 < count ? values.at(2 * pair + 1) : nullptr;
+            for (int t = 0; t < TILES; ++t) {
+                const int64_t d = first_dim + t * LANES;
+                const __mmask16 mask = first(dim - d);
+                const __m512i low = even ? _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, even + d)) : _mm512_setzero_si512();
+                const __m512i high = odd ? _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, odd + d)) : _mm512_setzero_si512();
+                _mm512_store_si512(panel + (pair * TILES + t) * TILE_PLAIN, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+            }
+        }
+    }
+}
+
+// Weights e^(scale * (score - max)) in bf16 of `count` scores, zero up to `room`; returns 1 / their sum.
+inline float weigh(const float* scores, int64_t count, int64_t room, float scale, bf16* weights) {
+    const __m512 low = _mm512_set1_ps(-3.0e38f), factor = _mm512_set1_ps(scale);
+    __m512 top = low;
+    for (int64_t i = 0; i < count; i += 16)
+        top = _mm512_max_ps(top, _mm512_mask_loadu_ps(low, first(count - i), scores + i));
+    const __m512 most = _mm512_set1_ps(_mm512_reduce_max_ps(top));
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < room; i += 16) {
+        const __m512 e = _mm512_maskz_mov_ps(
+            first(count - i), exp16(_mm512_mul_ps(factor, _mm512_sub_ps(_mm512_loadu_ps(scores + i), most))));
+        sum = _mm512_add_ps(sum, e);
+        store16(weights + i, e);
+    }
+    return 1.0f / _mm512_reduce_add_ps(sum);
+}
+
+// One head: queries rows over keys and values; causal: query i sees keys up to first_key + i, else all.
+void one_head(Packed& scratch, const bf16* query, int64_t query_stride, int64_t queries, const Rows& keys,
+              const Rows& values, int64_t count, int64_t dim, bool causal, int64_t first_key, float scale, bf16* out,
+              int64_t out_stride) {
+    const int64_t panels = (count + PANEL - 1) / PANEL, room = panels * PANEL, wide = (dim + PANEL - 1) / PANEL;
+    uint8_t* key_tiles = Packed::aligned(scratch.keys, panels * dim / 2 * TILES * TILE_PLAIN);
+    uint8_t* value_tiles = Packed::aligned(scratch.values, wide * room / 2 * TILES * TILE_PLAIN);
+    pack_keys(keys, count, dim, key_tiles);
+    pack_values(values, count, dim, room / 2, value_tiles);
+    if (static_cast<int64_t>(scratch.scores.size()) < ROWS * room) {
+        scratch.scores.resize(ROWS * room);
+        scratch.weights.resize(ROWS * room);
+    }
+    float sums[ROWS * PANEL], inverse[ROWS];
+    for (int64_t row = 0; row < queries; row += ROWS) {
+        const int64_t rows = std::min<int64_t>(ROWS, queries - row);
+        const int64_t seen = causal ? std::min(count, first_key + row + rows) : count;
+        const int64_t used = (seen + PANEL - 1) / PANEL;
+        for (int64_t panel = 0; panel < used; ++panel)
+            block_rows<ROWS>(rows, key_tiles + panel * dim / 2 * TILES * TILE_PLAIN, dim / 2, query + row * query_stride,
+                             query_stride, scratch.scores.data() + panel * PANEL, room, true);
+        for (int64_t r = 0; r < rows; ++r)
+            inverse[r] = weigh(scratch.scores.data() + r * room, causal ? std::min(count, first_key + row + r + 1) : count,
+                               used * PANEL, scale, scratch.weights.data() + r * room);
+        for (int64_t part = 0; part < wide; ++part) {
+            block_rows<ROWS>(rows, value_tiles + part * room / 2 * TILES * TILE_PLAIN, used * PANEL / 2,
+                             scratch.weights.data(), room, sums, PANEL, true);
+            for (int64_t r = 0; r < rows; ++r)
+                for (int t = 0; t < TILES; ++t) {
+                    const int64_t d = part * PANEL + t * LANES;
+                    if (d >= dim) break;
+                    store16(out + (row + r) * out_stride + d,
+                            _mm512_mul_ps(_mm512_loadu_ps(sums + r * PANEL + t * LANES), _mm512_set1_ps(inverse[r])),
+                            first(dim - d));
+                }
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// query: rows of `heads` heads of dim values, `query_stride` apart. kv (blocks, block, 2, kv_heads, dim).
+// tables (rows, width): block numbers; lengths (rows): tokens to see, the row's own included. out (rows, heads, dim).
+void fovea_decode_attention(const bf16* query, int64_t query_stride, int64_t rows, int64_t heads, int64_t kv_heads,
+                            int64_t dim, const bf16* kv, int64_t block, const int64_t* tables, int64_t width,
+                            const int64_t* lengths, float scale, bf16* out, int threads) {
+    const int64_t group = heads / kv_heads, stride = 2 * kv_heads * dim;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) collapse(2)
+    for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
+            thread_local std::vector<float> scores;
+            const int64_t length = lengths[row], room = (length + 15) / 16 * 16;
+            if (static_cast<int64_t>(scores.size()) < group * room) scores.resize(group * room);
+            const int64_t* table = tables + row * width;
+            const bf16* queries = query + row * query_stride + kv_head * group * dim;
+            const bf16* keys = kv + kv_head * dim;
+            for (int64_t start = 0, page = 0; start < length; start += block, ++page) {
+                const bf16* key = keys + table[page] * block * stride;
+                const int64_t count = std::min(block, length - start);
+                for (int64_t t = 0; t < count; ++t, key += stride)
+                    for (int64_t g = 0; g < group; ++g)
+                        scores[g * room + start + t] = scale * dot(queries + g * dim, key, dim);
+            }
+            for (int64_t g = 0; g < group; ++g) {
+                const float inverse = softmax(scores.data() + g * room, length);
+                mix_any<MAX_PARTS>(static_cast<int>(dim / 16), scores.data() + g * room, length,
+                                   keys + kv_heads * dim, stride, table, block, inverse,
+                                   out + (row * heads + kv_head * group + g) * dim);
+            }
+        }
+    }
+}
+
+// Groups of `queries` rows that see all keys of their own group, as the windows and frames of an image do.
+// qkv (groups * queries, 3, heads, dim), out (groups * queries, heads, dim).
+void fovea_group_attention(const bf16* qkv, int64_t groups, int64_t queries, int64_t heads, int64_t dim, float scale,
+                           bf16* out, int threads) {
+    const int64_t stride = 3 * heads * dim;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) collapse(2)
+    for (int64_t group = 0; group < groups; ++group) {
+        for (int64_t head = 0; head < heads; ++head) {
+            thread_local Packed scratch;
+            const bf16* query = qkv + group * queries * stride + head * dim;
+            const Rows keys{query + heads * dim, stride, nullptr, 1}, values{query + 2 * heads * dim, stride, nullptr, 1};
+            one_head(scratch, query, stride, queries, keys, values, queries, dim, false, 0, scale,
+                     out + (group * queries * heads + head) * dim, heads * dim);
+        }
+    }
+}
+
+// A chunk of a prompt: queries at positions first_key.. over the pages of their sequence, causal.
+// query: rows of heads, `query_stride` apart; kv (blocks, block, 2, kv_heads, dim); out (queries, heads, dim).
+void fovea_chunk_attention(const bf16* query, int64_t query_stride, int64_t queries, int64_t first_key, int64_t heads,
+                           int64_t kv_heads, int64_t dim, const bf16* kv, int64_t block, const int64_t* table,
+                           float scale, bf16* out, int threads) {
+    const int64_t stride = 2 * kv_heads * dim, group = heads / kv_heads;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t head = 0; head < heads; ++head) {
+        thread_local Packed scratch;
+        const bf16* base = kv + head / group * dim;
+        const Rows keys{base, stride, table, block}, values{base + kv_heads * dim, stride, table, block};
+        one_head(scratch, query + head * dim, query_stride, queries, keys, values, first_key + queries, dim, true,
+                 first_key, scale, out + head * dim, heads * dim);
+    }
+}
+
+}  // extern "C"

@@ -1,0 +1,305 @@
+// Products with a weight that stands still: y = x W^T, W (n, k) in bf16, packed once.
+//
+// Layout. 64 outputs make a panel; a panel is a stream over pairs of k, and each pair holds 4 tiles of 16 outputs, so
+// that one tile is one operand of VDPBF16PS and a panel is read front to back. A tile is 64 bytes plain, or 48 bytes
+// packed: 32 bytes with sign and mantissa of every value, 16 bytes with a 4-bit code of every exponent. A weight uses
+// few exponents: the 15 most frequent have a code, code 0 with a zero byte is zero, and what is left is kept in a list
+// of exceptions and added in float32. The values are all there: packing loses nothing and saves a quarter of the bytes,
+// which is what a single token's time consists of. (Lossless exponent coding of bf16 weights: DFloat11, arXiv
+// 2504.11651; here with codes of fixed length, which a register can look up.)
+//
+// Every output adds its products in the order of k, whatever the number of rows, so that a row's result does not
+// depend on who shares its step.
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <vector>
+
+#include "tiles.h"
+
+namespace fovea {
+
+constexpr int TILE_PACKED = 48;
+constexpr int DEPTH = 512;  // pairs of k that are unpacked at a time: 128 KiB, a part of the L2 cache
+constexpr int FEW = 12;     // up to so many rows are multiplied straight from the packed stream
+
+struct Exception {
+    uint32_t k;
+    uint16_t lane;
+    bf16 value;
+};
+
+// The same order as `_Weight` in native.py.
+struct Weight {
+    const uint8_t* data;
+    const uint16_t* table;  // 32 entries, the 16 codes twice: exponent << 7; null: plain tiles
+    const int64_t* starts;  // panels + 1 offsets into exceptions
+    const Exception* exceptions;
+    const float* bias;  // panels * 64, or null
+    int64_t n, k;
+};
+
+enum Activation : int { NONE, SILU_GATED, GELU_TANH_GATED, GELU_GATED, GELU_TANH, GELU, QUICK_GELU, SILU };
+
+namespace {
+
+inline __m512i unpacked(const uint8_t* tile, __m512i table) {
+    const __m512i bytes =
+        _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile)));
+    const __m512i codes =
+        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(tile + 32)));
+    // VPERMW reads 5 bits of each index: the fifth is a neighbour's, hence the table that repeats itself.
+    const __m512i index = _mm512_or_si512(codes, _mm512_slli_epi32(codes, 12));
+    const __m512i exponents = _mm512_permutexvar_epi16(index, table);
+    const __m512i rest = _mm512_ternarylogic_epi32(bytes, _mm512_slli_epi16(bytes, 8),
+                                                   _mm512_set1_epi16(static_cast<short>(0x807F)), 0xA8);
+    return _mm512_or_si512(exponents, rest);
+}
+
+template <bool PACKED>
+inline __m512i tile_at(const uint8_t* panel, int64_t index, __m512i table) {
+    if constexpr (PACKED) return unpacked(panel + index * TILE_PACKED, table);
+    return _mm512_loadu_si512(panel + index * TILE_PLAIN);
+}
+
+// c (R, 64) = rows of x times TILE_COUNT tiles of a panel, from tile `from` on, straight from the stream.
+template <int R, int TILE_COUNT, bool PACKED>
+void stream_rows(const uint8_t* panel, __m512i table, int from, int64_t pairs, const bf16* x, int64_t ldx, float* c) {
+    __m512 sums[R][TILE_COUNT];
+    for (auto& row : sums)
+        for (auto& sum : row) sum = _mm512_setzero_ps();
+    constexpr int bytes = PACKED ? TILE_PACKED : TILE_PLAIN;
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+        const int64_t at = pair * TILES + from;
+        for (int line = 0; line < TILE_COUNT * bytes; line += 64)
+            _mm_prefetch(reinterpret_cast<const char*>(panel + at * bytes + 2048 + line), _MM_HINT_T0);
+        __m512i tiles[TILE_COUNT];
+        for (int t = 0; t < TILE_COUNT; ++t) tiles[t] = tile_at<PACKED>(panel, at + t, table);
+        for (int r = 0; r < R; ++r) {
+            const __m512i both = pair_of(x + r * ldx, pair);
+            for (int t = 0; t < TILE_COUNT; ++t)
+                sums[r][t] = _mm512_dpbf16_ps(sums[r][t], (__m512bh)both, (__m512bh)tiles[t]);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < TILE_COUNT; ++t) _mm512_storeu_ps(c + r * PANEL + (from + t) * LANES, sums[r][t]);
+}
+
+template <int R, bool PACKED>
+void few_rows(int64_t rows, const uint8_t* panel, __m512i table, int64_t pairs, const bf16* x, int64_t ldx, float* c) {
+    if constexpr (R > 1) {
+        if (rows < R) return few_rows<R - 1, PACKED>(rows, panel, table, pairs, x, ldx, c);
+    }
+    if constexpr (R <= ROWS) {
+        stream_rows<R, TILES, PACKED>(panel, table, 0, pairs, x, ldx, c);
+    } else {
+        stream_rows<R, TILES / 2, PACKED>(panel, table, 0, pairs, x, ldx, c);
+        stream_rows<R, TILES / 2, PACKED>(panel, table, TILES / 2, pairs, x, ldx, c);
+    }
+}
+
+struct Scratch {
+    std::vector<float> sums;
+    std::vector<uint8_t> tiles;
+
+    uint8_t* aligned() {
+        if (tiles.empty()) tiles.resize(DEPTH * TILES * TILE_PLAIN + 64);
+        return tiles.data() + (64 - reinterpret_cast<uintptr_t>(tiles.data()) % 64) % 64;
+    }
+};
+
+template <bool PACKED>
+void many_rows(Scratch& scratch, int64_t rows, const uint8_t* panel, __m512i table, int64_t pairs, const bf16* x,
+               int64_t ldx, float* c) {
+    uint8_t* tiles = scratch.aligned();
+    const int64_t steps = (pairs + DEPTH - 1) / DEPTH, depth = (pairs + steps - 1) / steps;
+    for (int64_t start = 0; start < pairs; start += depth) {
+        const int64_t count = std::min(depth, pairs - start);
+        for (int64_t index = 0; index < count * TILES; ++index)
+            _mm512_store_si512(tiles + index * TILE_PLAIN,
+                               tile_at<PACKED>(panel, start * TILES + index, table));
+        for (int64_t row = 0; row < rows; row += ROWS)
+            block_rows<ROWS>(rows - row, tiles, count, x + row * ldx + 2 * start, ldx, c + row * PANEL, PANEL, start == 0);
+    }
+}
+
+inline __m512 gelu_tanh(__m512 x) {
+    const __m512 cubed = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
+    const __m512 inner = _mm512_fmadd_ps(cubed, _mm512_set1_ps(0.044715f), x);
+    return _mm512_mul_ps(x, sigmoid(_mm512_mul_ps(inner, _mm512_set1_ps(1.5957691216f))));
+}
+
+// erf by Abramowitz and Stegun 7.1.26, absolute error below 1.5e-7.
+inline __m512 gelu(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    const __m512 z = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(0.70710678f));
+    const __m512 t = _mm512_div_ps(one, _mm512_fmadd_ps(z, _mm512_set1_ps(0.3275911f), one));
+    __m512 p = _mm512_set1_ps(1.061405429f);
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(-1.453152027f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(1.421413741f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(-0.284496736f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(0.254829592f));
+    const __m512 tail = _mm512_mul_ps(_mm512_mul_ps(p, t), exp16(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_mul_ps(z, z))));
+    const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    const __m512 twice = _mm512_mask_blend_ps(negative, _mm512_sub_ps(_mm512_set1_ps(2.0f), tail), tail);
+    return _mm512_mul_ps(_mm512_mul_ps(x, _mm512_set1_ps(0.5f)), twice);
+}
+
+inline __m512 activated(int kind, __m512 x) {
+    switch (kind) {
+        case SILU: case SILU_GATED: return _mm512_mul_ps(x, sigmoid(x));
+        case GELU_TANH: case GELU_TANH_GATED: return gelu_tanh(x);
+        case GELU: case GELU_GATED: return gelu(x);
+        case QUICK_GELU: return _mm512_mul_ps(x, sigmoid(_mm512_mul_ps(x, _mm512_set1_ps(1.702f))));
+        default: return x;
+    }
+}
+
+// One row of a panel's sums to its place: bias, activation, residual, rounding. A gated panel holds 32 gates, 32 ups.
+void finish_row(const float* c, const float* bias, int kind, const bf16* residual, bf16* out, int64_t width) {
+    __m512 values[TILES];
+    for (int t = 0; t < TILES; ++t) {
+        values[t] = _mm512_loadu_ps(c + t * LANES);
+        if (bias) values[t] = _mm512_add_ps(values[t], _mm512_loadu_ps(bias + t * LANES));
+    }
+    const bool gated = kind >= SILU_GATED && kind <= GELU_GATED;
+    for (int t = 0; t < (gated ? TILES / 2 : TILES); ++t) {
+        const __mmask16 mask = first(width - t * LANES);
+        if (!mask) break;
+        __m512 value = activated(kind, values[t]);
+        if (gated) value = _mm512_mul_ps(value, values[t + TILES / 2]);
+        if (residual) value = _mm512_add_ps(rounded(value), load16(residual + t * LANES, mask));
+        store16(out + t * LANES, value, mask);
+    }
+}
+
+template <bool PACKED>
+void panel_rows(const Weight& w, int64_t panel, const bf16* x, int64_t ldx, int64_t rows, Scratch& scratch) {
+    const int64_t pairs = w.k / 2;
+    const uint8_t* data = w.data + panel * pairs * TILES * (PACKED ? TILE_PACKED : TILE_PLAIN);
+    const __m512i table = PACKED ? _mm512_loadu_si512(w.table) : _mm512_setzero_si512();
+    float* c = scratch.sums.data();
+    if (rows <= FEW)
+        few_rows<FEW, PACKED>(rows, data, table, pairs, x, ldx, c);
+    else
+        many_rows<PACKED>(scratch, rows, data, table, pairs, x, ldx, c);
+    if constexpr (PACKED) {
+        for (int64_t at = w.starts[panel]; at < w.starts[panel + 1]; ++at) {
+            const Exception& e = w.exceptions[at];
+            for (int64_t r = 0; r < rows; ++r) c[r * PANEL + e.lane] += widen(x[r * ldx + e.k]) * widen(e.value);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace fovea
+
+using namespace fovea;
+
+extern "C" {
+
+// How often each exponent (0..255) occurs among n values; counts is zeroed first.
+void fovea_exponents(const bf16* values, int64_t n, int64_t* counts) {
+    std::memset(counts, 0, 256 * sizeof(int64_t));
+    for (int64_t i = 0; i < n; ++i) ++counts[(values[i] >> 7) & 0xFF];
+}
+
+// Packs rows of a (n, k) weight; order[i] is the row that output i shows, -1 for padding; i < panels * 64.
+// code_of: 256 codes by exponent, 0 for none; null: plain tiles. found: panels counts of exceptions, filled in;
+// exceptions: room for them, or null in a first pass that only counts.
+void fovea_pack(const bf16* weight, int64_t k, const int64_t* order, int64_t panels, const uint8_t* code_of,
+                uint8_t* data, int64_t* found, const int64_t* starts, Exception* exceptions, int threads) {
+    const int64_t pairs = k / 2;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t panel = 0; panel < panels; ++panel) {
+        int64_t count = 0;
+        for (int64_t pair = 0; pair < pairs; ++pair)
+            for (int t = 0; t < TILES; ++t) {
+                uint8_t* tile =
+                    data + ((panel * pairs + pair) * TILES + t) * (code_of ? TILE_PACKED : TILE_PLAIN);
+                for (int lane = 0; lane < LANES; ++lane) {
+                    const int64_t row = order[panel * PANEL + t * LANES + lane];
+                    bf16 both[2] = {0, 0};
+                    if (row >= 0) std::memcpy(both, weight + row * k + 2 * pair, 4);
+                    if (!code_of) {
+                        std::memcpy(tile + 4 * lane, both, 4);
+                        continue;
+                    }
+                    uint8_t codes = 0;
+                    for (int side = 0; side < 2; ++side) {
+                        const bf16 value = both[side];
+                        const uint8_t code = code_of[(value >> 7) & 0xFF];
+                        uint8_t rest = static_cast<uint8_t>((value >> 8 & 0x80) | (value & 0x7F));
+                        if (code == 0 && (value & 0x7FFF) != 0) {
+                            rest = 0;
+                            if (exceptions)
+                                exceptions[starts[panel] + count] = {static_cast<uint32_t>(2 * pair + side),
+                                                                     static_cast<uint16_t>(t * LANES + lane), value};
+                            ++count;
+                        }
+                        tile[2 * lane + side] = rest;
+                        codes |= static_cast<uint8_t>(code << (4 * side));
+                    }
+                    tile[32 + lane] = codes;
+                }
+            }
+        found[panel] = count;
+    }
+}
+
+// out[i] = row ids[i] of the weight as it was packed without an order; out (count, k).
+void fovea_rows(const Weight* w, const int64_t* ids, int64_t count, bf16* out) {
+    const int64_t pairs = w->k / 2;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t panel = ids[i] / PANEL, tile = ids[i] % PANEL / LANES, lane = ids[i] % LANES;
+        for (int64_t pair = 0; pair < pairs; ++pair) {
+            const int64_t at = (panel * pairs + pair) * TILES + tile;
+            if (!w->table) {
+                std::memcpy(out + i * w->k + 2 * pair, w->data + at * TILE_PLAIN + 4 * lane, 4);
+                continue;
+            }
+            const uint8_t* from = w->data + at * TILE_PACKED;
+            for (int side = 0; side < 2; ++side) {
+                const uint8_t rest = from[2 * lane + side], code = from[32 + lane] >> (4 * side) & 0xF;
+                out[i * w->k + 2 * pair + side] =
+                    static_cast<bf16>((rest & 0x80) << 8 | (rest & 0x7F) | w->table[code]);
+            }
+        }
+        if (!w->table) continue;
+        for (int64_t at = w->starts[panel]; at < w->starts[panel + 1]; ++at)
+            if (w->exceptions[at].lane == ids[i] % PANEL) out[i * w->k + w->exceptions[at].k] = w->exceptions[at].value;
+    }
+}
+
+// out (rows, n) = activation(x (rows, k) W^T + bias) [+ residual (rows, n)]; a gated activation halves n.
+void fovea_product(const Weight* w, const bf16* x, int64_t ldx, int64_t rows, int kind, const bf16* residual,
+                   bf16* out, int threads) {
+    const int64_t panels = (w->n + PANEL - 1) / PANEL;
+    const bool gated = kind >= SILU_GATED && kind <= GELU_GATED;
+    const int64_t width = gated ? w->n / 2 : w->n, step = gated ? PANEL / 2 : PANEL;
+    // Few panels and many rows: cut the rows too, so that every thread has work.
+    int64_t cuts = 1;
+    if (rows > 192) cuts = std::max<int64_t>(1, std::min<int64_t>(4 * threads / panels, rows / 96));
+    const int64_t share = ((rows + cuts - 1) / cuts + ROWS - 1) / ROWS * ROWS;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) collapse(2)
+    for (int64_t panel = 0; panel < panels; ++panel) {
+        for (int64_t cut = 0; cut < cuts; ++cut) {
+            thread_local Scratch scratch;
+            const int64_t start = cut * share, count = std::min(share, rows - start);
+            if (count <= 0) continue;
+            if (static_cast<int64_t>(scratch.sums.size()) < count * PANEL) scratch.sums.resize(count * PANEL);
+            if (w->table)
+                panel_rows<true>(*w, panel, x + start * ldx, ldx, count, scratch);
+            else
+                panel_rows<false>(*w, panel, x + start * ldx, ldx, count, scratch);
+            for (int64_t r = 0; r < count; ++r) {
+                const int64_t at = (start + r) * width + panel * step;
+                finish_row(scratch.sums.data() + r * PANEL, w->bias ? w->bias + panel * PANEL : nullptr, kind,
+                           residual ? residual + at : nullptr, out + at, std::min(step, width - panel * step));
+            }
+        }
+    }
+}
+
+}  // extern "C"

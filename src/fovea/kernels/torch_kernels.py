@@ -1,0 +1,106 @@
+"""What layers ask of a machine, done by torch: the kernels that run everywhere.
+
+A faster set overrides what it does better and leaves the rest to this one; layers hold the set that was chosen for
+them and never ask which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fovea.kernels import reference
+from fovea.kernels.activation import finish
+from fovea.kernels.attention import AttentionPlan, attend, store
+
+Product = Callable[[Tensor, Tensor | None], Tensor]
+"""x (..., in) and a residual (..., out) or None to y (..., out), bias and activation included."""
+
+
+class TorchKernels:
+    """attends_in_place: whether decodes read pages where they lie, or need groups of similar length and masks."""
+
+    attends_in_place = False
+
+    def __init__(self, *, pack: bool = False) -> None:
+        """pack: let oneDNN keep weights in the layout that it multiplies fastest (CPU)."""
+        self._pack = pack
+
+    def product(
+        self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool
+    ) -> Product | None:
+        """A product with a copy of `weight` (out, in) in the machine's own layout; None: use the weight as it is."""
+        if not (self._pack and _packs(weight)):
+            return None
+        # Reordered once instead of in every call: from two thirds of the memory's bandwidth to nearly all of it.
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)
+
+        def apply(x: Tensor, residual: Tensor | None) -> Tensor:
+            y = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+            return finish(y, activation, gated, residual)
+
+        return apply
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return reference.rms_norm(x, weight, eps)
+
+    def rotate(self, x: Tensor, turned: int, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotary embedding of the first `turned` heads of x (T, H, D), in x's place; cos, sin (T, 1, D) float32."""
+        x[:, :turned] = reference.rotate(x[:, :turned], cos, sin)
+        return x
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        heads: int,
+        cos: Tensor,
+        sin: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        kv: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        """Normalise and rotate queries and keys, keep keys and values, return the queries (T, heads, D).
+
+        qkv (T, heads + 2 * kv_heads, D); norms: weights (D,) of queries and keys; kv (blocks, block_size, 2, kv_heads, D).
+        """
+        both = heads + kv.shape[3]
+        qk, value = qkv[:, :both], qkv[:, both:]
+        if norms is not None:
+            parts = zip((qk[:, :heads], qk[:, heads:]), norms, strict=True)
+            qk = torch.cat([self.rms_norm(part, weight, eps) for part, weight in parts], dim=1)
+        qk = reference.rotate(qk, cos, sin)
+        store(kv, torch.stack((qk[:, heads:], value), dim=1), slots)
+        return qk[:, :heads]
+
+    def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+        """query (T, H, D) over kv as planned; returns (T, H, D)."""
+        return attend(query, kv, plan, scale)
+
+    def attend_groups(self, qkv: Tensor, runs: Sequence[tuple[int, int]], heads: int) -> Tensor:
+        """Runs of (groups, rows per group), from the first row on; every row sees all rows of its group.
+
+        qkv (T, 3 * heads, D), queries before keys before values; returns (T, heads * D).
+        """
+        parts, first = [], 0
+        for groups, count in runs:
+            rows = qkv[first : first + groups * count].view(groups, count, 3, heads, -1)
+            out = functional.scaled_dot_product_attention(*rows.permute(2, 0, 3, 1, 4))
+            parts.append(out.transpose(1, 2).reshape(groups * count, -1))
+            first += groups * count
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _packs(weight: Tensor) -> bool:
+    """Whether this build and machine have a packed product for the weight's type and shape."""
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn or weight.shape[1] < 2:
+        return False
+    if weight.dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype is torch.float32
+
+
+PLAIN = TorchKernels()

@@ -1,0 +1,316 @@
+"""The C++ kernels against their plain twins, at the shapes where such code goes wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from fovea.core.errors import ConfigError
+from fovea.kernels import build, reference
+from fovea.kernels.activation import finish
+from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
+from fovea.kernels.choose import choose
+from fovea.kernels.native import ACTIVATIONS, NativeKernels, PackedWeight
+from fovea.kernels.torch_kernels import TorchKernels
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def lib() -> ctypes.CDLL:
+    found = build.library()
+    if found is None:
+        pytest.skip("this machine has no AVX-512 with BF16, or no C++ compiler")
+    return found
+
+
+@pytest.fixture(scope="module")
+def native(lib: ctypes.CDLL) -> NativeKernels:
+    return NativeKernels(lib)
+
+
+def weights(n: int, k: int, scale: float = 0.02) -> Tensor:
+    return (torch.randn(n, k) * scale).to(BF16)
+
+
+def bits(values: Tensor) -> Tensor:
+    return values.view(torch.int16)
+
+
+ODD = ["normal", "zeros", "specials", "one value", "all exponents", "tiny"]
+
+
+def odd_weight(kind: str, n: int, k: int) -> Tensor:
+    """Weights that strain the exponent codes."""
+    weight = weights(n, k)
+    if kind == "zeros":
+        weight[::2] = 0.0
+        weight[1, ::3] = -0.0
+    elif kind == "specials":
+        flat = weight.view(-1)
+        flat[3], flat[10], flat[n * k - 1] = 3e38, 1e-30, -2e-20
+    elif kind == "one value":
+        weight.fill_(-0.5)
+    elif kind == "all exponents":
+        every = (torch.arange(n * k) % 65536).to(torch.int32).to(torch.int16)
+        weight = every.view(BF16).view(n, k).clone()
+        weight[~torch.isfinite(weight)] = 1.0
+    elif kind == "tiny":
+        weight = (weight.float() * 1e-37).to(BF16)
+    return weight
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize(("n", "k"), [(64, 32), (70, 2), (1, 64), (200, 896)])
+def test_packing_loses_nothing(native: NativeKernels, kind: str, n: int, k: int) -> None:
+    torch.manual_seed(0)
+    if n * k < 20:
+        kind = "normal"
+    weight = odd_weight(kind, max(n, 2), k)[:n] if n > 1 else weights(n, k)
+    packed = PackedWeight(native.library, weight, None, gated=False)
+    torch.testing.assert_close(bits(packed.rows(torch.arange(n))), bits(weight), atol=0, rtol=0)
+
+
+def test_ordinary_weights_shrink_to_twelve_bits_and_strange_ones_stay_plain(native: NativeKernels) -> None:
+    torch.manual_seed(0)
+    usual = PackedWeight(native.library, weights(640, 896), None, gated=False)
+    assert usual.table is not None
+    assert usual.nbytes <= 640 * 896 * 1.51
+    strange = PackedWeight(native.library, odd_weight("all exponents", 640, 896), None, gated=False)
+    assert strange.table is None
+    assert strange.nbytes == 640 * 896 * 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.sampled_from([1, 2, 5, 6, 7, 8, 12, 13, 31, 200]),
+    n=st.sampled_from([2, 30, 64, 65, 130, 256]),
+    k=st.sampled_from([2, 30, 64, 1030]),
+    act=st.sampled_from(sorted(ACTIVATIONS, key=str)),
+    extras=st.tuples(st.booleans(), st.booleans()),
+    seed=st.integers(0, 3),
+)
+def test_a_product_is_the_plain_one(
+    lib: ctypes.CDLL,
+    rows: int,
+    n: int,
+    k: int,
+    act: tuple[str | None, bool],
+    extras: tuple[bool, bool],
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    activation, gated = act
+    n += n % 2 if gated else 0
+    weight, x = weights(n, k, 0.3), torch.randn(rows, k).to(BF16)
+    bias = torch.randn(n).to(BF16) if extras[0] else None
+    residual = torch.randn(rows, n // 2 if gated else n).to(BF16) if extras[1] else None
+    product = NativeKernels(lib).product(weight, bias, activation, gated)
+    assert product is not None
+    wide = torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    theirs = finish(wide, activation, gated, None if residual is None else residual.float())
+    ours = product(x, residual)
+    assert ours.dtype is BF16
+    # One rounding of the result and one before the residual: 2^-8 of either.
+    torch.testing.assert_close(ours.float(), theirs, atol=0.02 + 0.01 * float(theirs.abs().max()), rtol=0.01)
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_products_with_strange_weights(native: NativeKernels, kind: str) -> None:
+    torch.manual_seed(0)
+    weight = odd_weight(kind, 96, 64).clamp(-1e30, 1e30)
+    x = torch.randn(9, 64).to(BF16)
+    product = native.product(weight, None, None, False)
+    assert product is not None
+    theirs = x.double() @ weight.double().T
+    scale = x.double().abs() @ weight.double().abs().T
+    error = (product(x, None).double() - theirs).abs()
+    # The instruction takes denormal weights for zeros: 64 of them times x.
+    assert bool((error <= 0.005 * scale + 64 * 2**-126 * 5).all())
+
+
+def test_a_row_does_not_depend_on_its_company(native: NativeKernels) -> None:
+    """Bit for bit: a request's answer must not change with the load."""
+    torch.manual_seed(0)
+    product = native.product(weights(192, 1200), None, "silu", True)
+    assert product is not None
+    x = torch.randn(300, 1200).to(BF16)
+    together = product(x, None)
+    for count in (1, 4, 7, 12, 13, 100):
+        torch.testing.assert_close(bits(product(x[:count], None)), bits(together[:count]), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (3, 5, 64), (2, 100), (400, 72)])
+def test_rms_norm_rounds_as_its_twin(native: NativeKernels, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x, weight = (torch.randn(shape) * 5).to(BF16), torch.randn(shape[-1]).to(BF16)
+    ours, theirs = native.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6)
+    torch.testing.assert_close(ours, theirs, atol=0, rtol=2**-7)
+    assert float((ours != theirs).float().mean()) < 0.01
+
+
+@pytest.mark.parametrize("dim", [32, 64, 80, 128])
+@pytest.mark.parametrize("normed", [True, False])
+def test_rotation_and_store(native: NativeKernels, dim: int, normed: bool) -> None:
+    torch.manual_seed(0)
+    rows, heads, kv_heads = 5, 6, 2
+    qkv = torch.randn(rows, heads + 2 * kv_heads, dim).to(BF16)
+    angles = (torch.rand(rows, 1, dim // 2) * 9).repeat(1, 1, 2)
+    norms = (torch.rand(dim).to(BF16), torch.rand(dim).to(BF16)) if normed else None
+    slots = torch.tensor([7, 0, 31, 12, 13])
+    results = []
+    for kernels in (native, TorchKernels()):
+        kv = torch.zeros(4, 8, 2, kv_heads, dim, dtype=BF16)
+        query = kernels.rotate_store(qkv.clone(), heads, angles.cos(), angles.sin(), norms, 1e-6, kv, slots)
+        results.append((query.clone(), kv))
+    (ours, our_kv), (theirs, their_kv) = results
+    torch.testing.assert_close(ours, theirs, atol=0.02, rtol=0.02)
+    torch.testing.assert_close(our_kv, their_kv, atol=0.02, rtol=0.02)
+    assert bool((our_kv.abs().sum((2, 3, 4)).view(-1) > 0).sum() == rows)
+
+
+def test_rotation_in_place_leaves_the_other_heads(native: NativeKernels) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(9, 6, 64).to(BF16)
+    angles = (torch.rand(9, 1, 32) * 9).repeat(1, 1, 2)
+    ours, theirs = (
+        kernels.rotate(x.clone(), 4, angles.cos(), angles.sin()) for kernels in (native, TorchKernels())
+    )
+    torch.testing.assert_close(ours, theirs, atol=0.02, rtol=0.02)
+    assert torch.equal(ours[:, 4:], x[:, 4:])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 70), min_size=1, max_size=5),
+    block=st.sampled_from([1, 3, 16]),
+    heads=st.sampled_from([(4, 4), (14, 2), (6, 1)]),
+    dim=st.sampled_from([32, 64, 96, 128]),
+)
+def test_attention_over_pages(
+    lib: ctypes.CDLL, lengths: list[int], block: int, heads: tuple[int, int], dim: int
+) -> None:
+    torch.manual_seed(sum(lengths))
+    query_heads, kv_heads = heads
+    width = -(-max(lengths) // block)
+    blocks = width * len(lengths) + 2
+    kv = torch.randn(blocks, block, 2, kv_heads, dim).to(BF16)
+    tables = torch.randperm(blocks)[: width * len(lengths)].view(len(lengths), width)
+    # Queries lie among keys and values, as a step has them.
+    query = torch.randn(len(lengths), query_heads + 2 * kv_heads, dim).to(BF16)[:, :query_heads]
+    group = Decodes(0, tables, torch.tensor(lengths), max(lengths), None)
+    plan = AttentionPlan(torch.zeros(len(lengths), dtype=torch.int64), (group,), ())
+    ours = NativeKernels(lib).attend(query, kv, plan, dim**-0.5)
+    for row, length in enumerate(lengths):
+        theirs = reference.paged_attention(
+            query[row : row + 1].float(), kv.float(), tables[row].tolist(), length - 1, dim**-0.5
+        )
+        torch.testing.assert_close(ours[row : row + 1].float(), theirs, atol=0.02, rtol=0.02)
+
+
+def test_what_the_kernels_do_not_cover_goes_to_torch(native: NativeKernels) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 16), torch.randn(16)
+    torch.testing.assert_close(native.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
+    odd = native.product(weights(8, 7), None, None, False)
+    assert odd is not None
+    assert odd(torch.randn(2, 7).to(BF16), None).shape == (2, 8)
+    relu = native.product(weights(8, 6), None, "relu", False)
+    assert relu is not None
+    assert bool((relu(torch.randn(50, 6).to(BF16), None) >= 0).all())
+
+
+def test_a_set_that_can_not_be_had_is_refused_and_auto_takes_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not torch.cpu._is_avx512_bf16_supported():
+        pytest.skip("this machine has no AVX-512 with BF16")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "false")
+    build.library.cache_clear()
+    try:
+        assert type(choose("auto", torch.device("cpu"), BF16)) is TorchKernels
+        assert "the CPU kernels can not be used" in caplog.text
+        with pytest.raises(ConfigError, match="C\\+\\+ compiler"):
+            choose("native", torch.device("cpu"), BF16)
+        with pytest.raises(ConfigError, match="float32"):
+            choose("native", torch.device("cpu"), torch.float32)
+    finally:
+        build.library.cache_clear()
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_a_build_is_kept_and_found_again(
+    lib: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = build._built()
+    assert made.parent == tmp_path / "fovea"
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it was compiled again"))
+    assert build._built() == made
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 90), st.integers(1, 80)), min_size=1, max_size=3),
+    block=st.sampled_from([1, 3, 16]),
+    heads=st.sampled_from([(4, 4), (6, 2)]),
+    dim=st.sampled_from([32, 64, 96, 128]),
+)
+def test_attention_of_chunks(
+    lib: ctypes.CDLL, spans: list[tuple[int, int]], block: int, heads: tuple[int, int], dim: int
+) -> None:
+    torch.manual_seed(sum(map(sum, spans)))
+    query_heads, kv_heads = heads
+    needed = [-(-(first + count) // block) for first, count in spans]
+    kv = torch.randn(sum(needed) + 2, block, 2, kv_heads, dim).to(BF16)
+    order = torch.randperm(len(kv))
+    rows = sum(count for _, count in spans)
+    query = torch.randn(rows, query_heads + 2 * kv_heads, dim).to(BF16)[:, :query_heads]
+    chunks, tables, row = [], order.split([*needed, 2])[:-1], 0
+    for (first, count), table in zip(spans, tables, strict=True):
+        chunks.append(Chunk(row, count, first, table.contiguous()))
+        row += count
+    plan = AttentionPlan(torch.zeros(rows, dtype=torch.int64), (), tuple(chunks))
+    ours = NativeKernels(lib).attend(query, kv, plan, dim**-0.5)
+    for chunk in chunks:
+        mine = slice(chunk.row, chunk.row + chunk.count)
+        theirs = reference.paged_attention(
+            query[mine].float(), kv.float(), chunk.table.tolist(), chunk.first, dim**-0.5
+        )
+        torch.testing.assert_close(ours[mine].float(), theirs, atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize(
+    "runs", [[(1, 1)], [(3, 64), (2, 65)], [(1, 200)], [(2, 7), (1, 130), (4, 4)]], ids=str
+)
+@pytest.mark.parametrize("dim", [8, 64, 72, 80, 128])
+def test_attention_within_groups(native: NativeKernels, runs: list[tuple[int, int]], dim: int) -> None:
+    torch.manual_seed(0)
+    heads, rows = 3, sum(groups * count for groups, count in runs)
+    qkv = torch.randn(rows, 3 * heads, dim).to(BF16)
+    theirs = TorchKernels().attend_groups(qkv.float(), runs, heads)
+    torch.testing.assert_close(native.attend_groups(qkv, runs, heads).float(), theirs, atol=0.03, rtol=0.03)
+
+
+def test_a_query_does_not_depend_on_the_chunk_that_it_comes_in(native: NativeKernels) -> None:
+    """Bit for bit: an answer must not change with the budget of a step."""
+    torch.manual_seed(0)
+    kv = torch.randn(20, 16, 2, 2, 64).to(BF16)
+    query = torch.randn(300, 4, 64).to(BF16)
+    table = torch.randperm(20)
+
+    def run(first: int, last: int) -> Tensor:
+        chunk = Chunk(0, last - first, first, table)
+        return native.attend(query[first:last], kv, AttentionPlan(table, (), (chunk,)), 0.125)
+
+    whole = run(0, 300)
+    cut = torch.cat([run(a, b) for a, b in ((0, 5), (5, 64), (64, 65), (65, 300))])
+    torch.testing.assert_close(bits(cut), bits(whole), atol=0, rtol=0)
