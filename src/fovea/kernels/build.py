@@ -1,6 +1,6 @@
 """The C++ kernels of `cpu/`, compiled once per machine with the compiler that is there.
 
-They need AVX-512 with BF16 and a C++17 compiler. Where either is missing Fovea runs on torch's own products, and says
+They need AVX-512 with BF16 and VBMI2 (Sapphire Rapids, Zen 4, and later), and a C++17 compiler. Where either is missing Fovea runs on torch's own products, and says
 so once. The library lies in the user's cache folder under a name made of its sources and flags.
 """
 
@@ -11,27 +11,35 @@ import functools
 import hashlib
 import logging
 import os
-import platform
 import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import torch
-
 log = logging.getLogger("fovea.kernels")
 SOURCES = Path(__file__).parent / "cpu"
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-w", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq",
-         "-mavx512bf16")  # fmt: skip
+         "-mavx512bf16", "-mavx512vbmi2")  # fmt: skip
+NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vbmi2", "fma"}
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_TIMEOUT_S = 300
+
+
+def supported() -> bool:
+    """Whether this processor has the instructions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return False
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return set(flags.split()) >= NEEDED
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None, with a warning that names the reason."""
-    if platform.machine() != "x86_64" or not torch.cpu._is_avx512_bf16_supported():
+    if not supported():
         return None
     try:
         return ctypes.CDLL(str(_built()))

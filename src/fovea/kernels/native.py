@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan
-from fovea.kernels.torch_kernels import Product, TorchKernels
+from fovea.kernels.torch_kernels import Product, Stack, StackLayer, StackShape, TorchKernels
 
 PANEL, LANES, CODES = 64, 16, 15
-PACKED_TILE, PLAIN_TILE = 48, 64
+PACKED_TILE, PLAIN_TILE = 48, 64  # bytes
 MAX_EXCEPTIONS = 0.002
 ACTIVATIONS = {
     (None, False): 0, ("silu", True): 1, ("gelu_pytorch_tanh", True): 2, ("gelu_new", True): 2, ("gelu", True): 3,
@@ -41,6 +41,7 @@ SIGNATURES = {
     "fovea_rotate_store": [_P, _L, _L, _L, _L, _P, _P, _P, _P, _F, _P, _P, _I],
     "fovea_group_attention": [_P, _L, _L, _L, _L, _F, _P, _I],
     "fovea_chunk_attention": [_P, _L, _L, _L, _L, _L, _L, _P, _L, _P, _F, _P, _I],
+    "fovea_decoder": [_P, _L, _P, _P, _P, _L, _P, _I],
     "fovea_decode_attention": [_P, _L, _L, _L, _L, _L, _P, _L, _P, _L, _P, _F, _P, _I],
 }
 
@@ -92,9 +93,9 @@ class PackedWeight:
         frequent = counts.argsort(descending=True)[:CODES]
         codes = torch.zeros(256, dtype=torch.uint8)
         codes[frequent] = torch.arange(1, CODES + 1, dtype=torch.uint8)
-        table = torch.zeros(16, dtype=torch.int32)
-        table[1:] = frequent.int() << 7
-        return codes, table.to(torch.int16).repeat(2).contiguous()
+        table = torch.zeros(CODES + 1, dtype=torch.uint8)
+        table[1:] = frequent.to(torch.uint8)
+        return codes, table
 
     def _tiles(self, weight: Tensor, order: Tensor, codes: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         tile = PLAIN_TILE if codes is None else PACKED_TILE
@@ -137,6 +138,104 @@ def _order(n: int, *, gated: bool) -> Tensor:
     return torch.cat((gates, ups), dim=1).reshape(-1)
 
 
+class NativeProduct:
+    """kind: the activation's number, fused into the product; None where torch has to apply it."""
+
+    def __init__(
+        self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool
+    ) -> None:
+        self.kind = ACTIVATIONS.get((activation, gated))
+        self.activation, self.gated = activation, gated
+        fused = gated and self.kind is not None
+        self.weight = PackedWeight(library, weight, bias, gated=fused)
+        self.width = self.weight.n // 2 if fused else self.weight.n
+        self._multiply = library.fovea_product
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        x = x.contiguous()
+        rows = x.numel() // self.weight.k
+        y = x.new_empty((*x.shape[:-1], self.width))
+        fused = None if residual is None or self.kind is None else residual.contiguous()
+        self._multiply(
+            self.weight.address, x.data_ptr(), self.weight.k, rows, self.kind or 0,
+            None if fused is None else fused.data_ptr(), y.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        return y if self.kind is not None else finish(y, self.activation, self.gated, residual)
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        (name, c_void_p)
+        for name in ("input_norm", "post_norm", "q_norm", "k_norm", "qkv", "out", "gate_up", "down")
+    ] + [("activation", c_int64)]
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [(name, c_int64) for name in ("hidden", "heads", "kv_heads", "dim", "intermediate")] + [
+        ("eps", c_float),
+        ("scale", c_float),
+    ]
+
+
+class _Chunk(ctypes.Structure):
+    _fields_ = [("row", c_int64), ("count", c_int64), ("first", c_int64), ("table", c_void_p)]
+
+
+class _Attention(ctypes.Structure):
+    _fields_ = [
+        ("cos", c_void_p), ("sin", c_void_p), ("slots", c_void_p), ("block", c_int64), ("layer_stride", c_int64),
+        ("decodes", c_int64), ("table_width", c_int64), ("tables", c_void_p), ("lengths", c_void_p),
+        ("chunks", c_int64), ("chunk", ctypes.POINTER(_Chunk)),
+    ]  # fmt: skip
+
+
+def _native(layer: StackLayer) -> list[NativeProduct]:
+    """Those of the layer's products that C++ can do to the end."""
+    products = (layer.qkv, layer.out, layer.gate_up, layer.down)
+    return [p for p in products if isinstance(p, NativeProduct) and p.kind is not None]
+
+
+class NativeStack:
+    """Decoder layers as one call. `shape`: what they share; `parts`: what each is made of."""
+
+    def __init__(self, library: ctypes.CDLL, shape: StackShape, parts: Sequence[StackLayer]) -> None:
+        self._run = library.fovea_decoder
+        self._parts = parts
+        self._shape = _Shape(
+            shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.eps, shape.scale
+        )  # fmt: skip
+        self._layers = (_Layer * len(parts))()
+        for layer, part in zip(self._layers, parts, strict=True):
+            norms = (part.input_norm, part.post_norm, part.q_norm, part.k_norm)
+            values: list[int | None] = [None if norm is None else norm.data_ptr() for norm in norms]
+            products = _native(part)
+            values += [product.weight.address for product in products]
+            for field, value in zip(_Layer._fields_, values, strict=False):
+                setattr(layer, field[0], value)
+            layer.activation = products[2].kind
+
+    def __call__(
+        self, x: Tensor, first: int, last: int, cos: Tensor, sin: Tensor, kv: Tensor, plan: AttentionPlan
+    ) -> Tensor:
+        x = x.clone(memory_format=torch.contiguous_format)
+        attention = _Attention(
+            cos.data_ptr(), sin.data_ptr(), plan.slots.data_ptr(), kv.shape[2], kv.stride(0), 0, 0, None, None,
+            len(plan.chunks),
+        )  # fmt: skip
+        if plan.decodes:
+            (group,) = plan.decodes
+            attention.decodes, attention.table_width = group.tables.shape
+            attention.tables, attention.lengths = group.tables.data_ptr(), group.lengths.data_ptr()
+        if plan.chunks:
+            chunks = [_Chunk(c.row, c.count, c.first, c.table.data_ptr()) for c in plan.chunks]
+            attention.chunk = (_Chunk * len(chunks))(*chunks)
+        self._run(
+            ctypes.byref(self._layers, first * ctypes.sizeof(_Layer)), last - first, ctypes.byref(self._shape),
+            ctypes.byref(attention), x.data_ptr(), len(x), kv[first].data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        return x
+
+
 class NativeKernels(TorchKernels):
     attends_in_place = True
 
@@ -152,25 +251,16 @@ class NativeKernels(TorchKernels):
     ) -> Product | None:
         if weight.dtype is not torch.bfloat16 or weight.shape[1] % 2:
             return super().product(weight, bias, activation, gated)
-        kind = ACTIVATIONS.get((activation, gated))
-        packed = PackedWeight(self.library, weight, bias, gated=gated and kind is not None)
-        multiply, n, k = self.library.fovea_product, packed.n, packed.k
-        width = n // 2 if gated and kind is not None else n
+        return NativeProduct(self.library, weight, bias, activation, gated)
 
-        def apply(x: Tensor, residual: Tensor | None) -> Tensor:
-            x = x.contiguous()
-            rows = x.numel() // k
-            y = x.new_empty((*x.shape[:-1], width))
-            fused = residual if kind is not None else None
-            if fused is not None:
-                fused = fused.contiguous()
-            multiply(
-                packed.address, x.data_ptr(), k, rows, kind or 0, None if fused is None else fused.data_ptr(),
-                y.data_ptr(), torch.get_num_threads(),
-            )  # fmt: skip
-            return y if kind is not None else finish(y, activation, gated, residual)
-
-        return apply
+    def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
+        if (
+            shape.head_dim % 32
+            or shape.head_dim > 128
+            or not all(len(_native(layer)) == 4 for layer in layers)
+        ):
+            return None
+        return NativeStack(self.library, shape, layers)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype is not torch.bfloat16:

@@ -7,6 +7,7 @@ them and never ask which it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,6 +19,35 @@ from fovea.kernels.attention import AttentionPlan, attend, store
 
 Product = Callable[[Tensor, Tensor | None], Tensor]
 """x (..., in) and a residual (..., out) or None to y (..., out), bias and activation included."""
+
+
+Stack = Callable[[Tensor, int, int, Tensor, Tensor, Tensor, AttentionPlan], Tensor]
+"""x (T, hidden) through layers first..last-1: x, first, last, cos, sin, kv of all layers, plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackShape:
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    eps: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class StackLayer:
+    """Norm weights and products of a decoder layer, gate and up in one; q_norm and k_norm where there are any."""
+
+    input_norm: Tensor
+    post_norm: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    qkv: Product | None
+    out: Product | None
+    gate_up: Product | None
+    down: Product | None
 
 
 class TorchKernels:
@@ -43,6 +73,10 @@ class TorchKernels:
             return finish(y, activation, gated, residual)
 
         return apply
+
+    def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
+        """A run of decoder layers as one call, where there is such a thing; None: layer by layer."""
+        return None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return reference.rms_norm(x, weight, eps)

@@ -17,7 +17,7 @@ from fovea.engine.layers.mlp import GatedMLP
 from fovea.engine.layers.norm import RMSNorm
 from fovea.engine.layers.rope import Rotary
 from fovea.kernels.attention import AttentionPlan
-from fovea.kernels.torch_kernels import PLAIN, TorchKernels
+from fovea.kernels.torch_kernels import PLAIN, Stack, StackLayer, StackShape, TorchKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,19 @@ class Layer(nn.Module):
         x = self.self_attn(self.input_layernorm(x), kv, step, x)
         return self.mlp(self.post_attention_layernorm(x), x)  # type: ignore[no-any-return]
 
+    def parts(self) -> StackLayer:
+        attention, mlp = self.self_attn, self.mlp
+        return StackLayer(
+            self.input_layernorm.weight,
+            self.post_attention_layernorm.weight,
+            None if attention.q_norm is None else attention.q_norm.weight,
+            None if attention.k_norm is None else attention.k_norm.weight,
+            attention.qkv.product,
+            attention.o_proj.product,
+            mlp.gate_up.product,
+            mlp.down_proj.product,
+        )
+
 
 class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
@@ -107,6 +120,7 @@ class Decoder(nn.Module):
         self.rotary = Rotary(
             torch.tensor(config.rope_inverse, dtype=torch.float32), config.rope_scaling, config.mrope_axes
         )
+        self._stack: Stack | None = None
 
     def forward(
         self,
@@ -124,11 +138,36 @@ class Decoder(nn.Module):
         """
         cos, sin = self.rotary(positions, x.dtype)
         step = Step(cos, sin, plan)
-        for index, layer in enumerate(self.layers):
-            x = layer(x, kv[index], step)
-            if index < len(deepstack) and visual_rows is not None:
-                x = x.index_add(0, visual_rows, deepstack[index])
+        first = 0
+        if visual_rows is not None:
+            for index, features in enumerate(deepstack):
+                x = self._run(x, index, index + 1, kv, step).index_add(0, visual_rows, features)
+                first = index + 1
+        return self._run(x, first, len(self.layers), kv, step)
+
+    def _run(self, x: Tensor, first: int, last: int, kv: Tensor, step: Step) -> Tensor:
+        if self._stack is not None:
+            return self._stack(x, first, last, step.cos, step.sin, kv, step.attention)
+        for index in range(first, last):
+            x = self.layers[index](x, kv[index], step)
         return x
+
+    def use_stack(self, kernels: TorchKernels) -> None:
+        """Let the layers run as one call, if the kernels have one for them."""
+        config = self.config
+        shape = StackShape(
+            config.hidden,
+            config.heads,
+            config.kv_heads,
+            config.head_dim,
+            config.intermediate,
+            config.eps,
+            config.head_dim**-0.5,
+        )
+        self._stack = kernels.stack(shape, [layer.parts() for layer in self._typed_layers()])
+
+    def _typed_layers(self) -> list[Layer]:
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
 
 
 class LanguageHead(nn.Module):

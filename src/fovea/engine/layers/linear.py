@@ -32,21 +32,21 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self.activation = None if activation is None else check_activation(activation)
         self.gated = gated
-        self._product: Product | None = None
+        self.product: Product | None = None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        if self._product is not None:
-            return self._product(x, residual)
+        if self.product is not None:
+            return self.product(x, residual)
         y = functional.linear(x, self.weight, self.bias)
         return finish(y, self.activation, self.gated, residual)
 
     def pack(self, kernels: TorchKernels, *, keep: bool = False) -> None:
         """Repack for this machine and drop the plain weight; `keep` it where something else reads it."""
-        if self._product is not None:
+        if self.product is not None:
             return
         bias = None if self.bias is None else self.bias.data
-        self._product = kernels.product(self.weight.data, bias, self.activation, self.gated)
-        if self._product is not None and not keep:
+        self.product = kernels.product(self.weight.data, bias, self.activation, self.gated)
+        if self.product is not None and not keep:
             self.weight.data = self.weight.data.new_empty(0)
 
     def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:

@@ -64,6 +64,7 @@ class VisionLanguageModel(nn.Module, ABC):
                 use_kernels(part, kernels)
         if not self.head.tied:
             self.head.lm_head.pack(kernels)
+        self.decoder.use_stack(kernels)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,12 +1,16 @@
 // Products with a weight that stands still: y = x W^T, W (n, k) in bf16, packed once.
 //
 // Layout. 64 outputs make a panel; a panel is a stream over pairs of k, and each pair holds 4 tiles of 16 outputs, so
-// that one tile is one operand of VDPBF16PS and a panel is read front to back. A tile is 64 bytes plain, or 48 bytes
-// packed: 32 bytes with sign and mantissa of every value, 16 bytes with a 4-bit code of every exponent. A weight uses
-// few exponents: the 15 most frequent have a code, code 0 with a zero byte is zero, and what is left is kept in a list
-// of exceptions and added in float32. The values are all there: packing loses nothing and saves a quarter of the bytes,
-// which is what a single token's time consists of. (Lossless exponent coding of bf16 weights: DFloat11, arXiv
+// that one tile is one operand of VDPBF16PS and a panel is read front to back. Two tiles are 128 bytes plain, or 96
+// bytes packed: 64 bytes with mantissa and sign of every value, 32 bytes with a 4-bit code of every exponent. A weight
+// uses few exponents: the 15 most frequent have a code, code 0 with a zero byte is zero, and what is left is kept in a
+// list of exceptions and added in float32. The values are all there: packing loses nothing and saves a quarter of the
+// bytes, which is what a single token's time consists of. (Lossless exponent coding of bf16 weights: DFloat11, arXiv
 // 2504.11651; here with codes of fixed length, which a register can look up.)
+//
+// Unpacking. A bf16 is sign, exponent, mantissa from the top. Turned left by one bit it is a byte of exponent above a
+// byte of mantissa and sign; so 64 looked-up exponents, woven with 64 loaded bytes and turned right by one bit, are two
+// tiles: seven instructions. The weave goes by 128-bit lanes, and `place` below says where that puts a value.
 //
 // Every output adds its products in the order of k, whatever the number of rows, so that a row's result does not
 // depend on who shares its step.
@@ -16,51 +20,48 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels.h"
 #include "tiles.h"
 
 namespace fovea {
 
-constexpr int TILE_PACKED = 48;
+constexpr int TWO_PACKED = 96, TWO_PLAIN = 128;  // bytes of two tiles
 constexpr int DEPTH = 512;  // pairs of k that are unpacked at a time: 128 KiB, a part of the L2 cache
 constexpr int FEW = 12;     // up to so many rows are multiplied straight from the packed stream
 
-struct Exception {
-    uint32_t k;
-    uint16_t lane;
-    bf16 value;
-};
-
-// The same order as `_Weight` in native.py.
-struct Weight {
-    const uint8_t* data;
-    const uint16_t* table;  // 32 entries, the 16 codes twice: exponent << 7; null: plain tiles
-    const int64_t* starts;  // panels + 1 offsets into exceptions
-    const Exception* exceptions;
-    const float* bias;  // panels * 64, or null
-    int64_t n, k;
-};
-
-enum Activation : int { NONE, SILU_GATED, GELU_TANH_GATED, GELU_GATED, GELU_TANH, GELU, QUICK_GELU, SILU };
-
 namespace {
 
-inline __m512i unpacked(const uint8_t* tile, __m512i table) {
-    const __m512i bytes =
-        _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile)));
-    const __m512i codes =
-        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(tile + 32)));
-    // VPERMW reads 5 bits of each index: the fifth is a neighbour's, hence the table that repeats itself.
-    const __m512i index = _mm512_or_si512(codes, _mm512_slli_epi32(codes, 12));
-    const __m512i exponents = _mm512_permutexvar_epi16(index, table);
-    const __m512i rest = _mm512_ternarylogic_epi32(bytes, _mm512_slli_epi16(bytes, 8),
-                                                   _mm512_set1_epi16(static_cast<short>(0x807F)), 0xA8);
-    return _mm512_or_si512(exponents, rest);
+struct Two {
+    __m512i left, right;
+};
+
+inline __m512i lookup(const uint8_t* table) {
+    return table ? _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)))
+                 : _mm512_setzero_si512();
 }
 
+// Two neighbouring tiles, `index` counting twos from the start of a panel.
 template <bool PACKED>
-inline __m512i tile_at(const uint8_t* panel, int64_t index, __m512i table) {
-    if constexpr (PACKED) return unpacked(panel + index * TILE_PACKED, table);
-    return _mm512_loadu_si512(panel + index * TILE_PLAIN);
+inline Two two_tiles(const uint8_t* panel, int64_t index, __m512i table) {
+    if constexpr (!PACKED) {
+        const uint8_t* at = panel + index * TWO_PLAIN;
+        return {_mm512_loadu_si512(at), _mm512_loadu_si512(at + 64)};
+    }
+    const uint8_t* at = panel + index * TWO_PACKED;
+    const __m512i rest = _mm512_loadu_si512(at);
+    const __m512i both =
+        _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + 64)));
+    const __m512i shift = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1);
+    const __m512i codes = _mm512_and_si512(_mm512_srlv_epi16(both, shift), _mm512_set1_epi8(15));
+    const __m512i exponents = _mm512_shuffle_epi8(table, codes);
+    const __m512i low = _mm512_unpacklo_epi8(rest, exponents), high = _mm512_unpackhi_epi8(rest, exponents);
+    return {_mm512_shrdi_epi16(low, low, 1), _mm512_shrdi_epi16(high, high, 1)};
+}
+
+// Which of the 64 bytes of two tiles holds output `lane` of tile 0 or 1, even or odd k.
+inline int place(int tile, int lane, int side) {
+    const int word = 2 * lane + side;
+    return 16 * (word / 8) + 8 * tile + word % 8;
 }
 
 // c (R, 64) = rows of x times TILE_COUNT tiles of a panel, from tile `from` on, straight from the stream.
@@ -69,13 +70,17 @@ void stream_rows(const uint8_t* panel, __m512i table, int from, int64_t pairs, c
     __m512 sums[R][TILE_COUNT];
     for (auto& row : sums)
         for (auto& sum : row) sum = _mm512_setzero_ps();
-    constexpr int bytes = PACKED ? TILE_PACKED : TILE_PLAIN;
+    constexpr int bytes = PACKED ? TWO_PACKED : TWO_PLAIN;
     for (int64_t pair = 0; pair < pairs; ++pair) {
-        const int64_t at = pair * TILES + from;
-        for (int line = 0; line < TILE_COUNT * bytes; line += 64)
+        const int64_t at = (pair * TILES + from) / 2;
+        for (int line = 0; line < TILE_COUNT / 2 * bytes; line += 64)
             _mm_prefetch(reinterpret_cast<const char*>(panel + at * bytes + 2048 + line), _MM_HINT_T0);
         __m512i tiles[TILE_COUNT];
-        for (int t = 0; t < TILE_COUNT; ++t) tiles[t] = tile_at<PACKED>(panel, at + t, table);
+        for (int t = 0; t < TILE_COUNT; t += 2) {
+            const Two two = two_tiles<PACKED>(panel, at + t / 2, table);
+            tiles[t] = two.left;
+            tiles[t + 1] = two.right;
+        }
         for (int r = 0; r < R; ++r) {
             const __m512i both = pair_of(x + r * ldx, pair);
             for (int t = 0; t < TILE_COUNT; ++t)
@@ -108,21 +113,6 @@ struct Scratch {
         return tiles.data() + (64 - reinterpret_cast<uintptr_t>(tiles.data()) % 64) % 64;
     }
 };
-
-template <bool PACKED>
-void many_rows(Scratch& scratch, int64_t rows, const uint8_t* panel, __m512i table, int64_t pairs, const bf16* x,
-               int64_t ldx, float* c) {
-    uint8_t* tiles = scratch.aligned();
-    const int64_t steps = (pairs + DEPTH - 1) / DEPTH, depth = (pairs + steps - 1) / steps;
-    for (int64_t start = 0; start < pairs; start += depth) {
-        const int64_t count = std::min(depth, pairs - start);
-        for (int64_t index = 0; index < count * TILES; ++index)
-            _mm512_store_si512(tiles + index * TILE_PLAIN,
-                               tile_at<PACKED>(panel, start * TILES + index, table));
-        for (int64_t row = 0; row < rows; row += ROWS)
-            block_rows<ROWS>(rows - row, tiles, count, x + row * ldx + 2 * start, ldx, c + row * PANEL, PANEL, start == 0);
-    }
-}
 
 inline __m512 gelu_tanh(__m512 x) {
     const __m512 cubed = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
@@ -174,20 +164,65 @@ void finish_row(const float* c, const float* bias, int kind, const bf16* residua
     }
 }
 
-template <bool PACKED>
-void panel_rows(const Weight& w, int64_t panel, const bf16* x, int64_t ldx, int64_t rows, Scratch& scratch) {
-    const int64_t pairs = w.k / 2;
-    const uint8_t* data = w.data + panel * pairs * TILES * (PACKED ? TILE_PACKED : TILE_PLAIN);
-    const __m512i table = PACKED ? _mm512_loadu_si512(w.table) : _mm512_setzero_si512();
-    float* c = scratch.sums.data();
-    if (rows <= FEW)
-        few_rows<FEW, PACKED>(rows, data, table, pairs, x, ldx, c);
-    else
-        many_rows<PACKED>(scratch, rows, data, table, pairs, x, ldx, c);
-    if constexpr (PACKED) {
+// What a call wants beyond the weight: where its rows are and where they go.
+struct Call {
+    const Weight& weight;
+    const bf16* x;
+    int64_t ldx;
+    int kind;
+    const bf16* residual;
+    bf16* out;
+
+    bool gated() const { return kind >= SILU_GATED && kind <= GELU_GATED; }
+    int64_t width() const { return gated() ? weight.n / 2 : weight.n; }
+    int64_t step() const { return gated() ? PANEL / 2 : PANEL; }
+};
+
+// Sums c of rows [start, start + rows) of a panel: exceptions in, then to their place.
+void finish_rows(const Call& call, int64_t panel, int64_t start, int64_t rows, float* c) {
+    const Weight& w = call.weight;
+    if (w.table) {
         for (int64_t at = w.starts[panel]; at < w.starts[panel + 1]; ++at) {
             const Exception& e = w.exceptions[at];
-            for (int64_t r = 0; r < rows; ++r) c[r * PANEL + e.lane] += widen(x[r * ldx + e.k]) * widen(e.value);
+            for (int64_t r = 0; r < rows; ++r)
+                c[r * PANEL + e.lane] += widen(call.x[(start + r) * call.ldx + e.k]) * widen(e.value);
+        }
+    }
+    const int64_t width = call.width(), step = call.step();
+    for (int64_t r = 0; r < rows; ++r) {
+        const int64_t at = (start + r) * width + panel * step;
+        finish_row(c + r * PANEL, w.bias ? w.bias + panel * PANEL : nullptr, call.kind,
+                   call.residual ? call.residual + at : nullptr, call.out + at, std::min(step, width - panel * step));
+    }
+}
+
+// Rows [start, start + rows) of one panel. Few are multiplied as the stream comes; many share tiles unpacked to scratch.
+template <bool PACKED>
+void panel_rows(const Call& call, int64_t panel, int64_t start, int64_t rows, Scratch& scratch) {
+    const Weight& w = call.weight;
+    const int64_t pairs = w.k / 2, ldx = call.ldx;
+    const uint8_t* data = w.data + panel * pairs * TILES * (PACKED ? TWO_PACKED : TWO_PLAIN) / 2;
+    const __m512i table = lookup(w.table);
+    const bf16* x = call.x + start * ldx;
+    if (static_cast<int64_t>(scratch.sums.size()) < rows * PANEL) scratch.sums.resize(rows * PANEL);
+    float* c = scratch.sums.data();
+    if (rows <= FEW) {
+        few_rows<FEW, PACKED>(rows, data, table, pairs, x, ldx, c);
+        return finish_rows(call, panel, start, rows, c);
+    }
+    uint8_t* tiles = scratch.aligned();
+    const int64_t steps = (pairs + DEPTH - 1) / DEPTH, depth = (pairs + steps - 1) / steps;
+    for (int64_t from = 0; from < pairs; from += depth) {
+        const int64_t count = std::min(depth, pairs - from);
+        for (int64_t index = 0; index < count * TILES / 2; ++index) {
+            const Two two = two_tiles<PACKED>(data, from * TILES / 2 + index, table);
+            _mm512_store_si512(tiles + 2 * index * TILE_PLAIN, two.left);
+            _mm512_store_si512(tiles + (2 * index + 1) * TILE_PLAIN, two.right);
+        }
+        for (int64_t row = 0; row < rows; row += ROWS) {
+            const int64_t some = std::min<int64_t>(ROWS, rows - row);
+            block_rows<ROWS>(some, tiles, count, x + row * ldx + 2 * from, ldx, c + row * PANEL, PANEL, from == 0);
+            if (from + count == pairs) finish_rows(call, panel, start + row, some, c + row * PANEL);
         }
     }
 }
@@ -216,32 +251,30 @@ void fovea_pack(const bf16* weight, int64_t k, const int64_t* order, int64_t pan
         int64_t count = 0;
         for (int64_t pair = 0; pair < pairs; ++pair)
             for (int t = 0; t < TILES; ++t) {
-                uint8_t* tile =
-                    data + ((panel * pairs + pair) * TILES + t) * (code_of ? TILE_PACKED : TILE_PLAIN);
+                const int64_t two = ((panel * pairs + pair) * TILES + t) / 2;
+                if (code_of && t % 2 == 0) std::memset(data + two * TWO_PACKED, 0, TWO_PACKED);
                 for (int lane = 0; lane < LANES; ++lane) {
                     const int64_t row = order[panel * PANEL + t * LANES + lane];
                     bf16 both[2] = {0, 0};
                     if (row >= 0) std::memcpy(both, weight + row * k + 2 * pair, 4);
                     if (!code_of) {
-                        std::memcpy(tile + 4 * lane, both, 4);
+                        std::memcpy(data + two * TWO_PLAIN + t % 2 * 64 + 4 * lane, both, 4);
                         continue;
                     }
-                    uint8_t codes = 0;
                     for (int side = 0; side < 2; ++side) {
                         const bf16 value = both[side];
                         const uint8_t code = code_of[(value >> 7) & 0xFF];
-                        uint8_t rest = static_cast<uint8_t>((value >> 8 & 0x80) | (value & 0x7F));
+                        const int at = place(t % 2, lane, side);
                         if (code == 0 && (value & 0x7FFF) != 0) {
-                            rest = 0;
                             if (exceptions)
                                 exceptions[starts[panel] + count] = {static_cast<uint32_t>(2 * pair + side),
                                                                      static_cast<uint16_t>(t * LANES + lane), value};
                             ++count;
+                            continue;
                         }
-                        tile[2 * lane + side] = rest;
-                        codes |= static_cast<uint8_t>(code << (4 * side));
+                        data[two * TWO_PACKED + at] = static_cast<uint8_t>(value << 1 | value >> 15);
+                        data[two * TWO_PACKED + 64 + at % 32] |= static_cast<uint8_t>(code << (at / 32 * 4));
                     }
-                    tile[32 + lane] = codes;
                 }
             }
         found[panel] = count;
@@ -252,18 +285,20 @@ void fovea_pack(const bf16* weight, int64_t k, const int64_t* order, int64_t pan
 void fovea_rows(const Weight* w, const int64_t* ids, int64_t count, bf16* out) {
     const int64_t pairs = w->k / 2;
     for (int64_t i = 0; i < count; ++i) {
-        const int64_t panel = ids[i] / PANEL, tile = ids[i] % PANEL / LANES, lane = ids[i] % LANES;
+        const int64_t panel = ids[i] / PANEL;
+        const int tile = static_cast<int>(ids[i] % PANEL / LANES), lane = static_cast<int>(ids[i] % LANES);
         for (int64_t pair = 0; pair < pairs; ++pair) {
-            const int64_t at = (panel * pairs + pair) * TILES + tile;
+            const int64_t two = ((panel * pairs + pair) * TILES + tile) / 2;
+            bf16* to = out + i * w->k + 2 * pair;
             if (!w->table) {
-                std::memcpy(out + i * w->k + 2 * pair, w->data + at * TILE_PLAIN + 4 * lane, 4);
+                std::memcpy(to, w->data + two * TWO_PLAIN + tile % 2 * 64 + 4 * lane, 4);
                 continue;
             }
-            const uint8_t* from = w->data + at * TILE_PACKED;
             for (int side = 0; side < 2; ++side) {
-                const uint8_t rest = from[2 * lane + side], code = from[32 + lane] >> (4 * side) & 0xF;
-                out[i * w->k + 2 * pair + side] =
-                    static_cast<bf16>((rest & 0x80) << 8 | (rest & 0x7F) | w->table[code]);
+                const uint8_t* from = w->data + two * TWO_PACKED;
+                const int at = place(tile % 2, lane, side);
+                const uint8_t rest = from[at], code = from[64 + at % 32] >> (at / 32 * 4) & 15;
+                to[side] = static_cast<bf16>(rest << 15 | w->table[code] << 7 | rest >> 1);
             }
         }
         if (!w->table) continue;
@@ -275,29 +310,23 @@ void fovea_rows(const Weight* w, const int64_t* ids, int64_t count, bf16* out) {
 // out (rows, n) = activation(x (rows, k) W^T + bias) [+ residual (rows, n)]; a gated activation halves n.
 void fovea_product(const Weight* w, const bf16* x, int64_t ldx, int64_t rows, int kind, const bf16* residual,
                    bf16* out, int threads) {
+    const Call call{*w, x, ldx, kind, residual, out};
     const int64_t panels = (w->n + PANEL - 1) / PANEL;
-    const bool gated = kind >= SILU_GATED && kind <= GELU_GATED;
-    const int64_t width = gated ? w->n / 2 : w->n, step = gated ? PANEL / 2 : PANEL;
     // Few panels and many rows: cut the rows too, so that every thread has work.
     int64_t cuts = 1;
     if (rows > 192) cuts = std::max<int64_t>(1, std::min<int64_t>(4 * threads / panels, rows / 96));
     const int64_t share = ((rows + cuts - 1) / cuts + ROWS - 1) / ROWS * ROWS;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) collapse(2)
+    // Static: each thread reads one stretch of memory from front to back, which is what few rows wait for.
+#pragma omp parallel for schedule(static) num_threads(threads) collapse(2)
     for (int64_t panel = 0; panel < panels; ++panel) {
         for (int64_t cut = 0; cut < cuts; ++cut) {
             thread_local Scratch scratch;
             const int64_t start = cut * share, count = std::min(share, rows - start);
             if (count <= 0) continue;
-            if (static_cast<int64_t>(scratch.sums.size()) < count * PANEL) scratch.sums.resize(count * PANEL);
             if (w->table)
-                panel_rows<true>(*w, panel, x + start * ldx, ldx, count, scratch);
+                panel_rows<true>(call, panel, start, count, scratch);
             else
-                panel_rows<false>(*w, panel, x + start * ldx, ldx, count, scratch);
-            for (int64_t r = 0; r < count; ++r) {
-                const int64_t at = (start + r) * width + panel * step;
-                finish_row(scratch.sums.data() + r * PANEL, w->bias ? w->bias + panel * PANEL : nullptr, kind,
-                           residual ? residual + at : nullptr, out + at, std::min(step, width - panel * step));
-            }
+                panel_rows<false>(call, panel, start, count, scratch);
         }
     }
 }

@@ -1,6 +1,6 @@
 // What happens to rows between products: normalisation, rotary positions and the write to the KV cache.
 
-#include "common.h"
+#include "kernels.h"
 
 using namespace fovea;
 

@@ -29,6 +29,9 @@ inline void block_rows(int64_t rows, const uint8_t* tiles, int64_t pairs, const 
         for (int t = 0; t < TILES; ++t)
             sums[r][t] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(c + r * ldc + t * LANES);
     for (int64_t pair = 0; pair < pairs; ++pair) {
+        if (pair % 16 == 0)  // the rows that come next, one cache line of each
+            for (int r = 0; r < R; ++r)
+                _mm_prefetch(reinterpret_cast<const char*>(x + (R + r) * ldx + 2 * pair), _MM_HINT_T0);
         __m512i tile[TILES];
         for (int t = 0; t < TILES; ++t) tile[t] = _mm512_load_si512(tiles + (pair * TILES + t) * TILE_PLAIN);
         for (int r = 0; r < R; ++r) {

@@ -1,0 +1,72 @@
+// A run of decoder layers as one call: at one token per sequence the interpreter between the products would cost as
+// much as a fifth of the step.
+
+#include <vector>
+
+#include "kernels.h"
+
+using namespace fovea;
+
+// The same order as `_Layer`, `_Shape`, `_Attention` and `_Chunk` in native.py.
+struct DecoderLayer {
+    const bf16 *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: null where there is none
+    const Weight *qkv, *out, *gate_up, *down;
+    int64_t activation;
+};
+
+struct DecoderShape {
+    int64_t hidden, heads, kv_heads, dim, intermediate;
+    float eps, scale;
+};
+
+struct DecoderChunk {
+    int64_t row, count, first;
+    const int64_t* table;
+};
+
+struct DecoderAttention {
+    const float *cos, *sin;  // (rows, dim)
+    const int64_t* slots;
+    int64_t block, layer_stride;  // tokens of a block; values of kv from one layer to the next
+    int64_t decodes, table_width;
+    const int64_t *tables, *lengths;
+    int64_t chunks;
+    const DecoderChunk* chunk;
+};
+
+extern "C" {
+
+// x (rows, hidden) goes through `count` layers in place; kv is the pool of the first of them.
+void fovea_decoder(const DecoderLayer* layers, int64_t count, const DecoderShape* shape, const DecoderAttention* plan,
+                   bf16* x, int64_t rows, bf16* kv, int threads) {
+    thread_local std::vector<bf16> normed, qkv, mixed, inner;
+    const DecoderShape& s = *shape;
+    const int64_t heads = s.heads + 2 * s.kv_heads;
+    normed.resize(rows * s.hidden);
+    qkv.resize(rows * heads * s.dim);
+    mixed.resize(rows * s.heads * s.dim);
+    inner.resize(rows * s.intermediate);
+    for (int64_t i = 0; i < count; ++i, kv += plan->layer_stride) {
+        const DecoderLayer& layer = layers[i];
+        fovea_rms_norm(x, rows, s.hidden, layer.input_norm, s.eps, normed.data(), threads);
+        fovea_product(layer.qkv, normed.data(), s.hidden, rows, NONE, nullptr, qkv.data(), threads);
+        fovea_rotate_store(qkv.data(), rows, s.heads, s.kv_heads, s.dim, plan->cos, plan->sin, layer.q_norm,
+                           layer.k_norm, s.eps, kv, plan->slots, threads);
+        if (plan->decodes)
+            fovea_decode_attention(qkv.data(), heads * s.dim, plan->decodes, s.heads, s.kv_heads, s.dim, kv, plan->block,
+                                   plan->tables, plan->table_width, plan->lengths, s.scale, mixed.data(), threads);
+        for (int64_t c = 0; c < plan->chunks; ++c) {
+            const DecoderChunk& chunk = plan->chunk[c];
+            fovea_chunk_attention(qkv.data() + chunk.row * heads * s.dim, heads * s.dim, chunk.count, chunk.first,
+                                  s.heads, s.kv_heads, s.dim, kv, plan->block, chunk.table, s.scale,
+                                  mixed.data() + chunk.row * s.heads * s.dim, threads);
+        }
+        fovea_product(layer.out, mixed.data(), s.heads * s.dim, rows, NONE, x, x, threads);
+        fovea_rms_norm(x, rows, s.hidden, layer.post_norm, s.eps, normed.data(), threads);
+        fovea_product(layer.gate_up, normed.data(), s.hidden, rows, static_cast<int>(layer.activation), nullptr,
+                      inner.data(), threads);
+        fovea_product(layer.down, inner.data(), s.intermediate, rows, NONE, x, x, threads);
+    }
+}
+
+}  // extern "C"

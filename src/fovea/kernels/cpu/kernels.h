@@ -1,0 +1,42 @@
+// The functions that Python and the decoder call, and the structures that they share.
+#pragma once
+
+#include "common.h"
+
+namespace fovea {
+
+struct Exception {
+    uint32_t k;
+    uint16_t lane;
+    bf16 value;
+};
+
+// The same order as `_Weight` in native.py.
+struct Weight {
+    const uint8_t* data;
+    const uint8_t* table;   // the exponents of the 16 codes; null: plain tiles
+    const int64_t* starts;  // panels + 1 offsets into exceptions
+    const Exception* exceptions;
+    const float* bias;  // panels * 64, or null
+    int64_t n, k;
+};
+
+enum Activation : int { NONE, SILU_GATED, GELU_TANH_GATED, GELU_GATED, GELU_TANH, GELU, QUICK_GELU, SILU };
+
+}  // namespace fovea
+
+extern "C" {
+void fovea_product(const fovea::Weight* w, const fovea::bf16* x, int64_t ldx, int64_t rows, int kind,
+                   const fovea::bf16* residual, fovea::bf16* out, int threads);
+void fovea_rms_norm(const fovea::bf16* x, int64_t rows, int64_t width, const fovea::bf16* weight, float eps,
+                    fovea::bf16* out, int threads);
+void fovea_rotate_store(fovea::bf16* x, int64_t rows, int64_t heads, int64_t kv_heads, int64_t dim, const float* cos,
+                        const float* sin, const fovea::bf16* q_weight, const fovea::bf16* k_weight, float eps,
+                        fovea::bf16* kv, const int64_t* slots, int threads);
+void fovea_decode_attention(const fovea::bf16* query, int64_t query_stride, int64_t rows, int64_t heads,
+                            int64_t kv_heads, int64_t dim, const fovea::bf16* kv, int64_t block, const int64_t* tables,
+                            int64_t width, const int64_t* lengths, float scale, fovea::bf16* out, int threads);
+void fovea_chunk_attention(const fovea::bf16* query, int64_t query_stride, int64_t queries, int64_t first_key,
+                           int64_t heads, int64_t kv_heads, int64_t dim, const fovea::bf16* kv, int64_t block,
+                           const int64_t* table, float scale, fovea::bf16* out, int threads);
+}

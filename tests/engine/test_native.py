@@ -1,0 +1,96 @@
+"""The bundled model on the C++ kernels, in bf16: as near to float32 as torch is, and the same under any load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from fovea import Engine
+from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, TextPart
+from fovea.engine.inputs import to_image
+from fovea.evaluation.scenes import HELD_OUT_SEED, generate
+from fovea.kernels.build import library
+from tests.support.engines import all_at_once, at_rest
+
+KINDS = ("describe", "counting", "reading", "json", "motion", "listing", "position", "compare")
+
+
+def bundled(**settings: object) -> Engine:
+    return Engine.from_pretrained("fovea-tiny", kv_cache_mib=64, threads=1, device="cpu", **settings)
+
+
+@pytest.fixture(scope="module")
+def native() -> Iterator[Engine]:
+    if library() is None:
+        pytest.skip("this machine can not run the C++ kernels")
+    with bundled(dtype="bfloat16", kernels="native") as engine:
+        yield engine
+
+
+def prompts() -> list[ChatPrompt]:
+    made = []
+    for sample in generate(HELD_OUT_SEED, len(KINDS), KINDS):
+        parts = [ImagePart(to_image(image)) for image in sample.images]
+        made.append(ChatPrompt((Message("user", (*parts, TextPart(sample.turns[0].question))),)))
+    return made
+
+
+def answer(engine: Engine, prompt: ChatPrompt) -> Completion:
+    return engine.generate(prompt, temperature=0, max_tokens=24, ignore_eos=True, logprobs=True)
+
+
+def written(done: Completion) -> list[tuple[int, float]]:
+    return [(item.token, item.logprob) for item in done.logprobs[0]]
+
+
+def test_an_answer_is_the_same_to_the_last_bit_alone_or_in_company(native: Engine) -> None:
+    """Sums are added in one order whatever the number of rows, so neighbours can not tip a near tie."""
+    asked = prompts()
+    alone = []
+    for prompt in asked:
+        native.clear_caches()
+        alone.append(written(answer(native, prompt)))
+    native.clear_caches()
+    with ThreadPoolExecutor(len(asked)) as pool, all_at_once(native, len(asked)):
+        together = list(pool.map(lambda prompt: written(answer(native, prompt)), asked))
+    assert together == alone
+    at_rest(native)
+
+
+def test_layers_as_one_call_are_the_layers_one_by_one(native: Engine) -> None:
+    decoder = native.loop.runner.model.decoder
+    assert decoder._stack is not None, "the decoder does not run as one call"
+    prompt = prompts()[0]
+    native.clear_caches()
+    whole = written(answer(native, prompt))
+    stack, decoder._stack = decoder._stack, None
+    try:
+        native.clear_caches()
+        assert written(answer(native, prompt)) == whole
+    finally:
+        decoder._stack = stack
+
+
+def test_the_kernels_are_as_near_to_float32_as_torch_is(native: Engine) -> None:
+    prompt = prompts()[0]
+    ids = native._preparer.builder.build(prompt).ids
+    first: dict[str, torch.Tensor] = {}
+    for name, settings in {
+        "exact": {"dtype": "float32"},
+        "torch": {"dtype": "bfloat16", "kernels": "torch"},
+        "onednn": {"dtype": "bfloat16", "kernels": "onednn"},
+        "native": {"dtype": "bfloat16", "kernels": "native"},
+    }.items():
+        with bundled(**settings) as engine:
+            seen: list[torch.Tensor] = []
+            model = engine.loop.runner.model
+            logits = model.logits
+            model.logits = lambda hidden, seen=seen, logits=logits: seen.append(logits(hidden)) or seen[-1]  # type: ignore[method-assign]
+            answer(engine, prompt)
+            first[name] = seen[0].clone()
+    errors = {name: float((row - first["exact"]).abs().mean()) for name, row in first.items()}
+    assert len(ids) > 50
+    assert 0 < errors["native"] <= 1.5 * min(errors["torch"], errors["onednn"]), errors
