@@ -43,7 +43,7 @@ def answer(engine: Engine, prompt: ChatPrompt) -> Completion:
 
 
 def written(done: Completion) -> list[tuple[int, float]]:
-    return [(item.token, item.logprob) for item in done.logprobs[0]]
+    return [(item.id, item.logprob) for item in done.logprobs[0]]
 
 
 def test_an_answer_is_the_same_to_the_last_bit_alone_or_in_company(native: Engine) -> None:
@@ -74,23 +74,28 @@ def test_layers_as_one_call_are_the_layers_one_by_one(native: Engine) -> None:
         decoder._stack = stack
 
 
-def test_the_kernels_are_as_near_to_float32_as_torch_is(native: Engine) -> None:
-    prompt = prompts()[0]
-    ids = native._preparer.builder.build(prompt).ids
-    first: dict[str, torch.Tensor] = {}
+def test_the_kernels_are_as_near_to_float32_as_torch_is() -> None:
+    """The first token's logits, averaged over prompts: one alone is a matter of luck."""
+    if library() is None:
+        pytest.skip("this machine can not run the C++ kernels")
+    rows: dict[str, torch.Tensor] = {}
     for name, settings in {
         "exact": {"dtype": "float32"},
         "torch": {"dtype": "bfloat16", "kernels": "torch"},
-        "onednn": {"dtype": "bfloat16", "kernels": "onednn"},
         "native": {"dtype": "bfloat16", "kernels": "native"},
     }.items():
         with bundled(**settings) as engine:
-            seen: list[torch.Tensor] = []
-            model = engine.loop.runner.model
-            logits = model.logits
-            model.logits = lambda hidden, seen=seen, logits=logits: seen.append(logits(hidden)) or seen[-1]  # type: ignore[method-assign]
-            answer(engine, prompt)
-            first[name] = seen[0].clone()
-    errors = {name: float((row - first["exact"]).abs().mean()) for name, row in first.items()}
-    assert len(ids) > 50
-    assert 0 < errors["native"] <= 1.5 * min(errors["torch"], errors["onednn"]), errors
+            rows[name] = torch.stack([first_logits(engine, prompt) for prompt in prompts()])
+    errors = {name: float((row - rows["exact"]).abs().mean()) for name, row in rows.items()}
+    assert 0 < errors["native"] <= 1.5 * errors["torch"], errors
+
+
+def first_logits(engine: Engine, prompt: ChatPrompt) -> torch.Tensor:
+    model, seen = engine.loop.runner.model, []
+    compute = model.logits
+    model.logits = lambda hidden: seen.append(compute(hidden)) or seen[-1]  # type: ignore[method-assign]
+    try:
+        answer(engine, prompt)
+    finally:
+        model.logits = compute  # type: ignore[method-assign]
+    return seen[0][0].clone()

@@ -1,7 +1,8 @@
 """The C++ kernels of `cpu/`, compiled once per machine with the compiler that is there.
 
-They need AVX-512 with BF16 and VBMI2 (Sapphire Rapids, Zen 4, and later), and a C++17 compiler. Where either is missing Fovea runs on torch's own products, and says
-so once. The library lies in the user's cache folder under a name made of its sources and flags.
+They need AVX-512 with BF16 and VBMI2 (Sapphire Rapids, Zen 4, and later) and a C++17 compiler. Without the former Fovea
+runs on torch's own products; without the latter too, and says so. The library lies in the user's cache folder
+(`$XDG_CACHE_HOME/fovea`) under a name made of its sources and flags.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 log = logging.getLogger("fovea.kernels")
 SOURCES = Path(__file__).parent / "cpu"
-FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-w", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq",
+FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq",
          "-mavx512bf16", "-mavx512vbmi2")  # fmt: skip
 NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vbmi2", "fma"}
 COMPILERS = ("c++", "g++", "clang++")
