@@ -1,0 +1,170 @@
+"""Named raw tensors, and the one layout in which they lie in a file.
+
+The layout is safetensors: eight bytes of header length, a JSON header, the data without holes. Any safetensors reader
+opens such a file. It is written here and not by the package, whose raw interface changed between the versions that we
+accept and needs addresses of memory. Nothing in a file is ever executed.
+
+The first field of the header is a checksum over every other byte of the file. It stands at a fixed place, so a file is
+verified before any of it is interpreted. Elements are laid out from wide to narrow, and the data begins at a multiple
+of eight, so that every tensor can be viewed in place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from dataclasses import dataclass
+
+VERSION = "1"
+
+# Name, as torch and numpy spell it -> safetensors' code and bytes per element.
+DTYPES: dict[str, tuple[str, int]] = {
+    "bool": ("BOOL", 1),
+    "uint8": ("U8", 1),
+    "int8": ("I8", 1),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "uint16": ("U16", 2),
+    "int16": ("I16", 2),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "uint32": ("U32", 4),
+    "int32": ("I32", 4),
+    "float32": ("F32", 4),
+    "uint64": ("U64", 8),
+    "int64": ("I64", 8),
+    "float64": ("F64", 8),
+}
+_NAMES = {code: name for name, (code, _) in DTYPES.items()}
+
+_METADATA = "__metadata__"
+_BEFORE = b'{"__metadata__":{"checksum":"'
+_DIGEST = 16
+_SUM_START = 8 + len(_BEFORE)
+_SUM_END = _SUM_START + 2 * _DIGEST
+
+
+class BadFile(Exception):
+    """A file that does not hold what its name promises. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """One tensor: `data` is its elements in C order, little-endian. Raises ValueError when the sizes disagree.
+
+    `data` is kept as a flat view of the caller's memory, never as a copy.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | bytearray | memoryview
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"{self.name}: dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+        if self.name == _METADATA:
+            raise ValueError(f"a tensor can not be called {_METADATA}")
+        view = memoryview(self.data)
+        wanted = math.prod(self.shape) * self.itemsize
+        if min(self.shape, default=0) < 0 or view.nbytes != wanted:
+            raise ValueError(
+                f"{self.name}: {view.nbytes} bytes for {self.dtype}{list(self.shape)}, not {wanted}"
+            )
+        object.__setattr__(self, "data", view.cast("B") if view.nbytes else memoryview(b""))
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPES[self.dtype][1]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """The tensors of one entry, in the order given. Raises ValueError when two share a name."""
+
+    items: tuple[Array, ...]
+
+    def __post_init__(self) -> None:
+        if len({array.name for array in self.items}) != len(self.items):
+            raise ValueError(f"names repeat: {[array.name for array in self.items]}")
+
+    def __getitem__(self, name: str) -> Array:
+        """Raises KeyError."""
+        for array in self.items:
+            if array.name == name:
+                return array
+        raise KeyError(name)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.items)
+
+
+def encode(key: str, arrays: Arrays) -> list[memoryview]:
+    """The file as pieces to be written one after the other; data is not copied."""
+    placed = sorted(arrays.items, key=lambda array: -array.itemsize)
+    starts: dict[str, int] = {}
+    end = 0
+    for array in placed:
+        starts[array.name] = end
+        end += array.nbytes
+    header: dict[str, object] = {
+        _METADATA: {"checksum": "0" * 2 * _DIGEST, "format": "fovea", "version": VERSION, "key": key}
+    }
+    for array in arrays.items:
+        start = starts[array.name]
+        header[array.name] = {
+            "dtype": DTYPES[array.dtype][0],
+            "shape": list(array.shape),
+            "data_offsets": [start, start + array.nbytes],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = bytearray(struct.pack("<Q", len(text)) + text)
+    pieces = [memoryview(head), *(memoryview(array.data) for array in placed)]
+    head[_SUM_START:_SUM_END] = _checksum(pieces)
+    return pieces
+
+
+def decode(blob: bytearray, key: str) -> Arrays:
+    """The tensors of `key` as views into `blob`. Raises BadFile unless `blob` is exactly what `encode` made for it."""
+    view = memoryview(blob)
+    if len(view) < _SUM_END or view[8:_SUM_START] != _BEFORE:
+        raise BadFile("it does not begin like a file of this cache")
+    if view[_SUM_START:_SUM_END] != _checksum([view]):
+        raise BadFile("its checksum differs: it is damaged or cut off")
+    try:
+        return _parse(view, key)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadFile(f"its header makes no sense: {error!r}") from error
+
+
+def _parse(view: memoryview, key: str) -> Arrays:
+    (length,) = struct.unpack("<Q", view[:8])
+    header = json.loads(bytes(view[8 : 8 + length]))
+    metadata = header.pop(_METADATA)
+    if metadata.get("version") != VERSION:
+        raise BadFile(f"its format version is {metadata.get('version')!r}, not {VERSION!r}")
+    if metadata.get("key") != key:
+        raise BadFile("it was written for another key")
+    data = view[8 + length :]
+    items = []
+    for name, spec in header.items():
+        start, end = spec["data_offsets"]
+        items.append(Array(name, _NAMES[spec["dtype"]], tuple(spec["shape"]), data[start:end]))
+    return Arrays(tuple(items))
+
+
+def _checksum(pieces: list[memoryview]) -> bytes:
+    """Over everything but itself. The first piece holds at least the whole of its place."""
+    digest = hashlib.blake2b(pieces[0][:_SUM_START], digest_size=_DIGEST)
+    digest.update(pieces[0][_SUM_END:])
+    for piece in pieces[1:]:
+        digest.update(piece)
+    return digest.hexdigest().encode()

@@ -1,0 +1,95 @@
+"""What other processes do to a disk cache in tests. Imports little, so that a spawned process is there soon."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from fovea.engine.cache import disk_files
+from fovea.engine.cache.arrays import Array, Arrays
+from fovea.engine.cache.disk import DiskStore
+
+HAMMERED = 20_000
+CAPACITY = 8 * HAMMERED
+KEYS = [f"picture-{i}" for i in range(24)]
+
+
+def value_of(key: str, size: int = HAMMERED - 2000) -> Arrays:
+    """What `key` stands for: every process agrees."""
+    data = hashlib.shake_128(key.encode()).digest(size)
+    return Arrays((Array("embeds", "bfloat16", (size // 2,), data),))
+
+
+def hammer(folder: str, seed: int, seconds: float, answer: Connection) -> None:
+    """Get, put, drop and damage at random; sends (wrong values, hits, writes, what turned the store off)."""
+    random_ = random.Random(seed)
+    store = DiskStore(folder, CAPACITY)
+    wrong = 0
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        key = random_.choice(KEYS)
+        got = store.get(key)
+        if got is None:
+            store.put(key, value_of(key))
+        elif got != value_of(key):
+            wrong += 1
+        if random_.random() < 0.05:
+            store.drop(random_.choice(KEYS))
+        if random_.random() < 0.05:
+            damage(disk_files.path_of(Path(folder), random_.choice(KEYS)), random_)
+    store.close()
+    stats = store.stats()
+    answer.send((wrong, stats.hits, stats.writes, stats.off))
+
+
+def damage(path: Path, random_: random.Random) -> None:
+    try:
+        size = path.stat().st_size
+        if random_.random() < 0.5:
+            os.truncate(path, random_.randrange(size))
+        else:
+            with open(path, "r+b") as file:
+                file.seek(random_.randrange(size))
+                file.write(b"\xa5")
+    except (FileNotFoundError, ValueError):
+        pass  # someone else was faster
+
+
+def write_for_ever(folder: str) -> None:
+    store = DiskStore(folder, 1 << 30)
+    for i in range(10_000):
+        store.put(f"large-{i}", value_of(f"large-{i}", 1 << 20))
+        store.flush()
+
+
+def die_half_way(folder: str) -> None:
+    """Writes one whole entry, then is killed when half of a second one is on disk."""
+    store = DiskStore(folder, 1 << 30)
+    store.put("whole", value_of("whole"))
+    store.flush()
+
+    def half(descriptor: int, pieces: Sequence[memoryview]) -> None:
+        os.write(descriptor, pieces[0])
+        os.write(descriptor, pieces[1][: len(pieces[1]) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    disk_files.write_all = half
+    store.put("half", value_of("half"))
+    store.flush()
+
+
+def use_without_rights(folder: str, answer: Connection) -> None:
+    """Use a folder that this process may only read; sends (get, contains, dropped, what turned the store off)."""
+    if os.geteuid() == 0:
+        os.setuid(65534)
+    store = DiskStore(folder, 1 << 20)
+    store.put("key", value_of("key"))
+    store.flush()
+    stats = store.stats()
+    answer.send((store.get("key"), "key" in store, stats.dropped, stats.off))
