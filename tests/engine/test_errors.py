@@ -151,8 +151,8 @@ def test_an_image_that_fails_to_encode_ends_its_own_requests_alone(
     good_prompts = [ask("one", picture(1)), ask("two words here")]
     truth = [machine.generate(prompt, **GREEDY).token_ids[0] for prompt in good_prompts]
     machine.clear_caches()
-    broken = breaking(model.encode, lambda image: image.identity == bad.identity, error)
-    monkeypatch.setattr(model, "encode", broken)
+    broken = breaking(model.encode_slices, lambda image: image.identity == bad.identity, error)
+    monkeypatch.setattr(model, "encode_slices", broken)
     prompts = [good_prompts[0], ask("first", bad), good_prompts[1], ask("second", bad)]
     found = outcomes(machine, prompts)
     assert [found[0], found[2]] == truth
@@ -166,8 +166,13 @@ def test_an_encoder_that_breaks_its_promise_is_found_out(
     machine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = machine.loop.runner.model
-    other = model.encode
-    monkeypatch.setattr(model, "encode", lambda image: type(f := other(image))(f.embeds[:-1], f.deepstack))
+    other = model.encode_slices
+
+    def short(image: Any) -> Iterator[None]:
+        features = yield from other(image)
+        return type(features)(features.embeds[:-1], features.deepstack)
+
+    monkeypatch.setattr(model, "encode_slices", short)
     with pytest.raises(EngineError, match="5 visual tokens made, 6 planned"):
         machine.generate(ask("?", picture(1)), **GREEDY)
     monkeypatch.undo()
@@ -181,10 +186,10 @@ def test_a_step_that_fails_ends_the_requests_of_that_step(
     runner = machine.loop.runner
     execute = runner.execute
 
-    def once(plan: Any) -> Any:
+    def once(*plan: Any) -> Any:
         for error in failing:
             raise error
-        return execute(plan)
+        return execute(*plan)
 
     monkeypatch.setattr(runner, "execute", once)
     with caplog.at_level(logging.CRITICAL, "fovea.engine"):

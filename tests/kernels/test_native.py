@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from fovea.core.errors import ConfigError
+from fovea.engine.vision.slices import attend_slices, finished
 from fovea.kernels import build, reference
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
@@ -296,8 +297,21 @@ def test_attention_within_groups(native: NativeKernels, runs: list[tuple[int, in
     torch.manual_seed(0)
     heads, rows = 3, sum(groups * count for groups, count in runs)
     qkv = torch.randn(rows, 3 * heads, dim).to(BF16)
-    theirs = TorchKernels().attend_groups(qkv.float(), runs, heads)
-    torch.testing.assert_close(native.attend_groups(qkv, runs, heads).float(), theirs, atol=0.03, rtol=0.03)
+    theirs = finished(attend_slices(TorchKernels(), qkv.float(), runs, heads))
+    ours = finished(attend_slices(native, qkv, runs, heads))
+    torch.testing.assert_close(ours.float(), theirs, atol=0.03, rtol=0.03)
+    whole = torch.nn.functional.scaled_dot_product_attention(
+        *qkv[: runs[0][0] * runs[0][1]]
+        .float()
+        .view(runs[0][0], runs[0][1], 3, heads, dim)
+        .permute(2, 0, 3, 1, 4)
+    )
+    torch.testing.assert_close(
+        theirs[: runs[0][0] * runs[0][1]],
+        whole.transpose(1, 2).reshape(-1, heads * dim),
+        atol=1e-4,
+        rtol=1e-4,
+    )
 
 
 def test_a_query_does_not_depend_on_the_chunk_that_it_comes_in(native: NativeKernels) -> None:

@@ -8,6 +8,7 @@ from fovea.core.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+POLICY_NAMES = ("dual", "fcfs", "priority", "detail")
 KERNELS = ("auto", "native", "onednn", "torch")
 MIB = 1024 * 1024
 
@@ -23,7 +24,12 @@ class EngineConfig:
     max_context: tokens of prompt and answer together; 0 is the model's own limit, capped by the pool.
     max_running: sequences that share a step. [1, 4096].
     max_step_tokens: tokens computed per step, decodes first, prefill chunks in what is left. [1, 2**20].
-    max_step_visual_tokens: visual tokens encoded per step; one image always passes. [1, 2**20].
+    max_step_visual_tokens: visual tokens of the images that a step works on; one image always passes. [1, 2**20].
+    policy: who joins first when there is room: "dual" (text, follow-ups and known images do not wait behind new
+        images), "fcfs", "priority" (of the request, then dual), "detail" (requests of like visual cost together).
+    max_passes: how many later requests may join before one that waits. [0, 2**20].
+    pace: longest step, in multiples of one that only decodes, while prompts or images are computed beside; 0: no bound.
+    target_itl_ms: the same in milliseconds, whichever is shorter; 0: none.
     max_queue: requests that may wait; more are refused with 429. 0: no bound.
     embed_cache_mib: ceiling of the encoder-output cache. 0 turns it off.
     pixel_pool_mib: ceiling of processed pixels that wait for the encoder; a request larger than that passes alone.
@@ -43,6 +49,10 @@ class EngineConfig:
     max_running: int = 64
     max_step_tokens: int = 2048
     max_step_visual_tokens: int = 4096
+    policy: str = "dual"
+    max_passes: int = 32
+    pace: float = 3.0
+    target_itl_ms: int = 0
     max_queue: int = 256
     embed_cache_mib: int = 256
     pixel_pool_mib: int = 1024
@@ -59,6 +69,12 @@ class EngineConfig:
             )
         if self.kernels not in KERNELS:
             raise ConfigError(f"kernels is {self.kernels!r}; accepted: {', '.join(KERNELS)}", param="kernels")
+        if self.policy not in POLICY_NAMES:
+            raise ConfigError(
+                f"policy is {self.policy!r}; accepted: {', '.join(POLICY_NAMES)}", param="policy"
+            )
+        if not isinstance(self.pace, int | float) or not (self.pace == 0 or 1 <= self.pace <= 1000):
+            raise ConfigError(f"pace is {self.pace!r}; accepted: 0, or 1 to 1000", param="pace")
         for name, low, high in (
             ("threads", 0, 1024),
             ("block_size", 1, 256),
@@ -68,6 +84,8 @@ class EngineConfig:
             ("max_running", 1, 4096),
             ("max_step_tokens", 1, 1 << 20),
             ("max_step_visual_tokens", 1, 1 << 20),
+            ("max_passes", 0, 1 << 20),
+            ("target_itl_ms", 0, 1 << 20),
             ("max_queue", 0, 1 << 20),
             ("embed_cache_mib", 0, 1 << 24),
             ("pixel_pool_mib", 1, 1 << 24),

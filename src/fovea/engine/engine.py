@@ -67,7 +67,9 @@ class Engine:
         self._kv = KVManager(
             BlockPool(blocks), self.config.block_size, share_prefixes=self.config.prefix_cache
         )
-        self.scheduler = Scheduler(self.config, self._kv, self._embeddings)
+        self.scheduler = Scheduler(
+            self.config, self._kv, self._embeddings, visual_token_bytes=model.visual_token_bytes
+        )
         runner = Runner(
             model,
             self._embeddings,

@@ -15,6 +15,7 @@ from fovea.engine.sequence import Sequence
 class Job:
     """Seconds are durations; `admitted`, `first_token` and `last_token` are on the monotonic clock of `seq.arrival`.
 
+    encoded_before_s: the part of encode_s that was spent before it was admitted.
     pixels: makes each image's pixels when the encoder needs them, by span key.
     """
 
@@ -26,6 +27,7 @@ class Job:
     media_s: float = 0.0
     preprocess_s: float = 0.0
     encode_s: float = 0.0
+    encoded_before_s: float = 0.0
     admitted: float | None = None
     first_token: float | None = None
     last_token: float = 0.0
@@ -37,9 +39,9 @@ class Job:
         return StageTimings(
             media=self.media_s,
             preprocess=self.preprocess_s,
-            queue=max(0.0, admitted - self.seq.arrival - self.preprocess_s),
+            queue=max(0.0, admitted - self.seq.arrival - self.preprocess_s - self.encoded_before_s),
             encode=self.encode_s,
-            prefill=max(0.0, first - admitted - self.encode_s),
+            prefill=max(0.0, first - admitted - (self.encode_s - self.encoded_before_s)),
             decode=self.last_token - first,
             ttft=first - self.seq.arrival,
         )

@@ -18,8 +18,9 @@ from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, Invalid
 from fovea.core.types import FinishReason, StageTimings, TokenLogprob
 from fovea.engine.events import Event
 from fovea.engine.job import Job
-from fovea.engine.runner import Runner
+from fovea.engine.runner import Runner, StepResult
 from fovea.engine.sample.sampler import Sampled
+from fovea.engine.schedule.pace import Pace
 from fovea.engine.schedule.plan import StepPlan
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import Sequence, Status
@@ -33,6 +34,8 @@ FATAL_FAILURES = 10
 
 class EngineLoop:
     def __init__(self, scheduler: Scheduler, runner: Runner, tokenizer: ChatTokenizer) -> None:
+        config = scheduler.config
+        self.pace = Pace(config.pace, config.target_itl_ms / 1000, config.max_step_tokens)
         self.scheduler = scheduler
         self.runner = runner
         self.tokenizer = tokenizer
@@ -144,20 +147,26 @@ class EngineLoop:
             self._fail([seq.id], DeadlineExceeded("the request's timeout ran out", param="timeout"))
         if self.scheduler.idle:
             return
-        plan = self.scheduler.schedule()
+        allowance = self.pace.allowance(self.scheduler.decodes, encoding=self.runner.encoding)
+        plan = self.scheduler.schedule(allowance.tokens)
         if not plan:
             time.sleep(STALL_S)
             return
         self._mark_admitted(plan, now)
+        started = time.perf_counter()
         try:
-            result = self.runner.execute(plan)
+            result = self.runner.execute(plan, allowance.encode_s)
         except Exception as error:
             log.exception("a step failed")
-            self._fail([item.seq.id for item in plan.work], EngineError(f"the step failed: {error}"))
+            involved = [item.seq.id for item in plan.work]
+            involved += [holder for job in plan.encode for holder in job.holders]
+            self._fail(involved, EngineError(f"the step failed: {error}"))
             self._count_failure()
             return
         self._failures_in_a_row = 0
-        self._account(plan, result.encode_s)
+        decodes = plan.decodes
+        self.pace.observe(decodes, plan.tokens - decodes, time.perf_counter() - started, result.encode_s)
+        self._account(plan, result)
         for seq_id, failure in result.failures.items():
             log.error("an image could not be encoded", exc_info=failure)
             self._fail([seq_id], failure)
@@ -181,15 +190,16 @@ class EngineLoop:
             job = self._jobs[item.seq.id]
             if job.admitted is None:
                 job.admitted = now
+                job.encoded_before_s = job.encode_s
 
-    def _account(self, plan: StepPlan, encode_s: dict[str, float]) -> None:
-        """`encode_s` holds seconds by image key; the request that made an image necessary is charged for it."""
+    def _account(self, plan: StepPlan, result: StepResult) -> None:
+        """The request that asked for an image first is charged for it."""
         self.steps += 1
         self.computed_tokens += plan.tokens
-        self.encoded_images += len(encode_s)
-        self.encode_seconds += sum(encode_s.values())
-        for job in plan.encode:
-            self._jobs[job.owner.id].encode_s += encode_s.get(job.span.key, 0.0)
+        self.encoded_images += len(result.encoded)
+        self.encode_seconds += result.encode_s
+        for encode in plan.encode:
+            self._jobs[encode.holders[0]].encode_s += result.encoded.get(encode.span.key, 0.0)
 
     def _add(self, jobs: list[Job]) -> None:
         for job in jobs:

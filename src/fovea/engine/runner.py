@@ -6,6 +6,7 @@ positions. It keeps no opinion about who goes next.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Sequences
@@ -24,6 +25,7 @@ from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
 from fovea.engine.sequence import Sequence
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.engine.vision.slices import Slices
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
 
 PixelSource = Callable[[], ProcessedImage]
@@ -32,11 +34,24 @@ PADDING_RATIO, PADDING_SLACK = 2, 64
 
 @dataclass(slots=True)
 class StepResult:
-    """sampled: by sequence id. failures: sequences whose image could not be encoded. encode_s: seconds by image key."""
+    """sampled: by sequence id. failures: sequences whose image could not be encoded.
+
+    encoded: seconds that each image took whose encoding ended in this step. encode_s: the encoder's seconds in this step.
+    """
 
     sampled: dict[str, Sampled] = field(default_factory=dict)
     failures: dict[str, Exception] = field(default_factory=dict)
-    encode_s: dict[str, float] = field(default_factory=dict)
+    encoded: dict[str, float] = field(default_factory=dict)
+    encode_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Encoding:
+    """An image that is being encoded: what is left of it, who waits for it, seconds spent."""
+
+    slices: Slices[VisualFeatures]
+    holders: tuple[str, ...]
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -69,6 +84,12 @@ class Runner:
         # Zeroed, not empty: rows past a sequence's end are masked, but 0 * NaN would still be NaN.
         self.kv = torch.zeros(shape, dtype=model.dtype, device=model.device)
         self._prompts: dict[str, _Prompt] = {}
+        self._encodings: dict[str, _Encoding] = {}
+
+    @property
+    def encoding(self) -> bool:
+        """Whether an image is encoded in part."""
+        return bool(self._encodings)
 
     def add(self, seq: Sequence, choice: int, pixels: dict[str, PixelSource]) -> None:
         """`pixels` gives each image's processed pixels when the encoder needs them, by span key."""
@@ -87,10 +108,10 @@ class Runner:
         self.sampler.remove(seq)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan, encode_s: float = math.inf) -> StepResult:
+        """The plan's tokens, and about `encode_s` seconds of its images: at least one slice if there is any."""
         result = StepResult()
-        for job in plan.encode:
-            self._encode(job, result)
+        self._encode(plan.encode, encode_s, result)
         work = by_length([item for item in plan.work if item.seq.id not in result.failures])
         if not work:
             return result
@@ -106,21 +127,55 @@ class Runner:
             result.sampled = {seq.id: pick for seq, pick in zip(sequences, picks, strict=True)}
         return result
 
-    def _encode(self, job: EncodeJob, result: StepResult) -> None:
-        started = time.perf_counter()
+    def _encode(self, jobs: Sequences[EncodeJob], seconds: float, result: StepResult) -> None:
+        """Go on with what has begun, then with what is wanted, until the next slice would take too long."""
+        for key, encoding in list(self._encodings.items()):
+            if not any(holder in self._prompts for holder in encoding.holders):
+                self._encodings.pop(key).slices.close()
+        started, last = time.perf_counter(), 0.0
+        for job in sorted(jobs, key=lambda job: job.span.key not in self._encodings):
+            done = False
+            while not done:
+                begun = time.perf_counter()
+                if last and begun - started + last > seconds:
+                    return
+                done = self._advance(job, result)
+                last = time.perf_counter() - begun
+                result.encode_s += last
+
+    def _advance(self, job: EncodeJob, result: StepResult) -> bool:
+        """One slice of an image; whether it was the last."""
+        key, started = job.span.key, time.perf_counter()
+        encoding = self._encodings.get(key)
         try:
-            features = self.model.encode(self._prompts[job.owner.id].pixels[job.span.key]())
-            if features.embeds.shape[0] != job.span.tokens:
-                raise RuntimeError(
-                    f"{features.embeds.shape[0]} visual tokens made, {job.span.tokens} planned"
-                )
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this image's; the step goes on
+            if encoding is None:
+                pixels = next(self._prompts[holder].pixels[key] for holder in job.holders)
+                encoding = _Encoding(self.model.encode_slices(pixels()), ())
+                self._encodings[key] = encoding
+            encoding.holders = tuple(job.holders)
+            next(encoding.slices)
+        except StopIteration as stop:
+            features: VisualFeatures = stop.value
+            error = self._unlike(job, features)
+        except Exception as raised:  # noqa: BLE001 - whatever it is, it is this image's; the step goes on
+            error = raised
+        else:
+            encoding.seconds += time.perf_counter() - started
+            return False
+        spent = self._encodings.pop(key).seconds if key in self._encodings else 0.0
+        if error is not None:
             result.failures.update(dict.fromkeys(job.holders, error))
-            return
+            return True
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)  # the clock below would else measure the launch
-        self.embeddings.put(job.span.key, features, features.nbytes, set(job.holders))
-        result.encode_s[job.span.key] = time.perf_counter() - started
+        self.embeddings.put(key, features, features.nbytes, set(job.holders))
+        result.encoded[key] = spent + time.perf_counter() - started
+        return True
+
+    @staticmethod
+    def _unlike(job: EncodeJob, features: VisualFeatures) -> Exception | None:
+        made, planned = features.embeds.shape[0], job.span.tokens
+        return None if made == planned else RuntimeError(f"{made} visual tokens made, {planned} planned")
 
     def _forward(self, work: list[Work]) -> Tensor:
         device = self.model.device

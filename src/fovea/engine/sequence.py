@@ -62,6 +62,8 @@ class Sequence:
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
     preemptions: int = 0
+    priority: int = 0
+    passed: int = 0
 
     @property
     def length(self) -> int:

@@ -39,7 +39,7 @@ SIGNATURES = {
     "fovea_rms_norm": [_P, _L, _L, _P, _F, _P, _I],
     "fovea_rotate": [_P, _L, _L, _L, _L, _P, _P, _I],
     "fovea_rotate_store": [_P, _L, _L, _L, _L, _P, _P, _P, _P, _F, _P, _P, _I],
-    "fovea_group_attention": [_P, _L, _L, _L, _L, _F, _P, _I],
+    "fovea_group_attention": [_P, _L, _L, _L, _L, _L, _L, _F, _P, _I],
     "fovea_chunk_attention": [_P, _L, _L, _L, _L, _L, _L, _P, _L, _P, _F, _P, _I],
     "fovea_decoder": [_P, _L, _P, _P, _P, _L, _P, _I],
     "fovea_decode_attention": [_P, _L, _L, _L, _L, _L, _P, _L, _P, _L, _P, _F, _P, _I],
@@ -327,15 +327,12 @@ class NativeKernels(TorchKernels):
             )  # fmt: skip
         return out
 
-    def attend_groups(self, qkv: Tensor, runs: Sequence[tuple[int, int]], heads: int) -> Tensor:
-        dim = qkv.shape[2]
-        if qkv.dtype is not torch.bfloat16 or dim % 2 or not qkv.is_contiguous():
-            return super().attend_groups(qkv, runs, heads)
-        out = qkv.new_empty((qkv.shape[0], heads * dim))
-        row = 0
-        for groups, count in runs:
-            self.library.fovea_group_attention(
-                qkv[row:].data_ptr(), groups, count, heads, dim, dim**-0.5, out[row:].data_ptr(), torch.get_num_threads()
-            )  # fmt: skip
-            row += groups * count
-        return out
+    def attend_groups(self, qkv: Tensor, groups: int, heads: int, part: slice, out: Tensor) -> None:
+        rows, _, dim = qkv.shape
+        if qkv.dtype is not torch.bfloat16 or dim % 2 or not (qkv.is_contiguous() and out.is_contiguous()):
+            return super().attend_groups(qkv, groups, heads, part, out)
+        self.library.fovea_group_attention(
+            qkv.data_ptr(), groups, rows // groups, heads, part.start, part.stop, dim, dim**-0.5, out.data_ptr(),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return None

@@ -114,18 +114,14 @@ class TorchKernels:
         """query (T, H, D) over kv as planned; returns (T, H, D)."""
         return attend(query, kv, plan, scale)
 
-    def attend_groups(self, qkv: Tensor, runs: Sequence[tuple[int, int]], heads: int) -> Tensor:
-        """Runs of (groups, rows per group), from the first row on; every row sees all rows of its group.
+    def attend_groups(self, qkv: Tensor, groups: int, heads: int, part: slice, out: Tensor) -> None:
+        """Attention within `groups` groups of equally many rows, for some of the heads: every row sees its whole group.
 
-        qkv (T, 3 * heads, D), queries before keys before values; returns (T, heads * D).
+        qkv (T, 3 * heads, D), queries before keys before values; out (T, heads * D), of which the part is filled in.
         """
-        parts, first = [], 0
-        for groups, count in runs:
-            rows = qkv[first : first + groups * count].view(groups, count, 3, heads, -1)
-            out = functional.scaled_dot_product_attention(*rows.permute(2, 0, 3, 1, 4))
-            parts.append(out.transpose(1, 2).reshape(groups * count, -1))
-            first += groups * count
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        rows = qkv.view(groups, -1, 3, heads, qkv.shape[2])[:, :, :, part]
+        made = functional.scaled_dot_product_attention(*rows.permute(2, 0, 3, 1, 4))
+        out.view(groups, -1, heads, qkv.shape[2])[:, :, part] = made.transpose(1, 2)
 
 
 def _packs(weight: Tensor) -> bool:

@@ -57,23 +57,111 @@ def test_nobody_overtakes_a_prompt_that_waits_for_room() -> None:
     runner.run()
 
 
-def test_an_image_is_encoded_when_its_first_token_is_computed_and_not_before() -> None:
+def test_a_request_joins_when_its_first_image_is_encoded_and_holds_no_blocks_until_then() -> None:
     brain = scheduler(max_step_tokens=4)
-    runner = SlotRunner(brain)
-    brain.add(sequence("a", [1, 2, 3, 4, 5, ("cat", 6), 6], max_tokens=1))
-    encoded = [[job.span.key for job in plan.encode] for plan in runner.run()]
-    assert encoded == [[], ["cat"], []]
+    runner = SlotRunner(brain, slices=lambda: 3)
+    seq = sequence("a", [1, 2, ("cat", 6), 6], max_tokens=1)
+    brain.add(seq)
+    for _ in range(3):
+        plan = runner.step()
+        assert [job.span.key for job in plan.encode] == ["cat"]
+        assert (plan.tokens, brain.kv.pool.used, seq.status) == (0, 0, Status.WAITING)
+    assert [plan.tokens for plan in runner.run()] == [4, 4, 1]
+    assert seq.output_ids == answer(seq)
 
 
-def test_the_encoder_budget_ends_a_chunk_where_the_next_image_begins() -> None:
-    brain = scheduler(max_step_visual_tokens=10)
+def test_a_later_image_of_a_prompt_is_encoded_beside_the_tokens_before_it() -> None:
+    brain = scheduler(max_step_tokens=4)
     runner = SlotRunner(brain)
     seq = sequence("a", [1, ("cat", 6), 2, ("dog", 6), 3], max_tokens=1)
     brain.add(seq)
     plans = runner.run()
-    assert [plan.tokens for plan in plans] == [8, 7]
-    assert runner.encoded == ["cat", "dog"]
+    assert [[job.span.key for job in plan.encode] for plan in plans] == [["cat"], ["dog"], [], [], []]
+    assert [plan.tokens for plan in plans] == [0, 4, 4, 4, 3]
     assert seq.output_ids == answer(seq)
+
+
+def test_tokens_stop_where_an_image_begins_that_is_not_encoded() -> None:
+    brain = scheduler()
+    runner = SlotRunner(brain, slices=lambda: 2)
+    seq = sequence("a", [1, ("cat", 6), 2, ("dog", 6), 3], max_tokens=1)
+    brain.add(seq)
+    assert [plan.tokens for plan in runner.run()] == [0, 0, 8, 0, 7]
+    assert seq.output_ids == answer(seq)
+
+
+def test_text_passes_a_request_whose_image_is_being_encoded() -> None:
+    brain = scheduler()
+    runner = SlotRunner(brain, slices=lambda: 5)
+    brain.add(sequence("image", [("cat", 6), 1], arrival=0, max_tokens=2))
+    brain.add(sequence("text", [1, 2, 3], arrival=1, max_tokens=3))
+    steps = [runner.step() for _ in range(3)]
+    assert [amounts(plan) for plan in steps] == [{"text": 3}, {"text": 1}, {"text": 1}]
+    assert all(job.span.key == "cat" for plan in steps for job in plan.encode)
+    runner.run()
+
+
+def test_first_come_first_served_lets_nobody_pass_an_image() -> None:
+    brain = scheduler(policy="fcfs")
+    runner = SlotRunner(brain, slices=lambda: 5)
+    brain.add(sequence("image", [("cat", 6), 1], arrival=0, max_tokens=2))
+    brain.add(sequence("text", [1, 2, 3], arrival=1, max_tokens=3))
+    steps = [runner.step() for _ in range(6)]
+    assert [amounts(plan) for plan in steps] == [{}, {}, {}, {}, {}, {"image": 7, "text": 3}]
+    runner.run()
+
+
+def test_images_of_those_who_wait_are_encoded_ahead_within_the_cache() -> None:
+    """Two outputs of ten bytes fit beside each other; the third waits for room, except for who waited longest."""
+    brain = scheduler(max_running=1, embed_bytes=25)
+    brain.visual_token_bytes = 2
+    runner = SlotRunner(brain)
+    brain.add(sequence("busy", [9], max_tokens=8))
+    runner.step()
+    for i, key in enumerate(("cat", "dog", "elk")):
+        brain.add(sequence(key, [(key, 5), i], arrival=1 + i, max_tokens=1))
+    for _ in range(4):
+        runner.step()
+    assert runner.encoded == ["cat", "dog"]
+    assert brain.embeddings.held_bytes == 20
+    runner.run()
+    assert runner.encoded == ["cat", "dog", "elk"]
+
+
+@pytest.mark.parametrize("passes", [0, 1, 3])
+def test_nobody_is_passed_more_often_than_the_bound(passes: int) -> None:
+    brain = scheduler(max_passes=passes)
+    runner = SlotRunner(brain, slices=lambda: 50)
+    image = sequence("image", [("cat", 6), 1], arrival=0, max_tokens=1)
+    brain.add(image)
+    texts = [sequence(f"t{i}", [i], arrival=1 + i, max_tokens=1) for i in range(6)]
+    for seq in texts:
+        brain.add(seq)
+    for _ in range(10):
+        runner.step()
+    assert sum(seq.status is Status.FINISHED for seq in texts) == passes
+    assert image.passed == passes
+    runner.run()
+
+
+def test_priority_decides_among_those_who_can_join() -> None:
+    brain = scheduler(policy="priority", max_running=1)
+    runner = SlotRunner(brain)
+    for number, priority in enumerate((5, -1, 0)):
+        seq = sequence(f"p{priority}", [number], arrival=number, max_tokens=1)
+        seq.priority = priority
+        brain.add(seq)
+    assert [plan.work[0].seq.id for plan in runner.run()] == ["p-1", "p0", "p5"]
+
+
+def test_the_allowance_bounds_prompts_and_never_decodes() -> None:
+    brain = scheduler(max_running=8)
+    runner = SlotRunner(brain)
+    for name in "ab":
+        brain.add(sequence(name, [ord(name)] * 2, max_tokens=9))
+    runner.step()
+    brain.add(sequence("long", [5] * 40, arrival=1))
+    assert amounts(brain.schedule(3)) == {"a": 1, "b": 1, "long": 3}
 
 
 def test_an_image_larger_than_the_encoder_budget_still_passes() -> None:
@@ -90,9 +178,8 @@ def test_one_image_in_two_sequences_is_encoded_once() -> None:
     runner = SlotRunner(brain)
     brain.add(sequence("a", [1, ("cat", 6), 2], max_tokens=2))
     brain.add(sequence("b", [9, ("cat", 6), 3], arrival=1, max_tokens=2))
-    first = runner.step()
-    assert set(amounts(first)) == {"a", "b"}
-    assert [sorted(job.holders) for job in first.encode] == [["a", "b"]]
+    assert [job.holders for job in runner.step().encode] == [["a", "b"]]
+    assert set(amounts(runner.step())) == {"a", "b"}
     runner.run()
     assert runner.encoded == ["cat"]
 
@@ -135,6 +222,7 @@ def test_followers_of_a_prefix_in_the_making_join_when_it_is_there() -> None:
     asked = [sequence(f"q{i}", [1, ("cat", 30), 2, 50 + i], arrival=i, max_tokens=2) for i in range(10)]
     for seq in asked:
         brain.add(seq)
+    assert amounts(runner.step()) == {}
     assert set(amounts(runner.step())) == {"q0"}
     runner.run()
     assert runner.encoded == ["cat"]
@@ -269,17 +357,17 @@ def test_two_images_with_room_for_one_or_none(embed_bytes: int) -> None:
 def test_a_refund_gives_back_tokens_and_the_images_that_nobody_else_waits_for() -> None:
     brain = scheduler(max_step_tokens=10, max_step_visual_tokens=20)
     leaves, stays = sequence("leaves", [("cat", 4), ("dog", 3)]), sequence("stays", [("cat", 4)])
-    budget = _Budget(brain.config)
+    budget = _Budget(brain.config, 10)
     budget.work = {"leaves": Work(leaves, 0, 7), "stays": Work(stays, 0, 2)}
     budget.tokens, budget.visual = 1, 13
     budget.jobs = {
-        "cat": EncodeJob(leaves.spans[0], leaves, {"leaves", "stays"}),
-        "dog": EncodeJob(leaves.spans[1], leaves, {"leaves"}),
+        "cat": EncodeJob(leaves.spans[0], ["leaves", "stays"]),
+        "dog": EncodeJob(leaves.spans[1], ["leaves"]),
     }
     budget.refund(leaves)
     assert (budget.tokens, budget.visual) == (8, 16)
     assert set(budget.work) == {"stays"}
-    assert {key: job.holders for key, job in budget.jobs.items()} == {"cat": {"stays"}}
+    assert {key: job.holders for key, job in budget.jobs.items()} == {"cat": ["stays"]}
 
 
 def test_an_encoder_output_is_let_go_when_the_last_of_its_tokens_is_computed() -> None:
@@ -291,4 +379,4 @@ def test_an_encoder_output_is_let_go_when_the_last_of_its_tokens_is_computed() -
     while not brain.idle:
         runner.step()
         kept.append(brain.embeddings.bytes)
-    assert kept == [10, 0, 0, 0, 0, 0, 0]
+    assert kept == [10, 10, 0, 0, 0, 0, 0, 0]

@@ -28,7 +28,13 @@ class EmbeddingCache(Generic[Value]):
         self.hits = 0
         self.misses = 0
         self.evictions = 0
+        self._held = 0
         self._entries: OrderedDict[str, _Entry[Value]] = OrderedDict()
+
+    @property
+    def held_bytes(self) -> int:
+        """What running and waiting sequences hold on to."""
+        return self._held
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -44,6 +50,7 @@ class EmbeddingCache(Generic[Value]):
         self._entries.move_to_end(key)
         if holder not in entry.holders:
             self.hits += 1
+            self._held += 0 if entry.holders else entry.size
             entry.holders.add(holder)
         return True
 
@@ -53,9 +60,11 @@ class EmbeddingCache(Generic[Value]):
         old = self._entries.pop(key, None)
         if old is not None:
             self.bytes -= old.size
+            self._held -= old.size if old.holders else 0
             holders = holders | old.holders
         self._entries[key] = _Entry(value, size, set(holders))
         self.bytes += size
+        self._held += size if holders else 0
         self._shrink()
 
     def get(self, key: str) -> Value:
@@ -64,8 +73,9 @@ class EmbeddingCache(Generic[Value]):
 
     def release(self, key: str, holder: str) -> None:
         entry = self._entries.get(key)
-        if entry is not None:
+        if entry is not None and holder in entry.holders:
             entry.holders.discard(holder)
+            self._held -= 0 if entry.holders else entry.size
             self._shrink()
 
     def drop(self, key: str) -> None:
@@ -92,6 +102,8 @@ class EmbeddingCache(Generic[Value]):
         """Raise RuntimeError unless the byte count is right and only `holders` hold anything."""
         if self.bytes != sum(entry.size for entry in self._entries.values()):
             raise RuntimeError("the encoder-output cache lost count of its bytes")
+        if self._held != sum(entry.size for entry in self._entries.values() if entry.holders):
+            raise RuntimeError("the encoder-output cache lost count of what is held")
         stale = {h for entry in self._entries.values() for h in entry.holders} - holders
         if stale:
             raise RuntimeError(f"encoder outputs are held by sequences that are gone: {sorted(stale)[:4]}")

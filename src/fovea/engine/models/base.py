@@ -12,6 +12,7 @@ from fovea.engine.layers.decoder import Decoder, DecoderConfig, LanguageHead
 from fovea.engine.layers.linear import checkpoint_targets, use_kernels
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.engine.vision.slices import Slices, finished
 from fovea.kernels.torch_kernels import PLAIN, TorchKernels
 
 TIED_HEAD_PACK_SHARE = 0.15
@@ -36,8 +37,11 @@ class VisionLanguageModel(nn.Module, ABC):
         self.kernels = PLAIN
 
     @abstractmethod
+    def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
+        """Visual tokens of one image, a slice at a time. Deterministic; never looks at other images."""
+
     def encode(self, image: ProcessedImage) -> VisualFeatures:
-        """Visual tokens of one image. Deterministic; never looks at other images."""
+        return finished(self.encode_slices(image))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, hidden) decoder output to float32 (rows, vocabulary)."""
@@ -65,6 +69,11 @@ class VisionLanguageModel(nn.Module, ABC):
         if not self.head.tied:
             self.head.lm_head.pack(kernels)
         self.decoder.use_stack(kernels)
+
+    @property
+    def visual_token_bytes(self) -> int:
+        """What a visual token takes in memory between encoder and decoder."""
+        return self.decoder.config.hidden * self.dtype.itemsize
 
     @property
     def dtype(self) -> torch.dtype:

@@ -13,6 +13,7 @@ from fovea.engine.models.text import decoder_config
 from fovea.engine.models.towers import siglip_tower
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.engine.vision.slices import Slices, by_rows
 from fovea.engine.vision.vit import VisionTransformer
 
 
@@ -34,13 +35,14 @@ class Idefics3(VisionLanguageModel):
         self.factor = config.scale_factor
         self.projector = _Projection(vision.hidden_size * self.factor**2, config.text_config.hidden_size)
 
-    def encode(self, image: ProcessedImage) -> VisualFeatures:
+    def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
         pixels = self.pixels(image)
         mask = torch.from_numpy(image.arrays["pixel_attention_mask"]).to(self.device).bool()
         size = self.vision.config.patch_size
         patches = mask.unfold(1, size, size).unfold(2, size, size).flatten(3).any(-1)
-        x = self.vision(pixels, patches)
-        return VisualFeatures(self.projector(pixel_shuffle(x, self.factor)).flatten(0, 1))
+        x = yield from self.vision.slices(pixels, patches)
+        tokens = pixel_shuffle(x, self.factor).flatten(0, 1)
+        return VisualFeatures((yield from by_rows(self.projector, tokens)))
 
 
 def pixel_shuffle(x: Tensor, factor: int) -> Tensor:

@@ -17,6 +17,7 @@ from fovea.engine.models.text import decoder_config
 from fovea.engine.models.towers import clip_tower, siglip_tower
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.engine.vision.slices import Slices, by_rows
 from fovea.engine.vision.vit import VisionTransformer, ViTConfig
 
 TOWERS = {"clip_vision_model": clip_tower, "siglip_vision_model": siglip_tower}
@@ -51,13 +52,16 @@ class Llava(VisionLanguageModel):
             )
         self.drop_first = strategy == "default"
 
-    def encode(self, image: ProcessedImage) -> VisualFeatures:
-        return VisualFeatures(self.tiles(image)[0])
+    def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
+        tiles = yield from self.tiles(image)
+        return VisualFeatures(tiles[0])
 
-    def tiles(self, image: ProcessedImage) -> Tensor:
+    def tiles(self, image: ProcessedImage) -> Slices[Tensor]:
         """Projected patches of every tile, (tiles, patches, hidden)."""
-        x = self.vision(self.pixels(image))
-        return self.projector(x[:, 1:] if self.drop_first else x)  # type: ignore[no-any-return]
+        x = yield from self.vision.slices(self.pixels(image))
+        x = x[:, 1:] if self.drop_first else x
+        rows = yield from by_rows(self.projector, x.flatten(0, 1))
+        return rows.view(*x.shape[:2], -1)
 
 
 class TiledLlava(Llava):
@@ -68,8 +72,8 @@ class TiledLlava(Llava):
         self.newline = nn.Parameter(torch.empty(config.text_config.hidden_size), requires_grad=False)
         self.side = self.vision.config.side
 
-    def encode(self, image: ProcessedImage) -> VisualFeatures:
-        tiles = self.tiles(image)
+    def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
+        tiles = yield from self.tiles(image)
         if tiles.shape[0] == 1:
             return VisualFeatures(torch.cat((tiles[0], self.newline[None])))
         picture = unpad(self.picture(tiles[1:], image.plan.grid), image.plan.height, image.plan.width)

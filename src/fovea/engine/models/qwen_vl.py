@@ -10,6 +10,7 @@ from fovea.engine.models.text import decoder_config
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.qwen import QwenVisionConfig, QwenVisionTower
+from fovea.engine.vision.slices import Slices
 
 
 class QwenVL(VisionLanguageModel):
@@ -23,9 +24,13 @@ class QwenVL(VisionLanguageModel):
         super().__init__(decoder, config.image_token_id, merge=vision.merge)
         self.vision = QwenVisionTower(vision)
 
-    def encode(self, image: ProcessedImage) -> VisualFeatures:
-        embeds, deepstack = self.vision(self.pixels(image), image.plan.grid)
+    def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
+        embeds, deepstack = yield from self.vision.slices(self.pixels(image), image.plan.grid)
         return VisualFeatures(embeds, tuple(deepstack))
+
+    @property
+    def visual_token_bytes(self) -> int:
+        return super().visual_token_bytes * (1 + len(self.vision.config.deepstack))
 
 
 def vision_config(model_type: str, vision: Any) -> QwenVisionConfig:

@@ -26,16 +26,17 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class EncodeJob:
-    """Encode one image before the step's tokens; `holders` are the sequences that read it."""
+    """Go on encoding one image; `holders` are the sequences that wait for it, the one who asked first in front."""
 
     span: ImageSpan
-    owner: Sequence
-    holders: set[str] = field(default_factory=set)
+    holders: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """work: decodes first. preempted: sequences that lost their blocks and wait again."""
+    """work: decodes first. encode: images in the order in which they are wanted; how many of them, and how much of each,
+    is a matter of time, which the runner has. preempted: sequences that lost their blocks and wait again.
+    """
 
     work: tuple[Work, ...] = ()
     encode: tuple[EncodeJob, ...] = ()
@@ -46,4 +47,8 @@ class StepPlan:
         return sum(item.count for item in self.work)
 
     def __bool__(self) -> bool:
-        return bool(self.work)
+        return bool(self.work or self.encode)
+
+    @property
+    def decodes(self) -> int:
+        return sum(item.seq.decoding for item in self.work)

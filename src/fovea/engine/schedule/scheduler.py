@@ -1,15 +1,17 @@
 """Iteration-level scheduling by tokens computed against tokens wanted.
 
-Each step, every running sequence may compute some of its missing tokens within three budgets: tokens, visual tokens to
-encode, and sequences. Decodes want one token and come first, so a long prompt fills only what they leave and never
-stalls them; a prompt that does not fit is continued in the next step. Then waiting sequences join, first come first
-served, as long as the whole of their prompt finds blocks beside what runs.
+Each step, every running sequence may compute some of its missing tokens within three budgets: tokens, sequences, and
+what `pace` leaves beside the decodes. Decodes want one token and come first, so a long prompt fills only what they leave
+and never stalls them; a prompt that does not fit is continued in the next step.
 
-An image is encoded when the first token of its span is about to be computed, and not before: a prefix hit that covers
-the span needs no encoder at all. If the encoder's budget is spent, the chunk ends where the image begins.
+Images are encoded beside that, not before it. A sequence computes its tokens up to the first image that is not encoded
+yet, and asks for that image; the encoder works on the images that are asked for a slice at a time. Sequences that wait
+ask too, so their images are encoded ahead, and they join when they have what they need first: a new image holds neither
+blocks nor anybody else. A prefix hit that covers an image needs no encoder at all.
 
-A waiting sequence whose next block is being computed by a running one lets others pass and joins when that block is
-there: ten questions about one new image prefill it once.
+Then waiting sequences join, in the order of a policy, as long as the whole of their prompt finds blocks beside what runs.
+One whose next block is being computed by a running one lets others pass and joins when that block is there: ten
+questions about one new image prefill it once. Nobody is passed more than `max_passes` times.
 
 When the pool is empty, the sequence that arrived last gives its blocks back and waits in front. It loses time, not
 text: its tokens are recomputed, and what is still in the pool is found again.
@@ -22,18 +24,23 @@ from typing import Any
 
 from fovea.core.types import FinishReason
 from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.cache.manager import KVManager
+from fovea.engine.cache.manager import KVManager, PrefixMatch
 from fovea.engine.config import EngineConfig
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
-from fovea.engine.sequence import Sequence, Status
+from fovea.engine.schedule.policy import POLICIES, Policy
+from fovea.engine.sequence import ImageSpan, Sequence, Status
+
+LOOKAHEAD = 32
+"""Waiting sequences that are looked at for images to encode ahead when nobody can join."""
 
 
 class _Budget:
     """What is left of one step."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self.tokens = config.max_step_tokens
+    def __init__(self, config: EngineConfig, tokens: int) -> None:
+        self.tokens = min(config.max_step_tokens, tokens)
         self.visual = config.max_step_visual_tokens
+        self.bytes = 0
         self.work: dict[str, Work] = {}
         self.jobs: dict[str, EncodeJob] = {}
         self.preempted: list[str] = []
@@ -45,15 +52,27 @@ class _Budget:
             self.tokens += work.count
         for key in list(self.jobs):
             job = self.jobs[key]
-            job.holders.discard(seq.id)
+            if seq.id in job.holders:
+                job.holders.remove(seq.id)
             if not job.holders:
                 self.visual += job.span.tokens
                 del self.jobs[key]
 
 
 class Scheduler:
-    def __init__(self, config: EngineConfig, kv: KVManager, embeddings: EmbeddingCache[Any]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        kv: KVManager,
+        embeddings: EmbeddingCache[Any],
+        *,
+        visual_token_bytes: int = 1,
+        policy: Policy | None = None,
+    ) -> None:
+        """visual_token_bytes: what the encoder's output takes in memory, per visual token."""
         self.config = config
+        self.policy = policy or POLICIES[config.policy]()
+        self.visual_token_bytes = visual_token_bytes
         self.kv = kv
         self.embeddings = embeddings
         self.waiting: list[Sequence] = []
@@ -67,13 +86,18 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         self._wait(seq)
 
-    def schedule(self) -> StepPlan:
-        budget = _Budget(self.config)
+    @property
+    def decodes(self) -> int:
+        return sum(seq.decoding for seq in self.running)
+
+    def schedule(self, prompt_tokens: int | None = None) -> StepPlan:
+        """The next step; at most `prompt_tokens` beside the decodes (None: no bound but the configured one)."""
+        tokens = self.config.max_step_tokens
+        budget = _Budget(self.config, tokens if prompt_tokens is None else self.decodes + prompt_tokens)
         for seq in sorted(self.running, key=lambda s: (not s.decoding, s.arrival, s.id)):
             if seq.status is Status.RUNNING and budget.tokens > 0:
                 self._continue(seq, budget)
-        if not budget.preempted:
-            self._admit_waiting(budget)
+        self._admit_waiting(budget)
         work = sorted(budget.work.values(), key=lambda w: not w.seq.decoding)
         return StepPlan(tuple(work), tuple(budget.jobs.values()), tuple(budget.preempted))
 
@@ -96,6 +120,7 @@ class Scheduler:
             return
         if seq.status is Status.WAITING:
             self.waiting.remove(seq)
+            self._let_go(seq)
         else:
             self._free(seq)
         seq.status = Status.FINISHED
@@ -107,10 +132,10 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         self.kv.check_integrity()
-        self.embeddings.check_integrity({seq.id for seq in self.running})
+        self.embeddings.check_integrity({seq.id for seq in (*self.running, *self.waiting)})
 
     def _continue(self, seq: Sequence, budget: _Budget) -> None:
-        count = self._within_encoder(seq, min(seq.wanted, budget.tokens), budget)
+        count = self._up_to_missing_image(seq, min(seq.wanted, budget.tokens), budget)
         if count == 0:
             return
         while not self.kv.can_extend(seq, seq.computed + count):
@@ -121,39 +146,98 @@ class Scheduler:
         self._take(seq, count, budget)
 
     def _admit_waiting(self, budget: _Budget) -> None:
-        for seq in list(self.waiting):
-            if len(self.running) >= self.config.max_running or budget.tokens <= 0:
+        room = not budget.preempted
+        looked_at = 0
+        oldest = self.waiting[0] if self.waiting else None
+        for seq in self.policy.order(tuple(self.waiting), self._ready):
+            room = room and len(self.running) < self.config.max_running and budget.tokens > 0
+            looked_at += 1
+            if not room and looked_at > LOOKAHEAD:
                 return
             match = self.kv.match(seq)
             if match.pending is not None:
                 continue
-            if not self.kv.can_admit(match, seq.length):
-                return
-            self.waiting.remove(seq)
-            self.kv.admit(seq, match)
-            seq.status = Status.RUNNING
-            self.running.append(seq)
-            count = self._within_encoder(seq, min(seq.wanted, budget.tokens), budget)
-            if count and self.kv.can_extend(seq, seq.computed + count):
-                self._take(seq, count, budget)
+            missing = self._missing_image(seq, len(match.blocks) * self.kv.block_size)
+            if missing is not None:
+                self._want(missing, seq, budget, ahead=seq is not oldest)
+                room = room and not self.policy.strict
+                continue
+            if room and self._may_pass(seq):
+                room = self.kv.can_admit(match, seq.length)
+                if room:
+                    self._admit(seq, match, budget)
+
+    def _admit(self, seq: Sequence, match: PrefixMatch, budget: _Budget) -> None:
+        self.waiting.remove(seq)
+        for other in self.waiting:
+            if (other.arrival, other.id) < (seq.arrival, seq.id):
+                other.passed += 1
+        self.kv.admit(seq, match)
+        for span in seq.spans:
+            if span.end <= seq.computed:
+                self.embeddings.release(span.key, seq.id)
+        seq.status = Status.RUNNING
+        self.running.append(seq)
+        count = self._up_to_missing_image(seq, min(seq.wanted, budget.tokens), budget)
+        if count and self.kv.can_extend(seq, seq.computed + count):
+            self._take(seq, count, budget)
+
+    def _may_pass(self, seq: Sequence) -> bool:
+        """Whether nobody who came earlier has been passed too often."""
+        return not any(
+            other.passed >= self.config.max_passes
+            for other in self.waiting
+            if (other.arrival, other.id) < (seq.arrival, seq.id)
+        )
+
+    def _ready(self, seq: Sequence) -> bool:
+        """Whether no image has to be encoded before it joins, as far as can be told without its prefix."""
+        return not seq.spans or seq.spans[0].key in self.embeddings
 
     def _take(self, seq: Sequence, count: int, budget: _Budget) -> None:
         self.kv.extend(seq, seq.computed + count)
         budget.tokens -= count
         budget.work[seq.id] = Work(seq, seq.computed, count)
 
-    def _within_encoder(self, seq: Sequence, count: int, budget: _Budget) -> int:
-        """`count`, or fewer where an image must be encoded that the encoder's budget has no room for."""
-        for span in seq.spans_between(seq.computed, seq.computed + count):
-            if self.embeddings.hold(span.key, seq.id):
+    def _up_to_missing_image(self, seq: Sequence, count: int, budget: _Budget) -> int:
+        """`count`, or fewer where an image begins that is not encoded yet. The first of those is asked for, even where
+        these tokens do not reach it."""
+        stop = seq.computed + count
+        for span in seq.spans:
+            if span.end <= seq.computed:
                 continue
-            if span.key not in budget.jobs:
-                if budget.jobs and span.tokens > budget.visual:
-                    return max(0, span.start - seq.computed)
-                budget.jobs[span.key] = EncodeJob(span, seq)
-                budget.visual -= span.tokens
-            budget.jobs[span.key].holders.add(seq.id)
+            if span.start >= stop:
+                if span.key not in self.embeddings:
+                    self._want(span, seq, budget, ahead=True)
+                    return count
+            elif not self.embeddings.hold(span.key, seq.id):
+                self._want(span, seq, budget, ahead=False)
+                return max(0, span.start - seq.computed)
         return count
+
+    def _missing_image(self, seq: Sequence, computed: int) -> ImageSpan | None:
+        """The image that a sequence with so many tokens computed needs next, if it has yet to be encoded."""
+        span = next((span for span in seq.spans if span.end > computed), None)
+        if span is None or self.embeddings.hold(span.key, seq.id):
+            return None
+        return span
+
+    def _want(self, span: ImageSpan, seq: Sequence, budget: _Budget, *, ahead: bool) -> None:
+        """Ask for an image, once for all who do; ahead: only if its output finds room beside what is held.
+
+        Never ahead are those who run and the one who has waited longest: somebody always advances.
+        """
+        job = budget.jobs.get(span.key)
+        if job is None:
+            if budget.jobs and span.tokens > budget.visual:
+                return
+            size = span.tokens * self.visual_token_bytes
+            if ahead and self.embeddings.held_bytes + budget.bytes + size > self.embeddings.capacity:
+                return
+            budget.bytes += size
+            job = budget.jobs[span.key] = EncodeJob(span)
+            budget.visual -= span.tokens
+        job.holders.append(seq.id)
 
     def _preempt(self, seq: Sequence, budget: _Budget) -> None:
         budget.refund(seq)
@@ -166,6 +250,9 @@ class Scheduler:
     def _free(self, seq: Sequence) -> None:
         self.running.remove(seq)
         self.kv.release(seq)
+        self._let_go(seq)
+
+    def _let_go(self, seq: Sequence) -> None:
         for span in seq.spans:
             self.embeddings.release(span.key, seq.id)
 

@@ -8,8 +8,9 @@ DeepStack). Images are encoded one at a time, so who shares a step never changes
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from fovea.engine.layers.linear import Embedding, Linear, PatchLinear
 from fovea.engine.layers.mlp import GatedMLP, PlainMLP
 from fovea.engine.layers.norm import LayerNorm, RMSNorm
+from fovea.engine.vision.slices import Slices, attend_slices, by_rows, cuts, slice_rows
 from fovea.engine.vision.windows import bilinear_taps, patch_coordinates, window_order
 from fovea.kernels.torch_kernels import PLAIN, TorchKernels
 
@@ -75,14 +77,10 @@ class _Attention(nn.Module):
         self.qkv = Linear(config.hidden, 3 * config.hidden, bias=True)
         self.proj = Linear(config.hidden, config.hidden, bias=True)
 
-    def forward(
-        self, x: Tensor, geometry: _Geometry, runs: Sequence[tuple[int, int]], residual: Tensor
-    ) -> Tensor:
-        length, width = x.shape
-        qkv = self.qkv(x).view(length, 3 * self.heads, -1)
-        qkv = self.kernels.rotate(qkv, 2 * self.heads, geometry.cos, geometry.sin)
-        out = self.kernels.attend_groups(qkv, runs, self.heads)
-        return self.proj(out, residual)  # type: ignore[no-any-return]
+    def prepare(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries, keys and values of rows (T, hidden), rotated: (T, 3 * heads, head_dim)."""
+        qkv = self.qkv(x).view(x.shape[0], 3 * self.heads, -1)
+        return self.kernels.rotate(qkv, 2 * self.heads, cos, sin)
 
 
 def _mlp(config: QwenVisionConfig) -> nn.Module:
@@ -104,9 +102,19 @@ class _Block(nn.Module):
         self.norm2 = _norm(config, config.hidden)
         self.mlp = _mlp(config)
 
-    def forward(self, x: Tensor, geometry: _Geometry, runs: Sequence[tuple[int, int]]) -> Tensor:
-        x = self.attn(self.norm1(x), geometry, runs, x)
-        return self.mlp(self.norm2(x), x)  # type: ignore[no-any-return]
+    def slices(self, x: Tensor, geometry: _Geometry, runs: Sequence[tuple[int, int]]) -> Slices[Tensor]:
+        """x (patches, hidden), changed in place."""
+        attention = self.attn
+        qkv = x.new_empty((x.shape[0], 3 * attention.heads, x.shape[1] // attention.heads))
+        for rows in cuts(x.shape[0], slice_rows(x)):
+            qkv[rows] = attention.prepare(self.norm1(x[rows]), geometry.cos[rows], geometry.sin[rows])
+            yield
+        mixed = yield from attend_slices(attention.kernels, qkv, runs, attention.heads)
+        for rows in cuts(x.shape[0], slice_rows(x)):
+            attended = attention.proj(mixed[rows], x[rows])
+            x[rows] = self.mlp(self.norm2(attended), attended)
+            yield
+        return x
 
 
 class _Merger2(nn.Module):
@@ -167,24 +175,25 @@ class QwenVisionTower(nn.Module):
         )
         self._geometries: OrderedDict[tuple[int, int, int], _Geometry] = OrderedDict()
 
-    def forward(self, patches: Tensor, grid: tuple[int, int, int]) -> tuple[Tensor, list[Tensor]]:
+    def slices(self, patches: Tensor, grid: tuple[int, int, int]) -> Slices[tuple[Tensor, list[Tensor]]]:
         """patches (t*h*w, channels*temporal*patch*patch) to visual tokens (t*h*w/merge^2, out_hidden), and one such
         tensor per DeepStack block."""
         geometry = self._geometry(grid)
         if geometry.order is not None:
             # Windows become neighbours once, here, instead of being gathered by every block.
             patches = self._tokens(patches)[geometry.order].flatten(0, 1)
-        x = self.patch_embed(patches)
+        x = yield from by_rows(self.patch_embed, patches)
         if self.pos_embed is not None and geometry.taps is not None and geometry.tap_weights is not None:
             learned = (self.pos_embed(geometry.taps) * geometry.tap_weights).sum(1)
-            x = x + learned.to(x.dtype)
+            x += learned.to(x.dtype)
         features = []
-        for index, block in enumerate(self.blocks):
+        for index, block in enumerate(cast("Iterable[_Block]", self.blocks)):
             wide = not self.config.window or index in self.config.full
-            x = block(x, geometry, geometry.full if wide else geometry.windows)
+            x = yield from block.slices(x, geometry, geometry.full if wide else geometry.windows)
             if index in self.config.deepstack:
-                features.append(self.deepstack_merger_list[self.config.deepstack.index(index)](x))
-        merged = self.merger(x)
+                merger = self.deepstack_merger_list[self.config.deepstack.index(index)]
+                features.append((yield from by_rows(merger, x)))
+        merged = yield from by_rows(self.merger, x)
         return merged if geometry.back is None else merged[geometry.back], features
 
     def _tokens(self, patches: Tensor) -> Tensor:

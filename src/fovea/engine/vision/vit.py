@@ -15,6 +15,7 @@ from torch.nn import functional
 from fovea.engine.layers.linear import Embedding, FusedLinear, Linear, PatchLinear
 from fovea.engine.layers.mlp import PlainMLP
 from fovea.engine.layers.norm import LayerNorm
+from fovea.engine.vision.slices import Slices, cuts, slice_rows
 from fovea.kernels.torch_kernels import PLAIN, TorchKernels
 
 
@@ -82,9 +83,10 @@ class _Attention(nn.Module):
         tiles, length, width = x.shape
         qkv = self.qkv(x)
         if mask is None:
-            out = self.kernels.attend_groups(
-                qkv.view(tiles * length, 3 * self.heads, -1), ((tiles, length),), self.heads
-            ).view(tiles, length, width)
+            out = torch.empty_like(x).view(tiles * length, width)
+            rows = qkv.view(tiles * length, 3 * self.heads, -1)
+            self.kernels.attend_groups(rows, tiles, self.heads, slice(0, self.heads), out)
+            out = out.view(tiles, length, width)
         else:
             q, k, v = qkv.view(tiles, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
             out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -120,7 +122,7 @@ class VisionTransformer(nn.Module):
         self.encoder = _Encoder(config)
         self.post_layernorm = LayerNorm(config.hidden, config.eps) if config.post_norm else None
 
-    def forward(self, pixels: Tensor, patch_mask: Tensor | None = None) -> Tensor:
+    def slices(self, pixels: Tensor, patch_mask: Tensor | None = None) -> Slices[Tensor]:
         """pixels (tiles, channels, H, W) to (tiles, patches [+1], hidden * taps).
 
         patch_mask (tiles, rows, columns) bool: real patches of padded tiles (Idefics3); None: all are.
@@ -134,8 +136,13 @@ class VisionTransformer(nn.Module):
         if self.pre_layrnorm is not None:
             x = self.pre_layrnorm(x)
         states = {0: x}
+        tiles_at_once = slice_rows(x) // x.shape[1]
         for index, layer in enumerate(self.encoder.layers, start=1):
-            x = layer(x, mask)
+            parts = []
+            for tiles in cuts(x.shape[0], tiles_at_once):
+                parts.append(layer(x[tiles], None if mask is None else mask[tiles]))
+                yield
+            x = torch.cat(parts)
             states[index] = x
         tapped = [states[tap] for tap in self.config.taps]
         x = tapped[0] if len(tapped) == 1 else torch.cat(tapped, dim=-1)

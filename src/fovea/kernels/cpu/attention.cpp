@@ -248,13 +248,13 @@ void fovea_decode_attention(const bf16* query, int64_t query_stride, int64_t row
 }
 
 // Groups of `queries` rows that see all keys of their own group, as the windows and frames of an image do.
-// qkv (groups * queries, 3, heads, dim), out (groups * queries, heads, dim).
-void fovea_group_attention(const bf16* qkv, int64_t groups, int64_t queries, int64_t heads, int64_t dim, float scale,
-                           bf16* out, int threads) {
+// qkv (groups * queries, 3, heads, dim), out (groups * queries, heads, dim); heads [from, to) of them.
+void fovea_group_attention(const bf16* qkv, int64_t groups, int64_t queries, int64_t heads, int64_t from, int64_t to,
+                           int64_t dim, float scale, bf16* out, int threads) {
     const int64_t stride = 3 * heads * dim;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) collapse(2)
     for (int64_t group = 0; group < groups; ++group) {
-        for (int64_t head = 0; head < heads; ++head) {
+        for (int64_t head = from; head < to; ++head) {
             thread_local Packed scratch;
             const bf16* query = qkv + group * queries * stride + head * dim;
             const Rows keys{query + heads * dim, stride, nullptr, 1}, values{query + 2 * heads * dim, stride, nullptr, 1};

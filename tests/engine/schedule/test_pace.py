@@ -1,0 +1,80 @@
+"""What a step may do beside its decodes, on made-up machines."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from fovea.engine.schedule.pace import FEWEST_TOKENS, LISTEN_S, Pace
+
+
+def taught(pace: float = 3.0, target_s: float = 0.0, decode_s: float = 0.02, token_s: float = 0.001) -> Pace:
+    made = Pace(pace, target_s, 2048)
+    for _ in range(40):
+        made.observe(1, 0, decode_s, 0.0)
+        made.observe(1, 64, decode_s + 64 * token_s, 0.0)
+    return made
+
+
+def test_before_anything_is_measured_there_is_no_bound() -> None:
+    allowed = Pace(3.0, 0.0, 2048).allowance(4, encoding=True)
+    assert (allowed.tokens, allowed.encode_s) == (2048, math.inf)
+
+
+def test_a_step_may_take_the_pace_times_its_decodes() -> None:
+    pace = taught()
+    assert pace.allowance(1, encoding=False).tokens == pytest.approx(40, abs=2)
+    shared = pace.allowance(1, encoding=True)
+    assert shared.tokens == pytest.approx(20, abs=1)
+    assert shared.encode_s == pytest.approx(0.02, rel=0.05)
+
+
+def test_a_target_bounds_it_when_it_is_shorter() -> None:
+    assert taught(target_s=0.03).allowance(1, encoding=False).tokens == FEWEST_TOKENS
+    assert taught(pace=0.0, target_s=0.12).allowance(1, encoding=False).tokens == pytest.approx(100, abs=4)
+    assert taught(pace=0.0).allowance(1, encoding=True).encode_s == math.inf
+
+
+def test_without_decodes_a_step_ends_in_time_to_hear_what_arrives() -> None:
+    allowed = taught().allowance(0, encoding=True)
+    assert allowed.tokens == pytest.approx(LISTEN_S / 0.001, rel=0.1)
+    assert allowed.encode_s == LISTEN_S
+
+
+def test_a_target_that_decodes_alone_miss_still_lets_prompts_advance() -> None:
+    allowed = taught(target_s=0.001).allowance(1, encoding=True)
+    assert allowed.tokens == FEWEST_TOKENS
+    assert allowed.encode_s == 0.0  # and the runner does one slice
+
+
+def test_the_nearest_batch_stands_in_for_one_that_was_not_measured() -> None:
+    pace = Pace(3.0, 0.0, 2048)
+    pace.observe(1, 0, 0.01, 0.0)
+    pace.observe(32, 0, 0.05, 0.0)
+    assert pace.decode_s(2) == 0.01
+    assert pace.decode_s(24) == 0.05
+
+
+@given(
+    token_s=st.floats(1e-5, 1e-2),
+    decode_s=st.floats(1e-3, 0.2),
+    noise=st.floats(0, 0.3),
+    seed=st.integers(0, 5),
+)
+def test_mixed_steps_settle_at_the_bound(token_s: float, decode_s: float, noise: float, seed: int) -> None:
+    """A machine that it has never seen, measured with noise: steps come to last about three times a decode."""
+    rng = random.Random(seed)
+    pace = Pace(3.0, 0.0, 2048)
+    pace.observe(1, 0, decode_s, 0.0)
+    took = 0.0
+    for _ in range(60):
+        tokens = pace.allowance(1, encoding=False).tokens
+        took = (decode_s + tokens * token_s) * (1 + rng.uniform(-noise, noise))
+        pace.observe(1, tokens, took, 0.0)
+    if FEWEST_TOKENS < tokens < 2048:
+        assert took <= 3 * decode_s * (1 + 2.5 * noise) + 2 * token_s
+        assert took >= 3 * decode_s * (1 - 2.5 * noise) * 0.8 - 2 * token_s
