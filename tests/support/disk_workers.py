@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import signal
@@ -12,18 +11,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from fovea.engine.cache import disk_files
-from fovea.engine.cache.arrays import Array, Arrays
 from fovea.engine.cache.disk import DiskStore
+from tests.support.disks import value_of
 
-HAMMERED = 20_000
-CAPACITY = 8 * HAMMERED
+VALUE = 18_000
+CAPACITY = 8 * (VALUE + 2000)
 KEYS = [f"picture-{i}" for i in range(24)]
-
-
-def value_of(key: str, size: int = HAMMERED - 2000) -> Arrays:
-    """What `key` stands for: every process agrees."""
-    data = hashlib.shake_128(key.encode()).digest(size)
-    return Arrays((Array("embeds", "bfloat16", (size // 2,), data),))
 
 
 def hammer(folder: str, seed: int, seconds: float, answer: Connection) -> None:
@@ -36,8 +29,8 @@ def hammer(folder: str, seed: int, seconds: float, answer: Connection) -> None:
         key = random_.choice(KEYS)
         got = store.get(key)
         if got is None:
-            store.put(key, value_of(key))
-        elif got != value_of(key):
+            store.put(key, value_of(key, VALUE))
+        elif got != value_of(key, VALUE):
             wrong += 1
         if random_.random() < 0.05:
             store.drop(random_.choice(KEYS))
@@ -71,7 +64,7 @@ def write_for_ever(folder: str) -> None:
 def die_half_way(folder: str) -> None:
     """Writes one whole entry, then is killed when half of a second one is on disk."""
     store = DiskStore(folder, 1 << 30)
-    store.put("whole", value_of("whole"))
+    store.put("whole", value_of("whole", VALUE))
     store.flush()
 
     def half(descriptor: int, pieces: Sequence[memoryview]) -> None:
@@ -80,7 +73,7 @@ def die_half_way(folder: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     disk_files.write_all = half
-    store.put("half", value_of("half"))
+    store.put("half", value_of("half", VALUE))
     store.flush()
 
 
@@ -89,7 +82,7 @@ def use_without_rights(folder: str, answer: Connection) -> None:
     if os.geteuid() == 0:
         os.setuid(65534)
     store = DiskStore(folder, 1 << 20)
-    store.put("key", value_of("key"))
+    store.put("key", value_of("key", VALUE))
     store.flush()
     stats = store.stats()
     answer.send((store.get("key"), "key" in store, stats.dropped, stats.off))

@@ -95,7 +95,7 @@ def value() -> Arrays:
 
 
 def test_other_readers_of_safetensors_understand_it() -> None:
-    tensors = dict(safetensors.deserialize(bytes(blob("key", value()))))
+    tensors = dict(safetensors.deserialize(bytes(blob("key", value()))))  # type: ignore[no-untyped-call]
     assert (tensors["embeds"]["dtype"], tensors["embeds"]["shape"]) == ("BF16", [3, 2])
     assert bytes(tensors["embeds"]["data"]) == np.arange(6, dtype=np.uint16).tobytes()
     assert np.frombuffer(bytes(tensors["counts"]["data"]), np.int64).tolist() == [7, 8]

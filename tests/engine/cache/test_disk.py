@@ -1,14 +1,10 @@
-"""The disk cache in one process: what is kept, what goes, and what a damaged file or disk does (nothing but a miss)."""
+"""The disk cache in one process: what is kept, for how long, and what waits to be written."""
 
 from __future__ import annotations
 
-import errno
-import logging
-import os
-import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,63 +13,7 @@ from fovea.engine.cache import disk_files
 from fovea.engine.cache.arrays import Array, Arrays
 from fovea.engine.cache.disk import DiskStore
 from fovea.engine.cache.disk_files import path_of
-from tests.support.disk_workers import value_of
-
-CAPACITY = 100_000
-ENTRY = 10_000
-Open = Callable[..., DiskStore]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        self.now += 0.001  # so that no two events share a moment
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "features"
-
-
-@pytest.fixture
-def opened(folder: Path, clock: Clock) -> Iterator[Open]:
-    stores: list[DiskStore] = []
-
-    def open_(capacity: int = CAPACITY, **settings: object) -> DiskStore:
-        store = DiskStore(folder, capacity, clock=clock, **settings)  # type: ignore[arg-type]
-        stores.append(store)
-        assert store.flush(10)
-        return store
-
-    yield open_
-    for store in stores:
-        store.close()
-
-
-def keep(store: DiskStore, *keys: str, size: int = ENTRY) -> None:
-    for key in keys:
-        store.put(key, value_of(key, size))
-        assert store.flush(10)
-
-
-def kept(store: DiskStore, keys: str) -> str:
-    return "".join(key for key in keys if key in store)
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
+from tests.support.disks import ENTRY, Clock, Open, files, keep, kept, value_of
 
 
 def test_what_is_put_is_found_also_after_a_restart(opened: Open) -> None:
@@ -115,11 +55,25 @@ def test_a_full_cache_is_emptied_a_little_further(opened: Open) -> None:
     for i in range(200):
         store.put(str(i), value_of(str(i), 100))
     assert store.flush(10)
+    assert (store.stats().dropped, store.stats().writes) == (0, 200)
     before = store.stats().bytes
     store.close()
     smaller = opened(before - 1)
     assert before - 1 - before // 16 - 1000 < smaller.stats().bytes <= before - 1 - before // 16 + 1000
     assert smaller.stats().evictions > 1
+
+
+def test_being_emptied_further_costs_no_large_entry(opened: Open) -> None:
+    store = opened(int(2.1 * ENTRY))
+    keep(store, *"abc")
+    assert kept(store, "abc") == "bc"
+
+
+def test_an_entry_that_is_written_again_counts_once(opened: Open, folder: Path) -> None:
+    store = opened()
+    keep(store, "a", size=1000)
+    keep(store, "a", size=2000)
+    assert (store.stats().entries, store.stats().bytes) == (1, path_of(folder, "a").stat().st_size)
 
 
 def test_an_entry_larger_than_the_cache_is_refused(opened: Open, folder: Path) -> None:
@@ -154,200 +108,6 @@ def test_drop_and_clear(opened: Open, folder: Path) -> None:
     assert store.get("a") is not None
 
 
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "cut off": lambda file: os.truncate(file, 5000),
-    "empty": lambda file: os.truncate(file, 0),
-    "longer": lambda file: os.truncate(file, ENTRY + 3000),
-    "one bit": lambda file: file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1])),
-    "zeros": lambda file: file.write_bytes(bytes(ENTRY)),
-    "not ours": lambda file: file.write_bytes(b"\x02\0\0\0\0\0\0\0{}"),
-    "huge": lambda file: os.truncate(file, CAPACITY + 1),
-}
-
-
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_file_is_a_miss_with_one_warning(
-    kind: str, opened: Open, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = opened()
-    keep(store, "a", "b")
-    file = path_of(folder, "a")
-    DAMAGE[kind](file)
-    assert [store.get("a"), store.get("a")] == [None, None]
-    assert (len(warnings(caplog)), str(file) in warnings(caplog)[0], file.exists()) == (1, True, False)
-    assert (store.stats().corrupt, store.stats().entries, store.stats().off) == (1, 1, None)
-    keep(store, "a")
-    assert store.get("a") == value_of("a", ENTRY)
-
-
-def test_a_file_of_another_key_or_version_is_a_miss(
-    opened: Open, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = opened()
-    keep(store, "a")
-    path_of(folder, "b").parent.mkdir(exist_ok=True)
-    shutil.copy(path_of(folder, "a"), path_of(folder, "b"))
-    assert store.get("b") is None
-    monkeypatch.setattr("fovea.engine.cache.arrays.VERSION", "2")
-    assert store.get("a") is None
-    assert ["another key" in warnings(caplog)[0], "version" in warnings(caplog)[1]] == [True, True]
-
-
-def test_a_damaged_file_that_can_not_be_removed_is_named_once(
-    opened: Open, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = opened()
-    keep(store, "a", "b")
-    os.truncate(path_of(folder, "a"), 10)
-
-    def refuse(path: object) -> None:
-        raise PermissionError(errno.EPERM, "not yours")
-
-    monkeypatch.setattr(os, "unlink", refuse)
-    assert [store.get("a"), store.get("a")] == [None, None]
-    assert (len(warnings(caplog)), store.get("b") is not None) == (1, True)
-
-
-def test_foreign_files_are_left_alone(opened: Open, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder.mkdir()
-    name = path_of(folder, "a").name
-    shard = path_of(folder, "a").parent
-    foreign = [folder / "notes.txt", shard / "model.safetensors", folder / "zz" / name, folder / name]
-    for path in foreign:
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(bytes(CAPACITY))
-    target = folder / "notes.txt"
-    link, pipe, inside = (path_of(folder, key) for key in ("linked", "piped", "folder"))
-    for path in (link, pipe, inside):
-        path.parent.mkdir(exist_ok=True)
-    link.symlink_to(target)
-    os.mkfifo(pipe)
-    inside.mkdir()
-    store = opened()
-    assert store.stats().bytes == 0
-    for key in ("linked", "piped", "folder"):
-        assert [store.get(key), key in store] == [None, False]
-        keep(store, key)
-        assert store.get(key) is None
-    keep(store, "a")
-    assert store.get("a") is not None
-    assert len(warnings(caplog)) == 3
-    store.clear()
-    assert all(path.stat().st_size == CAPACITY for path in foreign)
-    assert (link.is_symlink(), pipe.is_fifo(), inside.is_dir()) == (True, True, True)
-
-
-def test_something_else_in_the_place_of_a_sub_folder(opened: Open, folder: Path, tmp_path: Path) -> None:
-    store = opened()
-    (tmp_path / "elsewhere").mkdir()
-    path_of(folder, "a").parent.symlink_to(tmp_path / "elsewhere")
-    path_of(folder, "b").parent.write_text("a file")
-    keep(store, *"abc")
-    assert kept(store, "abc") == "c"
-    assert (files(tmp_path / "elsewhere"), store.stats().off, store.stats().dropped) == ([], None, 2)
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
-def test_a_full_or_broken_disk_turns_the_store_off_once(
-    code: int,
-    opened: Open,
-    folder: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    store = opened()
-    keep(store, "a")
-
-    def fail(descriptor: int, pieces: Sequence[memoryview]) -> None:
-        os.write(descriptor, pieces[0])
-        raise OSError(code, os.strerror(code))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(disk_files, "write_all", fail)
-        keep(store, "b", "c")
-    assert files(folder) == [path_of(folder, "a")], "a part of a file was left behind"
-    assert (store.get("a"), "a" in store, store.stats().dropped) == (None, False, 2)
-    assert (len(warnings(caplog)), str(folder) in warnings(caplog)[0]) == (1, True)
-    assert os.strerror(code) in str(store.stats().off)
-    store.sweep()
-    store.clear()
-    keep(store, "a")
-    assert (store.get("a"), store.stats().off) == (value_of("a", ENTRY), None)
-
-
-def test_a_trouble_that_passes_costs_one_write(
-    opened: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = opened()
-
-    def fail(descriptor: int, pieces: Sequence[memoryview]) -> None:
-        raise OSError(errno.EMFILE, "too many open files")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(disk_files, "write_all", fail)
-        keep(store, "a", "b")
-    keep(store, "c")
-    assert (kept(store, "abc"), store.stats().dropped, len(warnings(caplog))) == ("c", 2, 1)
-
-
-def test_a_folder_that_vanishes(opened: Open, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    reader, writer, sweeper = opened(), opened(), opened()
-    keep(writer, "a")
-    shutil.rmtree(folder)
-    assert [reader.get("a"), reader.get("a")] == [None, None]
-    keep(writer, "b", "c")
-    sweeper.sweep()
-    assert all(store.stats().off for store in (reader, writer, sweeper))
-    assert (len(warnings(caplog)), folder.exists()) == (3, False)
-
-
-def test_a_folder_that_is_emptied_is_used_on(
-    opened: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = opened()
-    keep(store, "a")
-    real = disk_files.write_all
-    emptied = []
-
-    def empty_once(descriptor: int, pieces: Sequence[memoryview]) -> None:
-        if not emptied:
-            emptied.append(1)
-            for path in folder.iterdir():
-                shutil.rmtree(path)
-        real(descriptor, pieces)
-
-    monkeypatch.setattr(disk_files, "write_all", empty_once)
-    keep(store, "b")
-    assert (kept(store, "ab"), store.stats().off) == ("b", None)
-
-
-@pytest.mark.parametrize("where", ["file", "below a file"])
-def test_a_folder_that_can_not_be(where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file").write_text("")
-    path = tmp_path / "file" if where == "file" else tmp_path / "file" / "below"
-    store = DiskStore(path, CAPACITY)
-    keep(store, "a")
-    store.drop("a")
-    assert (store.get("a"), store.stats().dropped, len(warnings(caplog))) == (None, 1, 1)
-    store.clear()
-    store.close()
-
-
-def test_parts_left_by_the_dead_are_removed_in_time(opened: Open, folder: Path, clock: Clock) -> None:
-    keep(opened(), "a")
-    file = path_of(folder, "a")
-    part = file.parent / f".{file.name.split('.')[0]}.0123456789abcdef.tmp"
-    part.write_bytes(bytes(1000))
-    os.utime(part, (clock.now, clock.now))
-    store = opened()
-    assert (part.exists(), store.stats().entries) == (True, 1)
-    assert store.stats().bytes == file.stat().st_size + 1000
-    clock.now += 700
-    store.sweep()
-    assert (part.exists(), store.stats().bytes) == (False, file.stat().st_size)
-    assert store.stats().expired == 0
-
-
 def test_what_waits_is_found_and_a_full_queue_drops(
     opened: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,6 +132,30 @@ def test_what_waits_is_found_and_a_full_queue_drops(
     assert (kept(store, "abcde"), store.stats().queued_bytes, store.stats().writes) == ("ab", 0, 2)
 
 
+@pytest.mark.parametrize("call", [lambda store: store.drop("a"), lambda store: store.clear()])
+def test_what_is_being_written_can_be_dropped(
+    call: Callable[[DiskStore], None], opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened()
+    begun, go, real = threading.Event(), threading.Event(), disk_files.write_all
+
+    def slowly(descriptor: int, pieces: Sequence[memoryview]) -> None:
+        begun.set()
+        assert go.wait(10)
+        real(descriptor, pieces)
+
+    monkeypatch.setattr(disk_files, "write_all", slowly)
+    store.put("a", value_of("a", ENTRY))
+    assert begun.wait(10)
+    dropping = threading.Thread(target=call, args=(store,))
+    dropping.start()
+    dropping.join(0.05)
+    go.set()
+    dropping.join(10)
+    assert store.flush(10)
+    assert (kept(store, "a"), store.stats().entries, store.stats().bytes) == ("", 0, 0)
+
+
 def test_close_writes_what_waits_and_takes_no_more(opened: Open) -> None:
     store = opened()
     for key in "abc":
@@ -381,21 +165,6 @@ def test_close_writes_what_waits_and_takes_no_more(opened: Open) -> None:
     assert (kept(store, "abcd"), store.stats().writes, store.stats().dropped) == ("abc", 3, 1)
     assert store.get("a") == value_of("a", ENTRY)
     store.close()
-
-
-def test_a_defect_costs_one_write_and_not_the_thread(
-    opened: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = opened()
-
-    def broken(descriptor: int, pieces: Sequence[memoryview]) -> None:
-        raise ZeroDivisionError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(disk_files, "write_all", broken)
-        keep(store, "a")
-    keep(store, "b")
-    assert (kept(store, "ab"), len(warnings(caplog))) == ("b", 1)
 
 
 def test_other_processes_writes_are_counted_in_time(opened: Open, folder: Path, clock: Clock) -> None:

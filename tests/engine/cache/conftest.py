@@ -1,0 +1,37 @@
+"""A disk cache in a folder of its own, with a clock that the test advances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fovea.engine.cache.disk import DiskStore
+from tests.support.disks import CAPACITY, Clock, Open
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "features"
+
+
+@pytest.fixture
+def opened(folder: Path, clock: Clock) -> Iterator[Open]:
+    """Opens stores on `folder`, as often as it is called; each has looked at the folder when it is handed out."""
+    stores: list[DiskStore] = []
+
+    def open_(capacity: int = CAPACITY, **settings: object) -> DiskStore:
+        store = DiskStore(folder, capacity, clock=clock, **settings)  # type: ignore[arg-type]
+        stores.append(store)
+        assert store.flush(10)
+        return store
+
+    yield open_
+    for store in stores:
+        store.close()

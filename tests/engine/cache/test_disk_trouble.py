@@ -1,0 +1,230 @@
+"""Damaged files, foreign files, broken disks: a miss and a warning, never an exception, never a wrong value."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from fovea.engine.cache import disk_files
+from fovea.engine.cache.disk import DiskStore
+from fovea.engine.cache.disk_files import path_of
+from tests.support.disks import CAPACITY, ENTRY, Clock, Open, files, keep, kept, value_of
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "cut off": lambda file: os.truncate(file, 5000),
+    "empty": lambda file: os.truncate(file, 0),
+    "longer": lambda file: os.truncate(file, ENTRY + 3000),
+    "one bit": lambda file: file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1])),
+    "zeros": lambda file: file.write_bytes(bytes(ENTRY)),
+    "not ours": lambda file: file.write_bytes(b"\x02\0\0\0\0\0\0\0{}"),
+    "huge": lambda file: os.truncate(file, CAPACITY + 1),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_file_is_a_miss_with_one_warning(
+    kind: str, opened: Open, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = opened()
+    keep(store, "a", "b")
+    file = path_of(folder, "a")
+    DAMAGE[kind](file)
+    assert [store.get("a"), store.get("a")] == [None, None]
+    assert (len(warnings(caplog)), str(file) in warnings(caplog)[0], file.exists()) == (1, True, False)
+    assert (store.stats().corrupt, store.stats().entries, store.stats().off) == (1, 1, None)
+    keep(store, "a")
+    assert store.get("a") == value_of("a", ENTRY)
+
+
+def test_a_file_of_another_key_or_version_is_a_miss(
+    opened: Open, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened()
+    keep(store, "a")
+    path_of(folder, "b").parent.mkdir(exist_ok=True)
+    shutil.copy(path_of(folder, "a"), path_of(folder, "b"))
+    assert store.get("b") is None
+    monkeypatch.setattr("fovea.engine.cache.arrays.VERSION", "2")
+    assert store.get("a") is None
+    assert ["another key" in warnings(caplog)[0], "version" in warnings(caplog)[1]] == [True, True]
+
+
+def test_a_damaged_file_that_can_not_be_removed_is_named_once(
+    opened: Open, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened()
+    keep(store, "a", "b")
+    os.truncate(path_of(folder, "a"), 10)
+
+    def refuse(path: object) -> None:
+        raise PermissionError(errno.EPERM, "not yours")
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    assert [store.get("a"), store.get("a")] == [None, None]
+    assert (len(warnings(caplog)), store.get("b") is not None) == (1, True)
+
+
+def test_foreign_files_are_left_alone(opened: Open, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder.mkdir()
+    name = path_of(folder, "a").name
+    shard = path_of(folder, "a").parent
+    foreign = [folder / "notes.txt", shard / "model.safetensors", folder / "zz" / name, folder / name]
+    for path in foreign:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(CAPACITY))
+    target = folder / "notes.txt"
+    link, pipe, inside = (path_of(folder, key) for key in ("linked", "piped", "folder"))
+    for path in (link, pipe, inside):
+        path.parent.mkdir(exist_ok=True)
+    link.symlink_to(target)
+    os.mkfifo(pipe)
+    inside.mkdir()
+    store = opened()
+    assert store.stats().bytes == 0
+    for key in ("linked", "piped", "folder"):
+        assert [store.get(key), key in store] == [None, False]
+        keep(store, key)
+        assert store.get(key) is None
+    keep(store, "a")
+    assert store.get("a") is not None
+    assert len(warnings(caplog)) == 3
+    store.clear()
+    assert all(path.stat().st_size == CAPACITY for path in foreign)
+    assert (link.is_symlink(), pipe.is_fifo(), inside.is_dir()) == (True, True, True)
+
+
+def test_something_else_in_the_place_of_a_sub_folder(opened: Open, folder: Path, tmp_path: Path) -> None:
+    store = opened()
+    (tmp_path / "elsewhere").mkdir()
+    path_of(folder, "a").parent.symlink_to(tmp_path / "elsewhere")
+    path_of(folder, "b").parent.write_text("a file")
+    keep(store, *"abc")
+    assert kept(store, "abc") == "c"
+    assert (files(tmp_path / "elsewhere"), store.stats().off, store.stats().dropped) == ([], None, 2)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+def test_a_full_or_broken_disk_turns_the_store_off_once(
+    code: int,
+    opened: Open,
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = opened()
+    keep(store, "a")
+
+    def fail(descriptor: int, pieces: Sequence[memoryview]) -> None:
+        os.write(descriptor, pieces[0])
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_files, "write_all", fail)
+        keep(store, "b", "c")
+    assert files(folder) == [path_of(folder, "a")], "a part of a file was left behind"
+    assert (store.get("a"), "a" in store, store.stats().dropped) == (None, False, 2)
+    assert (len(warnings(caplog)), str(folder) in warnings(caplog)[0]) == (1, True)
+    assert os.strerror(code) in str(store.stats().off)
+    store.sweep()
+    store.clear()
+    keep(store, "a")
+    assert (store.get("a"), store.stats().off) == (value_of("a", ENTRY), None)
+
+
+def test_a_trouble_that_passes_costs_one_write(
+    opened: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened()
+
+    def fail(descriptor: int, pieces: Sequence[memoryview]) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_files, "write_all", fail)
+        keep(store, "a", "b")
+    keep(store, "c")
+    assert (kept(store, "abc"), store.stats().dropped, len(warnings(caplog))) == ("c", 2, 1)
+
+
+def test_a_folder_that_vanishes(opened: Open, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reader, writer, sweeper = opened(), opened(), opened()
+    keep(writer, "a")
+    shutil.rmtree(folder)
+    assert [reader.get("a"), reader.get("a")] == [None, None]
+    keep(writer, "b", "c")
+    sweeper.sweep()
+    assert all(store.stats().off for store in (reader, writer, sweeper))
+    assert (len(warnings(caplog)), folder.exists()) == (3, False)
+
+
+def test_a_folder_that_is_emptied_is_used_on(
+    opened: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened()
+    keep(store, "a")
+    real = disk_files.write_all
+    emptied: list[int] = []
+
+    def empty_once(descriptor: int, pieces: Sequence[memoryview]) -> None:
+        if not emptied:
+            emptied.append(1)
+            for path in folder.iterdir():
+                shutil.rmtree(path)
+        real(descriptor, pieces)
+
+    monkeypatch.setattr(disk_files, "write_all", empty_once)
+    keep(store, "b")
+    assert (kept(store, "ab"), store.stats().off) == ("b", None)
+
+
+@pytest.mark.parametrize("where", ["file", "below a file"])
+def test_a_folder_that_can_not_be(where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" if where == "file" else tmp_path / "file" / "below"
+    store = DiskStore(path, CAPACITY)
+    keep(store, "a")
+    store.drop("a")
+    assert (store.get("a"), store.stats().dropped, len(warnings(caplog))) == (None, 1, 1)
+    store.clear()
+    store.close()
+
+
+def test_parts_left_by_the_dead_are_removed_in_time(opened: Open, folder: Path, clock: Clock) -> None:
+    keep(opened(), "a")
+    file = path_of(folder, "a")
+    part = file.parent / f".{file.name.split('.')[0]}.0123456789abcdef.tmp"
+    part.write_bytes(bytes(1000))
+    os.utime(part, (clock.now, clock.now))
+    store = opened()
+    assert (part.exists(), store.stats().entries) == (True, 1)
+    assert store.stats().bytes == file.stat().st_size + 1000
+    clock.now += 700
+    store.sweep()
+    assert (part.exists(), store.stats().bytes) == (False, file.stat().st_size)
+    assert store.stats().expired == 0
+
+
+def test_a_defect_costs_one_write_and_not_the_thread(
+    opened: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened()
+
+    def broken(descriptor: int, pieces: Sequence[memoryview]) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_files, "write_all", broken)
+        keep(store, "a")
+    keep(store, "b")
+    assert (kept(store, "ab"), len(warnings(caplog))) == ("b", 1)

@@ -1,0 +1,45 @@
+"""What tests of the disk cache share: a clock to be advanced, values that follow from their key, a look at the folder.
+
+Imports little: processes that tests spawn import it too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from fovea.engine.cache.arrays import Array, Arrays
+from fovea.engine.cache.disk import DiskStore
+
+CAPACITY = 100_000
+ENTRY = 10_000
+Open = Callable[..., DiskStore]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        self.now += 0.001  # so that no two events share a moment
+        return self.now
+
+
+def value_of(key: str, size: int) -> Arrays:
+    """What `key` stands for: every process agrees."""
+    return Arrays((Array("embeds", "bfloat16", (size // 2,), hashlib.shake_128(key.encode()).digest(size)),))
+
+
+def keep(store: DiskStore, *keys: str, size: int = ENTRY) -> None:
+    for key in keys:
+        store.put(key, value_of(key, size))
+        assert store.flush(10)
+
+
+def kept(store: DiskStore, keys: str) -> str:
+    return "".join(key for key in keys if key in store)
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
