@@ -147,15 +147,17 @@ class EngineLoop:
             self._fail([seq.id], DeadlineExceeded("the request's timeout ran out", param="timeout"))
         if self.scheduler.idle:
             return
-        allowance = self.pace.allowance(self.scheduler.decodes, encoding=self.runner.encoding)
-        plan = self.scheduler.schedule(allowance.tokens)
+        others = self.unfinished - self.scheduler.decodes
+        tokens = self.pace.prompt_tokens(self.scheduler.decodes, others, encoding=self.runner.encoding)
+        plan = self.scheduler.schedule(tokens)
         if not plan:
             time.sleep(STALL_S)
             return
         self._mark_admitted(plan, now)
+        decodes = plan.decodes
         started = time.perf_counter()
         try:
-            result = self.runner.execute(plan, allowance.encode_s)
+            result = self.runner.execute(plan, self.pace.encode_s(decodes, others, plan.tokens - decodes))
         except Exception as error:
             log.exception("a step failed")
             involved = [item.seq.id for item in plan.work]
@@ -164,7 +166,6 @@ class EngineLoop:
             self._count_failure()
             return
         self._failures_in_a_row = 0
-        decodes = plan.decodes
         self.pace.observe(decodes, plan.tokens - decodes, time.perf_counter() - started, result.encode_s)
         self._account(plan, result)
         for seq_id, failure in result.failures.items():

@@ -12,7 +12,7 @@ from hypothesis import given
 from fovea.engine.schedule.pace import FEWEST_TOKENS, LISTEN_S, Pace
 
 
-def taught(pace: float = 3.0, target_s: float = 0.0, decode_s: float = 0.02, token_s: float = 0.001) -> Pace:
+def taught(pace: float = 3.0, target_s: float = 0.0, decode_s: float = 0.02, token_s: float = 0.0005) -> Pace:
     made = Pace(pace, target_s, 2048)
     for _ in range(40):
         made.observe(1, 0, decode_s, 0.0)
@@ -21,34 +21,43 @@ def taught(pace: float = 3.0, target_s: float = 0.0, decode_s: float = 0.02, tok
 
 
 def test_before_anything_is_measured_there_is_no_bound() -> None:
-    allowed = Pace(3.0, 0.0, 2048).allowance(4, encoding=True)
-    assert (allowed.tokens, allowed.encode_s) == (2048, math.inf)
+    pace = Pace(3.0, 0.0, 2048)
+    assert pace.prompt_tokens(4, 4, encoding=True) == 2048
+    assert pace.encode_s(4, 4, 2048) == math.inf
 
 
 def test_a_step_may_take_the_pace_times_its_decodes() -> None:
     pace = taught()
-    assert pace.allowance(1, encoding=False).tokens == pytest.approx(40, abs=2)
-    shared = pace.allowance(1, encoding=True)
-    assert shared.tokens == pytest.approx(20, abs=1)
-    assert shared.encode_s == pytest.approx(0.02, rel=0.05)
+    assert pace.prompt_tokens(1, 1, encoding=False) == pytest.approx(80, abs=3)
+    assert pace.prompt_tokens(1, 1, encoding=True) == pytest.approx(40, abs=2)
+    assert pace.encode_s(1, 1, 40) == pytest.approx(0.02, rel=0.05)
+    assert pace.encode_s(1, 1, 0) == pytest.approx(0.04, rel=0.05), (
+        "without prompts the encoder has all of it"
+    )
 
 
 def test_a_target_bounds_it_when_it_is_shorter() -> None:
-    assert taught(target_s=0.03).allowance(1, encoding=False).tokens == FEWEST_TOKENS
-    assert taught(pace=0.0, target_s=0.12).allowance(1, encoding=False).tokens == pytest.approx(100, abs=4)
-    assert taught(pace=0.0).allowance(1, encoding=True).encode_s == math.inf
+    assert taught(target_s=0.03).prompt_tokens(1, 1, encoding=False) == FEWEST_TOKENS
+    assert taught(pace=0.0, target_s=0.12).prompt_tokens(1, 1, encoding=False) == pytest.approx(200, abs=6)
+    assert taught(pace=0.0).encode_s(1, 1, 100) == math.inf
 
 
 def test_without_decodes_a_step_ends_in_time_to_hear_what_arrives() -> None:
-    allowed = taught().allowance(0, encoding=True)
-    assert allowed.tokens == pytest.approx(LISTEN_S / 0.001, rel=0.1)
-    assert allowed.encode_s == LISTEN_S
+    assert taught().prompt_tokens(0, 3, encoding=True) == pytest.approx(LISTEN_S / 0.0005, rel=0.1)
+    assert taught().encode_s(0, 3, 0) == LISTEN_S
 
 
 def test_a_target_that_decodes_alone_miss_still_lets_prompts_advance() -> None:
-    allowed = taught(target_s=0.001).allowance(1, encoding=True)
-    assert allowed.tokens == FEWEST_TOKENS
-    assert allowed.encode_s == 0.0  # and the runner does one slice
+    pace = taught(target_s=0.001)
+    assert pace.prompt_tokens(1, 1, encoding=True) == FEWEST_TOKENS
+    assert pace.encode_s(1, 1, FEWEST_TOKENS) == 0.0  # and the runner does one slice
+
+
+def test_where_more_wait_than_read_the_bound_grows_and_a_target_still_holds() -> None:
+    assert taught().spare_s(1, 7) == pytest.approx((21 - 1) * 0.02, rel=0.05)
+    assert taught().spare_s(8, 8) == pytest.approx((12 - 1) * 0.02, rel=0.05)
+    assert taught().spare_s(8, 1) == pytest.approx((3 - 1) * 0.02, rel=0.05)
+    assert taught(target_s=0.1).spare_s(1, 7) == pytest.approx(0.08, rel=0.05)
 
 
 def test_the_nearest_batch_stands_in_for_one_that_was_not_measured() -> None:
@@ -72,7 +81,7 @@ def test_mixed_steps_settle_at_the_bound(token_s: float, decode_s: float, noise:
     pace.observe(1, 0, decode_s, 0.0)
     took = 0.0
     for _ in range(60):
-        tokens = pace.allowance(1, encoding=False).tokens
+        tokens = pace.prompt_tokens(1, 1, encoding=False)
         took = (decode_s + tokens * token_s) * (1 + rng.uniform(-noise, noise))
         pace.observe(1, tokens, took, 0.0)
     if FEWEST_TOKENS < tokens < 2048:

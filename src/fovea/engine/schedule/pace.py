@@ -1,9 +1,11 @@
 """How much a step may do beside its decodes, so that those who read keep their rhythm.
 
 A step is paid in seconds. What the decodes alone take is measured; a step that also computes part of a prompt or encodes
-part of an image may last `pace` times as long, or until a given target. The rest of that time is shared between the
-encoder, which stops at the first slice that ends after its share, and prompts, whose share is turned into tokens by the
-measured seconds per token. Nothing here knows the machine: all figures are learnt, and forgotten slowly.
+part of an image may last `pace` times as long, or until a given target. Prompts get what is left of that, or half of it
+while an image is being encoded, turned into tokens by the measured seconds per token. The encoder gets what prompts
+leave; it is the one that can stop at any slice. Where many wait for their first token and few read, the bound
+grows with those who wait: holding up one for seven is the smaller harm, and together they decode at the price of one.
+Nothing here knows the machine: all figures are learnt, and forgotten slowly.
 
 Without decodes nobody waits for a token, yet a step still ends after a while, so that new arrivals are heard.
 """
@@ -11,22 +13,15 @@ Without decodes nobody waits for a token, yet a step still ends after a while, s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 LISTEN_S = 0.2
 """A step without decodes may last about as long."""
-FEWEST_TOKENS = 16
+FEWEST_TOKENS = 32
 """A chunk never is smaller: below that a step's fixed cost is all there is."""
+FEW_READERS = 4
+"""So many decode at about the price of one."""
 KEEP = 0.8
 """What is kept of an average when a new figure comes in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """tokens: of prompts. encode_s: seconds for the encoder, which does at least one slice."""
-
-    tokens: int
-    encode_s: float
 
 
 class Pace:
@@ -38,16 +33,26 @@ class Pace:
         self._decode_s: dict[int, float] = {}
         self._token_s: float | None = None
 
-    def allowance(self, decodes: int, *, encoding: bool) -> Allowance:
-        """What a step with that many decodes may do beside them; encoding: an image is waiting for its share."""
+    def spare_s(self, decodes: int, others: int = 0) -> float:
+        """Seconds that a step with that many decodes may take beside them; others: who waits for a first token."""
         if not decodes:
-            return Allowance(self._tokens(LISTEN_S), LISTEN_S)
+            return LISTEN_S
         alone = self.decode_s(decodes)
         if alone is None or (not self.pace and not self.target_s):
-            return Allowance(self.max_tokens, math.inf)
-        spare = self._bound(alone) - alone
-        share = spare / 2 if encoding else spare
-        return Allowance(self._tokens(share), spare - share)
+            return math.inf
+        return self._bound(alone, others / max(1.0, decodes / FEW_READERS)) - alone
+
+    def prompt_tokens(self, decodes: int, others: int, *, encoding: bool) -> int:
+        """Tokens of prompts for the next step; encoding: an image is waiting for its share."""
+        spare = self.spare_s(decodes, others)
+        if self._token_s is None or spare == math.inf:
+            return self.max_tokens
+        seconds = spare / 2 if encoding and decodes else spare
+        return max(FEWEST_TOKENS, min(self.max_tokens, int(seconds / self._token_s)))
+
+    def encode_s(self, decodes: int, others: int, tokens: int) -> float:
+        """Seconds for the encoder in a step that also computes so many tokens of prompts."""
+        return max(0.0, self.spare_s(decodes, others) - tokens * (self._token_s or 0.0))
 
     def decode_s(self, decodes: int) -> float | None:
         """Seconds of a step that only decodes, from the nearest batch that was measured; None: none was."""
@@ -64,19 +69,13 @@ class Pace:
         elif tokens >= FEWEST_TOKENS:
             alone = self.decode_s(decodes) or 0.0 if decodes else 0.0
             rest = max(seconds - encode_s - alone, 0.1 * seconds)
-            self._token_s = _blend(self._token_s, rest / tokens)
+            self._token_s = _blend(self._token_s, max(rest / tokens, 1e-9))
 
-    def _bound(self, alone: float) -> float:
-        bounds = [self.pace * alone] if self.pace else []
+    def _bound(self, alone: float, crowd: float) -> float:
+        bounds = [self.pace * max(1.0, crowd) * alone] if self.pace else []
         if self.target_s:
             bounds.append(self.target_s)
         return max(alone, min(bounds))
-
-    def _tokens(self, seconds: float) -> int:
-        if self._token_s is None:
-            return self.max_tokens
-        wanted = int(seconds / self._token_s) if self._token_s > 0 else self.max_tokens
-        return max(FEWEST_TOKENS, min(self.max_tokens, wanted))
 
 
 def _size(decodes: int) -> int:
