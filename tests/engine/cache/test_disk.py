@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fovea.engine.cache import disk_files
 from fovea.engine.cache.arrays import Array, Arrays
 from fovea.engine.cache.disk import DiskStore
 from fovea.engine.cache.disk_files import path_of
-from tests.support.disks import ENTRY, Clock, Open, files, keep, kept, value_of
+from tests.support.disks import CAPACITY, ENTRY, Clock, Open, files, keep, kept, value_of
 
 
 def test_what_is_put_is_found_also_after_a_restart(opened: Open) -> None:
@@ -167,15 +168,36 @@ def test_close_writes_what_waits_and_takes_no_more(opened: Open) -> None:
     store.close()
 
 
-def test_other_processes_writes_are_counted_in_time(opened: Open, folder: Path, clock: Clock) -> None:
-    """Two stores that do not know of each other: whoever writes next after the interval sees the whole folder."""
-    one, two = opened(5 * ENTRY), opened(5 * ENTRY)
+def test_two_who_do_not_know_of_each_other_stay_near_the_ceiling(opened: Open, folder: Path) -> None:
+    """Each looks at the folder before it has written a sixteenth unseen, though by its own count there is room."""
+    one, two = opened(), opened()
+    for store, name in ((one, "a"), (two, "b"), (one, "c")):
+        keep(store, *(f"{name}{i}" for i in range(40)), size=1000)
+        assert sum(file.stat().st_size for file in files(folder)) <= CAPACITY + CAPACITY // 16
+    assert one.stats().evictions > 0
+
+
+def test_what_others_write_is_seen_in_time(opened: Open, folder: Path, clock: Clock) -> None:
+    one, two = opened(1 << 30), opened(1 << 30)
     keep(one, *"abc")
-    keep(two, *"de")
-    assert sum(file.stat().st_size for file in files(folder)) <= 5 * ENTRY
+    keep(two, "d")
+    assert (one.stats().entries, two.stats().entries) == (3, 1)
     clock.now += 400
-    one.sweep()
-    assert one.stats().bytes == sum(file.stat().st_size for file in files(folder))
+    keep(two, "e")
+    assert two.stats().bytes == sum(file.stat().st_size for file in files(folder))
+    assert two.stats().entries == 5
+
+
+def test_a_store_looks_at_its_folder_also_when_nothing_is_written(folder: Path) -> None:
+    store = DiskStore(folder, CAPACITY, rescan_s=0.02)
+    other = DiskStore(folder, CAPACITY)
+    keep(other, "a")
+    until = time.monotonic() + 10
+    while store.stats().entries == 0 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert store.stats().entries == 1
+    store.close()
+    other.close()
 
 
 def test_durable_writes_are_the_same_files(opened: Open) -> None:
