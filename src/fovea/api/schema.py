@@ -136,6 +136,9 @@ class Sampling(Body):
     cache_salt: str | None = Field(
         default=None, max_length=256, description="(+) share caches only with equal salts"
     )
+    priority: Integer | None = Field(
+        default=None, ge=-1000, le=1000, description="(+) smaller is served first, under the priority policy"
+    )
 
 
 class ChatRequest(Sampling):

@@ -139,7 +139,7 @@ class Engine:
     ) -> Completion:
         """The whole answer. `params` are fields of SamplingParams; what is not given is the checkpoint's default.
 
-        Also: cache_salt, timeout (seconds), as in GenerationRequest.
+        Also: cache_salt, timeout (seconds), priority, as in GenerationRequest.
         prompt: a question, OpenAI-style messages, or a Prompt. images: paths, bytes or PIL images, put before a question.
         """
         request = self.request(prompt, images, sampling=sampling, budget=budget, **params)
@@ -204,11 +204,12 @@ class Engine:
         budget: PixelBudget | None = None,
         cache_salt: str = "",
         timeout: float | None = None,
+        priority: int = 0,
         **params: Any,
     ) -> GenerationRequest:
         """A request from what a caller has at hand; decodes images. `params` as in `generate`."""
         if isinstance(prompt, GenerationRequest):
-            if images or sampling or budget or params or cache_salt or timeout:
+            if images or sampling or budget or params or cache_salt or timeout or priority:
                 raise InvalidRequest("a GenerationRequest is complete; nothing may be given beside it")
             return prompt
         if sampling is not None and params:
@@ -219,6 +220,7 @@ class Engine:
             sampling=sampling or self.sampling(params),
             cache_salt=cache_salt,
             timeout=timeout,
+            priority=priority,
         )
 
     def sampling(self, params: Mapping[str, Any]) -> SamplingParams:

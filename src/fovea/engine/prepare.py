@@ -71,6 +71,7 @@ class Preparer:
                     salt=request.cache_salt,
                     arrival=arrival,
                     deadline=None if request.timeout is None else arrival + request.timeout,
+                    priority=request.priority,
                 ),
                 choice=choice,
                 pixels=dict(prepared.tasks),

@@ -51,5 +51,6 @@ async def _request(state: ServerState, body: ChatRequest) -> GenerationRequest:
         sampling=params,
         cache_salt=body.cache_salt or "",
         timeout=left,
+        priority=body.priority or 0,
         media_s=slowest,
     )

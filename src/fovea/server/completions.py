@@ -52,6 +52,7 @@ def _requests(state: ServerState, body: CompletionRequest) -> list[GenerationReq
             sampling=params,
             cache_salt=body.cache_salt or "",
             timeout=state.timeout(body.timeout),
+            priority=body.priority or 0,
             usual_tokens=USUAL_TOKENS,
         )
         for prompt in prompts
