@@ -32,6 +32,8 @@ class EngineConfig:
     target_itl_ms: the same in milliseconds, whichever is shorter; 0: none.
     max_queue: requests that may wait; more are refused with 429. 0: no bound.
     embed_cache_mib: ceiling of the encoder-output cache. 0 turns it off.
+    embed_disk_dir: folder for encoder outputs that outlive the process; may be shared by several. Empty: none.
+    embed_disk_mib: ceiling of that folder. [1, 2**24].
     pixel_pool_mib: ceiling of processed pixels that wait for the encoder; a request larger than that passes alone.
     prefix_cache: share the KV of equal prefixes between requests.
     preprocess_workers: threads that resize and normalise images. [1, 64].
@@ -55,6 +57,8 @@ class EngineConfig:
     target_itl_ms: int = 0
     max_queue: int = 256
     embed_cache_mib: int = 256
+    embed_disk_dir: str = ""
+    embed_disk_mib: int = 4096
     pixel_pool_mib: int = 1024
     prefix_cache: bool = True
     preprocess_workers: int = 2
@@ -88,6 +92,7 @@ class EngineConfig:
             ("target_itl_ms", 0, 1 << 20),
             ("max_queue", 0, 1 << 20),
             ("embed_cache_mib", 0, 1 << 24),
+            ("embed_disk_mib", 1, 1 << 24),
             ("pixel_pool_mib", 1, 1 << 24),
             ("preprocess_workers", 1, 64),
         ):

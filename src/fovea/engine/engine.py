@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.stats import engine_stats
 from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.stored import StoredFeatures
 from fovea.engine.waiting import deadline, shared
 
 PREPARE_THREADS = 4
@@ -70,12 +72,21 @@ class Engine:
         self.scheduler = Scheduler(
             self.config, self._kv, self._embeddings, visual_token_bytes=model.visual_token_bytes
         )
+        self._stored: StoredFeatures | None = None
+        if self.config.embed_disk_dir:
+            self._stored = StoredFeatures(
+                Path(self.config.embed_disk_dir),
+                self.config.embed_disk_mib * MIB,
+                loaded.fingerprint,
+                model.device,
+            )
         runner = Runner(
             model,
             self._embeddings,
             Sampler(frozenset(i for i in tokenizer.eos_ids if i < loaded.info.vocab_size)),
             blocks=blocks,
             block_size=self.config.block_size,
+            stored=self._stored,
         )
         self.loop = EngineLoop(self.scheduler, runner, tokenizer)
         self._preparer = Preparer(
@@ -83,6 +94,8 @@ class Engine:
             PromptBuilder(tokenizer, loaded.processor, model.image_token_id),
             PixelStore(loaded.processor, self.config.preprocess_workers, self.config.pixel_pool_mib * MIB),
             self._embeddings,
+            self._stored,
+            model.visual_token_bytes,
         )
         self._prepare_pool = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="fovea-prepare")
         limit = min(loaded.info.max_context, blocks * self.config.block_size)
@@ -183,9 +196,10 @@ class Engine:
                 built = time.monotonic()
                 claim = self._preparer.claim(prepared)
                 await shared(claim.granted)
+                found = await loop.run_in_executor(self._prepare_pool, self._preparer.read, prepared, claim)
                 await asyncio.gather(*(shared(made) for made in claim.start()))
             pixels_s = time.monotonic() - built
-            jobs = self._preparer.jobs(request, prepared, sink, arrival, pixels_s)
+            jobs = self._preparer.jobs(request, prepared, found, sink, arrival, pixels_s)
             self.loop.submit(jobs)
             state = AnswerState(prepared.prompt, request.sampling.n)
             while not state.done:
@@ -248,13 +262,15 @@ class Engine:
             self._embeddings.clear()
 
         self.loop.call(clear)
+        if self._stored is not None:
+            self._stored.clear()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block and encoder output is accounted for."""
         self.loop.call(self.scheduler.check_integrity)
 
     def stats(self) -> Mapping[str, float]:
-        return engine_stats(self.scheduler, self.loop, self._preparer)
+        return engine_stats(self.scheduler, self.loop, self._preparer, self._stored)
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, give running ones `drain_s` seconds, abort the rest, stop."""
@@ -269,6 +285,8 @@ class Engine:
         self._draining = True
         self.loop.close()
         self._preparer.close()
+        if self._stored is not None:
+            self._stored.close()
         self._prepare_pool.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> Engine:
@@ -289,10 +307,11 @@ class Engine:
             built = time.monotonic()
             claim = self._preparer.claim(prepared)
             claim.granted.result()
+            found = self._preparer.read(prepared, claim)
             for task in claim.tasks:
                 task()
             pixels_s = time.monotonic() - built
-            jobs = self._preparer.jobs(request, prepared, events.put, arrival, pixels_s)
+            jobs = self._preparer.jobs(request, prepared, found, events.put, arrival, pixels_s)
             self.loop.submit(jobs)
             state = AnswerState(prepared.prompt, request.sampling.n)
             while not state.done:

@@ -9,6 +9,7 @@ from fovea.engine.detokenize import TextStream
 from fovea.engine.events import Sink
 from fovea.engine.runner import PixelSource
 from fovea.engine.sequence import Sequence
+from fovea.engine.vision.features import VisualFeatures
 
 
 @dataclass(slots=True)
@@ -16,12 +17,13 @@ class Job:
     """Seconds are durations; `admitted`, `first_token` and `last_token` are on the monotonic clock of `seq.arrival`.
 
     encoded_before_s: the part of encode_s that was spent before it was admitted.
-    pixels: makes each image's pixels when the encoder needs them, by span key.
+    pixels: makes each image's pixels when the encoder needs them, by span key. found: outputs that it need not make.
     """
 
     seq: Sequence
     choice: int
     pixels: dict[str, PixelSource]
+    found: dict[str, VisualFeatures]
     sink: Sink
     text: TextStream
     media_s: float = 0.0

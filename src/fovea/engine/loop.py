@@ -217,6 +217,8 @@ class EngineLoop:
                 self._refuse(job, EngineError(f"the request could not be taken in: {error}"))
                 continue
             self._jobs[job.seq.id] = job
+            for key, features in job.found.items():
+                self.scheduler.embeddings.restore(key, features, features.nbytes, job.seq.id)
             self.scheduler.add(job.seq)
 
     def _refuse(self, job: Job, error: FoveaError) -> None:

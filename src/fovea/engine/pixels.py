@@ -70,11 +70,15 @@ def _failed(future: Future[ProcessedImage]) -> bool:
 class Claim:
     """One request's right to have its images' pixels in memory. `granted` is done when there is room for them."""
 
-    def __init__(self, gate: PixelGate, tasks: Sequence[PixelTask]) -> None:
-        self.tasks = tuple(tasks)
-        self.size = sum(task.nbytes for task in tasks)
+    def __init__(self, gate: PixelGate, tasks: Sequence[PixelTask], beside: int) -> None:
+        self.tasks = list(tasks)
+        self.size = beside + sum(task.nbytes for task in tasks)
         self.granted: Future[None] = Future()
         self._gate = gate
+
+    def add(self, task: PixelTask) -> None:
+        """One more, which was not foreseen: it is made without having been counted."""
+        self.tasks.append(task)
 
     def start(self) -> list[Future[ProcessedImage]]:
         return [task.start() for task in self.tasks]
@@ -96,8 +100,9 @@ class PixelGate:
         self._waiting: deque[Claim] = deque()
         self._lock = threading.Lock()
 
-    def claim(self, tasks: Sequence[PixelTask]) -> Claim:
-        claim = Claim(self, tasks)
+    def claim(self, tasks: Sequence[PixelTask], beside: int = 0) -> Claim:
+        """beside: bytes of other things that live as long."""
+        claim = Claim(self, tasks, beside)
         with self._lock:
             self._waiting.append(claim)
             self._grant()

@@ -17,15 +17,20 @@ from fovea.engine.prompt import PreparedPrompt, PromptBuilder
 from fovea.engine.sequence import Sequence
 from fovea.engine.tokenizer import ChatTokenizer
 from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.stored import StoredFeatures
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prompt that fits, and who makes its pixels, by image key. seconds: what building it took."""
+    """A prompt that fits, and who makes its pixels, by image key. seconds: what building it took.
+
+    stored: images whose encoder output lies on disk, so that no pixels are needed if it can be read.
+    """
 
     prompt: PreparedPrompt
     max_tokens: int
     tasks: dict[str, PixelTask]
+    stored: frozenset[str]
     seconds: float
 
 
@@ -36,11 +41,16 @@ class Preparer:
         builder: PromptBuilder,
         pixels: PixelStore,
         embeddings: EmbeddingCache[VisualFeatures],
+        stored: StoredFeatures | None,
+        token_bytes: int,
     ) -> None:
+        """token_bytes: of the encoder's output, per visual token."""
         self.builder = builder
         self._tokenizer = tokenizer
         self._pixels = pixels
         self._embeddings = embeddings
+        self._stored = stored
+        self._token_bytes = token_bytes
 
     def build(self, request: GenerationRequest, info: ModelInfo) -> Prepared:
         """Template, tokens and limits. Raises RequestError for what can not run. For a worker thread: milliseconds."""
@@ -49,15 +59,39 @@ class Preparer:
         max_tokens = check_lengths(prompt, request.sampling, info, request.usual_tokens)
         check_token_ids(prompt, request.sampling, info.vocab_size)
         tasks = {planned.key: self._pixels.task(planned) for planned in prompt.images}
-        return Prepared(prompt, max_tokens, tasks, time.monotonic() - started)
+        stored = () if self._stored is None else (key for key in tasks if key in self._stored)
+        return Prepared(prompt, max_tokens, tasks, frozenset(stored), time.monotonic() - started)
 
     def claim(self, prepared: Prepared) -> Claim:
-        """Room for the pixels that the encoder will need. What it already encoded needs none."""
-        needed = [task for key, task in prepared.tasks.items() if key not in self._embeddings]
-        return self._pixels.gate.claim(needed)
+        """Room for the pixels that the encoder will need, or for its outputs on disk. What memory holds needs none."""
+        missing = [image for image in prepared.prompt.images if image.key not in self._embeddings]
+        pixels = [prepared.tasks[image.key] for image in missing if image.key not in prepared.stored]
+        outputs = sum(image.plan.tokens for image in missing if image.key in prepared.stored)
+        return self._pixels.gate.claim(pixels, outputs * self._token_bytes)
+
+    def read(self, prepared: Prepared, claim: Claim) -> dict[str, VisualFeatures]:
+        """What lies on disk. For a worker thread. An output that is gone after all becomes pixels of the claim."""
+        if self._stored is None:
+            return {}
+        found = {}
+        for key in prepared.stored:
+            if key in self._embeddings:
+                continue
+            features = self._stored.get(key)
+            if features is None:
+                claim.add(prepared.tasks[key])
+            else:
+                found[key] = features
+        return found
 
     def jobs(
-        self, request: GenerationRequest, prepared: Prepared, sink: Sink, arrival: float, pixels_s: float
+        self,
+        request: GenerationRequest,
+        prepared: Prepared,
+        found: dict[str, VisualFeatures],
+        sink: Sink,
+        arrival: float,
+        pixels_s: float,
     ) -> list[Job]:
         """A job per choice, ready for the loop. arrival: on the monotonic clock; deadlines count from it."""
         return [
@@ -75,6 +109,7 @@ class Preparer:
                 ),
                 choice=choice,
                 pixels=dict(prepared.tasks),
+                found=found,
                 sink=sink,
                 text=self._text_stream(request.sampling),
                 media_s=request.media_s,
@@ -85,7 +120,7 @@ class Preparer:
 
     @property
     def pixel_bytes(self) -> int:
-        """Processed pixels in memory, about."""
+        """Processed pixels and outputs read from disk that wait for their step, about."""
         return self._pixels.gate.bytes
 
     def close(self) -> None:

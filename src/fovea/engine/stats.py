@@ -5,11 +5,14 @@ from __future__ import annotations
 from fovea.engine.loop import EngineLoop
 from fovea.engine.prepare import Preparer
 from fovea.engine.schedule.scheduler import Scheduler
+from fovea.engine.vision.stored import StoredFeatures
 
 
-def engine_stats(scheduler: Scheduler, loop: EngineLoop, preparer: Preparer) -> dict[str, float]:
+def engine_stats(
+    scheduler: Scheduler, loop: EngineLoop, preparer: Preparer, stored: StoredFeatures | None
+) -> dict[str, float]:
     pool, embeddings = scheduler.kv.pool, scheduler.embeddings
-    return {
+    return _disk(stored) | {
         "requests_running": len(scheduler.running),
         "requests_waiting": len(scheduler.waiting),
         "kv_blocks_total": pool.size,
@@ -19,6 +22,7 @@ def engine_stats(scheduler: Scheduler, loop: EngineLoop, preparer: Preparer) -> 
         "prefix_hit_tokens": scheduler.kv.hit_tokens,
         "embed_cache_bytes": embeddings.bytes,
         "embed_cache_entries": len(embeddings),
+        "embed_cache_held_bytes": embeddings.held_bytes,
         "embed_cache_hits": embeddings.hits,
         "embed_cache_misses": embeddings.misses,
         "embed_cache_evictions": embeddings.evictions,
@@ -31,4 +35,21 @@ def engine_stats(scheduler: Scheduler, loop: EngineLoop, preparer: Preparer) -> 
         "generation_tokens": loop.generated_tokens,
         "preemptions": scheduler.preemptions,
         "integrity_errors": loop.integrity_errors,
+    }
+
+
+def _disk(stored: StoredFeatures | None) -> dict[str, float]:
+    if stored is None:
+        return {}
+    disk = stored.stats()
+    return {
+        "embed_disk_bytes": disk.bytes,
+        "embed_disk_entries": disk.entries,
+        "embed_disk_hits": disk.hits,
+        "embed_disk_misses": disk.misses,
+        "embed_disk_writes": disk.writes,
+        "embed_disk_dropped": disk.dropped,
+        "embed_disk_evictions": disk.evictions,
+        "embed_disk_corrupt": disk.corrupt,
+        "embed_disk_off": float(disk.off is not None),
     }

@@ -24,6 +24,10 @@ GAUGES = {
     "kv_blocks_cached": "KV blocks that a prefix could find",
     "embed_cache_bytes": "bytes of encoder outputs kept",
     "embed_cache_entries": "encoder outputs kept",
+    "embed_cache_held_bytes": "of these, bytes that requests are waiting for or reading",
+    "embed_disk_bytes": "bytes of encoder outputs on disk",
+    "embed_disk_entries": "encoder outputs on disk",
+    "embed_disk_off": "1 when the disk made trouble and is not used any more",
     "pixel_bytes": "bytes of processed pixels that wait for the encoder",
 }
 COUNTERS = {
@@ -33,6 +37,12 @@ COUNTERS = {
     "embed_cache_misses": "images that had to be encoded",
     "failed_steps": "steps that raised; their requests got an error",
     "embed_cache_evictions": "encoder outputs dropped for room",
+    "embed_disk_hits": "encoder outputs that were read from disk",
+    "embed_disk_misses": "encoder outputs that were looked for on disk and not found",
+    "embed_disk_writes": "encoder outputs written to disk",
+    "embed_disk_dropped": "encoder outputs not written because the disk was too slow",
+    "embed_disk_evictions": "encoder outputs removed from disk for room",
+    "embed_disk_corrupt": "files that were damaged and removed",
     "images_encoded": "images that the vision encoder ran for",
     "encode_seconds": "seconds in the vision encoder",
     "engine_steps": "steps of the engine",

@@ -54,9 +54,17 @@ class EmbeddingCache(Generic[Value]):
             entry.holders.add(holder)
         return True
 
+    def restore(self, key: str, value: Value, size: int, holder: str) -> None:
+        """Store what was not encoded but read from a slower tier, for one who waits for it."""
+        if not self.hold(key, holder):
+            self._store(key, value, size, {holder})
+
     def put(self, key: str, value: Value, size: int, holders: set[str]) -> None:
         """Store an encoder output of `size` bytes for those who wait for it."""
         self.misses += 1
+        self._store(key, value, size, holders)
+
+    def _store(self, key: str, value: Value, size: int, holders: set[str]) -> None:
         old = self._entries.pop(key, None)
         if old is not None:
             self.bytes -= old.size

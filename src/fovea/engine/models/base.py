@@ -70,6 +70,10 @@ class VisionLanguageModel(nn.Module, ABC):
             self.head.lm_head.pack(kernels)
         self.decoder.use_stack(kernels)
 
+    def encoder_parts(self) -> list[nn.Module]:
+        """What is between pixels and visual tokens."""
+        return [part for name, part in self.named_children() if name not in ("decoder", "head")]
+
     @property
     def visual_token_bytes(self) -> int:
         """What a visual token takes in memory between encoder and decoder."""

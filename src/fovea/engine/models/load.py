@@ -20,6 +20,7 @@ from fovea.engine.models.weights import checkpoint_dtype, load_weights, shard_fi
 from fovea.engine.tokenizer import ChatTokenizer
 from fovea.engine.vision.processor import build as build_processor
 from fovea.engine.vision.processor.base import ImageProcessor
+from fovea.engine.vision.stored import fingerprint
 from fovea.kernels.choose import choose
 
 BUNDLED = "fovea-tiny"
@@ -27,10 +28,13 @@ BUNDLED = "fovea-tiny"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
+    """fingerprint: of the encoder, where its outputs are kept on disk; see vision/stored.py."""
+
     model: VisionLanguageModel
     tokenizer: ChatTokenizer
     processor: ImageProcessor
     info: ModelInfo
+    fingerprint: str = ""
 
 
 def bundled_model() -> Path:
@@ -71,7 +75,12 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     model = _build(config, device, dtype)
     load_weights(files, model.checkpoint_targets(), model.ignored)
     parameters = _count_parameters(model)
-    model.finish_loading(choose(settings.kernels, device, dtype))
+    kernels = choose(settings.kernels, device, dtype)
+    # Before the weights are repacked, and only where somebody asks: a large encoder takes a second to read.
+    mark = ""
+    if settings.embed_disk_dir:
+        mark = fingerprint(model.encoder_parts(), entry.name, str(dtype), type(kernels).__name__)
+    model.finish_loading(kernels)
     tokenizer = ChatTokenizer.from_folder(folder, config, template=chat_template)
     processor = build_processor(
         config.model_type,
@@ -90,7 +99,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         created=int(time.time()),
         default_sampling=_default_sampling(folder),
     )
-    return LoadedModel(model, tokenizer, processor, info)
+    return LoadedModel(model, tokenizer, processor, info, mark)
 
 
 def read_config(folder: Path) -> Any:
