@@ -8,7 +8,9 @@
     |-- RequestError                the caller's fault or the caller's limit; carries an HTTP status
     |   |-- InvalidRequest    400   a field has a wrong type, value or combination
     |   |   |-- PromptTooLong       it can never fit into the context or the KV pool
-    |   |   `-- InvalidImage        names the image by its index in the request
+    |   |   `-- InvalidMedia        what was sent to be looked at; names it by its index in the request
+    |   |       |-- InvalidImage
+    |   |       `-- InvalidVideo
     |   |-- Unauthorized      401
     |   |-- Forbidden         403   a URL or path that this server's policy does not fetch
     |   |-- NotFound          404
@@ -23,6 +25,8 @@
 """
 
 from __future__ import annotations
+
+from typing import Self
 
 
 class FoveaError(Exception):
@@ -69,21 +73,34 @@ class PromptTooLong(InvalidRequest):
     default_code = "context_length_exceeded"
 
 
-class InvalidImage(InvalidRequest):
-    """`index` counts the request's images from 0, in the order of the messages."""
+class InvalidMedia(InvalidRequest):
+    """`index` counts the request's images, or its videos, from 0 in the order of the messages."""
 
-    default_code = "invalid_image"
+    noun = "media"
+    default_code = "invalid_media"
 
     def __init__(
         self, message: str, *, index: int | None = None, param: str | None = None, code: str | None = None
     ) -> None:
-        super().__init__(message if index is None else f"image {index}: {message}", param=param, code=code)
+        super().__init__(
+            message if index is None else f"{self.noun} {index}: {message}", param=param, code=code
+        )
         self.reason = message
         self.index = index
 
-    def at(self, index: int, param: str | None = None) -> InvalidImage:
-        """The same error, naming which image of the request it is about."""
+    def at(self, index: int, param: str | None = None) -> Self:
+        """The same error, naming which one of the request it is about."""
         return type(self)(self.reason, index=index, param=param or self.param, code=self.code)
+
+
+class InvalidImage(InvalidMedia):
+    noun = "image"
+    default_code = "invalid_image"
+
+
+class InvalidVideo(InvalidMedia):
+    noun = "video"
+    default_code = "invalid_video"
 
 
 class Unauthorized(RequestError):

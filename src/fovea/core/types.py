@@ -7,6 +7,7 @@ from typing import Literal
 
 from fovea.core.image import Image, PixelBudget
 from fovea.core.sampling import SamplingParams
+from fovea.core.video import Video, VideoBudget
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -22,12 +23,18 @@ class ImagePart:
     budget: PixelBudget = PixelBudget()
 
 
-Part = TextPart | ImagePart
+@dataclass(frozen=True, slots=True)
+class VideoPart:
+    video: Video
+    budget: VideoBudget = VideoBudget()
+
+
+Part = TextPart | ImagePart | VideoPart
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn. Images may stand in any turn, anywhere among the text."""
+    """One turn. Images and videos may stand in any turn, anywhere among the text."""
 
     role: str
     parts: tuple[Part, ...]
@@ -92,7 +99,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens. `cached` are prompt tokens whose KV was found; `image` are prompt tokens that stand for images."""
+    """Tokens. `cached` are prompt tokens whose KV was found; `image` are prompt tokens that stand for images or videos."""
 
     prompt: int = 0
     completion: int = 0

@@ -1,4 +1,4 @@
-"""Downloads one image from a stranger's URL without becoming the stranger's hands inside our network.
+"""Downloads one image or video from a stranger's URL without becoming the stranger's hands inside our network.
 
 The governing idea: a name is resolved once, every address it has is checked, and the connection goes to a
 checked address, not to the name. So a name that answers differently the second time (DNS rebinding) gains
@@ -18,10 +18,13 @@ from contextlib import asynccontextmanager, suppress
 from importlib import metadata
 from typing import TYPE_CHECKING, cast
 
-from fovea.core.errors import Forbidden, InvalidImage
+from fovea.core.errors import Forbidden, InvalidMedia
 from fovea.media.address import is_public
+from fovea.media.container import container_of
+from fovea.media.kind import IMAGE, Kind
 from fovea.media.limits import MediaLimits
 from fovea.media.probe import peek
+from fovea.media.sniff import describe
 from fovea.media.url import follow, host_of, parse_remote, port_of
 
 if TYPE_CHECKING:
@@ -66,73 +69,75 @@ class Fetcher:
         self._user_agent = _user_agent()
         self._slots = asyncio.Semaphore(limits.max_concurrent_fetches)
 
-    async def fetch(self, url: str) -> bytes:
-        """The bytes behind an http(s) URL: at most max_bytes, of an accepted image type and size.
+    async def fetch(self, url: str, kind: Kind = IMAGE) -> bytes:
+        """The bytes behind an http(s) URL: at most the kind's ceiling, of an accepted type and, for images, size.
 
-        Raises Forbidden (code url_not_allowed) for what policy refuses, InvalidImage for everything that fails.
+        Raises Forbidden (code url_not_allowed) for what policy refuses, InvalidMedia for everything that fails.
         """
         if not self._limits.allow_remote:
-            raise Forbidden("remote images are turned off here", code="url_not_allowed")
+            raise Forbidden(f"remote {kind.noun}s are turned off here", code="url_not_allowed")
         async with self._slots:
             try:
                 async with asyncio.timeout(self._limits.fetch_timeout_s):
-                    return await self._follow(parse_remote(url, self._limits))
+                    return await self._follow(parse_remote(url, self._limits, kind), kind)
             except TimeoutError:
-                raise _failed(f"the image did not arrive within {self._limits.fetch_timeout_s:g} s") from None
+                raise _failed(
+                    kind, f"the {kind.noun} did not arrive within {self._limits.fetch_timeout_s:g} s"
+                ) from None
 
     async def aclose(self) -> None:
         if self._transport is not None:
             await self._transport.aclose()
 
-    async def _follow(self, url: httpx.URL) -> bytes:
+    async def _follow(self, url: httpx.URL, kind: Kind) -> bytes:
         for _ in range(self._limits.max_redirects + 1):
-            async with self._get(url) as response:
+            async with self._get(url, kind) as response:
                 if response.status_code not in _REDIRECTS:
-                    return await self._body(response)
+                    return await self._body(response, kind)
                 location = response.headers.get("location")
             if not location:
-                raise _failed(f"{_host(url)} answered {response.status_code} without saying where to")
-            url = follow(url, location, self._limits)
-        raise _failed(f"the image URL redirects more than {self._limits.max_redirects} times")
+                raise _failed(kind, f"{_host(url)} answered {response.status_code} without saying where to")
+            url = follow(url, location, self._limits, kind)
+        raise _failed(kind, f"the {kind.noun} URL redirects more than {self._limits.max_redirects} times")
 
     @asynccontextmanager
-    async def _get(self, url: httpx.URL) -> AsyncIterator[httpx.Response]:
+    async def _get(self, url: httpx.URL, kind: Kind) -> AsyncIterator[httpx.Response]:
         """A response whose body is still to come; connection and protocol errors anywhere within are translated."""
         import httpx
 
-        addresses = await self._checked_addresses(url)
+        addresses = await self._checked_addresses(url, kind)
         try:
-            response = await self._connect(url, addresses)
+            response = await self._connect(url, addresses, kind)
             try:
                 yield response
             finally:
                 await response.aclose()
         except httpx.TimeoutException:
-            raise _failed(f"{_host(url)} did not answer in time") from None
+            raise _failed(kind, f"{_host(url)} did not answer in time") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             # Only the class: the text may hold the address that we connected to.
-            raise _failed(f"the transfer from {_host(url)} failed ({type(error).__name__})") from None
+            raise _failed(kind, f"the transfer from {_host(url)} failed ({type(error).__name__})") from None
 
-    async def _checked_addresses(self, url: httpx.URL) -> Sequence[str]:
+    async def _checked_addresses(self, url: httpx.URL, kind: Kind) -> Sequence[str]:
         try:
             addresses = await self._resolve(host_of(url), port_of(url))
         except (OSError, UnicodeError):
             addresses = ()
         if not addresses:
-            raise _failed(f"{_host(url)} can not be resolved")
+            raise _failed(kind, f"{_host(url)} can not be resolved")
         # All, not one: with a public and a private answer the choice would be the attacker's.
         if not self._limits.allow_private_hosts and not all(map(is_public, addresses)):
             raise Forbidden(f"{_host(url)} is not a public host", code="url_not_allowed")
         return addresses[:_MAX_ADDRESSES]
 
-    async def _connect(self, url: httpx.URL, addresses: Sequence[str]) -> httpx.Response:
+    async def _connect(self, url: httpx.URL, addresses: Sequence[str], kind: Kind) -> httpx.Response:
         import httpx
 
         transport = self._open_transport()
         for address in addresses[:-1]:
             with suppress(httpx.ConnectError, httpx.ConnectTimeout):
-                return await transport.handle_async_request(self._request(url, address))
-        return await transport.handle_async_request(self._request(url, addresses[-1]))
+                return await transport.handle_async_request(self._request(url, address, kind))
+        return await transport.handle_async_request(self._request(url, addresses[-1], kind))
 
     def _open_transport(self) -> httpx.AsyncBaseTransport:
         if self._transport is None:
@@ -145,7 +150,7 @@ class Fetcher:
             )
         return self._transport
 
-    def _request(self, url: httpx.URL, address: str) -> httpx.Request:
+    def _request(self, url: httpx.URL, address: str, kind: Kind) -> httpx.Request:
         import httpx
 
         patience = self._limits.fetch_timeout_s
@@ -155,7 +160,7 @@ class Fetcher:
             headers={
                 "Host": url.netloc.decode("ascii"),
                 "User-Agent": self._user_agent,
-                "Accept": "image/png, image/jpeg, image/webp, image/gif, image/bmp",
+                "Accept": kind.accept,
                 "Accept-Encoding": "identity",
                 "Connection": "close",
             },
@@ -170,41 +175,55 @@ class Fetcher:
             },
         )
 
-    async def _body(self, response: httpx.Response) -> bytes:
+    async def _body(self, response: httpx.Response, kind: Kind) -> bytes:
+        most = kind.max_bytes(self._limits)
         if response.status_code != 200:
-            raise _failed(f"the image's server answered {response.status_code}; accepted: 200")
+            raise _failed(kind, f"the {kind.noun}'s server answered {response.status_code}; accepted: 200")
         encoding = response.headers.get("content-encoding", "identity")
         if encoding.strip().lower() not in ("", "identity"):
             raise _failed(
-                f"the image's server answered with content encoding {encoding[:40]!r}; accepted: none"
+                kind,
+                f"the {kind.noun}'s server answered with content encoding {encoding[:40]!r}; accepted: none",
             )
         announced = response.headers.get("content-length", "")
-        if announced.isdecimal() and int(announced[:20]) > self._limits.max_bytes:
-            raise self._too_large(f"{announced[:20]} bytes")
+        if announced.isdecimal() and int(announced[:20]) > most:
+            raise _too_large(kind, f"{announced[:20]} bytes", most)
         received = bytearray()
         next_peek: int | None = _FIRST_PEEK
         async for chunk in cast("AsyncIterator[bytes]", response.stream):
             received += chunk
-            if len(received) > self._limits.max_bytes:
-                raise self._too_large("more")
+            if len(received) > most:
+                raise _too_large(kind, "more", most)
             if next_peek is not None and len(received) >= next_peek:
                 # Refuses a web page or a bomb before it is downloaded; doubling keeps the repeated looks cheap.
-                header = peek(bytes(received), self._limits)
-                next_peek = None if header else 2 * len(received)
+                seen = _acceptable(bytes(received), kind, self._limits)
+                next_peek = None if seen else 2 * len(received)
         if not received:
-            raise _failed("the image's server answered with an empty body")
+            raise _failed(kind, f"the {kind.noun}'s server answered with an empty body")
         return bytes(received)
 
-    def _too_large(self, size: str) -> InvalidImage:
-        return InvalidImage(
-            f"the image's server sends {size}; accepted: at most {self._limits.max_bytes} bytes",
-            code="image_too_large",
+
+def _acceptable(start: bytes, kind: Kind, limits: MediaLimits) -> bool:
+    """Whether nothing more can be told from the beginning. Raises what the whole would raise."""
+    if kind is IMAGE:
+        return peek(start, limits) is not None
+    if container_of(start) is None:
+        raise kind.invalid(
+            f"the data is not a video of an accepted type but {describe(start)}; accepted: MP4 and WebM",
+            "unsupported_{noun}_type",
         )
+    return True
+
+
+def _too_large(kind: Kind, size: str, most: int) -> InvalidMedia:
+    return kind.invalid(
+        f"the {kind.noun}'s server sends {size}; accepted: at most {most} bytes", "{noun}_too_large"
+    )
 
 
 def _host(url: httpx.URL) -> str:
     return f"the host {host_of(url)[:100]!r}"
 
 
-def _failed(message: str) -> InvalidImage:
-    return InvalidImage(message, code="image_fetch_failed")
+def _failed(kind: Kind, message: str) -> InvalidMedia:
+    return kind.invalid(message, "{noun}_fetch_failed")

@@ -6,7 +6,8 @@ import os
 import stat
 from pathlib import Path
 
-from fovea.core.errors import Forbidden, InvalidImage
+from fovea.core.errors import Forbidden
+from fovea.media.kind import IMAGE, Kind
 from fovea.media.limits import MediaLimits
 
 _STEP = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -14,14 +15,16 @@ _STEP = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _LEAF = _STEP | os.O_NONBLOCK
 
 
-def read_beneath(path: Path, limits: MediaLimits) -> bytes:
+def read_beneath(path: Path, limits: MediaLimits, kind: Kind = IMAGE) -> bytes:
     """The bytes of `path`, which after resolving links lies beneath limits.file_root.
 
     Raises Forbidden for a path outside, whether or not it exists: the answer must not tell which.
     """
     if limits.file_root is None:
         raise Forbidden("file:// URLs are not accepted here", code="url_not_allowed")
-    outside = Forbidden("the file:// URL leaves the folder that images are read from", code="url_not_allowed")
+    outside = Forbidden(
+        f"the file:// URL leaves the folder that {kind.noun}s are read from", code="url_not_allowed"
+    )
     try:
         root = limits.file_root.resolve(strict=True)
         inner = path.resolve().relative_to(root)
@@ -30,11 +33,11 @@ def read_beneath(path: Path, limits: MediaLimits) -> bytes:
     try:
         leaf = _open_beneath(root, inner.parts)
     except OSError as error:
-        raise InvalidImage(
-            f"the file {inner} can not be read: {error.strerror}", code="image_fetch_failed"
+        raise kind.invalid(
+            f"the file {inner} can not be read: {error.strerror}", "{noun}_fetch_failed"
         ) from None
     try:
-        return _read(leaf, inner, limits)
+        return _read(leaf, inner, limits, kind)
     finally:
         os.close(leaf)
 
@@ -51,16 +54,16 @@ def _open_beneath(root: Path, parts: tuple[str, ...]) -> int:
     return at
 
 
-def _read(leaf: int, inner: Path, limits: MediaLimits) -> bytes:
+def _read(leaf: int, inner: Path, limits: MediaLimits, kind: Kind) -> bytes:
+    most = kind.max_bytes(limits)
     status = os.fstat(leaf)
     if not stat.S_ISREG(status.st_mode):
         raise Forbidden(f"the file {inner} is not a regular file", code="url_not_allowed")
     with os.fdopen(leaf, "rb", closefd=False) as file:
-        data = file.read(limits.max_bytes + 1)  # the file may grow after fstat
-    if len(data) > limits.max_bytes:
-        raise InvalidImage(
-            f"the file {inner} holds {max(status.st_size, len(data))} bytes; "
-            f"accepted: at most {limits.max_bytes}",
-            code="image_too_large",
+        data = file.read(most + 1)  # the file may grow after fstat
+    if len(data) > most:
+        raise kind.invalid(
+            f"the file {inner} holds {max(status.st_size, len(data))} bytes; accepted: at most {most}",
+            "{noun}_too_large",
         )
     return data

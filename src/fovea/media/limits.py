@@ -1,4 +1,4 @@
-"""What this server lets an image cost: every ceiling of the media floor in one frozen value.
+"""What this server lets an image or a video cost: every ceiling of the media floor in one frozen value.
 
 It refuses to know how an image is fetched or decoded; the other files ask it for a number.
 """
@@ -25,13 +25,18 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_side", 1, 65535),
     ("min_side", 1, 65535),
     ("max_aspect_ratio", 1, 65535),
+    ("max_videos", 1, 64),
+    ("max_video_bytes", 1, 1024 * MIB),
+    ("max_video_s", 0.001, 86_400),
+    ("max_video_frames", 1, 1_000_000),
+    ("max_video_frame_pixels", 1, PILLOW_MAX_PIXELS),
     ("decode_threads", 1, 256),
     ("fetch_timeout_s", 0.001, 600),
     ("connect_timeout_s", 0.001, 600),
     ("max_redirects", 0, 20),
     ("max_concurrent_fetches", 1, 4096),
 )
-_FRACTIONS = ("max_aspect_ratio", "fetch_timeout_s", "connect_timeout_s")
+_FRACTIONS = ("max_aspect_ratio", "max_video_s", "fetch_timeout_s", "connect_timeout_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,11 @@ class MediaLimits:
     min_side: pixels of an image's shorter side. [1, 65535], at most max_side.
     max_aspect_ratio: longer side over shorter side; vision processors refuse more than 200. [1, 65535].
     first_frame_of_animation: show the model the first frame of an animated image instead of refusing it.
+    max_videos: videos in one request. [1, 64].
+    max_video_bytes: bytes of one encoded video, however it arrives. [1, 1 GiB].
+    max_video_s: seconds that a video may last, by its header. (0, 86400].
+    max_video_frames: frames of a video's file, sampled or not. [1, 1000000].
+    max_video_frame_pixels: width times height of a video's frames, by its header. [1, 89478485].
     decode_threads: threads that read and decode images; none of it happens on the event loop. [1, 256].
     allowed_schemes: what an image URL may begin with, out of data, http, https, file.
     allow_remote: False refuses every http and https URL.
@@ -65,6 +75,11 @@ class MediaLimits:
     min_side: int = 1
     max_aspect_ratio: float = 200.0
     first_frame_of_animation: bool = False
+    max_videos: int = 4
+    max_video_bytes: int = 100 * MIB
+    max_video_s: float = 600.0
+    max_video_frames: int = 36_000
+    max_video_frame_pixels: int = 9_000_000
     decode_threads: int = 4
     allowed_schemes: tuple[str, ...] = SCHEMES
     allow_remote: bool = True

@@ -1,8 +1,9 @@
-"""A request's image URLs to images: fetch and look at every header first, then decode.
+"""A request's URLs to images and videos: fetch and look at every header first, then decode the images.
 
 Two phases, so that a caller can admit or refuse a request by the sizes in the headers while no pixel is decoded
 yet: `read_all`, then `decode_all`. `load_all` is both. The event loop only waits: reading base64 and files,
 decoding and hashing run in a bounded pool of threads. The first image that fails cancels the others.
+Videos are only opened here: which of their frames are decoded is decided by the model, after admission.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn, Protocol, TypeVar
 
-from fovea.core.errors import InvalidImage, InvalidRequest, RequestError
+from fovea.core.errors import InvalidMedia, InvalidRequest, RequestError
 from fovea.core.image import Image
+from fovea.core.video import Video
 from fovea.media.decode import decode
+from fovea.media.kind import IMAGE, VIDEO, Kind
 from fovea.media.limits import MediaLimits
 from fovea.media.probe import ImageHeader, check_still, probe
 from fovea.media.source import FileSource, InlineSource, RemoteSource, parse_source
+from fovea.media.video import open_video
 
 T = TypeVar("T")
 
@@ -27,7 +31,7 @@ T = TypeVar("T")
 class FetchesImages(Protocol):
     """What the loader asks of `fetch.Fetcher`; a test may hand in anything that has it."""
 
-    async def fetch(self, url: str) -> bytes: ...
+    async def fetch(self, url: str, kind: Kind = IMAGE) -> bytes: ...
 
     async def aclose(self) -> None: ...
 
@@ -122,6 +126,30 @@ class MediaLoader:
             )
         return encoded
 
+    async def open_videos(
+        self, urls: Sequence[str], params: Sequence[str] | None = None
+    ) -> tuple[tuple[Video, ...], float]:
+        """The videos of one request, in order, within the limits, and the seconds that this took."""
+        if len(urls) > self.limits.max_videos:
+            raise InvalidRequest(
+                f"the request has {len(urls)} videos; accepted: at most {self.limits.max_videos}",
+                param=params[self.limits.max_videos] if params else None,
+                code="too_many_videos",
+            )
+        started = self._clock()
+        videos = await _together([self._open_video(url) for url in urls], params, VIDEO)
+        return videos, self._clock() - started if urls else 0.0
+
+    async def _open_video(self, url: str) -> Video:
+        source = parse_source(url, self.limits, VIDEO)
+        if isinstance(source, RemoteSource):
+            assert self._fetcher is not None
+            return await self._in_thread(
+                open_video, await self._fetcher.fetch(source.url, VIDEO), self.limits
+            )
+        local = source
+        return await self._in_thread(lambda: open_video(local.read(self.limits), self.limits))
+
     async def decode_all(
         self, encoded: Sequence[EncodedImage], params: Sequence[str] | None = None
     ) -> Loaded:
@@ -160,14 +188,16 @@ def _guarded_fetcher(limits: MediaLimits) -> FetchesImages:
     return Fetcher(limits)
 
 
-async def _together(work: Sequence[Awaitable[T]], params: Sequence[str] | None) -> tuple[T, ...]:
+async def _together(
+    work: Sequence[Awaitable[T]], params: Sequence[str] | None, kind: Kind = IMAGE
+) -> tuple[T, ...]:
     """All results in order, or the first error with its index; the unfinished rest is cancelled and awaited."""
 
     async def one(index: int, step: Awaitable[T]) -> T:
         try:
             return await step
         except RequestError as error:
-            _raise_at(error, index, params[index] if params else None)
+            _raise_at(error, index, params[index] if params else None, kind)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -178,9 +208,9 @@ async def _together(work: Sequence[Awaitable[T]], params: Sequence[str] | None) 
     return tuple(task.result() for task in tasks)
 
 
-def _raise_at(error: RequestError, index: int, param: str | None) -> NoReturn:
-    if isinstance(error, InvalidImage):
+def _raise_at(error: RequestError, index: int, param: str | None, kind: Kind) -> NoReturn:
+    if isinstance(error, InvalidMedia):
         raise error.at(index, param) from error
     raise type(error)(
-        f"image {index}: {error.message}", param=param or error.param, code=error.code
+        f"{kind.noun} {index}: {error.message}", param=param or error.param, code=error.code
     ) from error
