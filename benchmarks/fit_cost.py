@@ -1,0 +1,182 @@
+"""A cost model of this machine, from a real engine: the figures that `fovea simulate --cost FILE` counts with.
+
+    python benchmarks/fit_cost.py OUT.json [--model fovea-tiny] [--threads 1] [--rounds 3]
+
+An engine in this process serves batches of 1 to 32 sequences, prompts of 16 to 2,000 tokens, with and without images of 64
+to 1,024 visual tokens. Every step is observed from outside (what it was made of, how long it took), three quarters of
+them are fitted, and the error is that of the last quarter, which the fit has not seen. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Generator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from fovea import Engine
+from fovea.core.hardware import available_memory
+from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
+from fovea.engine.inputs import to_image
+from fovea.engine.simulate.cost import Composition, CostModel
+from fovea.engine.simulate.fit import (
+    Error,
+    ImageSeen,
+    StepSeen,
+    fit_images,
+    fit_steps,
+    image_error,
+    step_error,
+)
+
+PROMPTS = (16, 64, 200, 500, 1000, 2000)
+BATCHES = (1, 2, 4, 8, 16, 32)
+SIDES = (256, 384, 512, 768, 1024)
+TOKENS = 40
+
+
+class Observer:
+    """Looks on while an engine works: wraps its runner's `execute`, and what encodes its images."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.steps: list[StepSeen] = []
+        self.images: list[ImageSeen] = []
+        self.between: list[float] = []
+        runner = engine.loop.runner
+        execute, encode = runner.execute, runner.model.encode_slices
+        ended = 0.0
+        counts: list[int] = []
+
+        def counted(pixels: Any) -> Generator[None, None, Any]:
+            slices, count = encode(pixels), 1
+            while True:
+                try:
+                    next(slices)
+                except StopIteration as stop:
+                    counts.append(count)
+                    return stop.value
+                count += 1
+                yield
+
+        def observed(plan: Any, encode_s: float = float("inf")) -> Any:
+            nonlocal ended
+            made_of, visual = Composition.of(plan), {job.span.key: job.span.tokens for job in plan.encode}
+            counts.clear()
+            started = time.perf_counter()
+            self.between.append(started - ended)
+            result = execute(plan, encode_s)
+            ended = time.perf_counter()
+            if made_of:
+                self.steps.append(StepSeen(made_of, ended - started - result.encode_s))
+            for (key, seconds), slices in zip(result.encoded.items(), counts, strict=True):
+                self.images.append(ImageSeen(visual[key], slices, seconds))
+            return result
+
+        runner.execute, runner.model.encode_slices = observed, counted
+
+
+async def ask(engine: Engine, text: str, side: int, seed: int, tokens: int = TOKENS) -> None:
+    parts: list[Any] = [TextPart(text)]
+    if side:
+        pixels = np.random.default_rng(seed).integers(0, 255, (side, side, 3), dtype=np.uint8)
+        parts.insert(0, ImagePart(to_image(Image.fromarray(pixels))))
+    prompt = ChatPrompt((Message("user", tuple(parts)),))
+    async for _ in engine.stream(prompt, temperature=0.0, max_tokens=tokens, ignore_eos=True):
+        pass
+
+
+async def drive(engine: Engine, rounds: int) -> None:
+    """Loads of every shape. A number in front of each text keeps prefixes apart."""
+    seed = 0
+    for _ in range(rounds):
+        for size in PROMPTS:
+            for batch in BATCHES:
+                if batch * size > 16_000:
+                    continue
+                asks = []
+                for _ in range(batch):
+                    seed += 1
+                    asks.append(ask(engine, f"{seed} " + "a b c d " * (size // 8), 0, seed))
+                await asyncio.gather(*asks)
+        for side in SIDES:
+            for batch in (1, 3):
+                seed += batch
+                asks = [ask(engine, f"{seed} {n} what?", side, seed * 10 + n) for n in range(batch)]
+                await asyncio.gather(ask(engine, f"{seed} tell me", 0, seed, 4 * TOKENS), *asks)
+
+
+def repeat_error(seen: list[StepSeen]) -> Error:
+    """What no model can be better than: how far steps are off the median of those made of about the same."""
+    alike: dict[tuple[int, ...], list[float]] = {}
+    for s in seen:
+        m = s.made_of
+        about = m.decodes, m.decode_context // 128, m.prompt_tokens // 16, m.chunks, m.pairs // 4096
+        alike.setdefault(about, []).append(s.seconds)
+    groups = [group for group in alike.values() if len(group) >= 8]
+    own = [statistics.median(group) for group in groups for _ in group]
+    return Error.of(own, [seconds for group in groups for seconds in group])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, metavar="OUT.json")
+    parser.add_argument("--model", default="fovea-tiny")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    settings = {"threads": args.threads, "max_queue": 0, "embed_cache_mib": 64}
+    with Engine.from_pretrained(
+        args.model, kv_cache_mib=min(512, available_memory() >> 21), **settings
+    ) as engine:
+        asyncio.run(drive(engine, 1))  # warms up
+        seen = Observer(engine)
+        asyncio.run(drive(engine, args.rounds))
+        model, info = engine.loop.runner.model, engine.info
+        kv_bytes = model.decoder.config.kv_bytes_per_token(model.dtype.itemsize)
+    steps = [s for n, s in enumerate(seen.steps) if n % 4]
+    images = [s for n, s in enumerate(seen.images) if n % 4]
+    cost = CostModel(
+        **fit_steps(steps),
+        **fit_images(images),
+        between_s=statistics.median(seen.between),
+        kv_token_bytes=kv_bytes,
+        visual_token_bytes=model.visual_token_bytes,
+        max_context=info.max_context,
+        made_from=f"{info.name}, {info.dtype} on {info.device}, {args.threads} threads: "
+        f"{len(steps)} steps and {len(images)} images",
+    )
+    cost.save(args.out)
+    unseen = step_error(cost, seen.steps[::4]), image_error(cost, seen.images[::4])
+    for what, error in zip(("steps", "images"), unseen, strict=True):
+        print(
+            f"{what:7} {error.count:6} not fitted: median error {error.median:.1%}, 90% within {error.p90:.1%}"
+        )
+    kinds = {
+        "decodes alone": lambda m: m.decodes and not m.chunks,
+        "prompts alone": lambda m: m.chunks and not m.decodes,
+        "both": lambda m: m.chunks and m.decodes,
+    }
+    for kind, member in kinds.items():
+        some = [s for s in seen.steps[::4] if member(s.made_of)]
+        if some:
+            error = step_error(cost, some)
+            print(f"  {kind:14} {error.count:6}: median error {error.median:.1%}, 90% within {error.p90:.1%}")
+    floor = repeat_error(seen.steps)
+    print(
+        f"the same composition, repeated, is off its own median by {floor.median:.1%}, 90% within {floor.p90:.1%}"
+    )
+    print(json.dumps({"cost": asdict(cost), "steps": asdict(unseen[0]), "images": asdict(unseen[1])}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""fovea simulate: policies compared on thousands of requests in seconds, without a model.
+
+The engine's own scheduler, caches and pace serve a trace on a virtual clock;
+a step costs what a cost model says (--cost, else that of fovea-tiny on a CPU).
+The trace is a file, or made by chance from the flags of the group "load".
+
+  fovea simulate --policy dual --policy fcfs --rate 12
+  fovea simulate --policy dual --pace 0 --trace yesterday.jsonl --json
+
+The table has one column per policy. --json prints, as the last line, all of
+it as one object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fovea.cli import options
+from fovea.core.errors import ConfigError
+from fovea.engine.config import POLICY_NAMES, EngineConfig
+from fovea.engine.simulate.control import BatchRule
+from fovea.engine.simulate.cost import CostModel
+from fovea.engine.simulate.generate import Load, generate
+from fovea.engine.simulate.report import ClassReport, Report, Spread
+from fovea.engine.simulate.run import Bounds, simulate
+from fovea.engine.simulate.trace import Trace, read_trace, write_trace
+
+REAL = ("dtype", "device", "threads", "kernels", "pixel_pool_mib", "preprocess_workers")
+"""Engine settings of what is not simulated."""
+TOO_SLOW = 10**6
+
+
+def register(commands: Any) -> None:
+    parser = commands.add_parser(
+        "simulate",
+        help="compare scheduling policies on a virtual clock",
+        description=__doc__,
+        usage="fovea simulate [--policy NAME ...] [--trace FILE | LOAD] [OPTIONS]",
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="NAME",
+        dest="policies",
+        help=f"one of {', '.join(POLICY_NAMES)}; several times for a column each (default: dual and fcfs)",
+    )
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="requests as JSON lines, see docs/simulator.md; or a load"
+    )
+    parser.add_argument("--save-trace", type=Path, metavar="FILE", help="write the load's requests there")
+    parser.add_argument(
+        "--cost", type=Path, metavar="FILE", help="cost model (default: built in, of fovea-tiny on a CPU)"
+    )
+    parser.add_argument(
+        "--ttft-ms",
+        type=float,
+        default=1000.0,
+        metavar="X",
+        help="bound for good first tokens (default: 1000)",
+    )
+    parser.add_argument(
+        "--itl-ms",
+        type=float,
+        default=50.0,
+        metavar="X",
+        help="bound for good gaps between tokens (default: 50)",
+    )
+    parser.add_argument(
+        "--batch-rule",
+        action="store_true",
+        help="bound batches by the rule of thumb instead of --pace; --target-itl-ms is its target",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print everything as one JSON object in the last line"
+    )
+    options.add_options(parser, "load", Load)
+    options.add_options(parser, "engine", EngineConfig, skip=(*REAL, "policy"))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    policies = args.policies or ["dual", "fcfs"]
+    bounds = Bounds(_bound(args.ttft_ms, "--ttft-ms") / 1e3, _bound(args.itl_ms, "--itl-ms") / 1e3)
+    cost = CostModel.load(args.cost) if args.cost else CostModel()
+    configs = [_config(args, name) for name in dict.fromkeys(policies)]
+    trace = _trace(args)
+    started = time.perf_counter()
+    reports = {
+        config.policy: simulate(trace, config, cost, control=_control(args, config), bounds=bounds)
+        for config in configs
+    }
+    wall = time.perf_counter() - started
+    print(
+        f"{len(trace)} requests over {trace[-1].at:.1f} s; costs: {cost.made_from}; simulated in {wall:.1f} s; "
+        f"good: first token within {args.ttft_ms:g} ms, then {args.itl_ms:g} ms per token"
+    )
+    print(table(reports))
+    if args.json:
+        found = {name: report.as_dict() for name, report in reports.items()}
+        print(json.dumps({"requests": len(trace), "cost": asdict(cost), "policies": found}))
+    return 0
+
+
+def _config(args: argparse.Namespace, policy: str) -> EngineConfig:
+    """A wrong name is told as what was typed: --policy."""
+    if policy not in POLICY_NAMES:
+        raise ConfigError(f"--policy is {policy!r}; accepted: {', '.join(POLICY_NAMES)}", param="policy")
+    fixed: dict[str, Any] = {"policy": policy}
+    if args.batch_rule:
+        fixed |= {"pace": 0, "target_itl_ms": 0}
+    config: EngineConfig = options.settings(EngineConfig, args, {}, **fixed)
+    return config
+
+
+def _control(args: argparse.Namespace, config: EngineConfig) -> BatchRule | None:
+    if not args.batch_rule:
+        return None
+    found = options.lookup("target_itl_ms", args, {})
+    if found is None:
+        raise ConfigError("--batch-rule needs a target: --target-itl-ms N", param="target_itl_ms")
+    checked: EngineConfig = options.settings(EngineConfig, args, {}, policy=config.policy)
+    if not checked.target_itl_ms:
+        raise ConfigError(f"{found[1]} is 0; --batch-rule needs one from 1 on", param="target_itl_ms")
+    return BatchRule(checked.target_itl_ms / 1e3, config.max_running)
+
+
+def _bound(value: float, flag: str) -> float:
+    if not 0 < value < TOO_SLOW:
+        raise ConfigError(f"{flag} is {value:g}; accepted: milliseconds above 0, below {TOO_SLOW}")
+    return value
+
+
+def _trace(args: argparse.Namespace) -> Trace:
+    given = [name for name in options.field_names(Load) if getattr(args, name) is not None]
+    if args.trace is None:
+        trace = generate(options.settings(Load, args, {}))
+    elif given:
+        raise ConfigError(f"either --trace or a load, not both: --{given[0].replace('_', '-')} is given too")
+    else:
+        trace = read_trace(args.trace)
+    if args.save_trace:
+        write_trace(args.save_trace, trace)
+    return trace
+
+
+def _row(name: str, of: Callable[[Report], float], form: str) -> tuple[str, Callable[[Report], str]]:
+    return name, lambda report: "-" if math.isnan(of(report)) else format(of(report), form)
+
+
+TOTALS = (
+    _row("virtual seconds", lambda r: r.seconds, ".1f"),
+    _row("steps", lambda r: r.steps, "d"),
+    _row("busy", lambda r: r.busy, ".1%"),
+    _row("output tokens/s", lambda r: r.tokens_per_s, ".1f"),
+    _row("answers/s", lambda r: r.requests_per_s, ".2f"),
+    _row("good answers/s", lambda r: r.goodput, ".2f"),
+    _row("prefix hits", lambda r: r.prefix_hits, ".1%"),
+    _row("encoder hits", lambda r: r.encoder_hits, ".1%"),
+    _row("images not encoded anew", lambda r: r.images_spared, ".1%"),
+    _row("images encoded", lambda r: r.images_encoded, "d"),
+    _row("preemptions", lambda r: r.preemptions, "d"),
+    _row("refused", lambda r: r.refused, "d"),
+    _row("timed out", lambda r: r.timeouts, "d"),
+    _row("most often passed", lambda r: r.most_passed, "d"),
+)
+SPREADS: tuple[tuple[str, Callable[[ClassReport], Spread]], ...] = (
+    ("TTFT ms", lambda c: c.ttft),
+    ("gap ms", lambda c: c.itl),
+    ("end to end ms", lambda c: c.end_to_end),
+    ("queue ms", lambda c: c.queue),
+)
+
+
+def table(reports: dict[str, Report]) -> str:
+    """A column per policy. Spreads are p50 / p90 / p99 / longest."""
+    rows = [["", *reports]] + [[name, *map(of, reports.values())] for name, of in TOTALS]
+    kinds = dict.fromkeys(kind for report in reports.values() for kind in report.classes)
+    for kind in kinds:
+        of_kind = [report.classes.get(kind) for report in reports.values()]
+        rows.append([f"{kind}: requests", *(str(c.requests) if c else "-" for c in of_kind)])
+        for name, spread in SPREADS:
+            rows.append([f"  {name}", *(_spread(spread(c)) if c else "-" for c in of_kind)])
+        rows.append(["  good", *(_percent(c.good) if c else "-" for c in of_kind)])
+        rows.append(["  gaps within", *(_percent(c.gaps_within) if c else "-" for c in of_kind)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(lines)
+
+
+def _spread(spread: Spread) -> str:
+    values = (spread.p50, spread.p90, spread.p99, spread.longest)
+    return "-" if math.isnan(spread.p50) else " / ".join(f"{value:.1f}" for value in values)
+
+
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{share:.1%}"

@@ -1,0 +1,148 @@
+"""What a step costs in seconds, from what it is made of.
+
+    step    = step_s + decodes * decode_s + decode_context * context_s
+            + prompt_tokens * token_s + chunks * chunk_s + pairs * pair_s
+    image   = image_s + v * visual_s + v^2 * visual_pair_s          (v visual tokens; in slices of about slice_s)
+
+A chunk's fixed share is what makes small chunks of prompts inefficient. The step is linear in its parameters, so they are
+fitted by least squares (`fit`); what is left out is named in docs/simulator.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from fovea.core.errors import ConfigError
+from fovea.engine.schedule.plan import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """What a step computes.
+
+    decodes: sequences that get their next token. decode_context: tokens that those attend to, summed.
+    prompt_tokens, chunks: tokens of prompts, and how many sequences they belong to.
+    pairs: (token, token it attends to) of those chunks, summed.
+    """
+
+    decodes: int = 0
+    decode_context: int = 0
+    prompt_tokens: int = 0
+    chunks: int = 0
+    pairs: int = 0
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> Composition:
+        """Of a plan before it is folded back: then a decode is still one."""
+        decodes = context = tokens = chunks = pairs = 0
+        for item in plan.work:
+            if item.seq.decoding:
+                decodes += 1
+                context += item.stop
+            else:
+                tokens += item.count
+                chunks += 1
+                pairs += item.count * item.start + item.count * (item.count + 1) // 2
+        return cls(decodes, context, tokens, chunks, pairs)
+
+    def __bool__(self) -> bool:
+        return bool(self.decodes or self.prompt_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Seconds, and what the pools are counted in. The defaults are of fovea-tiny, bf16, one thread of a Zen 5 core.
+
+    step_s: of any step that computes tokens. decode_s: per sequence that decodes. context_s: per token it attends to.
+    token_s: per token of a prompt. chunk_s: per sequence that computes some. pair_s: per pair of tokens that attend.
+    image_s: of any image. visual_s: per visual token. visual_pair_s: per squared visual token.
+    slice_s: the encoder stops for others only after slices of about this length.
+    between_s: from one step to the next: scheduling, telling.
+    kv_token_bytes: of a token in the KV pool. visual_token_bytes: of one in the encoder-output cache.
+    max_context: tokens of prompt and answer together.
+    made_from: where the figures come from, in words.
+    """
+
+    step_s: float = 1.6e-3
+    decode_s: float = 1.0e-4
+    context_s: float = 1.0e-7
+    token_s: float = 3.0e-5
+    chunk_s: float = 5.0e-4
+    pair_s: float = 5.0e-9
+    image_s: float = 2.0e-3
+    visual_s: float = 1.0e-4
+    visual_pair_s: float = 1.0e-7
+    slice_s: float = 2.0e-3
+    between_s: float = 2.0e-4
+    kv_token_bytes: int = 2560
+    visual_token_bytes: int = 2048
+    max_context: int = 8192
+    made_from: str = "built in"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _check(field.name, getattr(self, field.name))
+
+    def step(self, made_of: Composition) -> float:
+        """Seconds of a step's tokens; 0 for a step of none, which only encodes."""
+        if not made_of:
+            return 0.0
+        return (
+            self.step_s
+            + made_of.decodes * self.decode_s
+            + made_of.decode_context * self.context_s
+            + made_of.prompt_tokens * self.token_s
+            + made_of.chunks * self.chunk_s
+            + made_of.pairs * self.pair_s
+        )
+
+    def image(self, visual_tokens: int) -> float:
+        """Seconds of encoding one image."""
+        return self.image_s + visual_tokens * self.visual_s + visual_tokens**2 * self.visual_pair_s
+
+    def slices(self, visual_tokens: int) -> int:
+        """In how many slices, equal ones, that happens."""
+        return max(1, math.ceil(self.image(visual_tokens) / self.slice_s))
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> CostModel:
+        """Raises ConfigError naming the file, the parameter and what is accepted. Parameters left out keep defaults."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path} can not be read: {error.strerror}", param="cost") from error
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path} is not JSON: {error}", param="cost") from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path} must hold a JSON object of cost parameters", param="cost")
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+                raise ConfigError(f"{path}: unknown parameter {name!r}; {hint}", param="cost")
+        try:
+            return cls(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error.message}", param="cost") from error
+
+
+def _check(name: str, value: object) -> None:
+    """Raises ConfigError unless a parameter has its type and range. A step of no seconds would stop the clock."""
+    if name == "made_from":
+        if not isinstance(value, str):
+            raise ConfigError(f"{name} is {value!r}; accepted: text", param=name)
+        return
+    whole = not name.endswith("_s")
+    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    low = 1 if whole else 1e-9 if name in ("step_s", "slice_s") else 0
+    if not number or not low <= value < 1e12:  # type: ignore[operator]
+        kind = "a whole number" if whole else "seconds"
+        raise ConfigError(f"{name} is {value!r}; accepted: {kind} from {low:g} on", param=name)
