@@ -106,6 +106,8 @@ class SlotRunner:
             self.encoded.append(job.span.key)
         self.computed += plan.tokens
         scheduler.update(plan, sampled)
+        for seq in [s for s in scheduler.waiting if s.id in plan.done]:
+            scheduler.finish(seq, "length")
         for work in plan.work:
             if len(work.seq.output_ids) >= work.seq.max_tokens:
                 scheduler.finish(work.seq, "length")

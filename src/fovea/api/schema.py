@@ -141,6 +141,21 @@ class Sampling(Body):
     )
 
 
+class ImageUpload(Wire):
+    """url: as in a message. detail, max_pixels, min_pixels: as later requests will have them; others encode it anew."""
+
+    url: str = Field(min_length=1)
+    model: str | None = None
+    detail: Literal["auto", "low", "high"] = "auto"
+    max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
+    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
+    cache_salt: str | None = Field(
+        default=None, max_length=256, description="as in the requests that will name it"
+    )
+    timeout: Number | None = Field(default=None, gt=0, le=86_400)
+    encode: Flag = Field(default=True, description="encode it now, before any question")
+
+
 class ChatRequest(Sampling):
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_ITEMS)
     max_completion_tokens: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)

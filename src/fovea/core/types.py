@@ -69,6 +69,7 @@ class GenerationRequest:
 
     cache_salt: requests with different salts share no cache entry.
     timeout: seconds from arrival; None: no deadline of its own.
+    encode_only: the images of the prompt are encoded and nothing is generated; the answer is empty.
     priority: smaller is served first, where the engine's policy looks at it.
     usual_tokens: longest answer where sampling.max_tokens is None, if the context has room for it; None: all of it.
     media_s: seconds that fetching and decoding took before the engine saw the request.
@@ -79,6 +80,7 @@ class GenerationRequest:
     sampling: SamplingParams = SamplingParams()
     cache_salt: str = ""
     timeout: float | None = None
+    encode_only: bool = False
     priority: int = 0
     usual_tokens: int | None = None
     media_s: float = 0.0

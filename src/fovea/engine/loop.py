@@ -153,6 +153,10 @@ class EngineLoop:
         if not plan:
             time.sleep(STALL_S)
             return
+        for seq_id in plan.done:
+            job = self._jobs[seq_id]
+            job.admitted, job.encoded_before_s, job.last_token = now, job.encode_s, now
+            self._end(job, "length", Event(job.choice, finish_reason="length", timings=job.timings))
         self._mark_admitted(plan, now)
         decodes = plan.decodes
         started = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from fovea.core.errors import InvalidRequest, PromptTooLong
 from fovea.core.sampling import SamplingParams
@@ -55,16 +56,17 @@ class Preparer:
     def build(self, request: GenerationRequest, info: ModelInfo) -> Prepared:
         """Template, tokens and limits. Raises RequestError for what can not run. For a worker thread: milliseconds."""
         started = time.monotonic()
-        prompt = self.builder.build(request.prompt, request.cache_salt, info.max_context)
-        max_tokens = check_lengths(prompt, request.sampling, info, request.usual_tokens)
+        fits = partial(check_lengths, sampling=request.sampling, info=info, usual=request.usual_tokens)
+        prompt = self.builder.build(request.prompt, request.cache_salt, info.max_context, fits)
+        max_tokens = fits(prompt)
         check_token_ids(prompt, request.sampling, info.vocab_size)
-        tasks = {planned.key: self._pixels.task(planned) for planned in prompt.images}
+        tasks = {planned.key: self._pixels.task(planned) for planned in prompt.planned}
         stored = () if self._stored is None else (key for key in tasks if key in self._stored)
         return Prepared(prompt, max_tokens, tasks, frozenset(stored), time.monotonic() - started)
 
     def claim(self, prepared: Prepared) -> Claim:
         """Room for the pixels that the encoder will need, or for its outputs on disk. What memory holds needs none."""
-        missing = [image for image in prepared.prompt.images if image.key not in self._embeddings]
+        missing = [image for image in prepared.prompt.planned if image.key not in self._embeddings]
         pixels = [prepared.tasks[image.key] for image in missing if image.key not in prepared.stored]
         outputs = sum(image.plan.tokens for image in missing if image.key in prepared.stored)
         return self._pixels.gate.claim(pixels, outputs * self._token_bytes)
@@ -106,6 +108,7 @@ class Preparer:
                     arrival=arrival,
                     deadline=None if request.timeout is None else arrival + request.timeout,
                     priority=request.priority,
+                    encode_only=request.encode_only,
                 ),
                 choice=choice,
                 pixels=dict(prepared.tasks),
@@ -143,7 +146,7 @@ def check_lengths(
     room = limit - length
     if room < 1:
         raise PromptTooLong(
-            f"the prompt has {length} tokens ({prepared.image_tokens} of them visual, {len(prepared.images)} images); "
+            f"the prompt has {length} tokens ({prepared.image_tokens} of them visual, {prepared.contents}); "
             f"the context holds {limit}, answer included",
             param="messages",
         )

@@ -17,11 +17,14 @@ from fovea.core.types import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
-    """Where one image's visual tokens stand in the prompt.
+    """Where the visual tokens of one image, or of one group of a video's frames, stand in the prompt.
 
     The span runs over [start, start + length) and holds `tokens` visual positions: the ids equal to the model's image
     token. `key` names the encoder output: identity, processor plan and salt.
     `grid` is the (t, h, w) patch grid that M-RoPE positions follow; unused by 1-D models.
+    `kept`: which cells of the merged grid the tokens are, ascending, if not all of them.
+    `time`: what a group's positions in time are ahead of its video's beginning. `more`: the next span goes on with the
+    same video, and begins where this one began.
     """
 
     index: int
@@ -30,6 +33,9 @@ class ImageSpan:
     tokens: int
     key: str
     grid: tuple[int, int, int]
+    kept: tuple[int, ...] | None = None
+    time: int = 0
+    more: bool = False
 
     @property
     def end(self) -> int:
@@ -63,6 +69,7 @@ class Sequence:
     cached_tokens: int = 0
     preemptions: int = 0
     priority: int = 0
+    encode_only: bool = False
     passed: int = 0
 
     @property

@@ -28,6 +28,8 @@ GAUGES = {
     "embed_disk_bytes": "bytes of encoder outputs on disk",
     "embed_disk_entries": "encoder outputs on disk",
     "embed_disk_off": "1 when the disk made trouble and is not used any more",
+    "image_store_bytes": "bytes of images that were sent ahead",
+    "image_store_entries": "images that were sent ahead",
     "pixel_bytes": "bytes of processed pixels that wait for the encoder",
 }
 COUNTERS = {
@@ -43,6 +45,9 @@ COUNTERS = {
     "embed_disk_dropped": "encoder outputs not written because the disk was too slow",
     "embed_disk_evictions": "encoder outputs removed from disk for room",
     "embed_disk_corrupt": "files that were damaged and removed",
+    "image_store_hits": "images of requests that were named by the id of one sent ahead",
+    "image_store_misses": "ids of images that were not here any more",
+    "image_store_evictions": "images sent ahead that were dropped for room",
     "images_encoded": "images that the vision encoder ran for",
     "encode_seconds": "seconds in the vision encoder",
     "engine_steps": "steps of the engine",

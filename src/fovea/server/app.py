@@ -11,22 +11,26 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fovea import __version__
 from fovea.core.protocols import EngineClient
 from fovea.media.load import MediaLoader
+from fovea.media.store import ImageStore
 from fovea.observe.metrics import Metrics
 from fovea.server import chat, completions, errors, models
+from fovea.server import images as images_api
 from fovea.server.answer import ClientGone
 from fovea.server.guard import Guard
-from fovea.server.settings import ServerSettings
+from fovea.server.settings import MIB, ServerSettings
 from fovea.server.state import ServerState
 
 
 def create_app(client: EngineClient, settings: ServerSettings | None = None) -> FastAPI:
     """`client` is closed with the application, after draining for `settings.drain_seconds`."""
     settings = settings or ServerSettings()
+    images = ImageStore(settings.image_store_mib * MIB, settings.image_ttl)
     state = ServerState(
         client=client,
         settings=settings,
         media=MediaLoader(settings.media),
-        metrics=Metrics(client.stats, client.info.name, __version__),
+        metrics=Metrics(lambda: {**client.stats(), **images.stats()}, client.info.name, __version__),
+        images=images,
     )
 
     @asynccontextmanager
@@ -43,7 +47,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         lifespan=lifespan,
     )
     app.state.fovea = state
-    for part in (chat, completions, models):
+    for part in (chat, completions, images_api, models):
         app.include_router(part.router)
     errors.install(app)
     app.add_middleware(_Quiet)

@@ -14,6 +14,7 @@ from fovea.api.schema import ChatRequest
 from fovea.core.types import GenerationRequest
 from fovea.server.answer import while_connected, whole, within
 from fovea.server.docs import GENERATES
+from fovea.server.images import load_images
 from fovea.server.state import ServerState, state_of
 from fovea.server.streaming import stream_response
 
@@ -41,7 +42,7 @@ async def _request(state: ServerState, body: ChatRequest) -> GenerationRequest:
     timeout = state.timeout(body.timeout)
     started = time.monotonic()
     urls, places = [r.url for r in references], [r.param for r in references]
-    loaded = await within(timeout, state.media.load_timed(urls, places))
+    loaded = await within(timeout, load_images(state, urls, places))
     left = None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
     state.metrics.images(len(references))
     slowest = max((timing.fetch_s + timing.decode_s for timing in loaded.timings), default=0.0)

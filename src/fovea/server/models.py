@@ -15,6 +15,7 @@ from fovea.core.types import Prompt, TextPrompt
 from fovea.server.docs import ERRORS, NAMED
 from fovea.server.errors import response
 from fovea.server.explain import shorten
+from fovea.server.images import load_images
 from fovea.server.state import ServerState, state_of
 
 router = APIRouter()
@@ -48,8 +49,8 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
     if body.messages is not None:
         chat = ChatRequest(messages=body.messages, max_pixels=body.max_pixels, min_pixels=body.min_pixels)
         references = image_references(chat.messages)
-        images = await state.media.load_all([r.url for r in references], [r.param for r in references])
-        prompt = chat_prompt(chat, images)
+        loaded = await load_images(state, [r.url for r in references], [r.param for r in references])
+        prompt = chat_prompt(chat, loaded.images)
     else:
         prompt = TextPrompt(body.prompt or "")
     with wire_names(body):

@@ -9,6 +9,7 @@ from fastapi import Request
 from fovea.core.errors import NotFound
 from fovea.core.protocols import EngineClient
 from fovea.media.load import MediaLoader
+from fovea.media.store import ImageStore
 from fovea.observe.metrics import Metrics
 from fovea.server.explain import shorten
 from fovea.server.settings import ServerSettings
@@ -25,6 +26,7 @@ class ServerState:
     settings: ServerSettings
     media: MediaLoader
     metrics: Metrics
+    images: ImageStore
     draining: bool = False
 
     def unavailable(self) -> str | None:

@@ -144,6 +144,33 @@ def test_nobody_is_passed_more_often_than_the_bound(passes: int) -> None:
     runner.run()
 
 
+def test_an_image_alone_is_encoded_takes_no_blocks_and_holds_nobody_up() -> None:
+    brain = scheduler(max_passes=0, max_running=1)
+    runner = SlotRunner(brain, slices=lambda: 3)
+    ahead = sequence("ahead", [1, ("cat", 6), ("dog", 6)], arrival=0)
+    ahead.encode_only = True
+    brain.add(ahead)
+    brain.add(sequence("text", [1, 2], arrival=1, max_tokens=2))
+    assert [plan.tokens for plan in runner.run()] == [2, 1, 0, 0, 0, 0, 0]
+    assert (ahead.status, ahead.output_ids, runner.encoded) == (Status.FINISHED, [], ["cat", "dog"])
+    brain.add(sequence("asked", [9, ("cat", 6), 3], arrival=2, max_tokens=1))
+    runner.run()
+    assert runner.encoded == ["cat", "dog"]
+
+
+def test_an_image_alone_can_be_cancelled() -> None:
+    brain = scheduler()
+    runner = SlotRunner(brain, slices=lambda: 3)
+    ahead = sequence("ahead", [("cat", 6)])
+    ahead.encode_only = True
+    brain.add(ahead)
+    runner.step()
+    brain.finish(ahead, "abort")
+    assert brain.idle
+    assert not brain.schedule()
+    brain.check_integrity()
+
+
 def test_priority_decides_among_those_who_can_join() -> None:
     brain = scheduler(policy="priority", max_running=1)
     runner = SlotRunner(brain)

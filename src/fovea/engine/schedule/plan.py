@@ -36,18 +36,20 @@ class EncodeJob:
 class StepPlan:
     """work: decodes first. encode: images in the order in which they are wanted; how many of them, and how much of each,
     is a matter of time, which the runner has. preempted: sequences that lost their blocks and wait again.
+    done: sequences that only wanted their images encoded, and they are.
     """
 
     work: tuple[Work, ...] = ()
     encode: tuple[EncodeJob, ...] = ()
     preempted: tuple[str, ...] = ()
+    done: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:
         return sum(item.count for item in self.work)
 
     def __bool__(self) -> bool:
-        return bool(self.work or self.encode)
+        return bool(self.work or self.encode or self.done)
 
     @property
     def decodes(self) -> int:

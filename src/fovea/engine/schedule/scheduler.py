@@ -44,6 +44,7 @@ class _Budget:
         self.work: dict[str, Work] = {}
         self.jobs: dict[str, EncodeJob] = {}
         self.preempted: list[str] = []
+        self.done: list[str] = []
 
     def refund(self, seq: Sequence) -> None:
         """The sequence leaves the step after all. Images only it waited for are not encoded."""
@@ -99,7 +100,7 @@ class Scheduler:
                 self._continue(seq, budget)
         self._admit_waiting(budget)
         work = sorted(budget.work.values(), key=lambda w: not w.seq.decoding)
-        return StepPlan(tuple(work), tuple(budget.jobs.values()), tuple(budget.preempted))
+        return StepPlan(tuple(work), tuple(budget.jobs.values()), tuple(budget.preempted), tuple(budget.done))
 
     def update(self, plan: StepPlan, sampled: dict[str, int]) -> None:
         """Fold an executed plan back in: tokens are computed, and those that asked got one more."""
@@ -154,6 +155,9 @@ class Scheduler:
             looked_at += 1
             if not room and looked_at > LOOKAHEAD:
                 return
+            if seq.encode_only:
+                self._encode_only(seq, budget, ahead=seq is not oldest)
+                continue
             match = self.kv.match(seq)
             if match.pending is not None:
                 continue
@@ -167,10 +171,17 @@ class Scheduler:
                 if room:
                     self._admit(seq, match, budget)
 
+    def _encode_only(self, seq: Sequence, budget: _Budget, *, ahead: bool) -> None:
+        missing = next((span for span in seq.spans if not self.embeddings.hold(span.key, seq.id)), None)
+        if missing is None:
+            budget.done.append(seq.id)
+        else:
+            self._want(missing, seq, budget, ahead=ahead)
+
     def _admit(self, seq: Sequence, match: PrefixMatch, budget: _Budget) -> None:
         self.waiting.remove(seq)
         for other in self.waiting:
-            if (other.arrival, other.id) < (seq.arrival, seq.id):
+            if _passes(seq, other):
                 other.passed += 1
         self.kv.admit(seq, match)
         for span in seq.spans:
@@ -185,9 +196,7 @@ class Scheduler:
     def _may_pass(self, seq: Sequence) -> bool:
         """Whether nobody who came earlier has been passed too often."""
         return not any(
-            other.passed >= self.config.max_passes
-            for other in self.waiting
-            if (other.arrival, other.id) < (seq.arrival, seq.id)
+            other.passed >= self.config.max_passes for other in self.waiting if _passes(seq, other)
         )
 
     def _ready(self, seq: Sequence) -> bool:
@@ -259,3 +268,8 @@ class Scheduler:
     def _wait(self, seq: Sequence) -> None:
         seq.status = Status.WAITING
         insort(self.waiting, seq, key=lambda s: (s.arrival, s.id))
+
+
+def _passes(seq: Sequence, other: Sequence) -> bool:
+    """Whether `other` came earlier. Who only wants an image encoded takes no place, so nobody passes it."""
+    return (other.arrival, other.id) < (seq.arrival, seq.id) and not other.encode_only

@@ -1,0 +1,120 @@
+"""/v1/images: send an image ahead, have it encoded, and name it by `fovea-image://ID` in later requests."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from fovea.api.schema import ImageUpload
+from fovea.core.errors import InvalidImage, InvalidRequest, NotFound
+from fovea.core.image import Image, PixelBudget
+from fovea.core.types import ChatPrompt, GenerationRequest, ImagePart, Message
+from fovea.media.load import Loaded, MediaTimings
+from fovea.media.store import SCHEME, StoredImage
+from fovea.server.answer import while_connected, whole, within
+from fovea.server.docs import ERRORS, NAMED
+from fovea.server.explain import shorten
+from fovea.server.state import ServerState, state_of
+
+router = APIRouter()
+
+
+@router.post("/v1/images", responses=ERRORS)
+async def upload(body: ImageUpload, http: Request) -> dict[str, Any]:
+    """Fetch, decode and keep an image; encode it too, unless `encode` is false."""
+    state = state_of(http)
+    state.check_model(body.model)
+    timeout = state.timeout(body.timeout)
+    loading = state.media.load_timed([body.url], ["url"])
+    image = (await while_connected(http, within(timeout, loading))).images[0]
+    stored = state.images.put(image, body.cache_salt or "")
+    if stored is None:
+        raise InvalidRequest(
+            f"the image takes {len(image.rgb)} bytes decoded; images that are sent ahead have "
+            f"{state.images.capacity} in all (image_store_mib)",
+            param="url",
+            code="image_too_large",
+        )
+    card = _card(state, stored)
+    if body.encode:
+        answer = await while_connected(http, whole(state, _encoding(image, body, timeout)))
+        card |= {"encoded": True, "visual_tokens": answer.usage.image}
+    return card
+
+
+@router.get("/v1/images/{name}", responses=NAMED)
+async def describe(name: str, http: Request) -> dict[str, Any]:
+    """Whether an image is still here, and until when."""
+    state = state_of(http)
+    return _card(state, _found(state, name))
+
+
+@router.delete("/v1/images/{name}", responses=NAMED)
+async def forget(name: str, http: Request) -> dict[str, Any]:
+    """Forget an image. What caches hold of it goes in their own time."""
+    state = state_of(http)
+    _found(state, name)
+    state.images.drop(name)
+    return {"id": name, "object": "image.deleted", "deleted": True}
+
+
+async def load_images(state: ServerState, urls: Sequence[str], places: Sequence[str]) -> Loaded:
+    """The images of one request, in order: those that were sent ahead by id, the others from their URLs."""
+    known = {i: _named(state, url, places[i]) for i, url in enumerate(urls) if url.startswith(SCHEME)}
+    if known and len(urls) > state.media.limits.max_images:
+        raise InvalidRequest(
+            f"the request has {len(urls)} images; accepted: at most {state.media.limits.max_images}",
+            param=places[state.media.limits.max_images],
+            code="too_many_images",
+        )
+    others = [i for i in range(len(urls)) if i not in known]
+    loaded = await state.media.load_timed([urls[i] for i in others], [places[i] for i in others])
+    rest = iter(zip(loaded.images, loaded.timings, strict=True))
+    pairs = [(known[i], MediaTimings(0.0, 0.0)) if i in known else next(rest) for i in range(len(urls))]
+    return Loaded(tuple(image for image, _ in pairs), tuple(timings for _, timings in pairs))
+
+
+def _named(state: ServerState, url: str, place: str) -> Image:
+    stored = state.images.get(url.removeprefix(SCHEME))
+    if stored is None:
+        raise InvalidImage(
+            f"{shorten(url)} is not here, or not any more; send the image again to /v1/images",
+            param=place,
+            code="image_not_found",
+        )
+    return stored.image
+
+
+def _found(state: ServerState, name: str) -> StoredImage:
+    stored = state.images.get(name)
+    if stored is None:
+        raise NotFound(f"image {shorten(name)} is not here, or not any more", code="image_not_found")
+    return stored
+
+
+def _encoding(image: Image, body: ImageUpload, timeout: float | None) -> GenerationRequest:
+    budget = PixelBudget(detail=body.detail, min_pixels=body.min_pixels, max_pixels=body.max_pixels)
+    return GenerationRequest(
+        id=uuid.uuid4().hex,
+        prompt=ChatPrompt((Message("user", (ImagePart(image, budget),)),)),
+        cache_salt=body.cache_salt or "",
+        timeout=timeout,
+        encode_only=True,
+    )
+
+
+def _card(state: ServerState, stored: StoredImage) -> dict[str, Any]:
+    return {
+        "id": stored.id,
+        "object": "image",
+        "url": f"{SCHEME}{stored.id}",
+        "width": stored.image.width,
+        "height": stored.image.height,
+        "bytes": len(stored.image.rgb),
+        "expires_at": int(stored.expires),
+        "encoded": False,
+        "model": state.client.info.name,
+    }

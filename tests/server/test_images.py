@@ -1,0 +1,126 @@
+"""Images sent ahead: uploaded and encoded once, named by id in any number of requests after that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fovea import Engine
+from fovea.server.settings import ServerSettings
+from tests.server.support import Json, Server, chat, data_url, frozen, image, picture, running, until, user
+
+
+def send(server: Server, seed: int, **extra: object) -> Json:
+    answer = server.post("/v1/images", {"url": data_url(picture(seed=seed)), **extra})
+    assert answer.status_code == 200, answer.text
+    return answer.json()  # type: ignore[no-any-return]
+
+
+def said(server: Server, url: str, **extra: object) -> str:
+    answer = server.post("/v1/chat/completions", chat(user(image(url), "what is it?"), **extra))
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+def test_an_image_sent_ahead_is_encoded_once_and_answers_as_if_it_had_been_sent(server: Server) -> None:
+    before = server.metrics()["fovea_images_encoded_total"]
+    card = send(server, 301)
+    assert card["object"] == "image"
+    assert card["url"] == f"fovea-image://{card['id']}"
+    assert (card["width"], card["height"], card["encoded"], card["visual_tokens"]) == (96, 64, True, 6)
+    assert server.metrics()["fovea_images_encoded_total"] == before + 1
+    assert said(server, card["url"]) == said(server, data_url(picture(seed=301)))
+    assert server.metrics()["fovea_images_encoded_total"] == before + 1
+    assert server.metrics()["fovea_image_store_entries"] >= 1
+
+
+def test_one_image_has_one_id_and_a_tenants_is_its_own(server: Server) -> None:
+    assert send(server, 302)["id"] == send(server, 302)["id"]
+    assert send(server, 302)["id"] != send(server, 302, cache_salt="other")["id"]
+    assert send(server, 302)["id"] != send(server, 303)["id"]
+
+
+def test_sent_ahead_and_not_encoded(server: Server) -> None:
+    before = server.metrics()["fovea_images_encoded_total"]
+    card = send(server, 304, encode=False)
+    assert card["encoded"] is False
+    assert "visual_tokens" not in card
+    assert server.metrics()["fovea_images_encoded_total"] == before
+    said(server, card["url"])
+    assert server.metrics()["fovea_images_encoded_total"] == before + 1
+
+
+def test_images_sent_ahead_and_others_in_one_message(server: Server) -> None:
+    first, third = send(server, 305), send(server, 307)
+    urls = [data_url(picture(seed=seed)) for seed in (305, 306, 307)]
+    mixed = chat(user(image(first["url"]), image(urls[1]), image(third["url"]), "the same?"))
+    plain = chat(user(*map(image, urls), "the same?"))
+    answers = [server.post("/v1/chat/completions", body).json() for body in (mixed, plain)]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    assert answers[0]["usage"]["prompt_tokens"] == answers[1]["usage"]["prompt_tokens"]
+
+
+def test_what_is_known_of_an_image_and_forgetting_it(server: Server) -> None:
+    card = send(server, 308)
+    shown = server.get(f"/v1/images/{card['id']}").json()
+    assert {**card, "encoded": False} == {**shown, "visual_tokens": card["visual_tokens"]}
+    with server.client() as client:
+        assert client.delete(f"/v1/images/{card['id']}").json()["deleted"] is True
+        assert client.delete(f"/v1/images/{card['id']}").status_code == 404
+        assert client.get(f"/v1/images/{card['id']}").json()["error"]["code"] == "image_not_found"
+    refused = server.post("/v1/chat/completions", chat(user(image("data:,"), image(card["url"]))))
+    assert refused.status_code == 400
+
+
+@pytest.mark.parametrize("name", ["nothing", "", "../../etc/passwd", "é" * 200])
+def test_an_id_that_is_not_here_is_refused_with_its_place(server: Server, name: str) -> None:
+    answer = server.post("/v1/chat/completions", chat(user("first", image(f"fovea-image://{name}"))))
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert error["code"] == "image_not_found"
+    assert error["param"] == "messages[0].content[1].image_url.url"
+    assert "send the image again to /v1/images" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        pytest.param({}, 400, "url", id="nothing"),
+        pytest.param({"url": "data:image/png;base64,AAAA"}, 400, "url", id="not an image"),
+        pytest.param({"url": "ftp://example.com/a.png"}, 400, "url", id="scheme"),
+        pytest.param({"url": data_url(picture()), "model": "other"}, 404, "model", id="model"),
+        pytest.param({"url": data_url(picture()), "detail": "huge"}, 400, "detail", id="detail"),
+        pytest.param({"url": data_url(picture()), "encode": "maybe"}, 400, "encode", id="encode"),
+    ],
+)
+def test_bad_uploads(server: Server, body: Json, status: int, param: str) -> None:
+    answer = server.post("/v1/images", body)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_too_many_images_counts_those_sent_ahead(server: Server) -> None:
+    card = send(server, 309, encode=False)
+    answer = server.post("/v1/chat/completions", chat(user(*[image(card["url"])] * 5)))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "too_many_images"
+
+
+def test_an_upload_that_is_given_up_leaves_nothing_behind(server: Server) -> None:
+    with (
+        frozen(server.engine),
+        httpx.Client(base_url=server.url, timeout=0.5) as client,
+        pytest.raises(Exception, match="timed out"),
+    ):
+        client.post("/v1/images", json={"url": data_url(picture(seed=310))})
+    until(lambda: server.engine.loop.unfinished == 0)
+    server.engine.check_integrity()
+
+
+def test_the_store_has_a_ceiling_and_a_time_to_live(engine: Engine, files: Path) -> None:
+    with running(engine, ServerSettings(image_store_mib=0), files) as server:
+        answer = server.post("/v1/images", {"url": data_url(picture())})
+        assert answer.status_code == 400
+        assert "image_store_mib" in answer.json()["error"]["message"]
