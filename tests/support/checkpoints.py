@@ -25,7 +25,8 @@ VOCABULARY = 384
 QWEN_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
-    "{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}"
+    "{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif c['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -197,6 +198,20 @@ _IDEFICS_PROCESSOR = {
 }  # fmt: skip
 _SMOL_PROCESSOR = {**_IDEFICS_PROCESSOR, "image_processor_type": "SmolVLMImageProcessor"}
 
+
+def _video_processor(architecture: str) -> dict[str, Any]:
+    """Small limits; every class and setting as checkpoints of this architecture have them."""
+    newest = architecture == "qwen3_vl"
+    unit = 32 if newest else 28
+    norm = _HALF if newest else CLIP_NORM
+    return {
+        "video_processor_type": "Qwen3VLVideoProcessor" if newest else "Qwen2VLVideoProcessor",
+        "size": {"shortest_edge": 4 * unit**2, "longest_edge": (256 if newest else 24) * unit**2},
+        "patch_size": unit // 2, "merge_size": 2, "temporal_patch_size": 2, "fps": 2, "min_frames": 4,
+        "max_frames": 32, **norm,
+    }  # fmt: skip
+
+
 Builder = Callable[[dict[str, int]], Any]
 ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "qwen3_vl": (_qwen3_vl, _qwen_processor(16), "<|image_pad|>"),
@@ -235,6 +250,8 @@ def write(architecture: str, folder: Path, *, seed: int = 0, dtype: torch.dtype 
     model.to(dtype).save_pretrained(folder)
     words.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    if architecture.startswith("qwen"):
+        (folder / "video_preprocessor_config.json").write_text(json.dumps(_video_processor(architecture)))
     side = {"processor_class": "any"}
     if architecture in ("llava", "llava_next"):
         side |= {

@@ -33,6 +33,7 @@ class FrameSource(Protocol):
 class Video:
     """identity: 64 hex digits, a 256-bit hash of the source bytes with type and dimensions, or of the frames.
     width, height: pixels of a frame, upright. frames: how many there are. fps: frames per second, on average.
+    chosen: the frames were picked by whoever sent them; all are shown unless a budget asks for others.
     """
 
     identity: str
@@ -41,6 +42,7 @@ class Video:
     frames: int
     fps: float
     source: FrameSource = field(repr=False, compare=False)
+    chosen: bool = False
 
     @property
     def duration_s(self) -> float:
@@ -86,4 +88,6 @@ def video_of_images(images: Sequence[Image], fps: float = FRAMES_PER_SECOND) -> 
     digest = hashlib.sha256(f"frames;{fps!r};".encode())
     for image in images:
         digest.update(f"{image.identity};".encode())
-    return Video(digest.hexdigest(), first.width, first.height, len(images), fps, _Pictures(tuple(images)))
+    return Video(
+        digest.hexdigest(), first.width, first.height, len(images), fps, _Pictures(tuple(images)), True
+    )

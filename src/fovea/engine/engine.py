@@ -32,6 +32,7 @@ from fovea.core.image import PixelBudget
 from fovea.core.protocols import EngineStatus
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import Completion, Delta, GenerationRequest, ModelInfo, Prompt
+from fovea.core.video import VideoBudget
 from fovea.engine.cache.blocks import BlockPool
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.manager import KVManager
@@ -42,10 +43,9 @@ from fovea.engine.inputs import to_prompt
 from fovea.engine.job import Job
 from fovea.engine.loop import EngineLoop
 from fovea.engine.memory import pool_blocks
-from fovea.engine.models.load import LoadedModel, load_model
+from fovea.engine.models.load import LoadedModel, load_model, prompt_builder
 from fovea.engine.pixels import Claim, PixelStore
 from fovea.engine.prepare import Preparer
-from fovea.engine.prompt import PromptBuilder
 from fovea.engine.runner import Runner
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.scheduler import Scheduler
@@ -91,7 +91,7 @@ class Engine:
         self.loop = EngineLoop(self.scheduler, runner, tokenizer)
         self._preparer = Preparer(
             tokenizer,
-            PromptBuilder(tokenizer, loaded.processor, model.image_token_id),
+            prompt_builder(loaded),
             PixelStore(loaded.processor, self.config.preprocess_workers, self.config.pixel_pool_mib * MIB),
             self._embeddings,
             self._stored,
@@ -148,14 +148,18 @@ class Engine:
         *,
         sampling: SamplingParams | None = None,
         budget: PixelBudget | None = None,
+        videos: Sequence[Any] = (),
+        video_budget: VideoBudget | None = None,
         **params: Any,
     ) -> Completion:
         """The whole answer. `params` are fields of SamplingParams; what is not given is the checkpoint's default.
 
         Also: cache_salt, timeout (seconds), priority, as in GenerationRequest.
         prompt: a question, OpenAI-style messages, or a Prompt. images: paths, bytes or PIL images, put before a question.
+        videos: paths, bytes or lists of frames (whatever an image may be, of one size), put after the images.
         """
-        request = self.request(prompt, images, sampling=sampling, budget=budget, **params)
+        given = {"videos": videos, "video_budget": video_budget, **params}
+        request = self.request(prompt, images, sampling=sampling, budget=budget, **given)
         answer = AnswerBuilder(request.sampling.n)
         for delta in self.iterate(request):
             answer.add(delta)
@@ -168,6 +172,8 @@ class Engine:
         *,
         sampling: SamplingParams | None = None,
         budget: PixelBudget | None = None,
+        videos: Sequence[Any] = (),
+        video_budget: VideoBudget | None = None,
         **params: Any,
     ) -> AsyncIterator[Delta]:
         """Deltas as they come. Leaving the loop early cancels the request and frees its blocks.
@@ -175,7 +181,8 @@ class Engine:
         `prompt` may be a GenerationRequest, which is how servers call it; nothing may stand beside one.
         """
         loop = asyncio.get_running_loop()
-        ask = partial(self.request, prompt, images, sampling=sampling, budget=budget, **params)
+        given = {"videos": videos, "video_budget": video_budget, **params}
+        ask = partial(self.request, prompt, images, sampling=sampling, budget=budget, **given)
         # A request that is one already needs no decoding, so no thread: it is admitted and its clock starts at once.
         ready = isinstance(prompt, GenerationRequest)
         request = ask() if ready else await loop.run_in_executor(self._prepare_pool, ask)
@@ -216,6 +223,8 @@ class Engine:
         *,
         sampling: SamplingParams | None = None,
         budget: PixelBudget | None = None,
+        videos: Sequence[Any] = (),
+        video_budget: VideoBudget | None = None,
         cache_salt: str = "",
         timeout: float | None = None,
         priority: int = 0,
@@ -223,14 +232,15 @@ class Engine:
     ) -> GenerationRequest:
         """A request from what a caller has at hand; decodes images. `params` as in `generate`."""
         if isinstance(prompt, GenerationRequest):
-            if images or sampling or budget or params or cache_salt or timeout or priority:
+            beside = (images, videos, sampling, budget, video_budget, params, cache_salt, timeout, priority)
+            if any(beside):
                 raise InvalidRequest("a GenerationRequest is complete; nothing may be given beside it")
             return prompt
         if sampling is not None and params:
             raise InvalidRequest(f"{next(iter(params))} belongs into sampling when sampling is given")
         return GenerationRequest(
             id=uuid.uuid4().hex,
-            prompt=to_prompt(prompt, images, budget),
+            prompt=to_prompt(prompt, images, budget, videos, video_budget),
             sampling=sampling or self.sampling(params),
             cache_salt=cache_salt,
             timeout=timeout,

@@ -14,7 +14,8 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from weakref import WeakValueDictionary
 
 from fovea.core.errors import Unavailable
-from fovea.engine.prompt import PlannedImage
+from fovea.engine.clip import PlannedFrames
+from fovea.engine.prompt import Planned, process
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage
 
 BYTES_PER_PIXEL = 24
@@ -22,9 +23,9 @@ BYTES_PER_PIXEL = 24
 
 
 class PixelTask:
-    """The pixels of one planned image, made at most once at a time. Shared by all requests that wait for them."""
+    """The pixels of one planned image or group of frames, made at most once at a time; all who wait for them share it."""
 
-    def __init__(self, planned: PlannedImage, processor: ImageProcessor, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, planned: Planned, processor: ImageProcessor, pool: ThreadPoolExecutor) -> None:
         self._planned = planned
         self._processor = processor
         self._pool = pool
@@ -43,9 +44,7 @@ class PixelTask:
         with self._lock:
             if self._future is None or _failed(self._future):
                 try:
-                    self._future = self._pool.submit(
-                        self._processor.process, self._planned.image, self._planned.plan
-                    )
+                    self._future = self._pool.submit(process, self._planned, self._processor)
                 except RuntimeError as error:
                     raise Unavailable("the engine has stopped") from error
             return self._future
@@ -61,6 +60,8 @@ class PixelTask:
         """Nobody needs them now; work in progress is left to finish."""
         with self._lock:
             self._future = None
+        if isinstance(self._planned, PlannedFrames):
+            self._planned.forget()
 
 
 def _failed(future: Future[ProcessedImage]) -> bool:
@@ -136,7 +137,7 @@ class PixelStore:
         self._lock = threading.Lock()
         self._tasks: WeakValueDictionary[str, PixelTask] = WeakValueDictionary()
 
-    def task(self, planned: PlannedImage) -> PixelTask:
+    def task(self, planned: Planned) -> PixelTask:
         with self._lock:
             task = self._tasks.get(planned.key)
             if task is None:

@@ -2,6 +2,7 @@
 
 Text advances all three coordinates together. An image's tokens share one time and spread over height and width on the
 merged grid; text goes on after the larger of the two sides, not after the token count (arXiv 2409.12191, section 2.1).
+A video's frame groups begin where the video began and differ in time; tokens that pruning left out leave holes.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ def mrope_positions(length: int, spans: Sequence[ImageSpan], merge: int) -> tupl
         cursor += text
         time, height, width = span.grid[0], span.grid[1] // merge, span.grid[2] // merge
         grid = np.indices((time, height, width)).reshape(3, -1) + cursor
-        positions[:, span.start : span.end] = grid
-        cursor += max(height, width)
+        grid[0] += span.time
+        positions[:, span.start : span.end] = grid if span.kept is None else grid[:, list(span.kept)]
+        if not span.more:
+            cursor += max(height, width)
         token = span.end
     positions[:, token:] = np.arange(cursor, cursor + length - token)
-    delta = cursor + (length - token) - length
+    # Not `cursor`: the time of a long video may have run ahead of the text that follows it.
+    delta = int(positions.max(initial=-1)) + 1 - length
     return positions, delta

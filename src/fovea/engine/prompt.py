@@ -1,20 +1,23 @@
-"""A prompt as the decoder sees it: ids, and which of them stand for which image.
+"""A prompt as the decoder sees it: ids, and which of them stand for which image or frames of a video.
 
-Pure arithmetic on text: the image processor's plan says how many visual tokens an image becomes before any pixel is
-touched, so a prompt that can not fit is refused from the headers alone.
+Pure arithmetic on text: the processors' plans say how many visual tokens an image or a video becomes before any pixel
+is touched, so a prompt that can not fit is refused from the headers alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from fovea.core.errors import InvalidImage, InvalidRequest, PromptTooLong
+from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, InvalidVideo, PromptTooLong
 from fovea.core.image import Image
-from fovea.core.types import ChatPrompt, ImagePart, Prompt, TextPrompt, TokenPrompt
+from fovea.core.types import ChatPrompt, ImagePart, Prompt, TextPrompt, TokenPrompt, VideoPart
+from fovea.engine.clip import Clip, PlannedFrames, PlannedVideo
 from fovea.engine.sequence import ImageSpan
 from fovea.engine.tokenizer import ChatTokenizer
-from fovea.engine.vision.processor.base import ImageProcessor, VisualPlan
+from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage, VisualPlan
+from fovea.engine.vision.processor.video import QwenVideos
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,35 +29,81 @@ class PlannedImage:
     key: str
 
 
+Planned = PlannedImage | PlannedFrames
+
+
+def process(planned: Planned, processor: ImageProcessor) -> ProcessedImage:
+    """The pixels of either. CPU-bound: for a worker thread."""
+    if isinstance(planned, PlannedFrames):
+        return planned.process()
+    return processor.process(planned.image, planned.plan)
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
     ids: list[int]
     spans: tuple[ImageSpan, ...]
     images: tuple[PlannedImage, ...]
+    videos: tuple[PlannedVideo, ...] = ()
 
     @property
     def image_tokens(self) -> int:
         return sum(span.tokens for span in self.spans)
 
+    @property
+    def planned(self) -> Iterator[Planned]:
+        """All that is encoded for this prompt."""
+        yield from self.images
+        for video in self.videos:
+            yield from video.groups
+
+    @property
+    def contents(self) -> str:
+        """For messages: how many images, and what each video costs."""
+        return "; ".join((f"{len(self.images)} images", *(video.cost for video in self.videos)))
+
 
 class PromptBuilder:
-    def __init__(self, tokenizer: ChatTokenizer, processor: ImageProcessor, image_token_id: int) -> None:
+    """videos: what becomes of videos, and the id that stands for them; None for models that take none."""
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        processor: ImageProcessor,
+        image_token_id: int,
+        videos: tuple[QwenVideos, int] | None = None,
+        accepting: str = "",
+    ) -> None:
+        """accepting: models that take videos, for the message of one that does not."""
         self._tokenizer = tokenizer
         self._processor = processor
-        self._image_token_id = image_token_id
-        self._marker = tokenizer.token_text(image_token_id)
+        self._accepting = accepting
+        self._videos = videos[0] if videos else None
+        self._tokens = (image_token_id, *((videos[1],) if videos else ()))
+        self._markers = tuple(tokenizer.token_text(token) for token in self._tokens)
+        self._split = re.compile("(" + "|".join(map(re.escape, self._markers)) + ")")
 
-    def build(self, prompt: Prompt, salt: str = "", limit: int | None = None) -> PreparedPrompt:
+    def build(
+        self,
+        prompt: Prompt,
+        salt: str = "",
+        limit: int | None = None,
+        admit: Callable[[PreparedPrompt], object] | None = None,
+    ) -> PreparedPrompt:
         """Raises InvalidRequest when images and markers do not match, or a budget can not be met.
 
         limit: tokens of the context. Text that can not fit by its length alone is refused before it is tokenized,
         which takes seconds for megabytes.
+        admit: raises for a prompt that is not to be run. It is called before the frames of a pruned video are decoded,
+        with a prompt that is as long as the one that will be returned.
         """
         if isinstance(prompt, TokenPrompt):
             return self._from_ids(prompt)
+        parts: list[ImagePart | VideoPart]
         if isinstance(prompt, ChatPrompt):
+            parts = [p for m in prompt.messages for p in m.parts if isinstance(p, ImagePart | VideoPart)]
+            self._check_videos(parts)
             text = self._tokenizer.render(prompt.messages)
-            parts = [p for m in prompt.messages for p in m.parts if isinstance(p, ImagePart)]
         else:
             text, parts = prompt.text, list(prompt.images)
         if limit is not None and self._tokenizer.fewest_tokens(text) > limit:
@@ -62,11 +111,34 @@ class PromptBuilder:
                 f"the text has {len(text)} characters, which is more than the context of {limit} tokens can hold",
                 param="messages",
             )
-        images = [self._plan(index, part, len(parts), salt) for index, part in enumerate(parts)]
-        ids = self._tokenizer.encode(self._expand(text, images, prompt))
+        pictures = [part for part in parts if isinstance(part, ImagePart)]
+        images = [self._plan(index, part, len(pictures), salt) for index, part in enumerate(pictures)]
+        clips = (part for part in parts if isinstance(part, VideoPart))
+        videos = [self._plan_video(index, part, salt) for index, part in enumerate(clips)]
+        _check_visual(videos, limit)
+        what = "text" if isinstance(prompt, TextPrompt) else "messages"
+        prepared = self._lay_out(text, images, videos, what)
+        if not any(video.plan.pruned for video in videos):
+            return prepared
+        if admit is not None:
+            admit(prepared)
+        return self._lay_out(text, images, [self._settle(video) for video in videos], what)
+
+    def _lay_out(
+        self, text: str, images: Sequence[PlannedImage], videos: Sequence[PlannedVideo], what: str
+    ) -> PreparedPrompt:
+        pieces = self._split.split(text)
+        self._check_markers(pieces, images, videos, what)
+        order: list[PlannedImage | PlannedVideo] = []
+        rest_images, rest_videos = iter(images), iter(videos)
+        for at in range(1, len(pieces), 2):
+            planned = next(rest_images) if pieces[at] == self._markers[0] else next(rest_videos)
+            pieces[at] = planned.plan.text
+            order.append(planned)
+        ids = self._tokenizer.encode("".join(pieces))
         if not ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
-        return PreparedPrompt(ids, self._spans(ids, images), tuple(images))
+        return PreparedPrompt(ids, self._spans(ids, order), tuple(images), tuple(videos))
 
     def _from_ids(self, prompt: TokenPrompt) -> PreparedPrompt:
         size = self._tokenizer.vocab_size
@@ -75,11 +147,12 @@ class PromptBuilder:
         wrong = [i for i in prompt.ids if not 0 <= i < size]
         if wrong:
             raise InvalidRequest(f"token id {wrong[0]} is outside the vocabulary [0, {size})", param="prompt")
-        if self._image_token_id in prompt.ids:
-            raise InvalidRequest(
-                f"token id {self._image_token_id} stands for an image; send images as parts of messages",
-                param="prompt",
-            )
+        for token, noun in zip(self._tokens, ("an image", "a video"), strict=False):
+            if token in prompt.ids:
+                raise InvalidRequest(
+                    f"token id {token} stands for {noun}; send {noun.split()[1]}s as parts of messages",
+                    param="prompt",
+                )
         return PreparedPrompt(list(prompt.ids), (), ())
 
     def _plan(self, index: int, part: ImagePart, count: int, salt: str) -> PlannedImage:
@@ -89,30 +162,90 @@ class PromptBuilder:
             raise error.at(index) from error
         return PlannedImage(part.image, plan, f"{salt}\x00{part.image.identity}\x00{plan.key}")
 
-    def _expand(self, text: str, images: Sequence[PlannedImage], prompt: Prompt) -> str:
-        pieces = text.split(self._marker)
-        if len(pieces) - 1 != len(images):
-            what = "text" if isinstance(prompt, TextPrompt) else "messages"
+    def _check_videos(self, parts: Sequence[ImagePart | VideoPart]) -> None:
+        if self._videos is None and any(isinstance(part, VideoPart) for part in parts):
             raise InvalidRequest(
-                f"the prompt holds {len(pieces) - 1} image markers {self._marker!r} for {len(images)} images; "
-                "the marker itself may not stand in the text of a message",
-                param=what,
+                f"this model takes no videos; models that do: {self._accepting}. Send frames as images instead",
+                param="messages",
+                code="video_not_supported",
             )
-        expanded = [pieces[0]]
-        for image, piece in zip(images, pieces[1:], strict=True):
-            expanded += [image.plan.text, piece]
-        return "".join(expanded)
 
-    def _spans(self, ids: list[int], images: Sequence[PlannedImage]) -> tuple[ImageSpan, ...]:
-        places = [i for i, token in enumerate(ids) if token == self._image_token_id]
-        wanted = sum(image.plan.tokens for image in images)
+    def _plan_video(self, index: int, part: VideoPart, salt: str) -> PlannedVideo:
+        assert self._videos is not None
+        try:
+            plan = self._videos.plan(part.video, part.budget)
+        except InvalidMedia as error:
+            raise InvalidVideo(error.reason, index=index, param=error.param) from error
+        return PlannedVideo(index, plan, Clip(index, part.video, plan, self._videos), salt)
+
+    def _settle(self, video: PlannedVideo) -> PlannedVideo:
+        """A pruned video with the cells that its frames choose; decodes them."""
+        if not video.plan.pruned:
+            return video
+        assert self._videos is not None
+        plan = self._videos.settle(video.clip.video, video.plan, video.clip.moving())
+        return replace(video, plan=plan)
+
+    def _check_markers(
+        self,
+        pieces: Sequence[str],
+        images: Sequence[PlannedImage],
+        videos: Sequence[PlannedVideo],
+        what: str,
+    ) -> None:
+        wanted = (("image", len(images)), ("video", len(videos)))
+        for marker, (noun, count) in zip(self._markers, wanted, strict=False):
+            found = pieces[1::2].count(marker)
+            if found != count:
+                raise InvalidRequest(
+                    f"the prompt holds {found} {noun} markers {marker!r} for {count} {noun}s; "
+                    "the marker itself may not stand in the text of a message",
+                    param=what,
+                )
+
+    def _spans(self, ids: list[int], order: Sequence[PlannedImage | PlannedVideo]) -> tuple[ImageSpan, ...]:
+        places = [i for i, token in enumerate(ids) if token in self._tokens]
+        cut = list(_cut(order))
+        wanted = sum(span.tokens for span in cut)
         if len(places) != wanted:
             raise InvalidRequest(f"{len(places)} image tokens in the prompt, the images make {wanted}")
         spans, taken = [], 0
-        for index, image in enumerate(images):
-            first, last = places[taken], places[taken + image.plan.tokens - 1]
-            taken += image.plan.tokens
-            spans.append(
-                ImageSpan(index, first, last - first + 1, image.plan.tokens, image.key, image.plan.grid)
-            )
+        for span in cut:
+            first, last = places[taken], places[taken + span.tokens - 1]
+            taken += span.tokens
+            spans.append(replace(span, start=first, length=last - first + 1))
         return tuple(spans)
+
+
+def _cut(order: Sequence[PlannedImage | PlannedVideo]) -> Iterator[ImageSpan]:
+    """Spans in the order of the prompt, without their places yet."""
+    images = 0
+    for planned in order:
+        if isinstance(planned, PlannedImage):
+            yield ImageSpan(images, 0, 0, planned.plan.tokens, planned.key, planned.plan.grid)
+            images += 1
+            continue
+        plan, groups = planned.plan, planned.groups
+        for group in groups:
+            yield ImageSpan(
+                index=planned.index,
+                start=0,
+                length=0,
+                tokens=group.plan.tokens,
+                key=group.key,
+                grid=group.plan.grid,
+                kept=group.plan.kept,
+                time=plan.times[group.number],
+                more=plan.joined and group is not groups[-1],
+            )
+
+
+def _check_visual(videos: Sequence[PlannedVideo], limit: int | None) -> None:
+    """Videos that are too long by themselves, before their text is written: that may be hundreds of thousands of tokens."""
+    tokens = sum(video.plan.kept for video in videos)
+    if limit is not None and tokens >= limit:
+        raise PromptTooLong(
+            f"the videos have {tokens} tokens ({'; '.join(video.cost for video in videos)}); the context holds {limit}, "
+            "answer included; ask for fewer frames (fps, max_frames) or pixels (max_pixels)",
+            param="messages",
+        )

@@ -102,7 +102,9 @@ class Runner:
             positions, delta = np.arange(len(ids)), 0
         else:
             positions, delta = mrope_positions(len(ids), seq.spans, merge)
-        visual = np.cumsum(ids == self.model.image_token_id) if seq.spans else np.zeros(0, dtype=np.int64)
+        visual = (
+            np.cumsum(self.model.visual(ids), dtype=np.int64) if seq.spans else np.zeros(0, dtype=np.int64)
+        )
         self._prompts[seq.id] = _Prompt(ids, positions, delta, visual, pixels)
         self.sampler.add(seq, choice)
 
@@ -226,7 +228,7 @@ class Runner:
             prompt = self._prompts[item.seq.id]
             for span in item.seq.spans_between(item.start, item.stop):
                 first, last = max(span.start, item.start), min(span.end, item.stop)
-                places = np.nonzero(prompt.ids[first:last] == self.model.image_token_id)[0]
+                places = np.nonzero(self.model.visual(prompt.ids[first:last]))[0]
                 if not len(places):
                     continue
                 before = int(prompt.visual[span.start]) - 1

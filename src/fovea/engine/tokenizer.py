@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.core.errors import CheckpointError, InvalidRequest
-from fovea.core.types import ImagePart, Message, TextPart
+from fovea.core.types import Message, TextPart, VideoPart
 from fovea.engine.files import read_json
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -122,7 +122,7 @@ class ChatTokenizer:
         return token
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The model's text of a conversation, ready for its answer. Each image is one marker."""
+        """The model's text of a conversation, ready for its answer. Each image and each video is one marker."""
         if self._template is None:
             raise InvalidRequest(
                 "this checkpoint has no chat template; use a text prompt, or start with --chat-template FILE",
@@ -145,10 +145,12 @@ class ChatTokenizer:
         return text
 
     def _content(self, message: Message) -> Any:
-        if not self._content_as_list and not any(isinstance(p, ImagePart) for p in message.parts):
+        if not self._content_as_list and all(isinstance(p, TextPart) for p in message.parts):
             return "".join(part.text for part in message.parts if isinstance(part, TextPart))
         return [
-            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+            {"type": "text", "text": part.text}
+            if isinstance(part, TextPart)
+            else {"type": "video" if isinstance(part, VideoPart) else "image"}
             for part in message.parts
         ]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fovea.engine.layers.decoder import Decoder, DecoderConfig, LanguageHead
@@ -21,18 +23,27 @@ TIED_HEAD_PACK_SHARE = 0.15
 class VisionLanguageModel(nn.Module, ABC):
     """A vision tower and a decoder.
 
-    image_token_id: the id that image spans in a prompt consist of.
+    image_token_id: the id that image spans in a prompt consist of. video_token_id: the same for videos, None for
+        models that take none.
     merge: patches per side of a visual token where positions are three-dimensional (M-RoPE), else None.
     ignored: regular expressions of checkpoint names (after `names.canonical`) that this model has no use for.
     """
 
     ignored: tuple[str, ...] = ()
 
-    def __init__(self, config: DecoderConfig, image_token_id: int, *, merge: int | None) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        image_token_id: int,
+        *,
+        merge: int | None,
+        video_token_id: int | None = None,
+    ) -> None:
         super().__init__()
         self.decoder = Decoder(config)
         self.head = LanguageHead(config)
         self.image_token_id = image_token_id
+        self.video_token_id = video_token_id
         self.merge = merge
         self.kernels = PLAIN
 
@@ -42,6 +53,11 @@ class VisionLanguageModel(nn.Module, ABC):
 
     def encode(self, image: ProcessedImage) -> VisualFeatures:
         return finished(self.encode_slices(image))
+
+    def visual(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which ids of a prompt the encoder's output takes the places of."""
+        places: NDArray[np.bool_] = ids == self.image_token_id
+        return places if self.video_token_id is None else places | (ids == self.video_token_id)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, hidden) decoder output to float32 (rows, vocabulary)."""

@@ -15,11 +15,14 @@ from fovea.core.types import ModelInfo
 from fovea.engine.config import EngineConfig
 from fovea.engine.files import read_json
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.models.registry import architecture, build
+from fovea.engine.models.registry import architecture, build, takes_videos
 from fovea.engine.models.weights import checkpoint_dtype, load_weights, shard_files
+from fovea.engine.prompt import PromptBuilder
 from fovea.engine.tokenizer import ChatTokenizer
 from fovea.engine.vision.processor import build as build_processor
 from fovea.engine.vision.processor.base import ImageProcessor
+from fovea.engine.vision.processor.video import QwenVideos
+from fovea.engine.vision.processor.video_settings import build_videos
 from fovea.engine.vision.stored import fingerprint
 from fovea.kernels.choose import choose
 
@@ -28,13 +31,14 @@ BUNDLED = "fovea-tiny"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """fingerprint: of the encoder, where its outputs are kept on disk; see vision/stored.py."""
+    """fingerprint: of the encoder, where its outputs are kept on disk; see vision/stored.py. videos: None: takes none."""
 
     model: VisionLanguageModel
     tokenizer: ChatTokenizer
     processor: ImageProcessor
     info: ModelInfo
     fingerprint: str = ""
+    videos: QwenVideos | None = None
 
 
 def bundled_model() -> Path:
@@ -82,11 +86,11 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         mark = fingerprint(model.encoder_parts(), entry.name, str(dtype), type(kernels).__name__)
     model.finish_loading(kernels)
     tokenizer = ChatTokenizer.from_folder(folder, config, template=chat_template)
-    processor = build_processor(
-        config.model_type,
-        read_json(folder / "preprocessor_config.json") or _nested_processor(folder),
-        config.to_dict(),
-        read_json(folder / "processor_config.json"),
+    images = read_json(folder / "preprocessor_config.json") or _nested_processor(folder)
+    shapes, joint = config.to_dict(), read_json(folder / "processor_config.json")
+    processor = build_processor(config.model_type, images, shapes, joint)
+    videos = build_videos(
+        config.model_type, read_json(folder / "video_preprocessor_config.json"), images, shapes, joint
     )
     info = ModelInfo(
         name=served_name(name),
@@ -99,7 +103,16 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         created=int(time.time()),
         default_sampling=_default_sampling(folder),
     )
-    return LoadedModel(model, tokenizer, processor, info, mark)
+    return LoadedModel(model, tokenizer, processor, info, mark, videos=videos)
+
+
+def prompt_builder(loaded: LoadedModel) -> PromptBuilder:
+    """What turns messages into this model's tokens."""
+    model, videos = loaded.model, loaded.videos
+    known = None if videos is None or model.video_token_id is None else (videos, model.video_token_id)
+    return PromptBuilder(
+        loaded.tokenizer, loaded.processor, model.image_token_id, known, accepting=takes_videos()
+    )
 
 
 def read_config(folder: Path) -> Any:

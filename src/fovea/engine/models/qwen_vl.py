@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
@@ -21,11 +23,16 @@ class QwenVL(VisionLanguageModel):
             raise UnsupportedModel(
                 f"vision output {vision.out_hidden} and decoder width {decoder.hidden} differ"
             )
-        super().__init__(decoder, config.image_token_id, merge=vision.merge)
+        super().__init__(
+            decoder, config.image_token_id, merge=vision.merge, video_token_id=config.video_token_id
+        )
         self.vision = QwenVisionTower(vision)
 
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
         embeds, deepstack = yield from self.vision.slices(self.pixels(image), image.plan.grid)
+        if image.plan.kept is not None:
+            kept = torch.tensor(image.plan.kept, device=embeds.device)
+            embeds, deepstack = embeds[kept], [features[kept] for features in deepstack]
         return VisualFeatures(embeds, tuple(deepstack))
 
     @property

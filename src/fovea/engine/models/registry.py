@@ -21,6 +21,7 @@ class Architecture:
     example: str
     vision: str
     text: str
+    videos: bool = False
 
 
 ARCHITECTURES: tuple[Architecture, ...] = (
@@ -32,6 +33,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "Qwen/Qwen3-VL-4B-Instruct",
         "any resolution, DeepStack",
         "Qwen3, interleaved M-RoPE",
+        videos=True,
     ),
     Architecture(
         "qwen2_5_vl",
@@ -41,6 +43,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "Qwen/Qwen2.5-VL-3B-Instruct",
         "any resolution, windowed attention",
         "Qwen2, M-RoPE",
+        videos=True,
     ),
     Architecture(
         "qwen2_vl",
@@ -50,6 +53,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "Qwen/Qwen2-VL-2B-Instruct",
         "any resolution",
         "Qwen2, M-RoPE",
+        videos=True,
     ),
     Architecture(
         "llava",
@@ -105,6 +109,11 @@ def architecture(model_type: str) -> Architecture:
             return entry
     known = ", ".join(entry.model_type for entry in ARCHITECTURES)
     raise UnsupportedModel(f"model_type {model_type!r} is not supported; supported: {known}")
+
+
+def takes_videos() -> str:
+    """The names of the architectures that do, for messages."""
+    return ", ".join(entry.name for entry in ARCHITECTURES if entry.videos)
 
 
 def build(config: Any) -> VisionLanguageModel:

@@ -28,6 +28,7 @@ class VisualPlan:
     text: what one image marker of the prompt expands to.
     key: names everything that shapes the pixels; images of equal identity and equal key give equal arrays.
     resized: (height, width) of each successive resize of the whole picture, in order, in pixels.
+    kept: which tokens of the merged grid, ascending, are handed on, if not all; only videos are pruned.
     """
 
     width: int
@@ -37,6 +38,7 @@ class VisualPlan:
     text: str = field(repr=False)
     key: str
     resized: tuple[tuple[int, int], ...] = ()
+    kept: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
