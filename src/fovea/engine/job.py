@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fovea.core.types import StageTimings
 from fovea.engine.detokenize import TextStream
 from fovea.engine.events import Sink
-from fovea.engine.runner import PixelSource
 from fovea.engine.sequence import Sequence
+
+if TYPE_CHECKING:  # a simulated engine has jobs too, and no torch
+    from fovea.engine.runner import PixelSource
 from fovea.engine.vision.features import VisualFeatures
 
 

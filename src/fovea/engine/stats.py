@@ -5,27 +5,15 @@ from __future__ import annotations
 from fovea.engine.loop import EngineLoop
 from fovea.engine.prepare import Preparer
 from fovea.engine.schedule.scheduler import Scheduler
+from fovea.engine.schedule.stats import scheduler_stats
 from fovea.engine.vision.stored import StoredFeatures
 
 
 def engine_stats(
     scheduler: Scheduler, loop: EngineLoop, preparer: Preparer, stored: StoredFeatures | None
 ) -> dict[str, float]:
-    pool, embeddings = scheduler.kv.pool, scheduler.embeddings
     return _disk(stored) | {
-        "requests_running": len(scheduler.running),
-        "requests_waiting": len(scheduler.waiting),
-        "kv_blocks_total": pool.size,
-        "kv_blocks_used": pool.used,
-        "kv_blocks_cached": pool.cached,
-        "prefix_query_tokens": scheduler.kv.query_tokens,
-        "prefix_hit_tokens": scheduler.kv.hit_tokens,
-        "embed_cache_bytes": embeddings.bytes,
-        "embed_cache_entries": len(embeddings),
-        "embed_cache_held_bytes": embeddings.held_bytes,
-        "embed_cache_hits": embeddings.hits,
-        "embed_cache_misses": embeddings.misses,
-        "embed_cache_evictions": embeddings.evictions,
+        **scheduler_stats(scheduler),
         "pixel_bytes": preparer.pixel_bytes,
         "images_encoded": loop.encoded_images,
         "encode_seconds": loop.encode_seconds,
@@ -33,7 +21,6 @@ def engine_stats(
         "failed_steps": loop.failed_steps,
         "computed_tokens": loop.computed_tokens,
         "generation_tokens": loop.generated_tokens,
-        "preemptions": scheduler.preemptions,
         "integrity_errors": loop.integrity_errors,
     }
 

@@ -1,0 +1,25 @@
+"""The numbers of a scheduler and its caches, by the names of `observe.metrics`; a simulated engine has them too."""
+
+from __future__ import annotations
+
+from fovea.engine.schedule.scheduler import Scheduler
+
+
+def scheduler_stats(scheduler: Scheduler) -> dict[str, float]:
+    pool, embeddings = scheduler.kv.pool, scheduler.embeddings
+    return {
+        "requests_running": len(scheduler.running),
+        "requests_waiting": len(scheduler.waiting),
+        "kv_blocks_total": pool.size,
+        "kv_blocks_used": pool.used,
+        "kv_blocks_cached": pool.cached,
+        "prefix_query_tokens": scheduler.kv.query_tokens,
+        "prefix_hit_tokens": scheduler.kv.hit_tokens,
+        "embed_cache_bytes": embeddings.bytes,
+        "embed_cache_entries": len(embeddings),
+        "embed_cache_held_bytes": embeddings.held_bytes,
+        "embed_cache_hits": embeddings.hits,
+        "embed_cache_misses": embeddings.misses,
+        "embed_cache_evictions": embeddings.evictions,
+        "preemptions": scheduler.preemptions,
+    }
