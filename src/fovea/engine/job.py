@@ -12,7 +12,7 @@ from fovea.engine.sequence import Sequence
 
 if TYPE_CHECKING:  # a simulated engine has jobs too, and no torch
     from fovea.engine.runner import PixelSource
-from fovea.engine.vision.features import VisualFeatures
+    from fovea.engine.vision.features import VisualFeatures
 
 
 @dataclass(slots=True)

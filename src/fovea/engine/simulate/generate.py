@@ -87,13 +87,13 @@ def generate(load: Load) -> Trace:
             for _ in range(load.images_per_request):
                 image = min(bisect(popularity, asked.random() * popularity[-1]), load.images - 1)
                 images.append((f"image-{image}", sizes[image]))
-        prompt, output = _length(asked, load.prompt_tokens), _length(asked, load.output_tokens)
+        prompt, output = geometric(asked, load.prompt_tokens), geometric(asked, load.output_tokens)
         timeout = load.timeout or None
         requests.append(TraceRequest(at, prompt, output, tuple(images), load.system_tokens, 0, timeout))
     return tuple(requests)
 
 
-def _length(random: Random, mean: int) -> int:
+def geometric(random: Random, mean: int) -> int:
     """Geometric from 1 on, at most 8 times the mean: many short, few long."""
     if mean == 1:
         return 1

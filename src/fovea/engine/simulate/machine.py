@@ -1,7 +1,7 @@
 """One engine on paper: its scheduler is the real one, its steps take the seconds of a cost model.
 
-`begin` and `end` are the two halves of `EngineLoop._step`, with whatever clock the caller has in between. Between them
-nothing may be added or ended, as in the loop, which looks into its inbox between steps.
+`begin` and `end` are the two halves of `EngineLoop._step`, with whatever clock the caller has in between. What is added
+or ended between them takes effect with the next step.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fovea.engine.schedule.plan import EncodeJob, StepPlan
 from fovea.engine.schedule.policy import Policy
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import Sequence as Request
+from fovea.engine.sequence import Status
 from fovea.engine.simulate.cost import Composition, CostModel
 
 KV_CACHE_MIB = 1024
@@ -154,6 +155,6 @@ class Machine:
         """Fold the step back; the sequences that got a token by it. Ending those that are complete is the caller's."""
         self.steps += 1
         self.computed_tokens += step.plan.tokens
-        told = [item.seq for item in step.plan.work if item.samples]
+        told = [item.seq for item in step.plan.work if item.samples and item.seq.status is Status.RUNNING]
         self.scheduler.update(step.plan, {seq.id: self._pick(seq) for seq in told})
         return told

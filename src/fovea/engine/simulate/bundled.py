@@ -1,0 +1,79 @@
+"""Prompts of the bundled model without torch and transformers: its tokenizer, its template, its image plans.
+
+`PlainTokenizer` offers what `ChatTokenizer` asks of a transformers tokenizer, from the two files that it is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2.sandbox
+from tokenizers import AddedToken, Tokenizer
+
+import fovea
+from fovea.engine.files import read_json
+from fovea.engine.prompt import PromptBuilder
+from fovea.engine.tokenizer import ChatTokenizer
+from fovea.engine.vision.processor import build
+from fovea.engine.vision.processor.video_settings import FILE as VIDEO_FILE
+from fovea.engine.vision.processor.video_settings import build_videos
+
+FOLDER = Path(fovea.__file__).parent / "assets" / "fovea-tiny"
+
+
+class PlainTokenizer:
+    def __init__(self, folder: Path) -> None:
+        """folder: one with tokenizer.json, tokenizer_config.json."""
+        self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        config = read_json(folder / "tokenizer_config.json")
+        self.bos_token: str | None = config.get("bos_token")
+        self.eos_token: str = config["eos_token"]
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        return dict(self._tokenizer.get_added_tokens_decoder())
+
+    def __len__(self) -> int:
+        return int(self._tokenizer.get_vocab_size())
+
+    def get_vocab(self) -> dict[str, int]:
+        return dict(self._tokenizer.get_vocab())
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(
+        self, ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+    ) -> str:
+        """clean_up_tokenization_spaces: always false here."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def convert_ids_to_tokens(self, token_id: int) -> str | None:
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        return token
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        chat_template: str,
+        tokenize: bool,
+        add_generation_prompt: bool,
+    ) -> str:
+        """tokenize: always false here."""
+        template = self._environment.from_string(chat_template)
+        return template.render(messages=messages, add_generation_prompt=add_generation_prompt)
+
+
+def prompts(folder: Path = FOLDER) -> tuple[ChatTokenizer, PromptBuilder]:
+    """Of a folder like the bundled model's: a Qwen-VL checkpoint with tokenizer.json and chat_template.jinja."""
+    plain, config = PlainTokenizer(folder), read_json(folder / "config.json")
+    template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    tokenizer = ChatTokenizer(plain, template, eos_ids=frozenset({plain.get_vocab()[plain.eos_token]}))
+    kind, images = config["model_type"], read_json(folder / "preprocessor_config.json")
+    videos = build_videos(kind, read_json(folder / VIDEO_FILE), images, config, {})
+    known = (videos, config["video_token_id"]) if videos else None
+    return tokenizer, PromptBuilder(tokenizer, build(kind, images, config), config["image_token_id"], known)

@@ -1,0 +1,262 @@
+"""An engine client without a model: real prompts, filler answers, and the latencies of the simulation in real time.
+
+Servers, gateways and clients can be tested against it: queues, caches, deadlines and cancellations are those of the real
+scheduler, only the tokens mean nothing. It lives in the event loop that calls it; while anybody waits, one task there
+sleeps through step after step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+
+from fovea.core.errors import (
+    DeadlineExceeded,
+    EngineError,
+    FoveaError,
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    Unavailable,
+)
+from fovea.core.protocols import EngineStatus
+from fovea.core.types import Delta, FinishReason, GenerationRequest, ModelInfo, Prompt
+from fovea.engine.collect import AnswerState
+from fovea.engine.config import EngineConfig
+from fovea.engine.detokenize import TextStream
+from fovea.engine.events import Event
+from fovea.engine.job import Job
+from fovea.engine.prompt import PreparedPrompt
+from fovea.engine.schedule.stats import scheduler_stats
+from fovea.engine.sequence import Sequence
+from fovea.engine.simulate.bundled import prompts
+from fovea.engine.simulate.cost import CostModel
+from fovea.engine.simulate.filler import Filler
+from fovea.engine.simulate.machine import Machine, Step
+
+log = logging.getLogger("fovea.simulate")
+LAG_S = 0.05
+"""How late a step may be and still be caught up with: timers tick in milliseconds, a step may be shorter."""
+STALL_S = 0.002
+
+
+class SimulatedEngine:
+    def __init__(self, config: EngineConfig, cost: CostModel, name: str = "fovea-simulated") -> None:
+        self.config = config
+        self.cost = cost
+        self.tokenizer, self._builder = prompts()
+        self._filler = Filler(self.tokenizer)
+        self._seeds: dict[str, int] = {}
+        self._jobs: dict[str, Job] = {}
+        self.machine = Machine(config, cost, lambda seq: self._filler.token(self._seeds[seq.id], seq))
+        context = min(config.max_context or cost.max_context, self.machine.capacity)
+        self._info = ModelInfo(
+            name, "simulated", 0, "none", "none", context, self.tokenizer.vocab_size, int(time.time())
+        )
+        self._in_flight = 0
+        self._generated = 0
+        self._failed_steps = 0
+        self._draining = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def status(self) -> EngineStatus:
+        return "stopped" if self._draining or self._failed_steps else "ready"
+
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """As EngineClient has it. An answer has max_tokens tokens, or about 64 where the request does not say."""
+        self.check_room(request.sampling.n)
+        arrival = time.monotonic()
+        self._in_flight += request.sampling.n
+        jobs: list[Job] = []
+        try:
+            prepared = await self._prepare(request)
+            events: asyncio.Queue[Event] = asyncio.Queue()
+            jobs = self._new_jobs(request, prepared, events, arrival)
+            self._submit(jobs)
+            state = AnswerState(prepared, request.sampling.n)
+            while not state.done:
+                yield state.take(await events.get())
+        finally:
+            self._in_flight -= request.sampling.n
+            for job in jobs:
+                if self._jobs.get(job.seq.id) is job:
+                    self._end(job, "abort")
+
+    def check_room(self, choices: int) -> None:
+        if self.status != "ready":
+            raise Unavailable("the server is shutting down" if self._draining else "the engine has stopped")
+        room = self.config.max_running + self.config.max_queue
+        if self.config.max_queue and choices > room:
+            raise InvalidRequest(
+                f"{choices} answers are asked for; at most {room} run and wait here", param="n"
+            )
+        if self.config.max_queue and self._in_flight + choices > room:
+            raise Overloaded(
+                f"{self._in_flight} requests are running or waiting, {room} is the limit", retry_after=1.0
+            )
+
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        built = await asyncio.to_thread(self._builder.build, prompt, "", self._info.max_context)
+        return built.ids
+
+    def stats(self) -> Mapping[str, float]:
+        machine = self.machine
+        return {
+            **scheduler_stats(machine.scheduler),
+            "images_encoded": machine.encoder.images,
+            "encode_seconds": machine.encoder.seconds,
+            "engine_steps": machine.steps,
+            "failed_steps": self._failed_steps,
+            "computed_tokens": machine.computed_tokens,
+            "generation_tokens": self._generated,
+        }
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        self._draining = True
+        until = time.monotonic() + drain_s
+        while self._in_flight and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+        for job in list(self._jobs.values()):
+            self._end(job, "abort", Event(job.choice, finish_reason="abort"))
+        if self._task is not None:
+            await self._task
+
+    async def _prepare(self, request: GenerationRequest) -> PreparedPrompt:
+        """Raises InvalidRequest or PromptTooLong for what can not run."""
+        if request.sampling.logprobs:
+            raise InvalidRequest("a simulated model has no logprobs", param="logprobs")
+        limit = self._info.max_context
+        prepared = await asyncio.to_thread(self._builder.build, request.prompt, request.cache_salt, limit)
+        length = len(prepared.ids)
+        if length + (request.sampling.max_tokens or 1) > limit:
+            raise PromptTooLong(
+                f"the prompt has {length} tokens ({prepared.image_tokens} of them visual, {prepared.contents}), "
+                f"and {request.sampling.max_tokens or 1} are asked for; the context holds {limit}, answer included",
+                param="messages" if length >= limit else "max_tokens",
+            )
+        return prepared
+
+    def _new_jobs(
+        self,
+        request: GenerationRequest,
+        prepared: PreparedPrompt,
+        events: asyncio.Queue[Event],
+        arrival: float,
+    ) -> list[Job]:
+        sampling, spent = request.sampling, time.monotonic() - arrival
+        room = self._info.max_context - len(prepared.ids)
+        jobs = []
+        for choice in range(sampling.n):
+            seed = self._filler.seed(prepared.ids, sampling, choice)
+            seq = Sequence(
+                id=f"{request.id}:{choice}",
+                prompt_ids=prepared.ids,
+                sampling=sampling,
+                max_tokens=self._filler.length(seed, sampling, min(room, request.usual_tokens or room)),
+                spans=prepared.spans,
+                salt=request.cache_salt,
+                arrival=arrival,
+                deadline=None if request.timeout is None else arrival + request.timeout,
+                priority=request.priority,
+                encode_only=request.encode_only,
+            )
+            self._seeds[seq.id] = seed
+            text = TextStream(self.tokenizer.decode, sampling.stop, min_tokens=sampling.min_tokens)
+            jobs.append(
+                Job(seq, choice, {}, {}, events.put_nowait, text, media_s=request.media_s, preprocess_s=spent)
+            )
+        return jobs
+
+    def _submit(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            if job.seq.id in self._jobs:
+                name = job.seq.id.rpartition(":")[0]
+                raise InvalidRequest(f"request {name!r} is running already", param="id")
+        for job in jobs:
+            self._jobs[job.seq.id] = job
+            self.machine.add(job.seq)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="fovea-simulated")
+
+    async def _run(self) -> None:
+        """Step after step until nobody waits. A step begins when the last one is over, however long Python took."""
+        due = time.monotonic()
+        try:
+            while self._expire():
+                step = self.machine.begin()
+                self._mark(step)
+                seconds = step.seconds + self.cost.between_s if step.plan else STALL_S
+                due = max(due, time.monotonic() - LAG_S) + seconds
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                for seq in self.machine.end(step):
+                    self._tell(self._jobs[seq.id])
+            self.machine.scheduler.check_integrity()
+        except Exception:
+            self._failed_steps += 1
+            log.exception("the simulated engine failed")
+            error = EngineError("the simulated engine stopped unexpectedly; see the server's log")
+            for job in list(self._jobs.values()):
+                self._end(job, "error", Event(job.choice, finish_reason="error", error=error))
+
+    def _expire(self) -> bool:
+        """End those whose deadline has passed; whether anybody is left."""
+        for seq in self.machine.scheduler.expired(time.monotonic()):
+            job = self._jobs[seq.id]
+            error: FoveaError = DeadlineExceeded("the request's timeout ran out", param="timeout")
+            self._end(job, "error", Event(job.choice, finish_reason="error", error=error))
+        return bool(self._jobs)
+
+    def _mark(self, step: Step) -> None:
+        """When requests are admitted, and what their images cost; those that only wanted them encoded end here."""
+        now = time.monotonic()
+        for encode in step.plan.encode:
+            if encode.span.key in step.encoded:
+                self._jobs[encode.holders[0]].encode_s += self.cost.image(encode.span.tokens)
+        for seq_id in (*(item.seq.id for item in step.plan.work), *step.plan.done):
+            job = self._jobs[seq_id]
+            if job.admitted is None:
+                job.admitted, job.encoded_before_s, job.last_token = now, job.encode_s, now
+        for seq_id in step.plan.done:
+            job = self._jobs[seq_id]
+            self._end(job, "length", Event(job.choice, finish_reason="length", timings=job.timings))
+
+    def _tell(self, job: Job) -> None:
+        """One new token: to text, to the one who waits, and perhaps the end."""
+        seq, now = job.seq, time.monotonic()
+        job.first_token = job.first_token or now
+        job.last_token = now
+        self._generated += 1
+        token = seq.output_ids[-1]
+        text = job.text.push(token)
+        reason: FinishReason | None = None
+        if len(seq.output_ids) >= seq.max_tokens:
+            reason = "stop" if seq.sampling.max_tokens is None else "length"
+            text += job.text.finish()
+        if job.text.stopped:
+            reason = "stop"
+        event = Event(
+            job.choice,
+            text=text,
+            token_ids=(token,),
+            finish_reason=reason,
+            cached_tokens=seq.cached_tokens,
+        )
+        if reason is None:
+            job.sink(event)
+        else:
+            self._end(job, reason, replace(event, timings=job.timings))
+
+    def _end(self, job: Job, reason: FinishReason, event: Event | None = None) -> None:
+        """End a job at any point of its life; everything it held comes back."""
+        self.machine.finish(job.seq, reason)
+        del self._jobs[job.seq.id], self._seeds[job.seq.id]
+        if event is not None:
+            job.sink(event)
