@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DEFAULT_MODEL = "fovea-tiny"
-OWN_KEYS = ("model", "host", "port", "api_key", "log_level", "chat_template", "served_model_name")
+OWN_KEYS = (
+    "model", "host", "port", "api_key", "log_level", "chat_template", "served_model_name", "simulate", "cost",
+)  # fmt: skip
 MADE_UP = ("media", "api_keys")
 """Fields of ServerSettings that other settings make up; nobody sets them by these names."""
 ALL_KEYS = (

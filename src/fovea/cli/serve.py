@@ -8,6 +8,8 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fovea.cli import options
@@ -21,10 +23,23 @@ from fovea.cli.common import (
 )
 from fovea.core.errors import ConfigError
 from fovea.core.protocols import EngineClient
+from fovea.engine.config import EngineConfig
 from fovea.media.limits import MediaLimits
 from fovea.server.settings import ServerSettings
 
 log = logging.getLogger("fovea.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """simulate: serve no model. cost: file of the cost model; none: that of fovea-tiny on a CPU."""
+
+    simulate: bool = False
+    cost: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.cost is not None and not self.simulate:
+            raise ConfigError("a cost model is for --simulate, which is not given", param="cost")
 
 
 def register(commands: Any) -> None:
@@ -48,6 +63,15 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--served-model-name", metavar="NAME", help="the name that clients use")
     parser.add_argument("--log-level", choices=LOG_LEVELS, help="(default: info)")
+    parser.add_argument(
+        "--simulate",
+        action="store_const",
+        const=True,
+        help="serve no model: filler words, at the latencies of a cost model, through the real scheduler",
+    )
+    parser.add_argument(
+        "--cost", metavar="FILE", help="with --simulate: the cost model (default: of fovea-tiny on a CPU)"
+    )
     add_engine_options(parser, model_flag=False, serving=True)
     options.add_options(parser, "server", ServerSettings, skip=MADE_UP)
     options.add_options(parser, "images", MediaLimits)
@@ -55,15 +79,53 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    file = config_file(args)
+    simulation: Simulation = options.settings(Simulation, args, file)
+    media = options.settings(MediaLimits, args, file)
+    settings = options.settings(ServerSettings, args, file, media=media, api_keys=_api_keys(args, file))
+    host, port = _address(args, file)
+    if simulation.simulate:
+        return _serve_simulated(simulation, settings, host, port, args, file)
+    return _serve_model(settings, host, port, args, file)
+
+
+def _serve_simulated(
+    simulation: Simulation,
+    settings: ServerSettings,
+    host: str,
+    port: int,
+    args: argparse.Namespace,
+    file: Mapping[str, Any],
+) -> int:
+    """Imports no torch, so it is up at once."""
+    from fovea.engine.simulate.cost import CostModel
+    from fovea.engine.simulate.serving import SimulatedEngine
+    from fovea.server.app import create_app
+    from fovea.server.run import serve
+
+    if (model := options.lookup("model", args, file)) is not None:
+        raise ConfigError(
+            f"--simulate serves no model, but {model[1]} is {model[0]!r}; for a name, say --served-model-name",
+            param="model",
+        )
+    config: EngineConfig = options.settings(EngineConfig, args, file)
+    cost = CostModel.load(simulation.cost) if simulation.cost else CostModel()
+    name, _ = options.lookup("served_model_name", args, file) or ("fovea-simulated", "")
+    port = _free(host, port)
+    _announce(settings, host, port)
+    log.info("ready: no model, simulated; costs: %s", cost.made_from)
+    serve(create_app(SimulatedEngine(config, cost, str(name)), settings), host, port)
+    return 0
+
+
+def _serve_model(
+    settings: ServerSettings, host: str, port: int, args: argparse.Namespace, file: Mapping[str, Any]
+) -> int:
     from fovea.engine.models.load import served_name
     from fovea.server.app import create_app
     from fovea.server.run import serve, stop
     from fovea.server.starting import StartingClient
 
-    file = config_file(args)
-    media = options.settings(MediaLimits, args, file)
-    settings = options.settings(ServerSettings, args, file, media=media, api_keys=_api_keys(args, file))
-    host, port = _address(args, file)
     load_engine = engine_loader(args, file)
     model, _ = options.lookup("model", args, file) or (DEFAULT_MODEL, "")
     name, _ = options.lookup("served_model_name", args, file) or (served_name(str(model)), "")
@@ -81,8 +143,7 @@ def run(args: argparse.Namespace) -> int:
         return engine
 
     client = StartingClient(str(name), load, failed=stop)
-    shown = f"[{host}]" if ":" in host else host
-    log.info("http://%s:%d/v1  keys: %s", shown, port, len(settings.api_keys) or "none, open to all")
+    _announce(settings, host, port)
     serve(create_app(client, settings), host, port, started=client.start)
     if client.failure is not None:
         raise client.failure
@@ -93,6 +154,11 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.flush()
         os._exit(0)
     return 0
+
+
+def _announce(settings: ServerSettings, host: str, port: int) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    log.info("http://%s:%d/v1  keys: %s", shown, port, len(settings.api_keys) or "none, open to all")
 
 
 def _check_folder(model: str) -> None:
