@@ -31,6 +31,6 @@ def mrope_positions(length: int, spans: Sequence[ImageSpan], merge: int) -> tupl
             cursor += max(height, width)
         token = span.end
     positions[:, token:] = np.arange(cursor, cursor + length - token)
-    # Not `cursor`: the time of a long video may have run ahead of the text that follows it.
-    delta = int(positions.max(initial=-1)) + 1 - length
+    # The time of a long video may have run ahead of the text that follows it; what is generated goes on after the text.
+    delta = cursor + (length - token) - length
     return positions, delta

@@ -1,0 +1,218 @@
+"""Video files: what they are, which are refused and how, and that exactly the frames asked for are decoded."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fovea.core.errors import Forbidden, InvalidRequest, InvalidVideo, RequestError, Unavailable
+from fovea.core.video import Video, video_of_images
+from fovea.media import video as module
+from fovea.media.container import container_of, cut_off
+from fovea.media.identity import from_pil
+from fovea.media.kind import Kind
+from fovea.media.limits import MediaLimits
+from fovea.media.load import MediaLoader
+from fovea.media.video import open_video, probe_video
+from tests.media.samples import sample
+from tests.support.clips import clip, level, noise, sound
+
+LIMITS = MediaLimits()
+KINDS = {
+    "mp4 h264": {"container": "mp4"},
+    "mp4 h264 with B-frames": {"container": "mp4", "options": (("g", "8"), ("bf", "3"))},
+    "mp4 hevc": {
+        "container": "mp4",
+        "codec": "libx265",
+        "options": (("x265-params", "keyint=8:log-level=none"),),
+    },
+    "mp4 mpeg4": {"container": "mp4", "codec": "mpeg4"},
+    "webm vp9": {"container": "webm"},
+    "webm vp8": {"container": "webm", "codec": "libvpx"},
+}
+
+
+def brightness(rgb: bytes) -> float:
+    return float(np.frombuffer(rgb, np.uint8).mean())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_header_is_known_before_decoding(kind: str) -> None:
+    settings: dict[str, Any] = KINDS[kind]
+    if settings.get("codec") == "libx265":
+        av = pytest.importorskip("av")
+        if "libx265" not in av.codec.codecs_available:
+            pytest.skip("this PyAV encodes no H.265")
+    data = clip(24, **settings)
+    header = probe_video(data, LIMITS)
+    assert (header.width, header.height, len(header.stamps)) == (64, 48, 24)
+    assert header.fps == pytest.approx(12)
+    assert header.container == settings["container"]
+    video = open_video(data, LIMITS)
+    assert (video.frames, video.duration_s) == (24, pytest.approx(2.0))
+    for wanted in ([0, 5, 10, 23], [23], [7, 7, 8, 9], list(range(24))):
+        seen = [brightness(rgb) for rgb in video.source.read(wanted)]
+        assert seen == pytest.approx([level(index) for index in wanted], abs=4), wanted
+
+
+def test_frames_far_apart_are_jumped_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only wanted frames become RGB, and key frames in between are not decoded from one end to the other."""
+    video = open_video(clip(96, rate=24), LIMITS)
+    turned: list[int] = []
+    upright = module.EncodedFrames._upright
+    monkeypatch.setattr(
+        module.EncodedFrames, "_upright", lambda self, frame: turned.append(frame.pts) or upright(self, frame)
+    )
+    assert len(list(video.source.read([0, 90]))) == 2
+    assert len(turned) == 2
+
+
+TABLE: list[tuple[str, bytes, MediaLimits, str, str]] = [
+    ("empty", b"", LIMITS, "the data is empty", "unsupported_video_type"),
+    ("text", b"hello there, not a video", LIMITS, "but plain text; accepted: MP4 and WebM", "unsupported_video_type"),
+    ("image", sample(), LIMITS, "not a video of an accepted type", "unsupported_video_type"),
+    ("cut mp4", clip()[:900], LIMITS, "the mp4 is truncated: it states a size", "video_truncated"),
+    ("cut by a byte", clip()[:-1], LIMITS, "the mp4 is truncated", "video_truncated"),
+    ("cut webm", clip(container="webm")[:-9], LIMITS, "the webm is truncated", "video_truncated"),
+    ("rubbish in an mp4", clip()[:48] + bytes(200), LIMITS, "the mp4", ""),
+    ("rubbish in a webm", b"\x1aE\xdf\xa3" + bytes(range(200)), LIMITS, "the webm", ""),
+    ("sound mp4", sound(), LIMITS, "the mp4 holds sound only", "video_empty"),
+    ("sound webm", sound("webm"), LIMITS, "the webm holds sound only", "video_empty"),
+    ("too long", clip(), replace(LIMITS, max_video_s=1.5), "is 2.0 s long; accepted: at most 1.5 s", "video_too_long"),
+    ("frames", clip(), replace(LIMITS, max_video_frames=10), "24 frames or more; accepted: at most 10", "video_too_long"),
+    ("frames webm", clip(container="webm"), replace(LIMITS, max_video_frames=10), "11 frames or more", "video_too_long"),
+    (
+        "pixels", clip(), replace(LIMITS, max_video_frame_pixels=3000),
+        "frames are 64x48 pixels, 3072 in all; accepted: at most 3000", "video_too_large",
+    ),
+    ("shape", clip(), replace(LIMITS, max_aspect_ratio=1.1), "an aspect ratio of at most 1.1:1", "video_too_large"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "data", "limits", "message", "code"), TABLE, ids=[row[0] for row in TABLE])
+def test_bad_input(name: str, data: bytes, limits: MediaLimits, message: str, code: str) -> None:
+    with pytest.raises(InvalidVideo) as caught:
+        open_video(data, limits)
+    assert message in caught.value.message
+    assert caught.value.status == 400
+    if code:
+        assert caught.value.code == code
+
+
+def test_too_large_is_told_before_a_frame_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = replace(LIMITS, max_video_frame_pixels=3000)
+    monkeypatch.setattr(module, "_counted", lambda *_: pytest.fail("packets were read"))
+    with pytest.raises(InvalidVideo, match="64x48"):
+        open_video(clip(), limits)
+
+
+def test_damage_within_is_the_videos_fault() -> None:
+    data = bytearray(clip(container="webm"))
+    data[len(data) // 2 : len(data) // 2 + 200] = bytes(200)
+    with suppress(InvalidVideo):  # and nothing else may come
+        video = open_video(bytes(data), LIMITS)
+        list(video.source.read(range(video.frames)))
+
+
+@pytest.mark.parametrize("container", ["mp4", "webm"])
+def test_no_prefix_of_a_file_passes(container: str) -> None:
+    data = clip(6, container=container)
+    for end in range(12, len(data), 7):
+        assert container_of(data[:end]) == container
+        with pytest.raises(InvalidVideo):
+            open_video(data[:end], LIMITS)
+    assert not cut_off(data, "mp4" if container == "mp4" else "webm")
+
+
+def test_without_pyav_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(Unavailable, match=r"pip install 'fovea\[video\]'"):
+        open_video(clip(), LIMITS)
+
+
+def test_a_video_is_its_content() -> None:
+    assert open_video(clip(), LIMITS).identity == open_video(bytes(clip()), LIMITS).identity
+    assert open_video(clip(), LIMITS).identity != open_video(clip(23), LIMITS).identity
+    frames = [from_pil(frame) for frame in noise(3, 8, 8)]
+    assert video_of_images(frames).identity == video_of_images(list(frames)).identity
+    others = [video_of_images(frames[::-1]), video_of_images(frames[:2]), video_of_images(frames, fps=1.0)]
+    assert len({video.identity for video in (*others, video_of_images(frames))}) == 4
+    with pytest.raises(ValueError, match="no frames"):
+        video_of_images([])
+    with pytest.raises(ValueError, match="8x8 and 8x9"):
+        video_of_images([*frames, from_pil(noise(1, 8, 9)[0])])
+
+
+def data_url(data: bytes, declared: str = "video/mp4") -> str:
+    return f"data:{declared};base64,{base64.b64encode(data).decode()}"
+
+
+class Shelf:
+    async def fetch(self, url: str, kind: Kind) -> bytes:
+        assert kind.noun == "video"
+        return clip()
+
+    async def aclose(self) -> None: ...
+
+
+async def opened(urls: list[str], limits: MediaLimits = LIMITS) -> tuple[Video, ...]:
+    loader = MediaLoader(limits, Shelf())
+    try:
+        return (await loader.open_videos(urls, [f"p{i}" for i in range(len(urls))]))[0]
+    finally:
+        await loader.aclose()
+
+
+async def test_data_file_and_https_urls(tmp_path: Path) -> None:
+    (tmp_path / "clip.mp4").write_bytes(clip())
+    urls = [data_url(clip()), f"file://{tmp_path}/clip.mp4", "https://a.example/clip.mp4"]
+    videos = await opened(urls, replace(LIMITS, file_root=tmp_path))
+    assert len({video.identity for video in videos}) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "limits", "kind", "message"),
+    [
+        (data_url(b"x" * 99), LIMITS, InvalidVideo, "video 0: the data is not a video"),
+        (data_url(clip(), "image/png"), LIMITS, InvalidVideo, "declares 'image/png'; accepted: video/*"),
+        (data_url(clip()), replace(LIMITS, max_video_bytes=500), InvalidVideo, "accepted: at most 500"),
+        ("file:///etc/passwd", LIMITS, Forbidden, "video 0: file:// URLs are not accepted here"),
+        (
+            "https://a.example/x",
+            replace(LIMITS, allow_remote=False),
+            Forbidden,
+            "remote videos are turned off",
+        ),
+        ("clip.mp4", LIMITS, InvalidVideo, "accepted: data:video/...;base64,..."),
+        ("", LIMITS, InvalidVideo, "the video URL is empty"),
+    ],
+)
+async def test_the_same_guards(url: str, limits: MediaLimits, kind: type[RequestError], message: str) -> None:
+    with pytest.raises(kind) as caught:
+        await opened([url], limits)
+    assert message in caught.value.message
+    assert caught.value.param == "p0"
+
+
+async def test_too_many_videos() -> None:
+    with pytest.raises(InvalidRequest, match="the request has 2 videos; accepted: at most 1"):
+        await opened([data_url(clip())] * 2, replace(LIMITS, max_videos=1))
+
+
+def test_frames_are_read_by_many_at_once() -> None:
+    video = open_video(clip(), LIMITS)
+
+    async def many() -> list[list[bytes]]:
+        work = [asyncio.to_thread(lambda: list(video.source.read([1, 20]))) for _ in range(6)]
+        return await asyncio.gather(*work)
+
+    first, *rest = asyncio.run(many())
+    assert all(other == first for other in rest)
