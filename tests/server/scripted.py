@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 
-from fovea.core.protocols import EngineStatus
+from fovea.core.protocols import CacheStage, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
 
 
@@ -34,6 +34,9 @@ class Script:
 
     def stats(self) -> Mapping[str, float]:
         return {}
+
+    def clear_caches(self, *stages: CacheStage) -> None:
+        return None
 
     async def close(self, drain_s: float = 0.0) -> None:
         return None

@@ -20,7 +20,7 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from fovea import Engine
-from fovea.core.protocols import EngineStatus
+from fovea.core.protocols import CacheStage, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
 from fovea.server.app import create_app
 from fovea.server.settings import ServerSettings
@@ -54,6 +54,9 @@ class Lent:
 
     def stats(self) -> Mapping[str, float]:
         return self._engine.stats()
+
+    def clear_caches(self, *stages: CacheStage) -> None:
+        self._engine.clear_caches(*stages)
 
     async def close(self, drain_s: float = 0.0) -> None:
         return None

@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
 
 EngineStatus = Literal["loading", "ready", "stopped"]
+CacheStage = Literal["kv", "encoder", "disk"]
+CACHE_STAGES: tuple[CacheStage, ...] = ("kv", "encoder", "disk")
 
 
 class Tokenizer(Protocol):
@@ -53,6 +55,13 @@ class EngineClient(Protocol):
 
     def stats(self) -> Mapping[str, float]:
         """Gauges and running totals by the names of `observe.metrics`."""
+        ...
+
+    def clear_caches(self, *stages: CacheStage) -> None:
+        """Forget what these stages keep, all where none is named; what is in use stays until it is let go.
+
+        Waits for the end of a step, so it belongs into a thread.
+        """
         ...
 
     async def close(self, drain_s: float = 0.0) -> None:

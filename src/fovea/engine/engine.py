@@ -29,7 +29,7 @@ import torch
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 from fovea.core.image import PixelBudget
-from fovea.core.protocols import EngineStatus
+from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import Completion, Delta, GenerationRequest, ModelInfo, Prompt
 from fovea.core.video import VideoBudget
@@ -264,15 +264,21 @@ class Engine:
         )
         return prepared.ids
 
-    def clear_caches(self) -> None:
-        """Forget every shared prefix and encoder output. Answers stay the same; they only cost again."""
+    def clear_caches(self, *stages: CacheStage) -> None:
+        """Forget shared prefixes ("kv"), encoder outputs in memory ("encoder") and on disk ("disk"); all by default.
+
+        Answers stay the same; they only cost again.
+        """
+        chosen = stages or CACHE_STAGES
 
         def clear() -> None:
-            self._kv.pool.forget_all()
-            self._embeddings.clear()
+            if "kv" in chosen:
+                self._kv.pool.forget_all()
+            if "encoder" in chosen:
+                self._embeddings.clear()
 
         self.loop.call(clear)
-        if self._stored is not None:
+        if self._stored is not None and "disk" in chosen:
             self._stored.clear()
 
     def check_integrity(self) -> None:

@@ -14,6 +14,7 @@ def engine_stats(
 ) -> dict[str, float]:
     return _disk(stored) | {
         **scheduler_stats(scheduler),
+        "kv_block_bytes": loop.runner.kv.nbytes // scheduler.kv.pool.size,
         "pixel_bytes": preparer.pixel_bytes,
         "images_encoded": loop.encoded_images,
         "encode_seconds": loop.encode_seconds,

@@ -22,6 +22,8 @@ GAUGES = {
     "kv_blocks_total": "KV blocks in the pool",
     "kv_blocks_used": "KV blocks that running sequences hold",
     "kv_blocks_cached": "KV blocks that a prefix could find",
+    "kv_block_bytes": "bytes of a KV block",
+    "embed_cache_capacity_bytes": "ceiling of encoder outputs kept",
     "embed_cache_bytes": "bytes of encoder outputs kept",
     "embed_cache_entries": "encoder outputs kept",
     "embed_cache_held_bytes": "of these, bytes that requests are waiting for or reading",

@@ -13,7 +13,7 @@ from fovea.core.protocols import EngineClient
 from fovea.media.load import MediaLoader
 from fovea.media.store import ImageStore
 from fovea.observe.metrics import Metrics
-from fovea.server import chat, completions, errors, models
+from fovea.server import caches, chat, completions, errors, models
 from fovea.server import images as images_api
 from fovea.server.answer import ClientGone
 from fovea.server.guard import Guard
@@ -47,7 +47,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         lifespan=lifespan,
     )
     app.state.fovea = state
-    for part in (chat, completions, images_api, models):
+    for part in (chat, completions, images_api, models, caches):
         app.include_router(part.router)
     errors.install(app)
     app.add_middleware(_Quiet)

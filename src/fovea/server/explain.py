@@ -24,7 +24,7 @@ TELLING = (
     "missing",
     "too_long",
 )
-UNION_TAGS = ("text", "image_url")
+UNION_TAGS = ("text", "image_url", "video_url")
 OBJECT = ("model_type", "model_attributes_type", "dict_type")
 WANTED = "Input should be "
 LONGEST = 64

@@ -15,7 +15,7 @@ from fovea.server.errors import response
 from fovea.server.settings import MIB
 from fovea.server.state import ServerState
 
-PROTECTED = ("/v1/", "/tokenize")
+PROTECTED = ("/v1/", "/tokenize", "/admin/")
 CLIENT_GONE = 499
 """The status in the metrics of a request whose client left before it was answered; nobody was sent it."""
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from fovea import __version__
-from fovea.api.convert import chat_prompt, image_references, wire_names
+from fovea.api.convert import chat_prompt, image_references, video_references, wire_names
 from fovea.api.schema import ChatRequest, TokenizeRequest
 from fovea.core.errors import InvalidRequest, NotFound, Unavailable
 from fovea.core.types import Prompt, TextPrompt
@@ -47,10 +47,17 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
         raise InvalidRequest("send either prompt or messages", param="prompt")
     prompt: Prompt
     if body.messages is not None:
-        chat = ChatRequest(messages=body.messages, max_pixels=body.max_pixels, min_pixels=body.min_pixels)
+        chat = ChatRequest(
+            messages=body.messages,
+            max_pixels=body.max_pixels,
+            min_pixels=body.min_pixels,
+            video_pruning_rate=body.video_pruning_rate,
+        )
         references = image_references(chat.messages)
         loaded = await load_images(state, [r.url for r in references], [r.param for r in references])
-        prompt = chat_prompt(chat, loaded.images)
+        clips = video_references(chat.messages)
+        videos, _ = await state.media.open_videos([r.url for r in clips], [r.param for r in clips])
+        prompt = chat_prompt(chat, loaded.images, videos)
     else:
         prompt = TextPrompt(body.prompt or "")
     with wire_names(body):

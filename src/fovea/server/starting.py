@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from fovea.core.errors import Unavailable
-from fovea.core.protocols import EngineClient, EngineStatus
+from fovea.core.protocols import CacheStage, EngineClient, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
 
 log = logging.getLogger("fovea.server")
@@ -63,6 +63,9 @@ class StartingClient:
 
     def stats(self) -> Mapping[str, float]:
         return self._engine.stats() if self._engine else {}
+
+    def clear_caches(self, *stages: CacheStage) -> None:
+        self._loaded().clear_caches(*stages)
 
     async def close(self, drain_s: float = 0.0) -> None:
         """A load in progress is left behind: its thread ends with the process."""

@@ -15,6 +15,7 @@ def scheduler_stats(scheduler: Scheduler) -> dict[str, float]:
         "kv_blocks_cached": pool.cached,
         "prefix_query_tokens": scheduler.kv.query_tokens,
         "prefix_hit_tokens": scheduler.kv.hit_tokens,
+        "embed_cache_capacity_bytes": embeddings.capacity,
         "embed_cache_bytes": embeddings.bytes,
         "embed_cache_entries": len(embeddings),
         "embed_cache_held_bytes": embeddings.held_bytes,

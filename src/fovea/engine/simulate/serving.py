@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -22,7 +23,7 @@ from fovea.core.errors import (
     PromptTooLong,
     Unavailable,
 )
-from fovea.core.protocols import EngineStatus
+from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
 from fovea.core.types import Delta, FinishReason, GenerationRequest, ModelInfo, Prompt
 from fovea.engine.collect import AnswerState
 from fovea.engine.config import EngineConfig
@@ -106,6 +107,24 @@ class SimulatedEngine:
     async def tokenize(self, prompt: Prompt) -> list[int]:
         built = await asyncio.to_thread(self._builder.build, prompt, "", self._info.max_context)
         return built.ids
+
+    def clear_caches(self, *stages: CacheStage) -> None:
+        """Forget what the simulated caches hold, all of them where none is named."""
+        chosen = stages or CACHE_STAGES
+
+        def clear() -> None:
+            if "kv" in chosen:
+                self.machine.scheduler.kv.pool.forget_all()
+            if "encoder" in chosen:
+                self.machine.scheduler.embeddings.clear()
+            done.set()
+
+        done = threading.Event()
+        if self._task is None or self._task.done():
+            clear()
+        else:  # its loop, and no other thread, touches the scheduler
+            self._task.get_loop().call_soon_threadsafe(clear)
+        done.wait(LAG_S * 100)
 
     def stats(self) -> Mapping[str, float]:
         machine = self.machine

@@ -1,0 +1,69 @@
+"""/admin/caches: what each cache holds and what it was good for, and forgetting it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from fovea.core.errors import NotFound
+from fovea.core.protocols import CACHE_STAGES
+from fovea.server.docs import NAMED
+from fovea.server.explain import shorten
+from fovea.server.state import state_of
+
+router = APIRouter()
+STAGES = ("images", *CACHE_STAGES)
+ALL = "all"
+
+
+@router.get("/admin/caches", responses=NAMED)
+async def inspect(http: Request) -> dict[str, Any]:
+    """Per stage, in the order of a request: bytes, ceiling, entries, hits, misses, evictions. Counts since the start."""
+    state = state_of(http)
+    stats = {**state.client.stats(), **state.images.stats()}
+    return {"object": "caches", "stages": stages(stats, state.images.capacity)}
+
+
+@router.delete("/admin/caches/{stage}", responses=NAMED)
+async def clear(stage: str, http: Request) -> dict[str, Any]:
+    """Forget a stage, or "all". Answers stay the same; what is in use stays until it is let go."""
+    state = state_of(http)
+    if stage not in (*STAGES, ALL):
+        raise NotFound(
+            f"there is no cache {shorten(stage)}; there are {', '.join(STAGES)}, and {ALL}",
+            code="no_such_cache",
+        )
+    if stage in ("images", ALL):
+        state.images.clear()
+    chosen = [name for name in CACHE_STAGES if stage in (name, ALL)]
+    if chosen:
+        await asyncio.to_thread(state.client.clear_caches, *chosen)
+    return {"object": "caches.cleared", "cleared": list(STAGES) if stage == ALL else [stage]}
+
+
+def stages(stats: Mapping[str, float], image_capacity: int) -> dict[str, dict[str, float]]:
+    """From the engine's flat numbers. A tier that is not there is left out."""
+
+    def of(prefix: str, *names: str) -> dict[str, float]:
+        return {name: stats[f"{prefix}_{name}"] for name in names if f"{prefix}_{name}" in stats}
+
+    block = stats.get("kv_block_bytes", 0)
+    found = {
+        "images": of("image_store", "bytes", "entries", "hits", "misses", "evictions")
+        | {"capacity_bytes": image_capacity},
+        "encoder": of(
+            "embed_cache", "bytes", "capacity_bytes", "held_bytes", "entries", "hits", "misses", "evictions"
+        ),
+        "disk": of("embed_disk", "bytes", "entries", "hits", "misses", "evictions", "corrupt", "off"),
+        "kv": {
+            "bytes": (stats.get("kv_blocks_used", 0) + stats.get("kv_blocks_cached", 0)) * block,
+            "capacity_bytes": stats.get("kv_blocks_total", 0) * block,
+            "held_bytes": stats.get("kv_blocks_used", 0) * block,
+            "hit_tokens": stats.get("prefix_hit_tokens", 0),
+            "query_tokens": stats.get("prefix_query_tokens", 0),
+        },
+    }
+    return {name: values for name, values in found.items() if values}
