@@ -154,7 +154,7 @@ def test_a_checkpoint_cut_short(fovea: Caller, tiny: Path, here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "the following arguments are required: IMAGE ... QUESTION"),
+        ((), "the following arguments are required: FILE ... QUESTION"),
         (("what?", "--max-tokens", "0"), "argument --max-tokens: 0 is below 1"),
         (("what?", "--max-tokens", "few"), "argument --max-tokens: invalid count value: 'few'"),
         (("what?", "--max-pixels", "-5"), "argument --max-pixels: -5 is below 1"),

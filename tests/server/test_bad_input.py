@@ -251,7 +251,7 @@ PARAMETERS = [
     of_message("content as a number", {"role": "user", "content": 5}, "a valid string or a valid list", "messages[0].content"),
     of_message("part as text", {"role": "user", "content": ["x"]}, "must be an object", "messages[0].content[0]"),
     of_message("part without type", {"role": "user", "content": [{"text": "x"}]}, "type is required", "messages[0].content[0].type", code="missing_field"),
-    of_message("part of another type", user({"type": "video_url"}), "'video_url'", "messages[0].content[0]"),
+    of_message("part of another type", user({"type": "input_audio"}), "'input_audio'", "messages[0].content[0]"),
     of_message("text part without text", user({"type": "text"}), "text is required", "messages[0].content[0].text", code="missing_field"),
     of_message("text part with a number", user({"type": "text", "text": 5}), "string", "messages[0].content[0].text"),
     of_message("unknown field of a message", {"role": "user", "content": "x", "colour": "red"}, "unknown field",
@@ -422,6 +422,6 @@ def test_after_all_of_it_the_server_serves_on(client: httpx.Client, server: Serv
     answer = client.post(CHAT, json=chat(user(image(GOOD), "what is it?")))
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 4
-    until(lambda: server.metrics()["fovea_kv_blocks_used"] == 0)
-    assert server.metrics()["fovea_integrity_errors_total"] == 0
+    until(lambda: server.metrics()["fovea:kv_blocks_used"] == 0)
+    assert server.metrics()["fovea:integrity_errors_total"] == 0
     server.engine.check_integrity()

@@ -15,7 +15,10 @@ from fovea.api.schema import (
     ImageContent,
     ImageURL,
     Sampling,
+    TextContent,
     UsageBody,
+    VideoContent,
+    VideoURL,
     Wire,
 )
 from fovea.api.schema import PromptTokensDetails as Details
@@ -33,23 +36,25 @@ from fovea.core.types import (
     TextPrompt,
     TokenPrompt,
     Usage,
+    VideoPart,
 )
+from fovea.core.video import Video, VideoBudget
 
 _TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
-class ImageReference:
-    """An image of a request before it is fetched. `param` is its JSON path."""
+class MediaReference:
+    """An image or a video of a request before it is fetched. `param` is its JSON path."""
 
     url: str
     param: str
 
 
-def image_references(messages: Sequence[ChatMessage]) -> list[ImageReference]:
+def image_references(messages: Sequence[ChatMessage]) -> list[MediaReference]:
     """Every image of the request, in order: its index in errors is its index here."""
     return [
-        ImageReference(part.image_url.url, f"messages[{i}].content[{j}].image_url.url")
+        MediaReference(part.image_url.url, f"messages[{i}].content[{j}].image_url.url")
         for i, message in enumerate(messages)
         if isinstance(message.content, list)
         for j, part in enumerate(message.content)
@@ -57,13 +62,26 @@ def image_references(messages: Sequence[ChatMessage]) -> list[ImageReference]:
     ]
 
 
-def chat_prompt(body: ChatRequest, images: Sequence[Image]) -> ChatPrompt:
-    """Messages with their images in place of the references."""
-    rest = iter(images)
+def video_references(messages: Sequence[ChatMessage]) -> list[MediaReference]:
+    """Every video of the request, counted by itself."""
+    return [
+        MediaReference(part.video_url.url, f"messages[{i}].content[{j}].video_url.url")
+        for i, message in enumerate(messages)
+        if isinstance(message.content, list)
+        for j, part in enumerate(message.content)
+        if isinstance(part, VideoContent)
+    ]
+
+
+def chat_prompt(body: ChatRequest, images: Sequence[Image], videos: Sequence[Video] = ()) -> ChatPrompt:
+    """Messages with their images and videos in place of the references."""
+    rest = iter(images), iter(videos)
     return ChatPrompt(tuple(_message(m, f"messages[{i}]", rest, body) for i, m in enumerate(body.messages)))
 
 
-def _message(message: ChatMessage, where: str, images: Any, body: ChatRequest) -> Message:
+def _message(
+    message: ChatMessage, where: str, rest: tuple[Iterator[Image], Iterator[Video]], body: ChatRequest
+) -> Message:
     if message.content is None or message.content == []:
         raise InvalidRequest("a message needs content: text, or a list of parts", param=f"{where}.content")
     role = "system" if message.role == "developer" else message.role
@@ -71,15 +89,19 @@ def _message(message: ChatMessage, where: str, images: Any, body: ChatRequest) -
         return Message(role, (TextPart(message.content),))
     parts: list[Part] = []
     for index, part in enumerate(message.content):
-        if isinstance(part, ImageContent):
-            if role != "user":
-                raise InvalidRequest(
-                    f"images are accepted in user messages, not in {message.role} messages",
-                    param=f"{where}.content[{index}]",
-                )
-            parts.append(ImagePart(next(images), budget(part.image_url, body)))
-        else:
+        if isinstance(part, TextContent):
             parts.append(TextPart(part.text))
+            continue
+        if role != "user":
+            noun = "images" if isinstance(part, ImageContent) else "videos"
+            raise InvalidRequest(
+                f"{noun} are accepted in user messages, not in {message.role} messages",
+                param=f"{where}.content[{index}]",
+            )
+        if isinstance(part, ImageContent):
+            parts.append(ImagePart(next(rest[0]), budget(part.image_url, body)))
+        else:
+            parts.append(VideoPart(next(rest[1]), video_budget(part.video_url, body)))
     return Message(role, tuple(parts))
 
 
@@ -89,6 +111,18 @@ def budget(image: ImageURL, body: ChatRequest) -> PixelBudget:
         detail=image.detail,
         min_pixels=image.min_pixels or body.min_pixels,
         max_pixels=image.max_pixels or body.max_pixels,
+    )
+
+
+def video_budget(video: VideoURL, body: ChatRequest) -> VideoBudget:
+    """A video's own pruning, else the request's."""
+    own = video.video_pruning_rate
+    return VideoBudget(
+        fps=video.fps,
+        min_frames=video.min_frames,
+        max_frames=video.max_frames,
+        max_pixels=video.max_pixels,
+        pruning_rate=(body.video_pruning_rate or 0.0) if own is None else own,
     )
 
 

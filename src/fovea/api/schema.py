@@ -73,6 +73,21 @@ class ImageURL(Wire):
     min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
 
 
+class VideoURL(Wire):
+    """url: data:, https:, http: or file: as the server allows. The others are (+) this video's own budget."""
+
+    url: str = Field(min_length=1)
+    fps: Number | None = Field(default=None, gt=0, le=240, description="(+) frames sampled per second")
+    min_frames: Integer | None = Field(default=None, ge=1, le=4096, description="(+)")
+    max_frames: Integer | None = Field(default=None, ge=1, le=4096, description="(+)")
+    max_pixels: Integer | None = Field(
+        default=None, ge=1, le=MAX_COUNT, description="(+) of one frame, after resizing"
+    )
+    video_pruning_rate: Number | None = Field(
+        default=None, ge=0, le=0.95, description="(+) share of visual tokens left out where little moves"
+    )
+
+
 class TextContent(Wire):
     type: Literal["text"]
     text: Text
@@ -83,7 +98,12 @@ class ImageContent(Wire):
     image_url: ImageURL
 
 
-Content = Annotated[TextContent | ImageContent, Field(discriminator="type")]
+class VideoContent(Wire):
+    type: Literal["video_url"]
+    video_url: VideoURL
+
+
+Content = Annotated[TextContent | ImageContent | VideoContent, Field(discriminator="type")]
 
 
 class ChatMessage(Wire):
@@ -166,6 +186,9 @@ class ChatRequest(Sampling):
         default=None, ge=1, le=MAX_COUNT, description="(+) budget of every image without its own"
     )
     min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description="(+)")
+    video_pruning_rate: Number | None = Field(
+        default=None, ge=0, le=0.95, description="(+) of every video without its own"
+    )
     metadata: dict[Word, Word] | None = Field(default=None, max_length=64, description="no effect")
     store: Flag | None = Field(default=None, description="no effect")
     service_tier: Word | None = Field(default=None, description="no effect")
@@ -191,6 +214,7 @@ class TokenizeRequest(Body):
     messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_ITEMS)
     max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
     min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
+    video_pruning_rate: Number | None = Field(default=None, ge=0, le=0.95)
 
 
 class PromptTokensDetails(BaseModel):

@@ -1,9 +1,10 @@
-"""fovea ask IMAGE... "question": one answer, streamed."""
+"""fovea ask IMAGE|VIDEO... "question": one answer, streamed."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +12,32 @@ from fovea.cli.common import (
     ALONE,
     add_engine_options,
     add_sampling_options,
+    add_video_options,
     config_file,
     load_engine,
     pixel_budget,
     sampling_values,
     utf8,
+    video_budget,
 )
 from fovea.cli.show import stats_table, write_text
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import InvalidRequest
-from fovea.engine.inputs import to_prompt
+from fovea.engine.inputs import is_video, to_prompt
 
 
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "ask",
-        help="ask one question about images",
+        help="ask one question about images or videos",
         description=__doc__,
-        usage='fovea ask [OPTIONS] [IMAGE ...] "QUESTION"',
+        usage='fovea ask [OPTIONS] [IMAGE|VIDEO ...] "QUESTION"',
     )
     parser.add_argument(
         "words",
         nargs="+",
-        metavar="IMAGE ... QUESTION",
-        help="picture files, in the order that the question speaks of them, and the question last",
+        metavar="FILE ... QUESTION",
+        help="picture and video files, in the order that the question speaks of them, and the question last",
     )
     parser.add_argument(
         "--stats", action="store_true", help="print milliseconds per stage and tokens afterwards"
@@ -43,13 +46,16 @@ def register(commands: Any) -> None:
         "--json", action="store_true", help="print the answer, usage and timings as one JSON object"
     )
     add_sampling_options(parser)
+    add_video_options(parser)
     add_engine_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     file, params = config_file(args), sampling_values(args)
-    prompt = to_prompt(_question(args.words[-1]), args.words[:-1], pixel_budget(args))
+    *files, question = args.words
+    question = _question(question)
+    prompt = to_prompt(files_and(question, files), budget=pixel_budget(args), video_budget=video_budget(args))
     with load_engine(args, file, **ALONE) as engine:
         request = engine.request(prompt, **params)
         answer = AnswerBuilder(1)
@@ -77,6 +83,15 @@ def run(args: argparse.Namespace) -> int:
     if args.stats:
         stats_table(done)
     return 0
+
+
+def files_and(question: str, files: Sequence[str]) -> list[dict[str, Any]]:
+    """One user turn: every file as what its first bytes say it is, then the question."""
+    parts: list[dict[str, Any]] = []
+    for name in files:
+        kind = "video" if is_video(name) else "image"
+        parts.append({"type": kind, kind: name})
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
 
 
 def _question(text: str) -> str:

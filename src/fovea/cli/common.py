@@ -13,6 +13,7 @@ from fovea.cli import options
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.image import DETAILS, PixelBudget
 from fovea.core.sampling import SamplingParams
+from fovea.core.video import VideoBudget
 from fovea.engine.config import EngineConfig
 from fovea.media.limits import MediaLimits
 from fovea.server.settings import ServerSettings
@@ -79,6 +80,25 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
     group.add_argument("--detail", choices=DETAILS, default="auto", help="how closely to look at the images")
     group.add_argument("--max-pixels", type=count, metavar="N", help="pixels of an image that the model sees")
+
+
+def add_video_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("videos")
+    group.add_argument(
+        "--fps", type=float, metavar="X", help="frames looked at per second (default: the model's)"
+    )
+    group.add_argument("--max-frames", type=count, metavar="N", help="frames looked at, at most")
+    group.add_argument(
+        "--video-pruning-rate",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="share of visual tokens left out where little moves, 0 to 0.95 (default: 0)",
+    )
+
+
+def video_budget(args: argparse.Namespace) -> VideoBudget:
+    return VideoBudget(fps=args.fps, max_frames=args.max_frames, pruning_rate=args.video_pruning_rate)
 
 
 def sampling_values(args: argparse.Namespace) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from fovea.core.types import (
     VideoPart,
 )
 from fovea.core.video import Video, VideoBudget, video_of_images
+from fovea.media.container import container_of
 from fovea.media.decode import decode
 from fovea.media.identity import from_pil
 from fovea.media.limits import MediaLimits
@@ -70,6 +71,15 @@ def to_video(value: Any) -> Video:
     raise InvalidVideo(
         f"{type(value).__name__} is no video; accepted: path, bytes, a list of frames, fovea Video"
     )
+
+
+def is_video(path: str | Path) -> bool:
+    """Whether a file begins like a video that can be read. False for what is not there."""
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            return container_of(file.read(16)) is not None
+    except OSError:
+        return False
 
 
 def to_prompt(
