@@ -165,6 +165,6 @@ async def test_requests_are_counted_by_route_and_status() -> None:
         await client.get("/v1/none")
         text = (await client.get("/metrics")).text
     for route, status in ((CHAT, 200), (CHAT, 400), ("unknown", 404)):
-        assert f'fovea_requests_total{{route="{route}",status="{status}"}} 1.0' in text
-    assert 'fovea_tokens_total{kind="completion"} 2.0' in text
-    assert 'fovea_finished_total{reason="stop"} 1.0' in text
+        assert f'fovea:requests_total{{route="{route}",status="{status}"}} 1.0' in text
+    assert 'fovea:tokens_total{kind="completion"} 2.0' in text
+    assert 'fovea:finished_total{reason="stop"} 1.0' in text

@@ -69,8 +69,8 @@ def test_everyone_gets_what_they_would_have_got_alone(crowded: Server) -> None:
         answers = list(pool.map(visit, range(REQUESTS)))
     wrong = [which for which, text in answers if text is not None and text != alone[which]]
     assert wrong == []
-    assert crowded.metrics()["fovea_preemptions_total"] > 0
-    until(lambda: crowded.metrics()["fovea_requests_running"] == 0)
-    until(lambda: crowded.metrics()["fovea_kv_blocks_used"] == 0)
-    assert crowded.metrics()["fovea_integrity_errors_total"] == 0
+    assert crowded.metrics()["fovea:preemptions_total"] > 0
+    until(lambda: crowded.metrics()["fovea:requests_running"] == 0)
+    until(lambda: crowded.metrics()["fovea:kv_blocks_used"] == 0)
+    assert crowded.metrics()["fovea:integrity_errors_total"] == 0
     crowded.engine.check_integrity()

@@ -49,8 +49,8 @@ def fuzzed(checkpoint: Path, files: Path) -> Iterator[Server]:
         running(engine, ServerSettings(max_body_mib=1, media=media), files) as server,
     ):
         yield server
-        until(lambda: server.metrics()["fovea_kv_blocks_used"] == 0)
-        assert server.metrics()["fovea_integrity_errors_total"] == 0
+        until(lambda: server.metrics()["fovea:kv_blocks_used"] == 0)
+        assert server.metrics()["fovea:integrity_errors_total"] == 0
         assert server.post("/v1/completions", {"prompt": "the", "max_tokens": 1}).status_code == 200
 
 

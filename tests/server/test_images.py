@@ -25,15 +25,15 @@ def said(server: Server, url: str, **extra: object) -> str:
 
 
 def test_an_image_sent_ahead_is_encoded_once_and_answers_as_if_it_had_been_sent(server: Server) -> None:
-    before = server.metrics()["fovea_images_encoded_total"]
+    before = server.metrics()["fovea:images_encoded_total"]
     card = send(server, 301)
     assert card["object"] == "image"
     assert card["url"] == f"fovea-image://{card['id']}"
     assert (card["width"], card["height"], card["encoded"], card["visual_tokens"]) == (96, 64, True, 6)
-    assert server.metrics()["fovea_images_encoded_total"] == before + 1
+    assert server.metrics()["fovea:images_encoded_total"] == before + 1
     assert said(server, card["url"]) == said(server, data_url(picture(seed=301)))
-    assert server.metrics()["fovea_images_encoded_total"] == before + 1
-    assert server.metrics()["fovea_image_store_entries"] >= 1
+    assert server.metrics()["fovea:images_encoded_total"] == before + 1
+    assert server.metrics()["fovea:image_store_entries"] >= 1
 
 
 def test_one_image_has_one_id_and_a_tenants_is_its_own(server: Server) -> None:
@@ -43,13 +43,13 @@ def test_one_image_has_one_id_and_a_tenants_is_its_own(server: Server) -> None:
 
 
 def test_sent_ahead_and_not_encoded(server: Server) -> None:
-    before = server.metrics()["fovea_images_encoded_total"]
+    before = server.metrics()["fovea:images_encoded_total"]
     card = send(server, 304, encode=False)
     assert card["encoded"] is False
     assert "visual_tokens" not in card
-    assert server.metrics()["fovea_images_encoded_total"] == before
+    assert server.metrics()["fovea:images_encoded_total"] == before
     said(server, card["url"])
-    assert server.metrics()["fovea_images_encoded_total"] == before + 1
+    assert server.metrics()["fovea:images_encoded_total"] == before + 1
 
 
 def test_images_sent_ahead_and_others_in_one_message(server: Server) -> None:

@@ -73,30 +73,30 @@ def send_and_leave(server: Server, body: dict[str, Any]) -> socket.socket:
 def ended(server: Server, status: int) -> float:
     """Chat requests that ended with this status."""
     registry = server.app.state.fovea.metrics.registry
-    return registry.get_sample_value("fovea_requests_total", {"route": CHAT, "status": str(status)}) or 0.0
+    return registry.get_sample_value("fovea:requests_total", {"route": CHAT, "status": str(status)}) or 0.0
 
 
 def assert_nothing_is_held(server: Server) -> None:
-    until(lambda: not server.metrics()["fovea_requests_running"])
-    until(lambda: not server.metrics()["fovea_kv_blocks_used"])
+    until(lambda: not server.metrics()["fovea:requests_running"])
+    until(lambda: not server.metrics()["fovea:kv_blocks_used"])
     numbers = server.metrics()
-    assert numbers["fovea_requests_waiting"] == 0
-    assert numbers["fovea_integrity_errors_total"] == 0
+    assert numbers["fovea:requests_waiting"] == 0
+    assert numbers["fovea:integrity_errors_total"] == 0
     server.engine.check_integrity()
 
 
 def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_its_blocks(server: Server) -> None:
-    before = server.metrics()["fovea_generation_tokens_total"]
+    before = server.metrics()["fovea:generation_tokens_total"]
     over = ended(server, 200)
     with streaming(server, messages=[user(image(data_url(picture(seed=90))), "what is it?")]) as lines:
         next(lines)
-        assert server.metrics()["fovea_kv_blocks_used"] > 0
+        assert server.metrics()["fovea:kv_blocks_used"] > 0
         freeze = contextlib.ExitStack()
         freeze.enter_context(frozen(server.engine))
     until(lambda: ended(server, 200) == over + 1)
     freeze.close()
     assert_nothing_is_held(server)
-    assert server.metrics()["fovea_generation_tokens_total"] - before < ENDLESS
+    assert server.metrics()["fovea:generation_tokens_total"] - before < ENDLESS
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
@@ -106,32 +106,32 @@ def test_a_client_that_leaves_before_its_first_token_is_taken_from_the_queue(
     gone = ended(narrow, 499)
     with streaming(narrow):
         wire = send_and_leave(narrow, chat(max_tokens=ENDLESS, stream=stream))
-        until(lambda: narrow.metrics()["fovea_requests_waiting"] == 1)
+        until(lambda: narrow.metrics()["fovea:requests_waiting"] == 1)
         wire.close()
         until(lambda: ended(narrow, 499) == gone + 1)
-        until(lambda: narrow.metrics()["fovea_requests_waiting"] == 0)
+        until(lambda: narrow.metrics()["fovea:requests_waiting"] == 0)
     assert_nothing_is_held(narrow)
 
 
 def test_a_client_that_leaves_a_whole_answer_frees_its_blocks(server: Server) -> None:
-    before = server.metrics()["fovea_generation_tokens_total"]
+    before = server.metrics()["fovea:generation_tokens_total"]
     gone = ended(server, 499)
     wire = send_and_leave(server, chat(max_tokens=ENDLESS, n=2))
-    until(lambda: server.metrics()["fovea_generation_tokens_total"] > before)
+    until(lambda: server.metrics()["fovea:generation_tokens_total"] > before)
     with frozen(server.engine):
         wire.close()
         until(lambda: ended(server, 499) == gone + 1)
     assert_nothing_is_held(server)
-    assert server.metrics()["fovea_generation_tokens_total"] - before < 2 * ENDLESS
+    assert server.metrics()["fovea:generation_tokens_total"] - before < 2 * ENDLESS
 
 
 def test_a_client_that_leaves_several_prompts_frees_all_of_them(server: Server) -> None:
-    before = server.metrics()["fovea_generation_tokens_total"]
+    before = server.metrics()["fovea:generation_tokens_total"]
     body = {"prompt": ["the", "red", "circle"], "max_tokens": ENDLESS, "ignore_eos": True}
     with pytest.raises(httpx.ReadTimeout):
         server.post("/v1/completions", body, timeout=0.5)
     assert_nothing_is_held(server)
-    assert server.metrics()["fovea_generation_tokens_total"] - before < 3 * ENDLESS
+    assert server.metrics()["fovea:generation_tokens_total"] - before < 3 * ENDLESS
 
 
 def test_a_full_queue_says_when_to_come_again(narrow: Server) -> None:

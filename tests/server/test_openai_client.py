@@ -244,11 +244,11 @@ def test_images_that_differ_never_share(client: openai.OpenAI) -> None:
 def test_one_image_by_three_ways_is_encoded_once(client: openai.OpenAI, server: Server) -> None:
     data = (server.files / "picture.png").read_bytes()
     ask(client, user(image(data_url(data)), "what is it?"))
-    encoded = server.metrics()["fovea_images_encoded_total"]
+    encoded = server.metrics()["fovea:images_encoded_total"]
     by_file = ask(client, user("look:", image((server.files / "picture.png").as_uri())))
     by_data = ask(client, user("look:", image(data_url(data, "image/x-misnamed"))))
     assert by_file.choices[0].message.content == by_data.choices[0].message.content
-    assert server.metrics()["fovea_images_encoded_total"] == encoded
+    assert server.metrics()["fovea:images_encoded_total"] == encoded
 
 
 def test_images_by_http_where_private_hosts_are_allowed(engine: Engine, files: Path, web: Web) -> None:
@@ -258,12 +258,12 @@ def test_images_by_http_where_private_hosts_are_allowed(engine: Engine, files: P
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
     ):
         by_url = ask(client, user(image(f"{web.url}/one.png"), "what is it?"))
-        encoded = server.metrics()["fovea_images_encoded_total"]
+        encoded = server.metrics()["fovea:images_encoded_total"]
         by_other_url = ask(client, user(image(f"{web.url}/two.png?size=full"), "what is it?"))
         by_data = ask(client, user(image(data_url(REMOTE)), "what is it?"))
         assert by_url.choices[0].message.content == by_data.choices[0].message.content
         assert by_other_url.choices[0].message.content == by_data.choices[0].message.content
-        assert server.metrics()["fovea_images_encoded_total"] == encoded
+        assert server.metrics()["fovea:images_encoded_total"] == encoded
         assert by_data.usage.prompt_tokens_details.cached_tokens > 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from fovea.engine.loop import EngineLoop
 from fovea.engine.prepare import Preparer
 from fovea.engine.schedule.scheduler import Scheduler
@@ -14,6 +16,7 @@ def engine_stats(
 ) -> dict[str, float]:
     return _disk(stored) | {
         **scheduler_stats(scheduler),
+        "oldest_waiting_seconds": _age(scheduler),
         "kv_block_bytes": loop.runner.kv.nbytes // scheduler.kv.pool.size,
         "pixel_bytes": preparer.pixel_bytes,
         "images_encoded": loop.encoded_images,
@@ -24,6 +27,11 @@ def engine_stats(
         "generation_tokens": loop.generated_tokens,
         "integrity_errors": loop.integrity_errors,
     }
+
+
+def _age(scheduler: Scheduler) -> float:
+    oldest = next(iter(tuple(scheduler.waiting)), None)
+    return 0.0 if oldest is None else max(0.0, time.monotonic() - oldest.arrival)
 
 
 def _disk(stored: StoredFeatures | None) -> dict[str, float]:

@@ -37,8 +37,9 @@ def response(error: FoveaError) -> JSONResponse:
 def install(app: FastAPI) -> None:
     """Handlers for our errors, for pydantic's, for unknown routes, and for defects."""
 
-    async def known(_: Request, error: Exception) -> JSONResponse:
+    async def known(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, FoveaError)
+        request.app.state.fovea.metrics.refused(error.code)
         return response(error)
 
     async def malformed(request: Request, error: Exception) -> JSONResponse:

@@ -150,7 +150,7 @@ class Scheduler:
         room = not budget.preempted
         looked_at = 0
         oldest = self.waiting[0] if self.waiting else None
-        for seq in self.policy.order(tuple(self.waiting), self._ready):
+        for seq in self.policy.order(tuple(self.waiting), self.ready):
             room = room and len(self.running) < self.config.max_running and budget.tokens > 0
             looked_at += 1
             if not room and looked_at > LOOKAHEAD:
@@ -199,7 +199,7 @@ class Scheduler:
             other.passed >= self.config.max_passes for other in self.waiting if _passes(seq, other)
         )
 
-    def _ready(self, seq: Sequence) -> bool:
+    def ready(self, seq: Sequence) -> bool:
         """Whether no image has to be encoded before it joins, as far as can be told without its prefix."""
         return not seq.spans or seq.spans[0].key in self.embeddings
 

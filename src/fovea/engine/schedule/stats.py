@@ -7,9 +7,13 @@ from fovea.engine.schedule.scheduler import Scheduler
 
 def scheduler_stats(scheduler: Scheduler) -> dict[str, float]:
     pool, embeddings = scheduler.kv.pool, scheduler.embeddings
+    waiting = tuple(scheduler.waiting)
+    ready = sum(scheduler.ready(seq) for seq in waiting)
     return {
         "requests_running": len(scheduler.running),
-        "requests_waiting": len(scheduler.waiting),
+        "requests_waiting": len(waiting),
+        "requests_waiting_ready": ready,
+        "requests_waiting_image": len(waiting) - ready,
         "kv_blocks_total": pool.size,
         "kv_blocks_used": pool.used,
         "kv_blocks_cached": pool.cached,
