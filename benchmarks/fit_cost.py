@@ -1,6 +1,6 @@
 """A cost model of this machine, from a real engine: the figures that `fovea simulate --cost FILE` counts with.
 
-    python benchmarks/fit_cost.py OUT.json [--model fovea-tiny] [--threads 1] [--rounds 3]
+    python benchmarks/fit_cost.py OUT.json [--model fovea-tiny] [--threads 1] [--rounds 3] [--largest 16000]
 
 An engine in this process serves batches of 1 to 32 sequences, prompts of 16 to 2,000 tokens, with and without images of 64
 to 1,024 visual tokens. Every step is observed from outside (what it was made of, how long it took), three quarters of
@@ -93,13 +93,13 @@ async def ask(engine: Engine, text: str, side: int, seed: int, tokens: int = TOK
         pass
 
 
-async def drive(engine: Engine, rounds: int) -> None:
-    """Loads of every shape. A number in front of each text keeps prefixes apart."""
+async def drive(engine: Engine, rounds: int, largest: int) -> None:
+    """Loads of every shape, prompts of at most `largest` tokens together. A number in each text keeps prefixes apart."""
     seed = 0
     for _ in range(rounds):
         for size in PROMPTS:
             for batch in BATCHES:
-                if batch * size > 16_000:
+                if batch * size > largest:
                     continue
                 asks = []
                 for _ in range(batch):
@@ -133,22 +133,25 @@ def main() -> None:
     parser.add_argument("--model", default="fovea-tiny")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--largest", type=int, default=16_000, help="tokens of prompts at once; less for large models"
+    )
     args = parser.parse_args()
     settings = {"threads": args.threads, "max_queue": 0, "embed_cache_mib": 64}
     with Engine.from_pretrained(
         args.model, kv_cache_mib=min(512, available_memory() >> 21), **settings
     ) as engine:
-        asyncio.run(drive(engine, 1))  # warms up
+        asyncio.run(drive(engine, 1, args.largest))  # warms up
+        engine.clear_caches()  # or what follows would find its prefixes and images there
         seen = Observer(engine)
-        asyncio.run(drive(engine, args.rounds))
+        asyncio.run(drive(engine, args.rounds, args.largest))
         model, info = engine.loop.runner.model, engine.info
         kv_bytes = model.decoder.config.kv_bytes_per_token(model.dtype.itemsize)
     steps = [s for n, s in enumerate(seen.steps) if n % 4]
     images = [s for n, s in enumerate(seen.images) if n % 4]
+    seconds = {**fit_steps(steps), **fit_images(images), "between_s": statistics.median(seen.between)}
     cost = CostModel(
-        **fit_steps(steps),
-        **fit_images(images),
-        between_s=statistics.median(seen.between),
+        **{name: float(f"{value:.3g}") for name, value in seconds.items()},
         kv_token_bytes=kv_bytes,
         visual_token_bytes=model.visual_token_bytes,
         max_context=info.max_context,
@@ -171,6 +174,8 @@ def main() -> None:
         if some:
             error = step_error(cost, some)
             print(f"  {kind:14} {error.count:6}: median error {error.median:.1%}, 90% within {error.p90:.1%}")
+    said, took = sum(cost.step(s.made_of) for s in seen.steps[::4]), sum(s.seconds for s in seen.steps[::4])
+    print(f"all of those steps together: {said:.2f} s predicted, {took:.2f} s measured")
     floor = repeat_error(seen.steps)
     print(
         f"the same composition, repeated, is off its own median by {floor.median:.1%}, 90% within {floor.p90:.1%}"

@@ -174,6 +174,7 @@ TOTALS = (
 SPREADS: tuple[tuple[str, Callable[[ClassReport], Spread]], ...] = (
     ("TTFT ms", lambda c: c.ttft),
     ("gap ms", lambda c: c.itl),
+    ("longest gap of each ms", lambda c: c.worst_gap),
     ("end to end ms", lambda c: c.end_to_end),
     ("queue ms", lambda c: c.queue),
 )

@@ -58,6 +58,7 @@ class Spread:
 class ClassReport:
     """requests: of the class; finished: with their whole answer.
 
+    itl: over all gaps. worst_gap: over requests, the longest gap of each: one stall in a long answer hides in the former.
     queue: arrival to the first computed token. good: share within the bounds. gaps_within: share of gaps within the ITL bound.
     """
 
@@ -65,6 +66,7 @@ class ClassReport:
     finished: int
     ttft: Spread
     itl: Spread
+    worst_gap: Spread
     end_to_end: Spread
     queue: Spread
     good: float
@@ -81,6 +83,7 @@ class ClassReport:
             finished=len(whole),
             ttft=Spread.of(record.tokens[0] - record.arrival for record in begun),
             itl=Spread.of(gaps),
+            worst_gap=Spread.of(max(record.gaps) for record in begun if len(record.tokens) > 1),
             end_to_end=Spread.of(record.tokens[-1] - record.arrival for record in whole),
             queue=Spread.of(at - arrival for at, arrival in admitted),
             good=_share(sum(record.good(ttft_s, itl_s) for record in records), len(records)),

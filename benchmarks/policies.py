@@ -1,0 +1,147 @@
+"""What policy and pace are worth, on the simulator: the same requests, other decisions. Seconds long.
+
+    python benchmarks/policies.py [--cost FILE] [--seed 0] [--target-ms 10]
+
+1. A target for the gaps between tokens: `Pace`, which bounds a step by what it costs, against the rule of thumb that
+   bounds the batch by the mean of the last ten steps, and against neither; at two loads of text and images.
+2. Mixed load: text chats beside new images of 784 visual tokens (896x896 pixels) that come at half the rate at which
+   images alone saturate the machine. Dual queues with pace, without pace, and first come first served without pace.
+
+Throughput at saturation is measured apart, with the same requests all there at once. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fovea.engine.config import EngineConfig
+from fovea.engine.simulate.control import BatchRule
+from fovea.engine.simulate.cost import CostModel
+from fovea.engine.simulate.generate import Load, generate
+from fovea.engine.simulate.report import Report
+from fovea.engine.simulate.run import Bounds, simulate
+from fovea.engine.simulate.trace import Trace
+
+VISUAL = 784
+TEXT = Load(requests=600, rate=4.0, text=1.0, prompt_tokens=60, output_tokens=120)
+IMAGES = Load(requests=400, text=0.0, images=10**6, zipf=0.0, visual_tokens=(VISUAL,), output_tokens=16)
+MIXES = {
+    "dual, pace 3": {"policy": "dual", "pace": 3.0},
+    "dual, no pace": {"policy": "dual", "pace": 0},
+    "fcfs, no pace": {"policy": "fcfs", "pace": 0},
+}
+
+
+def at_once(trace: Trace) -> Trace:
+    return tuple(replace(request, at=0.0) for request in trace)
+
+
+def merged(one: Trace, other: Trace) -> Trace:
+    """Both, as long as both last."""
+    until = min(one[-1].at, other[-1].at)
+    return tuple(sorted((r for r in (*one, *other) if r.at <= until), key=lambda r: r.at))
+
+
+def target(cost: CostModel, seed: int, target_ms: int) -> dict[str, Any]:
+    """Part 1."""
+    found: dict[str, Any] = {}
+    bounds = Bounds(itl_s=target_ms / 1e3)
+    free = EngineConfig(pace=0, max_queue=0)
+    print(
+        f"1. gaps of at most {target_ms} ms; 1500 requests, half of them with images of 64, 256 or 1024 tokens"
+    )
+    for rate in (8.0, 16.0):
+        trace = generate(Load(requests=1500, rate=rate, seed=seed, output_tokens=96, prompt_tokens=120))
+        runs: dict[str, tuple[EngineConfig, BatchRule | None]] = {
+            "pace": (replace(free, target_itl_ms=target_ms), None),
+            "batch rule": (free, BatchRule(target_ms / 1e3, free.max_running)),
+            "neither": (free, None),
+        }
+        for name, (config, control) in runs.items():
+            report = simulate(trace, config, cost, control=control, bounds=bounds)
+            every = report.classes["all"]
+            found[f"{name}, {rate:g}/s"] = row = {
+                "gaps_within": every.gaps_within,
+                "gap_p99_ms": every.itl.p99,
+                "gap_longest_ms": every.itl.longest,
+                "ttft_p50_ms": every.ttft.p50,
+                "ttft_p99_ms": every.ttft.p99,
+                "tokens_per_s": report.tokens_per_s,
+            }
+            print(
+                f"  {rate:4g}/s  {name:11} within {row['gaps_within']:7.2%}   p99 {row['gap_p99_ms']:7.1f} ms   longest "
+                f"{row['gap_longest_ms']:7.1f} ms   TTFT p50 {row['ttft_p50_ms']:8.1f} p99 {row['ttft_p99_ms']:8.1f} ms   "
+                f"{row['tokens_per_s']:7.1f} tok/s"
+            )
+    return found
+
+
+def mixed(cost: CostModel, seed: int) -> dict[str, Any]:
+    """Part 2."""
+    config = EngineConfig(max_queue=0)
+    alone = simulate(at_once(generate(replace(IMAGES, seed=seed))), replace(config, pace=0), cost)
+    rate = alone.requests_per_s / 2
+    images = generate(replace(IMAGES, seed=seed, rate=rate))
+    trace = merged(generate(replace(TEXT, seed=seed + 1)), images)
+    print(
+        f"2. {TEXT.rate:g} text chats/s beside {rate:.2f} images/s: half of {alone.requests_per_s:.2f}/s, saturation"
+    )
+    found: dict[str, Any] = {}
+    for name, settings in MIXES.items():
+        other = replace(config, **settings)
+        report, full = simulate(trace, other, cost), simulate(at_once(trace), other, cost)
+        found[name] = row = _row(report, full)
+        print(
+            f"  {name:14} text: gap p50 {row['text_gap_p50_ms']:5.1f} p99 {row['text_gap_p99_ms']:6.1f} longest "
+            f"{row['text_gap_longest_ms']:6.1f} ms, TTFT p50 {row['text_ttft_p50_ms']:6.1f} p99 "
+            f"{row['text_ttft_p99_ms']:7.1f} ms; images: TTFT p50 {row['image_ttft_p50_ms']:7.1f} p99 "
+            f"{row['image_ttft_p99_ms']:7.1f} ms; {row['tokens_per_s']:6.1f} tok/s, saturated {row['saturated']:6.1f}"
+        )
+    ours, theirs = found["dual, pace 3"], found["fcfs, no pace"]
+    verdict = {
+        "gap_ratio": theirs["text_gap_p99_ms"] / ours["text_gap_p99_ms"],
+        "throughput_ratio": ours["tokens_per_s"] / theirs["tokens_per_s"],
+        "saturated_ratio": ours["saturated"] / theirs["saturated"],
+    }
+    print(
+        f"  p99 gap of text {verdict['gap_ratio']:.1f}x better (target 4x); throughput under this load "
+        f"{verdict['throughput_ratio']:.3f}x, saturated {verdict['saturated_ratio']:.3f}x (target 0.95x)"
+    )
+    return found | verdict
+
+
+def _row(report: Report, full: Report) -> dict[str, float]:
+    text, images = report.classes["text"], report.classes["new image"]
+    return {
+        "text_gap_p50_ms": text.itl.p50,
+        "text_gap_p99_ms": text.itl.p99,
+        "text_gap_longest_ms": text.itl.longest,
+        "text_ttft_p50_ms": text.ttft.p50,
+        "text_ttft_p99_ms": text.ttft.p99,
+        "image_ttft_p50_ms": images.ttft.p50,
+        "image_ttft_p99_ms": images.ttft.p99,
+        "tokens_per_s": report.tokens_per_s,
+        "saturated": full.tokens_per_s,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cost", type=Path, metavar="FILE")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--target-ms", type=int, default=10)
+    args = parser.parse_args()
+    cost = CostModel.load(args.cost) if args.cost else CostModel()
+    print(f"costs: {cost.made_from}")
+    found = {"target": target(cost, args.seed, args.target_ms), "mixed": mixed(cost, args.seed)}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What a step costs, how that is learnt, and what a wrong file is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from fovea.core.errors import ConfigError
+from fovea.engine.schedule.plan import StepPlan, Work
+from fovea.engine.simulate.cost import Composition, CostModel
+from fovea.engine.simulate.fit import ImageSeen, StepSeen, fit_images, fit_steps, image_error, step_error
+from tests.support.brains import sequence
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_a_plan_is_counted_as_what_it_computes() -> None:
+    decoding, prompt = sequence("a", 10), sequence("b", 100)
+    decoding.output_ids, decoding.computed = [1, 2], 11
+    plan = StepPlan((Work(decoding, 11, 1), Work(prompt, 20, 4)))
+    # The chunk's tokens attend to 21, 22, 23 and 24 tokens, themselves included.
+    assert Composition.of(plan) == Composition(1, 12, 4, 1, 21 + 22 + 23 + 24)
+
+
+def test_a_prompt_of_one_token_is_no_decode() -> None:
+    assert Composition.of(StepPlan((Work(sequence("a", 1), 0, 1),))) == Composition(0, 0, 1, 1, 1)
+
+
+def test_two_small_chunks_cost_more_than_one() -> None:
+    cost = CostModel()
+    one, two = Composition(prompt_tokens=64, chunks=1), Composition(prompt_tokens=64, chunks=2)
+    assert cost.step(one) < cost.step(two)
+
+
+def test_a_step_without_tokens_costs_nothing() -> None:
+    assert CostModel().step(Composition()) == 0
+
+
+def test_slices_add_up_to_an_image() -> None:
+    cost = CostModel(image_s=0.002, visual_s=1e-4, visual_pair_s=1e-7, slice_s=0.01)
+    assert cost.image(1000) == pytest.approx(0.002 + 0.1 + 0.1)
+    assert cost.slices(1000) == 21
+    assert cost.slices(1) == 1
+
+
+def test_a_fit_finds_what_made_the_figures_despite_noise() -> None:
+    truth = CostModel(step_s=3e-4, decode_s=6e-5, context_s=4e-7, token_s=3e-5, chunk_s=5e-4, pair_s=4e-8)
+    random = Random(5)
+    seen = []
+    for _ in range(3000):
+        decodes, chunks = random.randint(0, 16), random.randint(0, 3)
+        tokens = chunks * random.choice([16, 64, 300, 1000])
+        context = random.randint(20, 1000)
+        made_of = Composition(decodes, decodes * context, tokens, chunks, tokens * random.randint(8, 900))
+        if made_of:
+            slow = 3.0 if random.random() < 0.05 else random.uniform(0.9, 1.1)
+            seen.append(StepSeen(made_of, truth.step(made_of) * slow))
+    found = fit_steps(seen)
+    for name, value in found.items():
+        assert value == pytest.approx(getattr(truth, name), rel=0.08), name
+    assert step_error(replace(truth, **found), seen).median < 0.07
+
+
+def test_a_fit_of_images_knows_their_slices() -> None:
+    truth = CostModel(image_s=1e-3, visual_s=1e-4, visual_pair_s=2e-7, slice_s=2e-3)
+    seen = [ImageSeen(v, truth.slices(v), truth.image(v)) for v in (16, 64, 144, 256, 576, 1024)]
+    cost = replace(truth, **fit_images(seen))
+    assert image_error(cost, seen).p90 < 1e-6
+    assert cost.slice_s == pytest.approx(2e-3, rel=0.15)
+
+
+def test_no_parameter_is_fitted_below_zero() -> None:
+    falling = [StepSeen(Composition(n, n * 10), 0.01 - n * 1e-4) for n in range(1, 30)]
+    assert all(value >= 0 for value in fit_steps(falling).values())
+
+
+def test_nothing_seen_is_told() -> None:
+    with pytest.raises(ConfigError, match="no image was seen"):
+        fit_images([])
+
+
+def test_a_file_is_read_back_as_it_was(tmp_path: Path) -> None:
+    cost = CostModel(step_s=0.5, made_from="a test")
+    cost.save(tmp_path / "cost.json")
+    assert CostModel.load(tmp_path / "cost.json") == cost
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "benchmarks/costs").glob("*.json")), ids=lambda path: path.stem
+)
+def test_committed_cost_files_are_read(path: Path) -> None:
+    assert CostModel.load(path).made_from != CostModel().made_from
+
+
+def test_the_built_in_costs_are_those_of_the_bundled_model() -> None:
+    fitted = asdict(CostModel.load(ROOT / "benchmarks/costs/fovea-tiny.json"))
+    assert asdict(CostModel()) == {**fitted, "made_from": f"built in: {fitted['made_from']}"}
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"decode": 1}, "unknown parameter 'decode'; did you mean 'decode_s'?"),
+        ({"nonsense": 1}, "unknown parameter 'nonsense'; known: step_s, decode_s"),
+        ({"step_s": 0}, "step_s is 0; accepted: seconds from 1e-09 on"),
+        ({"token_s": "fast"}, "token_s is 'fast'; accepted: seconds from 0 on"),
+        ({"token_s": -1}, "token_s is -1"),
+        ({"token_s": True}, "token_s is True"),
+        ({"max_context": 1.5}, "max_context is 1.5; accepted: a whole number from 1 on"),
+        ({"made_from": 3}, "made_from is 3; accepted: text"),
+        ([], "must hold a JSON object"),
+    ],
+)
+def test_a_wrong_file_is_told_with_its_name(tmp_path: Path, values: Any, told: str) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(ConfigError) as raised:
+        CostModel.load(path)
+    assert str(path) in raised.value.message
+    assert told in raised.value.message
+
+
+def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can not be read"):
+        CostModel.load(tmp_path / "none.json")
+    (tmp_path / "text").write_text("fast")
+    with pytest.raises(ConfigError, match="is not JSON"):
+        CostModel.load(tmp_path / "text")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not JSON"):
+        CostModel.load(tmp_path / "bytes")
