@@ -9,16 +9,18 @@ if TYPE_CHECKING:
     from fovea.core.errors import FoveaError
     from fovea.core.image import PixelBudget
     from fovea.core.sampling import SamplingParams
+    from fovea.core.video import VideoBudget
     from fovea.engine.engine import Engine
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "FoveaError", "PixelBudget", "SamplingParams", "__version__"]
+__all__ = ["Engine", "FoveaError", "PixelBudget", "SamplingParams", "VideoBudget", "__version__"]
 
 _LAZY = {
     "Engine": "fovea.engine.engine",
     "FoveaError": "fovea.core.errors",
     "PixelBudget": "fovea.core.image",
     "SamplingParams": "fovea.core.sampling",
+    "VideoBudget": "fovea.core.video",
 }
 
 

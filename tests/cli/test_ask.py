@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fovea import Engine
+from fovea import Engine, VideoBudget
 from fovea.cli.show import write_text
 from tests.cli.support import Caller, finish, interrupt, start
+from tests.support.clips import clip
 
 FEW = ("--max-tokens", "6")
 LONG = ("--max-tokens", "3500")
@@ -28,6 +29,36 @@ def test_the_answer_is_the_engines(fovea: Caller, tiny: Path, engine: Engine, he
         said = fovea("ask", *images, "what is it?", "--model", tiny, *FEW)
         assert said.out == engine.generate("what is it?", images=images, max_tokens=6).text + "\n"
         assert (said.code, said.err) == (0, "")
+
+
+def test_videos_are_told_from_pictures_by_their_bytes(
+    fovea: Caller, tiny: Path, engine: Engine, here: Path
+) -> None:
+    (here / "clip.bin").write_bytes(clip())
+    said = fovea("ask", "clip.bin", "a.png", "what moved?", "--fps", "6", "--json", "--model", tiny, *FEW)
+    parts = [{"type": "video", "video": "clip.bin"}, {"type": "image", "image": "a.png"}]
+    asked = [{"role": "user", "content": [*parts, {"type": "text", "text": "what moved?"}]}]
+    whole = engine.generate(asked, max_tokens=6, video_budget=VideoBudget(fps=6))
+    assert (said.code, said.err) == (0, "")
+    assert said.json["text"] == whole.text
+    assert said.json["usage"]["prompt_tokens_details"]["image_tokens"] == whole.usage.image
+    pruned = fovea(
+        "ask",
+        "clip.bin",
+        "what?",
+        "--fps",
+        "6",
+        "--video-pruning-rate",
+        "0.5",
+        "--json",
+        "--model",
+        tiny,
+        *FEW,
+    )
+    assert pruned.json["usage"]["prompt_tokens_details"]["image_tokens"] == (whole.usage.image - 6) // 2
+    cut = fovea("ask", "no.mp4", "what?", "--model", tiny, *FEW)
+    assert cut.code != 0
+    assert "no.mp4" in cut.err
 
 
 def test_flags_may_stand_anywhere(fovea: Caller, tiny: Path, here: Path) -> None:

@@ -25,7 +25,14 @@ BRAINS = [
 
 
 def test_the_public_names() -> None:
-    assert sorted(fovea.__all__) == ["Engine", "FoveaError", "PixelBudget", "SamplingParams", "__version__"]
+    assert sorted(fovea.__all__) == [
+        "Engine",
+        "FoveaError",
+        "PixelBudget",
+        "SamplingParams",
+        "VideoBudget",
+        "__version__",
+    ]
     assert fovea.SamplingParams.__module__ == "fovea.core.sampling"
     assert fovea.Engine.__module__ == "fovea.engine.engine"
     with pytest.raises(AttributeError, match="no attribute 'Motor'"):
