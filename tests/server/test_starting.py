@@ -14,6 +14,7 @@ from fovea.core.types import TextPrompt
 from fovea.server.app import create_app
 from fovea.server.starting import StartingClient
 from tests.server.scripted import Script
+from tests.server.support import Server
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -80,3 +81,10 @@ async def test_nothing_is_answered_before() -> None:
     client = StartingClient("named", Script, never)
     with pytest.raises(Unavailable, match="still loading"):
         await client.tokenize(TextPrompt("hi"))
+
+
+def test_probes_may_ask_for_headers_alone(server: Server) -> None:
+    with server.client() as client:
+        for path in ("/health", "/ready"):
+            answer = client.head(path)
+            assert (answer.status_code, answer.content) == (200, b"")

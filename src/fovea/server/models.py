@@ -65,7 +65,7 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
     return {"tokens": ids, "count": len(ids), "max_model_len": state.client.info.max_context}
 
 
-@router.get("/health", include_in_schema=False)
+@router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
 async def health(http: Request) -> Response:
     """The process runs, loading or serving: see /ready. 503 only when the engine died, so that it is restarted."""
     state = state_of(http)
@@ -74,7 +74,7 @@ async def health(http: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-@router.get("/ready", include_in_schema=False)
+@router.api_route("/ready", methods=["GET", "HEAD"], include_in_schema=False)
 async def ready(http: Request) -> Response:
     """Requests are served now."""
     state = state_of(http)
