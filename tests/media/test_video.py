@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import struct
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +24,7 @@ from fovea.media.limits import MediaLimits
 from fovea.media.load import MediaLoader
 from fovea.media.video import open_video, probe_video
 from tests.media.samples import sample
-from tests.support.clips import clip, level, noise, sound
+from tests.support.clips import clip, level, noise, nothing, sound
 
 LIMITS = MediaLimits()
 KINDS = {
@@ -75,6 +76,19 @@ def test_frames_far_apart_are_jumped_to(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(turned) == 2
 
 
+def test_phones_hold_their_pictures_sideways() -> None:
+    """A display matrix of 90 degrees clockwise: the stored picture's top is shown at the right."""
+    data = bytearray(clip(4, striped=True))
+    at = data.index(b"tkhd") + 44  # ISO 14496-12, 8.3.2: the matrix of a track's header, version 0
+    data[at : at + 36] = struct.pack(">9i", 0, 1 << 16, 0, -1 << 16, 0, 0, 48 << 16, 0, 1 << 30)
+    video = open_video(bytes(data), LIMITS)
+    assert (video.width, video.height) == (48, 64)
+    (rgb,) = video.source.read([0])
+    pixels = np.frombuffer(rgb, np.uint8).reshape(64, 48, 3)
+    assert pixels[:, -3:].mean() > 200
+    assert pixels[:, :-12].mean() < 60
+
+
 TABLE: list[tuple[str, bytes, MediaLimits, str, str]] = [
     ("empty", b"", LIMITS, "the data is empty", "unsupported_video_type"),
     ("text", b"hello there, not a video", LIMITS, "but plain text; accepted: MP4 and WebM", "unsupported_video_type"),
@@ -85,6 +99,8 @@ TABLE: list[tuple[str, bytes, MediaLimits, str, str]] = [
     ("rubbish in an mp4", clip()[:48] + bytes(200), LIMITS, "the mp4", ""),
     ("rubbish in a webm", b"\x1aE\xdf\xa3" + bytes(range(200)), LIMITS, "the webm", ""),
     ("sound mp4", sound(), LIMITS, "the mp4 holds sound only", "video_empty"),
+    ("no frames mp4", nothing(), LIMITS, "the mp4 holds no video stream", "video_empty"),
+    ("no frames webm", nothing("webm"), LIMITS, "the webm can not be decoded: end of file", "invalid_video"),
     ("sound webm", sound("webm"), LIMITS, "the webm holds sound only", "video_empty"),
     ("too long", clip(), replace(LIMITS, max_video_s=1.5), "is 2.0 s long; accepted: at most 1.5 s", "video_too_long"),
     ("frames", clip(), replace(LIMITS, max_video_frames=10), "24 frames or more; accepted: at most 10", "video_too_long"),

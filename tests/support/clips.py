@@ -40,8 +40,9 @@ def clip(
     width: int = 64,
     height: int = 48,
     options: tuple[tuple[str, str], ...] = (("g", "8"),),
+    striped: bool = False,
 ) -> bytes:
-    """A file of `numbered` frames, with a key frame every 8."""
+    """A file of `numbered` frames, with a key frame every 8. striped: with a white stripe of 8 pixels at the top."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as file:
         stream: Any = file.add_stream(
@@ -51,6 +52,8 @@ def clip(
         )
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         for frame in numbered(count, width, height):
+            if striped:
+                frame[:8] = 255
             file.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         file.mux(stream.encode())
     return buffer.getvalue()
@@ -66,4 +69,15 @@ def sound(container: str = "mp4") -> bytes:
         frame.sample_rate = 48000
         file.mux(stream.encode(frame))
         file.mux(stream.encode())
+    return buffer.getvalue()
+
+
+@cache
+def nothing(container: str = "mp4") -> bytes:
+    """A file with a video track and no frames."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as file:
+        stream: Any = file.add_stream({"mp4": "libx264", "webm": "libvpx-vp9"}[container], rate=12)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        file.start_encoding()
     return buffer.getvalue()
