@@ -72,7 +72,9 @@ def prompts(folder: Path = FOLDER) -> tuple[ChatTokenizer, PromptBuilder]:
     """Of a folder like the bundled model's: a Qwen-VL checkpoint with tokenizer.json and chat_template.jinja."""
     plain, config = PlainTokenizer(folder), read_json(folder / "config.json")
     template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    tokenizer = ChatTokenizer(plain, template, eos_ids=frozenset({plain.get_vocab()[plain.eos_token]}))
+    ends = read_json(folder / "generation_config.json")["eos_token_id"]
+    ends = {*ends} if isinstance(ends, list) else {ends}
+    tokenizer = ChatTokenizer(plain, template, eos_ids=frozenset(ends | {plain.get_vocab()[plain.eos_token]}))
     kind, images = config["model_type"], read_json(folder / "preprocessor_config.json")
     videos = build_videos(kind, read_json(folder / VIDEO_FILE), images, config, {})
     known = (videos, config["video_token_id"]) if videos else None

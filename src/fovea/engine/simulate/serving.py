@@ -61,6 +61,7 @@ class SimulatedEngine:
         self._generated = 0
         self._failed_steps = 0
         self._draining = False
+        self._closed = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -143,6 +144,7 @@ class SimulatedEngine:
         until = time.monotonic() + drain_s
         while self._in_flight and time.monotonic() < until:
             await asyncio.sleep(0.02)
+        self._closed = True
         for job in list(self._jobs.values()):
             self._end(job, "abort", Event(job.choice, finish_reason="abort"))
         if self._task is not None:
@@ -195,6 +197,8 @@ class SimulatedEngine:
         return jobs
 
     def _submit(self, jobs: list[Job]) -> None:
+        if self._closed or self._failed_steps:  # while the prompt was built
+            raise Unavailable("the engine has stopped")
         for job in jobs:
             if job.seq.id in self._jobs:
                 name = job.seq.id.rpartition(":")[0]

@@ -1,0 +1,247 @@
+"""An engine client without a model: right lengths, right numbers, and nothing left behind whoever leaves when."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fovea.core.answer import AnswerBuilder
+from fovea.core.errors import (
+    DeadlineExceeded,
+    EngineError,
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    Unavailable,
+)
+from fovea.core.image import Image
+from fovea.core.sampling import SamplingParams
+from fovea.core.types import ChatPrompt, Completion, GenerationRequest, ImagePart, Message, TextPart
+from fovea.engine.config import EngineConfig
+from fovea.engine.models.load import bundled_model, read_config
+from fovea.engine.simulate.bundled import FOLDER, prompts
+from fovea.engine.simulate.cost import CostModel
+from fovea.engine.simulate.serving import SimulatedEngine
+from fovea.engine.tokenizer import ChatTokenizer
+from fovea.observe.metrics import COUNTERS, GAUGES
+
+FAST = CostModel(
+    step_s=5e-4, decode_s=0, context_s=0, token_s=0, chunk_s=0, pair_s=0, visual_s=0, visual_pair_s=0
+)
+SLOW = replace(FAST, step_s=0.02)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[SimulatedEngine]:
+    engine = SimulatedEngine(EngineConfig(kv_blocks=64), FAST)
+    yield engine
+    await engine.close()
+    assert not engine.machine.unfinished
+    engine.machine.scheduler.check_integrity()
+
+
+def ask(
+    text: str = "hello there", *, pictures: tuple[Image, ...] = (), name: str = "a", **said: Any
+) -> GenerationRequest:
+    own = {key: said.pop(key) for key in ("timeout", "encode_only", "cache_salt") if key in said}
+    parts = (*(ImagePart(picture) for picture in pictures), TextPart(text))
+    return GenerationRequest(name, ChatPrompt((Message("user", parts),)), SamplingParams(**said), **own)
+
+
+def picture(seed: str = "a", side: int = 64) -> Image:
+    return Image(seed * 64, side, side, bytes(3 * side * side))
+
+
+async def whole(engine: SimulatedEngine, request: GenerationRequest) -> Completion:
+    answer = AnswerBuilder(request.sampling.n)
+    async for delta in engine.stream(request):
+        answer.add(delta)
+    return answer.build()
+
+
+async def test_an_answer_is_as_long_as_asked(engine: SimulatedEngine) -> None:
+    answer = await whole(engine, ask(max_tokens=9))
+    assert answer.usage.completion == len(answer.token_ids[0]) == 9
+    assert answer.finish_reasons == ("length",)
+    assert answer.text == engine.tokenizer.decode(answer.token_ids[0])
+    assert answer.usage.prompt == len(await engine.tokenize(ask().prompt))
+    assert 0 < answer.timings.ttft < 5
+
+
+async def test_without_a_length_it_ends_by_itself(engine: SimulatedEngine) -> None:
+    answer = await whole(engine, ask())
+    assert answer.finish_reasons == ("stop",)
+    assert answer.usage.completion >= 1
+
+
+async def test_equal_requests_get_equal_answers(engine: SimulatedEngine) -> None:
+    one, same = await whole(engine, ask(max_tokens=20)), await whole(engine, ask(max_tokens=20))
+    assert one.text == same.text
+    assert one.text != (await whole(engine, ask("other", max_tokens=20))).text
+    assert one.text != (await whole(engine, ask(max_tokens=20, seed=4))).text
+    two = await whole(engine, ask(max_tokens=20, n=2))
+    assert two.texts[0] == one.text != two.texts[1]
+
+
+async def test_stop_strings_end_it(engine: SimulatedEngine) -> None:
+    text = (await whole(engine, ask(max_tokens=20))).text
+    word = text.split()[3]
+    answer = await whole(engine, ask(max_tokens=20, stop=(word,)))
+    assert answer.text == text[: text.index(word)]
+    assert answer.finish_reasons == ("stop",)
+
+
+async def test_images_cost_what_the_bundled_models_plan_says_and_are_found_again(
+    engine: SimulatedEngine,
+) -> None:
+    first = await whole(engine, ask(pictures=(picture(side=256),), max_tokens=2))
+    assert first.usage.image == 64
+    again = await whole(engine, ask("and now?", pictures=(picture(side=256),), max_tokens=2))
+    assert again.usage.cached >= 64
+    await whole(engine, ask(pictures=(picture("b"),), encode_only=True))
+    assert engine.stats()["images_encoded"] == 2
+    assert "b" * 64 in next(reversed(list(engine.machine.embeddings._entries)))
+
+
+async def test_steps_take_the_time_that_they_cost() -> None:
+    engine = SimulatedEngine(EngineConfig(), SLOW)
+    started = time.monotonic()
+    answer = await whole(engine, ask(max_tokens=11))
+    assert time.monotonic() - started >= 11 * 0.02
+    assert answer.timings.decode == pytest.approx(10 * 0.02, rel=0.5)
+    await engine.close()
+
+
+async def test_leaving_frees_everything() -> None:
+    engine = SimulatedEngine(EngineConfig(kv_blocks=64, max_running=1), SLOW)
+    for after in (1, 3):
+        stream = engine.stream(ask(pictures=(picture(),), max_tokens=500))
+        async with aclosing(stream):
+            for _ in range(after):
+                await anext(stream)
+            waiting = asyncio.create_task(whole(engine, ask(name="b", max_tokens=500)))
+            while not engine.stats()["requests_waiting"]:
+                await asyncio.sleep(0.01)
+            waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        stats = engine.stats()
+        assert stats["requests_running"] == stats["requests_waiting"] == stats["kv_blocks_used"] == 0
+        engine.machine.scheduler.check_integrity()
+        assert engine._in_flight == 0
+        assert not engine._seeds
+    await engine.close()
+
+
+async def test_many_at_once_are_all_served(engine: SimulatedEngine) -> None:
+    asks = [ask(f"question {n}", name=str(n), max_tokens=1 + n % 7) for n in range(40)]
+    answers = await asyncio.gather(*(whole(engine, request) for request in asks))
+    assert [answer.usage.completion for answer in answers] == [1 + n % 7 for n in range(40)]
+
+
+async def test_what_can_not_run_is_told(engine: SimulatedEngine) -> None:
+    with pytest.raises(PromptTooLong, match="the context holds 1024"):
+        await whole(engine, ask("far too long " * 900))
+    with pytest.raises(PromptTooLong, match="5000 are asked for"):
+        await whole(engine, ask(max_tokens=5000))
+    with pytest.raises(InvalidRequest, match="no logprobs"):
+        await whole(engine, ask(logprobs=True))
+
+
+async def test_deadlines_and_full_queues_are_told() -> None:
+    engine = SimulatedEngine(EngineConfig(max_running=1, max_queue=1), SLOW)
+    with pytest.raises(DeadlineExceeded):
+        await whole(engine, ask(max_tokens=1000, timeout=0.1))
+    running = [asyncio.create_task(whole(engine, ask(name=str(n), max_tokens=1000))) for n in range(2)]
+    while len(engine._jobs) < 2:
+        await asyncio.sleep(0.01)
+    with pytest.raises(Overloaded, match="2 requests are running or waiting, 2 is the limit"):
+        await whole(engine, ask(name="c"))
+    with pytest.raises(InvalidRequest, match="at most 2 run and wait here"):
+        engine.check_room(3)
+    await engine.close()
+    for task in running:
+        with pytest.raises(Unavailable):
+            await task
+    assert engine.status == "stopped"
+    with pytest.raises(Unavailable):
+        engine.check_room(1)
+
+
+async def test_who_is_still_being_prepared_does_not_slip_in_after_the_end() -> None:
+    engine = SimulatedEngine(EngineConfig(), SLOW)
+    late = asyncio.create_task(whole(engine, ask(max_tokens=1000)))
+    await asyncio.sleep(0)
+    assert engine._in_flight == 1
+    assert not engine._jobs
+    await engine.close()
+    with pytest.raises(Unavailable):
+        await late
+
+
+async def test_a_drain_lets_answers_end() -> None:
+    engine = SimulatedEngine(EngineConfig(), FAST)
+    running = asyncio.create_task(whole(engine, ask(max_tokens=50)))
+    await asyncio.sleep(0)
+    await engine.close(drain_s=30)
+    assert (await running).usage.completion == 50
+
+
+async def test_a_defect_ends_requests_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = SimulatedEngine(EngineConfig(), FAST)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(engine.machine, "begin", broken)
+    with pytest.raises(EngineError, match="stopped unexpectedly"):
+        await whole(engine, ask())
+    assert engine.status == "stopped"
+
+
+def test_its_numbers_are_names_of_metrics() -> None:
+    assert set(SimulatedEngine(EngineConfig(), FAST).stats()) <= {*GAUGES, *COUNTERS}
+
+
+def test_prompts_are_those_of_the_real_tokenizer() -> None:
+    folder = bundled_model()
+    assert folder == FOLDER
+    real, (plain, _) = ChatTokenizer.from_folder(folder, read_config(folder)), prompts()
+    messages = (
+        Message("system", (TextPart("Be brief."),)),
+        Message(
+            "user",
+            (ImagePart(picture()), TextPart("what's  this?\n\n")),
+        ),
+        Message("assistant", (TextPart("a red star"),)),
+        Message("user", (TextPart("und größer? \N{PARTY POPPER}"),)),
+    )
+    text = real.render(messages)
+    assert plain.render(messages) == text
+    assert plain.encode(text) == real.encode(text)
+    assert plain.decode(real.encode(text)) == real.decode(real.encode(text))
+    assert (plain.eos_ids, plain.vocab_size) == (real.eos_ids, real.vocab_size)
+    assert [plain.token_bytes(token) for token in range(768)] == [
+        real.token_bytes(token) for token in range(768)
+    ]
+
+
+def test_it_needs_no_torch() -> None:
+    code = (
+        "import sys, fovea.engine.simulate.serving as s; from fovea.engine.config import EngineConfig as C; "
+    )
+    code += (
+        "s.SimulatedEngine(C(), s.CostModel()); print('torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert said.stdout.split() == ["False", "False"]
