@@ -1,0 +1,236 @@
+"""fovea simulate and fovea serve --simulate: tables, errors in one line, and a server that clients can be tested with."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.cli.support import Caller, free_port, start, until, write_lines
+
+SMALL = ("--requests", 60, "--rate", 20, "--output-tokens", 8)
+LINE: dict[str, Any] = {"at": 0.0, "text": 5, "output": 3}
+
+
+@pytest.fixture(autouse=True)
+def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FOVEA_THREADS")
+
+
+def test_a_column_per_policy(fovea: Caller) -> None:
+    done = fovea("simulate", "--policy", "dual", "--policy", "fcfs", *SMALL)
+    assert (done.code, done.err) == (0, "")
+    said, head, *rows = done.out.splitlines()
+    assert said.startswith("60 requests over ")
+    assert head.split() == ["dual", "fcfs"]
+    names = {row.split("  ")[0] for row in rows}
+    assert {
+        "output tokens/s",
+        "preemptions",
+        "all: requests",
+        "text: requests",
+        "new image: requests",
+    } <= names
+
+
+def test_json_is_the_last_line(fovea: Caller) -> None:
+    found = json.loads(fovea("simulate", "--policy", "priority", *SMALL, "--json").out.splitlines()[-1])
+    assert found["requests"] == 60
+    report = found["policies"]["priority"]
+    assert report["classes"]["all"]["finished"] == 60
+    assert report["classes"]["all"]["ttft"]["p50"] > 0
+
+
+def test_a_trace_says_what_its_load_said(fovea: Caller, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    made = fovea("simulate", *SMALL, "--seed", 5, "--save-trace", path, "--json").out.splitlines()[-1]
+    assert fovea("simulate", "--trace", path, "--json").out.splitlines()[-1] == made
+
+
+def test_costs_and_targets_matter(fovea: Caller, tmp_path: Path) -> None:
+    cost = write_lines(tmp_path / "cost.json", {"step_s": 0.1, "made_from": "a slow machine"})
+    slow = fovea("simulate", *SMALL, "--cost", cost, "--itl-ms", 50)
+    assert "costs: a slow machine" in slow.out
+    good = next(line for line in slow.out.splitlines() if line.startswith("good answers/s"))
+    assert float(good.split()[-1]) < 5
+
+
+def test_the_batch_rule_has_a_target(fovea: Caller) -> None:
+    assert fovea("simulate", *SMALL, "--batch-rule", "--target-itl-ms", 5).code == 0
+    assert "--batch-rule needs a target: --target-itl-ms N" in fovea("simulate", "--batch-rule").told
+    assert "--target-itl-ms is 0" in fovea("simulate", "--batch-rule", "--target-itl-ms", 0).told.replace(
+        "'0'", "0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--policy", "fast"], "--policy is 'fast'; accepted: dual, fcfs, priority, detail"),
+        (["--rate", "0"], "--rate: rate is 0.0; accepted: 1e-06 to 1e+06"),
+        (["--rate", "many"], "--rate is 'many'; accepted: a number"),
+        (["--text", "2"], "--text: text is 2.0; accepted: 0 to 1"),
+        (["--arrivals", "flood"], "accepted: poisson, ramp, burst"),
+        (["--visual-tokens", "a"], "--visual-tokens is 'a'; accepted: whole numbers, as A,B"),
+        (["--pace", "0.5"], "--pace: pace is 0.5; accepted: 0, or 1 to 1000"),
+        (["--ttft-ms", "0"], "--ttft-ms is 0; accepted: milliseconds above 0"),
+        (["--itl-ms", "nan"], "--itl-ms is nan"),
+        (["--trace", "none.jsonl"], "none.jsonl can not be read: No such file or directory"),
+        (["--cost", "none.json"], "none.json can not be read: No such file or directory"),
+        (["--trace", "x", "--rate", "3"], "either --trace or a load, not both: --rate is given too"),
+        (["--requests", "5", "--save-trace", "/none/at/all"], "/none/at/all can not be written"),
+    ],
+)
+def test_errors_name_what_where_and_what_is_accepted(fovea: Caller, words: list[str], told: str) -> None:
+    done = fovea("simulate", *words)
+    assert done.code == 2
+    assert told in done.told
+
+
+def test_a_wrong_line_of_a_trace_is_told(fovea: Caller, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t.jsonl", LINE, LINE | {"imags": []})
+    assert (
+        f"{path}:2: unknown field 'imags'; did you mean 'images'?" in fovea("simulate", "--trace", path).told
+    )
+
+
+def test_help_names_every_policy_and_load(fovea: Caller) -> None:
+    text = " ".join(fovea("simulate", "--help").out.split())
+    for words in (
+        "dual, fcfs, priority, detail",
+        "--zipf",
+        "--kv-blocks",
+        "--target-itl-ms",
+        "(default: 64,256,1024)",
+    ):
+        assert words in text
+    assert "--kernels" not in text, "what is not simulated is no option"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--cost", "x.json"], "a cost model is for --simulate, which is not given"),
+        (["--simulate", "--cost", "x.json"], "x.json can not be read"),
+        (["--simulate", "some-model"], "--simulate serves no model, but --model is 'some-model'"),
+        (["--simulate", "--max-running", "0"], "--max-running: max_running is 0; accepted: 1 to 4096"),
+    ],
+)
+def test_a_simulated_server_says_why_it_does_not_come_up(fovea: Caller, words: list[str], told: str) -> None:
+    done = fovea("serve", *words)
+    assert done.code == 2
+    assert told in done.told
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    port = free_port()
+    process = start("serve", "--simulate", "--port", port, "--served-model-name", "made-up")
+    url = f"http://127.0.0.1:{port}"
+
+    def ready() -> bool:
+        assert process.poll() is None, process.communicate()
+        try:
+            return httpx.get(f"{url}/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        until(ready)
+        yield url
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stderr.close()
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def metric(url: str, name: str) -> float:
+    found = re.search(rf"^fovea[:_]{name} (\S+)$", httpx.get(f"{url}/metrics").text, flags=re.M)
+    assert found
+    return float(found[1])
+
+
+def test_the_openai_client_talks_to_it(client: openai.OpenAI, folder: Path) -> None:
+    assert [model.id for model in client.models.list()] == ["made-up"]
+    data = base64.b64encode((folder / "a.png").read_bytes()).decode()
+    content: Any = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+        {"type": "text", "text": "what is it?"},
+    ]
+    messages: Any = [{"role": "user", "content": content}]
+    whole = client.chat.completions.create(model="made-up", messages=messages, max_tokens=7, seed=3)
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 7
+    assert whole.usage.prompt_tokens_details is not None
+    assert whole.usage.prompt_tokens_details.to_dict()["image_tokens"] == 6
+    options: Any = {"include_usage": True}
+    chunks = list(
+        client.chat.completions.create(
+            model="made-up", messages=messages, max_tokens=7, seed=3, stream=True, stream_options=options
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert len([chunk for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]) == 7
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 7
+
+
+def test_leaving_a_stream_frees_it(client: openai.OpenAI, url: str) -> None:
+    messages: Any = [{"role": "user", "content": "go on and on"}]
+    stream = client.chat.completions.create(model="made-up", messages=messages, max_tokens=8000, stream=True)
+    for _, _chunk in zip(range(5), stream, strict=False):
+        pass
+    assert metric(url, "requests_running") == 1
+    stream.close()
+    until(lambda: metric(url, "requests_running") == 0)
+    assert metric(url, "kv_blocks_used") == 0
+
+
+def test_errors_are_those_of_a_real_server(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "hello"}]
+    with pytest.raises(openai.NotFoundError, match="served: made-up"):
+        client.chat.completions.create(model="other", messages=messages)
+    with pytest.raises(openai.BadRequestError, match="the context holds 8192"):
+        client.chat.completions.create(model="made-up", messages=messages, max_tokens=9000)
+    with pytest.raises(openai.APIStatusError) as raised:
+        client.chat.completions.create(
+            model="made-up", messages=messages, max_tokens=8000, extra_body={"timeout": 0.05}
+        )
+    assert raised.value.status_code == 408
+
+
+def test_it_is_up_at_once() -> None:
+    port, started = free_port(), time.monotonic()
+    process = start("serve", "--simulate", "--port", port)
+    try:
+        until(lambda: _answers(port))
+        assert time.monotonic() - started < 15, "a loaded machine; alone it takes less than one second"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
+    except httpx.TransportError:
+        return False
