@@ -67,21 +67,21 @@ class CostModel:
     made_from: where the figures come from, in words.
     """
 
-    step_s: float = 0.000275
-    decode_s: float = 5.45e-05
-    context_s: float = 4.37e-07
-    token_s: float = 2.67e-05
-    chunk_s: float = 0.000454
-    pair_s: float = 3.73e-08
-    image_s: float = 0.0
-    visual_s: float = 0.000129
-    visual_pair_s: float = 2.06e-07
-    slice_s: float = 0.00139
-    between_s: float = 0.000214
+    step_s: float = 0.000235
+    decode_s: float = 6.19e-05
+    context_s: float = 3.32e-07
+    token_s: float = 2.2e-05
+    chunk_s: float = 0.000603
+    pair_s: float = 3.51e-08
+    image_s: float = 9.88e-05
+    visual_s: float = 0.000109
+    visual_pair_s: float = 1.99e-07
+    slice_s: float = 0.00121
+    between_s: float = 0.000205
     kv_token_bytes: int = 2560
     visual_token_bytes: int = 1536
     max_context: int = 8192
-    made_from: str = "built in: fovea-tiny, bfloat16 on cpu, 1 threads: 6910 steps and 30 images"
+    made_from: str = "built in: fovea-tiny, bfloat16 on cpu, 1 threads: 4807 steps and 30 images"
 
     def __post_init__(self) -> None:
         for field in fields(self):
