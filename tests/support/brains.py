@@ -88,6 +88,7 @@ class SlotRunner:
         plan = scheduler.schedule()
         self._check_budgets(plan)
         sampled, done = {}, []
+        self._copy(plan)
         for work in plan.work:
             self._compute(work.seq, work.start, work.stop)
             if work.samples:
@@ -113,6 +114,12 @@ class SlotRunner:
                 scheduler.finish(work.seq, "length")
         scheduler.check_integrity()
         return plan
+
+    def _copy(self, plan: StepPlan) -> None:
+        size = self.scheduler.kv.block_size
+        for source, target, count in plan.copies:
+            for row in range(count):
+                self.slots[target * size + row] = self.slots[source * size + row]
 
     def run(self, limit: int = 10_000) -> list[StepPlan]:
         """Steps until nothing is left; every one of them must do something."""

@@ -116,6 +116,9 @@ class Runner:
     def execute(self, plan: StepPlan, encode_s: float = math.inf) -> StepResult:
         """The plan's tokens, and about `encode_s` seconds of its images: at least one slice if there is any."""
         result = StepResult()
+        for source, target, count in plan.copies:
+            if source != target:
+                self.kv[:, target, :count] = self.kv[:, source, :count]
         self._encode(plan.encode, encode_s, result)
         work = by_length([item for item in plan.work if item.seq.id not in result.failures])
         if not work:

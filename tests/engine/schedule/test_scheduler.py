@@ -258,6 +258,36 @@ def test_followers_of_a_prefix_in_the_making_join_when_it_is_there() -> None:
     assert {seq.cached_tokens for seq in asked[1:]} == {32}
 
 
+@pytest.mark.parametrize("step", [16, 7, 3, 1])
+def test_an_image_that_ends_inside_a_block_is_computed_once_to_its_last_token(step: int) -> None:
+    """33 tokens of prefix are 8 blocks and one row: the row is copied, whatever the chunks."""
+    brain = scheduler(blocks=200, max_step_tokens=step, max_running=16)
+    runner = SlotRunner(brain)
+    asked = [sequence(f"q{i}", [1, 2, ("cat", 31), 50 + i, 9], arrival=i, max_tokens=2) for i in range(5)]
+    for seq in asked:
+        brain.add(seq)
+    plans = runner.run()
+    assert [seq.output_ids for seq in asked] == [answer(seq) for seq in asked]
+    assert {seq.cached_tokens for seq in asked[1:]} == {33}
+    assert runner.computed == 35 + 1 + 4 * (2 + 1)
+    assert sum(len(plan.copies) for plan in plans) == 4
+
+
+def test_parts_are_told_apart_by_their_images_and_salts() -> None:
+    brain = scheduler(blocks=200)
+    runner = SlotRunner(brain)
+    asked = [
+        sequence("a", [("cat", 6), 1], max_tokens=2),
+        sequence("b", [("dog", 6), 2], arrival=1, max_tokens=2),
+        sequence("c", [("cat", 6), 3], arrival=2, max_tokens=2, salt="other"),
+        sequence("d", [7, ("cat", 5), 3], arrival=3, max_tokens=2),
+    ]
+    for seq in asked:
+        brain.add(seq)
+        assert not any(plan.copies for plan in runner.run())
+    assert [seq.output_ids for seq in asked] == [answer(seq) for seq in asked]
+
+
 def test_who_waits_for_a_prefix_lets_others_pass() -> None:
     brain = scheduler(max_step_tokens=24)
     runner = SlotRunner(brain)
@@ -289,7 +319,7 @@ def test_choices_of_one_prompt_share_its_blocks() -> None:
         brain.add(seq)
     runner.run()
     assert runner.encoded == ["cat"]
-    assert runner.computed == 16 + 2 + 3 * (4 + 2)
+    assert runner.computed == 16 + 2 + 3 * (1 + 2)
     assert all(seq.output_ids == answer(seq) for seq in choices)
 
 

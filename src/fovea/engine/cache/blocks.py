@@ -4,6 +4,7 @@ A block is in exactly one of three states:
 
     in use     ref > 0                      belongs to that many block tables
     cached     ref = 0, named by a hash     findable; first in, first out of the free queue (LRU)
+                                            (by the names of its first rows, too: see `publish_part`)
     blank      ref = 0, without a name
 
 Freeing puts a block at the tail of the queue and keeps its name; taking one from the head forgets its name. So the
@@ -23,6 +24,8 @@ class BlockPool:
         self._refs = [0] * size
         self._hash_of: list[bytes | None] = [None] * size
         self._by_hash: dict[bytes, int] = {}
+        self._parts_of: dict[int, list[bytes]] = {}
+        self._by_part: dict[bytes, tuple[int, int]] = {}
         self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(size))
 
     @property
@@ -59,7 +62,7 @@ class BlockPool:
         self._refs[block] -= 1
         if self._refs[block] == 0:
             self._free[block] = None
-            if self._hash_of[block] is None:
+            if self._hash_of[block] is None and block not in self._parts_of:
                 self._free.move_to_end(block, last=False)
 
     def find(self, name: bytes) -> int | None:
@@ -74,11 +77,23 @@ class BlockPool:
             self._hash_of[block] = name
             self._by_hash[name] = block
 
+    def publish_part(self, block: int, name: bytes, rows: int) -> None:
+        """Name the first `rows` rows of a block, which are computed and will not be written again."""
+        if name not in self._by_part:
+            self._by_part[name] = block, rows
+            self._parts_of.setdefault(block, []).append(name)
+
+    def find_part(self, name: bytes) -> tuple[int, int] | None:
+        """(block, rows) to copy from."""
+        return self._by_part.get(name)
+
     def forget_all(self) -> int:
         """Drop every name; used blocks stay with their sequences. Returns how many names went."""
         names = len(self._by_hash)
         self._hash_of = [None] * self.size
         self._by_hash.clear()
+        self._by_part.clear()
+        self._parts_of.clear()
         return names
 
     def _forget(self, block: int) -> None:
@@ -86,6 +101,8 @@ class BlockPool:
         if name is not None:
             del self._by_hash[name]
             self._hash_of[block] = None
+        for part in self._parts_of.pop(block, ()):
+            del self._by_part[part]
 
     def check_integrity(self, tables: list[list[int]]) -> None:
         """Raise RuntimeError unless references, queue and names agree with the block tables given."""
@@ -101,3 +118,7 @@ class BlockPool:
         for name, block in self._by_hash.items():
             if self._hash_of[block] != name:
                 raise RuntimeError(f"block {block} is findable by a name it does not have")
+        if {(part, block) for block, parts in self._parts_of.items() for part in parts} != {
+            (part, block) for part, (block, _) in self._by_part.items()
+        }:
+            raise RuntimeError("the names of parts of blocks do not add up")

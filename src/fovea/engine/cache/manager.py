@@ -1,7 +1,8 @@
 """Block tables of sequences: what a prefix already has, what a step needs, what comes back.
 
-Only full blocks are shared, and a full block is never written again, so sharing needs no copy-on-write: the tail that a
-sequence writes is always its own.
+Only full blocks are shared, and a full block is never written again: the tail that a sequence writes is always its own.
+Where an image ends inside a block, the rows up to its end have a name of their own, and a follower with another question
+copies them: an image is computed once to its last token.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from fovea.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """blocks: cached blocks from the start on. pending: id of a sequence that is computing the next one right now."""
+    """blocks: cached blocks from the start on. pending: id of a sequence that is computing the next one right now.
+
+    part: (block, rows) whose first rows are the next ones of the sequence, to be copied.
+    """
 
     blocks: tuple[int, ...]
     pending: str | None = None
+    part: tuple[int, int] | None = None
 
 
 class KVManager:
@@ -30,6 +35,7 @@ class KVManager:
         self.query_tokens = 0
         self._tables: dict[str, Sequence] = {}
         self._pending: dict[bytes, str] = {}
+        self._promises: dict[str, set[bytes]] = {}
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -43,9 +49,34 @@ class KVManager:
         for name in seq.block_hashes[: (seq.length - 1) // self.block_size]:
             block = self.pool.find(name)
             if block is None:
-                return PrefixMatch(tuple(found), self._pending.get(name))
+                pending = self._pending.get(name)
+                return PrefixMatch(tuple(found), pending) if pending else self._with_part(seq, found)
             found.append(block)
+        return self._with_part(seq, found)
+
+    def _with_part(self, seq: Sequence, found: list[int]) -> PrefixMatch:
+        """The blocks, and the longest part of the next one that is named, or is going to be."""
+        for _, name in reversed(self._part_names(seq, len(found), seq.length - 1)):
+            part, pending = self.pool.find_part(name), self._pending.get(name)
+            if part or pending:
+                return PrefixMatch(tuple(found), None if part else pending, part)
         return PrefixMatch(tuple(found))
+
+    def _part_names(self, seq: Sequence, index: int, limit: int) -> list[tuple[int, bytes]]:
+        """(rows, name) for each image that ends inside block `index`, up to position `limit`."""
+        start, names = index * self.block_size, []
+        for span in seq.spans:
+            if start < span.end < start + self.block_size and span.end <= limit:
+                parent = seq.block_hashes[index - 1] if index else root_hash(seq.salt)
+                touched = seq.spans_between(start, span.end)
+                names.append(
+                    (span.end - start, block_hash(parent, seq.tokens(start, span.end), start, touched))
+                )
+        return names
+
+    def matched(self, match: PrefixMatch) -> int:
+        """Tokens that a sequence has computed once it is admitted with the match."""
+        return len(match.blocks) * self.block_size + (match.part[1] if match.part else 0)
 
     def can_admit(self, match: PrefixMatch, tokens: int) -> bool:
         """Whether the match can be locked and blocks for `tokens` in all be found beside it.
@@ -56,20 +87,40 @@ class KVManager:
         promised = sum(max(0, self.blocks_for(seq.length) - len(seq.blocks)) for seq in self._tables.values())
         return self.blocks_for(tokens) - len(match.blocks) <= self.pool.free - locked - promised
 
-    def admit(self, seq: Sequence, match: PrefixMatch) -> None:
-        """Lock the match as the start of the sequence's table."""
+    def admit(self, seq: Sequence, match: PrefixMatch) -> tuple[int, int, int] | None:
+        """Lock the match as the start of the sequence's table.
+
+        Returns (from, to, rows) where rows of a block have to be copied before anything is computed.
+        """
         for block in match.blocks:
             self.pool.share(block)
         seq.blocks = list(match.blocks)
         seq.computed = len(match.blocks) * self.block_size
         self._tables[seq.id] = seq
+        copy = None
+        if match.part is not None:
+            source, rows = match.part
+            # The source may be the very block that is taken: then its rows are where they belong.
+            seq.blocks.append(self.pool.take())
+            seq.computed += rows
+            copy = source, seq.blocks[-1], rows
         if not seq.preemptions:
             # What it finds again after a preemption it has computed itself.
             seq.cached_tokens = min(seq.computed, len(seq.prompt_ids))
             self.hit_tokens += seq.computed
             self.query_tokens += seq.length
-        for name in seq.block_hashes[len(match.blocks) :]:
-            self._pending.setdefault(name, seq.id)
+        names = seq.block_hashes[len(match.blocks) :]
+        if self.share_prefixes:
+            names = [*names, *self._parts_to_come(seq)]
+        for name in names:
+            if self._pending.setdefault(name, seq.id) == seq.id:
+                self._promises.setdefault(seq.id, set()).add(name)
+        return copy
+
+    def _parts_to_come(self, seq: Sequence) -> list[bytes]:
+        ends = {span.end // self.block_size for span in seq.spans if span.end > seq.computed}
+        known = [index for index in ends if index <= len(seq.block_hashes)]
+        return [name for index in known for _, name in self._part_names(seq, index, seq.length)]
 
     def can_extend(self, seq: Sequence, tokens: int) -> bool:
         return self.blocks_for(tokens) - len(seq.blocks) <= self.pool.free
@@ -81,25 +132,34 @@ class KVManager:
 
     def commit(self, seq: Sequence, count: int) -> None:
         """`count` more tokens are computed; blocks that became full get their names."""
-        before = seq.computed // self.block_size
+        first, before = seq.computed, seq.computed // self.block_size
         seq.computed += count
         after = seq.computed // self.block_size
-        if not self.share_prefixes or after == before:
+        if not self.share_prefixes:
             return
         self._name_blocks(seq, after)
+        for span in seq.spans:
+            if first < span.end <= seq.computed and span.end % self.block_size:
+                index = span.end // self.block_size
+                for rows, name in self._part_names(seq, index, span.end):
+                    self.pool.publish_part(seq.blocks[index], name, rows)
+                    self._keep_promise(seq, name)
         for index in range(before, after):
             name = seq.block_hashes[index]
             self.pool.publish(seq.blocks[index], name)
-            if self._pending.get(name) == seq.id:
-                del self._pending[name]
+            self._keep_promise(seq, name)
+
+    def _keep_promise(self, seq: Sequence, name: bytes) -> None:
+        if self._pending.get(name) == seq.id:
+            del self._pending[name]
+            self._promises[seq.id].discard(name)
 
     def release(self, seq: Sequence) -> None:
         """Give everything back; what is named stays findable. Later blocks go first: a leaf is worth least."""
         for block in reversed(seq.blocks):
             self.pool.release(block)
-        for name in seq.block_hashes:
-            if self._pending.get(name) == seq.id:
-                del self._pending[name]
+        for name in self._promises.pop(seq.id, ()):
+            del self._pending[name]
         seq.blocks = []
         seq.computed = 0
         self._tables.pop(seq.id, None)
@@ -109,6 +169,9 @@ class KVManager:
         stale = set(self._pending.values()) - set(self._tables)
         if stale:
             raise RuntimeError(f"prefixes are promised by sequences that are gone: {sorted(stale)[:4]}")
+        promised = {(name, owner) for owner, names in self._promises.items() for name in names}
+        if promised != set(self._pending.items()):
+            raise RuntimeError("promises and pending prefixes do not agree")
 
     def _name_blocks(self, seq: Sequence, count: int) -> None:
         size = self.block_size

@@ -37,12 +37,14 @@ class StepPlan:
     """work: decodes first. encode: images in the order in which they are wanted; how many of them, and how much of each,
     is a matter of time, which the runner has. preempted: sequences that lost their blocks and wait again.
     done: sequences that only wanted their images encoded, and they are.
+    copies: (from, to, rows) of KV blocks, in this order and before anything is written.
     """
 
     work: tuple[Work, ...] = ()
     encode: tuple[EncodeJob, ...] = ()
     preempted: tuple[str, ...] = ()
     done: tuple[str, ...] = ()
+    copies: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def tokens(self) -> int:

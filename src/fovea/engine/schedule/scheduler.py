@@ -45,6 +45,7 @@ class _Budget:
         self.jobs: dict[str, EncodeJob] = {}
         self.preempted: list[str] = []
         self.done: list[str] = []
+        self.copies: list[tuple[int, int, int]] = []
 
     def refund(self, seq: Sequence) -> None:
         """The sequence leaves the step after all. Images only it waited for are not encoded."""
@@ -100,7 +101,13 @@ class Scheduler:
                 self._continue(seq, budget)
         self._admit_waiting(budget)
         work = sorted(budget.work.values(), key=lambda w: not w.seq.decoding)
-        return StepPlan(tuple(work), tuple(budget.jobs.values()), tuple(budget.preempted), tuple(budget.done))
+        return StepPlan(
+            tuple(work),
+            tuple(budget.jobs.values()),
+            tuple(budget.preempted),
+            tuple(budget.done),
+            tuple(budget.copies),
+        )
 
     def update(self, plan: StepPlan, sampled: dict[str, int]) -> None:
         """Fold an executed plan back in: tokens are computed, and those that asked got one more."""
@@ -161,7 +168,7 @@ class Scheduler:
             match = self.kv.match(seq)
             if match.pending is not None:
                 continue
-            missing = self._missing_image(seq, len(match.blocks) * self.kv.block_size)
+            missing = self._missing_image(seq, self.kv.matched(match))
             if missing is not None:
                 self._want(missing, seq, budget, ahead=seq is not oldest)
                 room = room and not self.policy.strict
@@ -183,7 +190,9 @@ class Scheduler:
         for other in self.waiting:
             if _passes(seq, other):
                 other.passed += 1
-        self.kv.admit(seq, match)
+        copy = self.kv.admit(seq, match)
+        if copy is not None:
+            budget.copies.append(copy)
         for span in seq.spans:
             if span.end <= seq.computed:
                 self.embeddings.release(span.key, seq.id)
