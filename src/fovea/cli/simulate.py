@@ -32,7 +32,9 @@ from fovea.engine.simulate.report import ClassReport, Report, Spread
 from fovea.engine.simulate.run import Bounds, simulate
 from fovea.engine.simulate.trace import Trace, read_trace, write_trace
 
-REAL = ("dtype", "device", "threads", "kernels", "pixel_pool_mib", "preprocess_workers")
+REAL = (
+    "dtype", "device", "threads", "kernels", "pixel_pool_mib", "preprocess_workers", "embed_disk_dir", "embed_disk_mib",
+)  # fmt: skip
 """Engine settings of what is not simulated."""
 TOO_SLOW = 10**6
 
