@@ -71,7 +71,7 @@ async def test_an_answer_is_as_long_as_asked(engine: SimulatedEngine) -> None:
     answer = await whole(engine, ask(max_tokens=9))
     assert answer.usage.completion == len(answer.token_ids[0]) == 9
     assert answer.finish_reasons == ("length",)
-    assert answer.text == engine.tokenizer.decode(answer.token_ids[0])
+    assert answer.text == engine.intake.tokenizer.decode(answer.token_ids[0])
     assert answer.usage.prompt == len(await engine.tokenize(ask().prompt))
     assert 0 < answer.timings.ttft < 5
 
@@ -137,8 +137,21 @@ async def test_leaving_frees_everything() -> None:
         assert stats["requests_running"] == stats["requests_waiting"] == stats["kv_blocks_used"] == 0
         engine.machine.scheduler.check_integrity()
         assert engine._in_flight == 0
-        assert not engine._seeds
+        assert not len(engine.intake)
     await engine.close()
+
+
+async def test_an_id_that_is_running_is_refused_and_the_one_that_runs_goes_on(
+    engine: SimulatedEngine,
+) -> None:
+    alone = await whole(engine, ask(max_tokens=30))
+    running = asyncio.create_task(whole(engine, ask(max_tokens=30)))
+    while not engine._jobs:
+        await asyncio.sleep(0)
+    with pytest.raises(InvalidRequest, match="request 'a' is running already"):
+        await whole(engine, ask("another question", max_tokens=2))
+    assert (await running).text == alone.text
+    assert not len(engine.intake)
 
 
 async def test_many_at_once_are_all_served(engine: SimulatedEngine) -> None:

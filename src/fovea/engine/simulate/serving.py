@@ -20,22 +20,18 @@ from fovea.core.errors import (
     FoveaError,
     InvalidRequest,
     Overloaded,
-    PromptTooLong,
     Unavailable,
 )
 from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
 from fovea.core.types import Delta, FinishReason, GenerationRequest, ModelInfo, Prompt
 from fovea.engine.collect import AnswerState
 from fovea.engine.config import EngineConfig
-from fovea.engine.detokenize import TextStream
 from fovea.engine.events import Event
 from fovea.engine.job import Job
 from fovea.engine.prompt import PreparedPrompt
 from fovea.engine.schedule.stats import scheduler_stats
-from fovea.engine.sequence import Sequence
-from fovea.engine.simulate.bundled import prompts
 from fovea.engine.simulate.cost import CostModel
-from fovea.engine.simulate.filler import Filler
+from fovea.engine.simulate.intake import Intake
 from fovea.engine.simulate.machine import Machine, Step
 
 log = logging.getLogger("fovea.simulate")
@@ -48,14 +44,12 @@ class SimulatedEngine:
     def __init__(self, config: EngineConfig, cost: CostModel, name: str = "fovea-simulated") -> None:
         self.config = config
         self.cost = cost
-        self.tokenizer, self._builder = prompts()
-        self._filler = Filler(self.tokenizer)
-        self._seeds: dict[str, int] = {}
+        self.intake = Intake()
         self._jobs: dict[str, Job] = {}
-        self.machine = Machine(config, cost, lambda seq: self._filler.token(self._seeds[seq.id], seq))
+        self.machine = Machine(config, cost, self.intake.token)
         context = min(config.max_context or cost.max_context, self.machine.capacity)
         self._info = ModelInfo(
-            name, "simulated", 0, "none", "none", context, self.tokenizer.vocab_size, int(time.time())
+            name, "simulated", 0, "none", "none", context, self.intake.tokenizer.vocab_size, int(time.time())
         )
         self._in_flight = 0
         self._generated = 0
@@ -79,10 +73,9 @@ class SimulatedEngine:
         self._in_flight += request.sampling.n
         jobs: list[Job] = []
         try:
-            prepared = await self._prepare(request)
+            prepared = await self.intake.prepare(request, self._info.max_context)
             events: asyncio.Queue[Event] = asyncio.Queue()
-            jobs = self._new_jobs(request, prepared, events, arrival)
-            self._submit(jobs)
+            jobs = self._submit(request, prepared, events, arrival)
             state = AnswerState(prepared, request.sampling.n)
             while not state.done:
                 yield state.take(await events.get())
@@ -106,8 +99,7 @@ class SimulatedEngine:
             )
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
-        built = await asyncio.to_thread(self._builder.build, prompt, "", self._info.max_context)
-        return built.ids
+        return await self.intake.tokenize(prompt, self._info.max_context)
 
     def clear_caches(self, *stages: CacheStage) -> None:
         """Forget what the simulated caches hold, all of them where none is named."""
@@ -150,64 +142,24 @@ class SimulatedEngine:
         if self._task is not None:
             await self._task
 
-    async def _prepare(self, request: GenerationRequest) -> PreparedPrompt:
-        """Raises InvalidRequest or PromptTooLong for what can not run."""
-        if request.sampling.logprobs:
-            raise InvalidRequest("a simulated model has no logprobs", param="logprobs")
-        limit = self._info.max_context
-        prepared = await asyncio.to_thread(self._builder.build, request.prompt, request.cache_salt, limit)
-        length = len(prepared.ids)
-        if length + (request.sampling.max_tokens or 1) > limit:
-            raise PromptTooLong(
-                f"the prompt has {length} tokens ({prepared.image_tokens} of them visual, {prepared.contents}), "
-                f"and {request.sampling.max_tokens or 1} are asked for; the context holds {limit}, answer included",
-                param="messages" if length >= limit else "max_tokens",
-            )
-        return prepared
-
-    def _new_jobs(
+    def _submit(
         self,
         request: GenerationRequest,
         prepared: PreparedPrompt,
         events: asyncio.Queue[Event],
         arrival: float,
     ) -> list[Job]:
-        sampling, spent = request.sampling, time.monotonic() - arrival
-        room = self._info.max_context - len(prepared.ids)
-        jobs = []
-        for choice in range(sampling.n):
-            seed = self._filler.seed(prepared.ids, sampling, choice)
-            seq = Sequence(
-                id=f"{request.id}:{choice}",
-                prompt_ids=prepared.ids,
-                sampling=sampling,
-                max_tokens=self._filler.length(seed, sampling, min(room, request.usual_tokens or room)),
-                spans=prepared.spans,
-                salt=request.cache_salt,
-                arrival=arrival,
-                deadline=None if request.timeout is None else arrival + request.timeout,
-                priority=request.priority,
-                encode_only=request.encode_only,
-            )
-            self._seeds[seq.id] = seed
-            text = TextStream(self.tokenizer.decode, sampling.stop, min_tokens=sampling.min_tokens)
-            jobs.append(
-                Job(seq, choice, {}, {}, events.put_nowait, text, media_s=request.media_s, preprocess_s=spent)
-            )
-        return jobs
-
-    def _submit(self, jobs: list[Job]) -> None:
         if self._closed or self._failed_steps:  # while the prompt was built
             raise Unavailable("the engine has stopped")
-        for job in jobs:
-            if job.seq.id in self._jobs:
-                name = job.seq.id.rpartition(":")[0]
-                raise InvalidRequest(f"request {name!r} is running already", param="id")
+        if any(f"{request.id}:{choice}" in self._jobs for choice in range(request.sampling.n)):
+            raise InvalidRequest(f"request {request.id!r} is running already", param="id")
+        jobs = self.intake.jobs(request, prepared, self._info.max_context, events.put_nowait, arrival)
         for job in jobs:
             self._jobs[job.seq.id] = job
             self.machine.add(job.seq)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="fovea-simulated")
+        return jobs
 
     async def _run(self) -> None:
         """Step after step until nobody waits. A step begins when the last one is over, however long Python took."""
@@ -280,6 +232,7 @@ class SimulatedEngine:
     def _end(self, job: Job, reason: FinishReason, event: Event | None = None) -> None:
         """End a job at any point of its life; everything it held comes back."""
         self.machine.finish(job.seq, reason)
-        del self._jobs[job.seq.id], self._seeds[job.seq.id]
+        del self._jobs[job.seq.id]
+        self.intake.forget(job.seq)
         if event is not None:
             job.sink(event)
