@@ -69,7 +69,9 @@ def follow_up(engine: Engine, repeats: int) -> dict[str, float]:
             cold.append(ttft(engine, prompt(image, question="First of all, what is it?")))
             with_image.append(ttft(engine, prompt(image, question=f"{side}.{repeat} {QUESTION}")))
             without.append(ttft(engine, prompt(question=f"{side}.{repeat} {QUESTION}")))
-            encoded.append(ttft(engine, prompt(image, question=QUESTION, system=f"Be number {side}.{repeat}.")))
+            encoded.append(
+                ttft(engine, prompt(image, question=QUESTION, system=f"Be number {side}.{repeat}."))
+            )
         median = statistics.median
         found |= {
             f"follow-up {tokens}": median(with_image) / median(without),

@@ -7,8 +7,8 @@ from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 from fovea.evaluation.score import matches
 
 
-def test_motion_is_answered_far_above_chance() -> None:
-    """Of 300 such questions 46% were right; guessing one of four directions and of a hundred objects gives below 12%."""
+def test_motion_is_mostly_seen() -> None:
+    """Of the first 300 such questions 206 were right, and 270 where the frames came as images, as in training."""
     samples = list(generate(HELD_OUT_SEED, 40, ["motion"]))
     right = 0
     with Engine.from_pretrained("fovea-tiny", threads=1) as engine:
@@ -18,4 +18,4 @@ def test_motion_is_answered_far_above_chance() -> None:
                 turn.question, videos=[list(sample.images)], temperature=0, max_tokens=24
             )
             right += matches(answer.text, turn.accepted)
-    assert right >= 10
+    assert right >= 20
