@@ -10,6 +10,7 @@ import pytest
 from fovea import Engine
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.inputs import to_image
+from fovea.engine.vision.features import VisualFeatures
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 
 
@@ -96,3 +97,22 @@ def test_what_the_disk_gives_is_held_until_it_is_read(tmp_path: Path) -> None:
         assert say(second, prompt()) == said
         assert second.stats()["images_encoded"] == 0
         second.check_integrity()
+
+
+def test_an_output_that_does_not_fit_the_plan_is_a_miss(tmp_path: Path) -> None:
+    """It failed the step that read it, and whoever else was in that step, and again at every try."""
+    with tiny(tmp_path) as first:
+        said = say(first, prompt())
+        written(first)
+    with tiny(tmp_path) as second:
+        assert second._stored is not None
+        get = second._stored.get
+
+        def short(key: str) -> VisualFeatures | None:
+            found = get(key)
+            return None if found is None else VisualFeatures(found.embeds[:-1], found.deepstack)
+
+        second._stored.get = short  # type: ignore[method-assign]
+        assert say(second, prompt()) == said
+        assert second.stats()["failed_steps"] == 0
+        assert second.stats()["images_encoded"] == 1

@@ -148,3 +148,20 @@ def test_whoever_leaves_while_waiting_leaves_the_queue(store: PixelStore) -> Non
     assert next_one.granted.done()
     assert not gone.granted.done()
     assert store.gate.bytes == next_one.size
+
+
+def test_one_request_letting_go_does_not_take_the_pixels_from_another(store: PixelStore, slow: Slow) -> None:
+    """Pixels are shared; a cancelled request threw them away, and the engine's thread made them again."""
+    slow.gate.set()
+    task = store.task(planned("cat"))
+    first, second = store.gate.claim([task]), store.gate.claim([task])
+    for claim in (first, second):
+        claim.granted.result(1)
+        claim.start()[0].result(20)
+    first.release()
+    first.release()
+    task()
+    assert slow.made == ["cat"]
+    second.release()
+    task()
+    assert slow.made == ["cat", "cat"]

@@ -254,6 +254,12 @@ def test_a_build_is_kept_and_found_again(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = build._built()
     assert made.parent == tmp_path / "fovea"
+    assert made.with_suffix(".sha256").exists()
+    made.write_bytes(made.read_bytes()[:3000])
+    assert build._built() == made
+    assert made.stat().st_size > 3000, (
+        "a library that was cut short was taken for whole, and would end the process"
+    )
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it was compiled again"))
     assert build._built() == made
 
@@ -328,3 +334,25 @@ def test_a_query_does_not_depend_on_the_chunk_that_it_comes_in(native: NativeKer
     whole = run(0, 300)
     cut = torch.cat([run(a, b) for a, b in ((0, 5), (5, 64), (64, 65), (65, 300))])
     torch.testing.assert_close(bits(cut), bits(whole), atol=0, rtol=0)
+
+
+def test_what_is_not_a_number_stays_visible(native: NativeKernels) -> None:
+    """A clamp turned NaN into the smallest exponent, and a broken model answered as if nothing were wrong."""
+    kv = torch.randn(2, 16, 2, 1, 64).to(BF16)
+    query = torch.randn(1, 2, 64).to(BF16)
+    query[0, 0, 3] = float("nan")
+    table = torch.tensor([[0, 1]])
+    decode = AttentionPlan(table[0], (Decodes(0, table, torch.tensor([20]), 20, None),), ())
+    chunk = AttentionPlan(table[0], (), (Chunk(0, 1, 19, table[0]),))
+    for plan in (decode, chunk):
+        out = native.attend(query, kv, plan, 0.125)
+        assert bool(out[0, 0].isnan().all())
+        assert bool(out[0, 1].isfinite().all())
+
+
+def test_no_home_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    folder = build._cache_folder()
+    assert folder.is_dir()
+    folder.rmdir()

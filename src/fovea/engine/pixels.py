@@ -31,6 +31,7 @@ class PixelTask:
         self._pool = pool
         self._lock = threading.Lock()
         self._future: Future[ProcessedImage] | None = None
+        self._users = 0
 
     @property
     def nbytes(self) -> int:
@@ -56,9 +57,17 @@ class PixelTask:
         except CancelledError as error:
             raise Unavailable("the engine has stopped") from error
 
-    def forget(self) -> None:
-        """Nobody needs them now; work in progress is left to finish."""
+    def use(self) -> None:
+        """One more claim on the pixels."""
         with self._lock:
+            self._users += 1
+
+    def forget(self) -> None:
+        """One claim less. After the last one nobody needs them; work in progress is left to finish."""
+        with self._lock:
+            self._users -= 1
+            if self._users > 0:
+                return
             self._future = None
         if isinstance(self._planned, PlannedFrames):
             self._planned.forget()
@@ -72,13 +81,17 @@ class Claim:
     """One request's right to have its images' pixels in memory. `granted` is done when there is room for them."""
 
     def __init__(self, gate: PixelGate, tasks: Sequence[PixelTask], beside: int) -> None:
-        self.tasks = list(tasks)
+        self.tasks: list[PixelTask] = []
+        for task in tasks:
+            self.add(task)
         self.size = beside + sum(task.nbytes for task in tasks)
         self.granted: Future[None] = Future()
         self._gate = gate
+        self._released = False
 
     def add(self, task: PixelTask) -> None:
-        """One more, which was not foreseen: it is made without having been counted."""
+        """One more. Later than at the beginning it was not foreseen: it is made without having been counted."""
+        task.use()
         self.tasks.append(task)
 
     def start(self) -> list[Future[ProcessedImage]]:
@@ -86,6 +99,9 @@ class Claim:
 
     def release(self) -> None:
         """The pixels are not needed any more, or never were. Twice is once."""
+        if self._released:
+            return
+        self._released = True
         for task in self.tasks:
             task.forget()
         self._gate.release(self)

@@ -76,11 +76,12 @@ class Preparer:
         if self._stored is None:
             return {}
         found = {}
+        planned = {span.key: span.tokens for span in prepared.prompt.spans}
         for key in prepared.stored:
             if key in self._embeddings:
                 continue
             features = self._stored.get(key)
-            if features is None:
+            if features is None or features.embeds.shape[0] != planned[key]:
                 claim.add(prepared.tasks[key])
             else:
                 found[key] = features

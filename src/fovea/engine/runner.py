@@ -111,6 +111,8 @@ class Runner:
     def remove(self, seq: Sequence) -> None:
         self._prompts.pop(seq.id, None)
         self.sampler.remove(seq)
+        if not self._prompts:  # no further step would do it
+            self._close_encodings(set())
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, encode_s: float = math.inf) -> StepResult:
@@ -137,9 +139,7 @@ class Runner:
 
     def _encode(self, jobs: Sequences[EncodeJob], seconds: float, result: StepResult) -> None:
         """Go on with what has begun, then with what is wanted, until the next slice would take too long."""
-        for key, encoding in list(self._encodings.items()):
-            if not any(holder in self._prompts for holder in encoding.holders):
-                self._encodings.pop(key).slices.close()
+        self._close_encodings({job.span.key for job in jobs})
         started, last = time.perf_counter(), 0.0
         for job in sorted(jobs, key=lambda job: job.span.key not in self._encodings):
             done = False
@@ -151,13 +151,24 @@ class Runner:
                 last = time.perf_counter() - begun
                 result.encode_s += last
 
+    def _close_encodings(self, wanted: set[str]) -> None:
+        """What nobody waits for any more is given up."""
+        for key, encoding in list(self._encodings.items()):
+            if key not in wanted and not any(holder in self._prompts for holder in encoding.holders):
+                self._encodings.pop(key).slices.close()
+
+    def _finish_launched(self) -> None:
+        """On CUDA a call returns when its work is launched; clocks must see it done."""
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
+
     def _advance(self, job: EncodeJob, result: StepResult) -> bool:
         """One slice of an image; whether it was the last."""
         key, started = job.span.key, time.perf_counter()
         encoding = self._encodings.get(key)
         try:
             if encoding is None:
-                pixels = next(self._prompts[holder].pixels[key] for holder in job.holders)
+                pixels = self._prompts[job.holders[0]].pixels[key]
                 encoding = _Encoding(self.model.encode_slices(pixels()), ())
                 self._encodings[key] = encoding
             encoding.holders = tuple(job.holders)
@@ -168,14 +179,14 @@ class Runner:
         except Exception as raised:  # noqa: BLE001 - whatever it is, it is this image's; the step goes on
             error = raised
         else:
+            self._finish_launched()
             encoding.seconds += time.perf_counter() - started
             return False
         spent = self._encodings.pop(key).seconds if key in self._encodings else 0.0
         if error is not None:
             result.failures.update(dict.fromkeys(job.holders, error))
             return True
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize(self.model.device)  # the clock below would else measure the launch
+        self._finish_launched()
         self.embeddings.put(key, features, features.nbytes, set(job.holders))
         if self.stored is not None:
             self.stored.put(key, features)

@@ -1,6 +1,6 @@
 """The C++ kernels of `cpu/`, compiled once per machine with the compiler that is there.
 
-They need AVX-512 with BF16 and VBMI2 (Sapphire Rapids, Zen 4, and later) and a C++17 compiler. Without the former Fovea
+They need AVX-512 with BF16 and VBMI2 (Sapphire Rapids, Zen 4, and later) and GCC as a C++17 compiler. Without the former Fovea
 runs on torch's own products; without the latter too, and says so. The library lies in the user's cache folder
 (`$XDG_CACHE_HOME/fovea`) under a name made of its sources and flags.
 """
@@ -12,6 +12,7 @@ import functools
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -23,7 +24,7 @@ SOURCES = Path(__file__).parent / "cpu"
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq",
          "-mavx512bf16", "-mavx512vbmi2")  # fmt: skip
 NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vbmi2", "fma"}
-COMPILERS = ("c++", "g++", "clang++")
+COMPILERS = ("g++", "c++")
 BUILD_TIMEOUT_S = 300
 
 
@@ -44,58 +45,81 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         return ctypes.CDLL(str(_built()))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
         log.warning("the CPU kernels can not be used, torch's own take their place: %s", detail)
         return None
 
 
 def _built() -> Path:
+    """The library in the cache folder, compiled now if it is not there, or not whole."""
     files = sorted(SOURCES.glob("*.cpp"))
-    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    openmp = _openmp()
+    digest = hashlib.sha256(" ".join((*FLAGS, openmp)).encode())
     for file in sorted(SOURCES.iterdir()):
         digest.update(file.name.encode() + file.read_bytes())
     folder = _cache_folder()
     target = folder / f"cpu-{digest.hexdigest()[:20]}.so"
-    if not target.exists():
+    if not _whole(target):
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            made = _compile(files, Path(scratch))
-            made.rename(target)  # atomic: several processes may build at once, and each finds a whole file
+            made = _compile(files, openmp, Path(scratch))
+            mark = Path(scratch) / "mark"
+            mark.write_text(_digest(made))
+            # Atomic, one after the other: several processes may build at once, and each finds whole files.
+            made.rename(target)
+            mark.rename(_mark(target))
     return target
 
 
-def _compile(files: list[Path], scratch: Path) -> Path:
-    compiler = os.environ.get("CXX") or next((c for c in COMPILERS if shutil.which(c)), None)
-    if compiler is None:
+def _whole(library: Path) -> bool:
+    """A library cut short, by a full disk or a lost power supply, would not fail to load but end the process."""
+    try:
+        return _mark(library).read_text() == _digest(library)
+    except OSError:
+        return False
+
+
+def _mark(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _compile(files: list[Path], openmp: str, scratch: Path) -> Path:
+    command = shlex.split(os.environ.get("CXX", "")) or [c for c in COMPILERS if shutil.which(c)][:1]
+    if not command:
         raise FileNotFoundError(f"no C++ compiler, looked for {', '.join(COMPILERS)} (set CXX to name one)")
 
     def run(*arguments: str) -> None:
-        command = [compiler, *arguments]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
+        subprocess.run(
+            [*command, *arguments], check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S
+        )
 
     objects = {file: str(scratch / f"{file.stem}.o") for file in files}
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda file: run(*FLAGS, "-c", str(file), "-o", objects[file]), files))
     made = scratch / "kernels.so"
-    run("-shared", *objects.values(), _openmp(), "-o", str(made))
+    run("-shared", *objects.values(), openmp, "-o", str(made))
     return made
 
 
 def _openmp() -> str:
     """The OpenMP library that torch has loaded: a second one would bring threads of its own."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.rpartition(" ")[2]
-        if Path(path).name.startswith("libgomp"):
-            return path
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and Path(fields[5]).name.startswith("libgomp"):
+            return fields[5]
     return "-fopenmp"
 
 
 def _cache_folder() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "fovea"
     try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = base / "fovea"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except OSError:
+    except (OSError, RuntimeError):  # no home, or none that can be written to
         return Path(tempfile.mkdtemp(prefix="fovea-"))

@@ -53,6 +53,7 @@ class ImageStore:
         stored = StoredImage(name, image, self._clock() + self.ttl_s)
         self._images[name] = stored
         self.bytes += len(image.rgb)
+        self._drop_expired()
         while self.bytes > self.capacity:
             self.drop(next(iter(self._images)))
             self.evictions += 1
@@ -77,11 +78,17 @@ class ImageStore:
             self.bytes -= len(stored.image.rgb)
         return stored is not None
 
+    def _drop_expired(self) -> None:
+        now = self._clock()
+        for name in [name for name, stored in self._images.items() if stored.expires <= now]:
+            self.drop(name)
+
     def clear(self) -> None:
         self._images.clear()
         self.bytes = 0
 
     def stats(self) -> dict[str, float]:
+        self._drop_expired()
         return {
             "image_store_bytes": self.bytes,
             "image_store_entries": len(self),

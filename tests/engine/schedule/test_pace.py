@@ -87,3 +87,18 @@ def test_mixed_steps_settle_at_the_bound(token_s: float, decode_s: float, noise:
     if FEWEST_TOKENS < tokens < 2048:
         assert took <= 3 * decode_s * (1 + 2.5 * noise) + 2 * token_s
         assert took >= 3 * decode_s * (1 - 2.5 * noise) * 0.8 - 2 * token_s
+
+
+def test_a_server_that_never_only_decodes_is_paced_all_the_same() -> None:
+    """Loaded from its first request on it has a prompt in every step, and there was no bound at all."""
+    pace = Pace(3.0, 0.0, 2048)
+    for _ in range(50):
+        tokens = min(200, pace.prompt_tokens(4, 4, encoding=False))
+        pace.observe(4, tokens, 0.02 + 0.0005 * tokens, 0.0)
+    assert pace.prompt_tokens(4, 4, encoding=False) < 400
+    pace.observe(4, 0, 0.02, 0.0)
+    assert pace.decode_s(4) == 0.02, "the first step that only decodes takes the place of what was guessed"
+
+
+def test_a_target_holds_before_anything_is_measured() -> None:
+    assert Pace(3.0, 0.05, 2048).encode_s(2, 1, 0) == 0.05

@@ -437,3 +437,46 @@ def test_an_encoder_output_is_let_go_when_the_last_of_its_tokens_is_computed() -
         runner.step()
         kept.append(brain.embeddings.bytes)
     assert kept == [10, 10, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("policy", ["dual", "detail", "priority"])
+def test_an_image_alone_is_encoded_however_many_others_keep_coming(policy: str) -> None:
+    """With no room left only the first of a policy's order were looked at, and text kept coming in front."""
+    brain = scheduler(policy=policy, max_running=2, blocks=400)
+    runner = SlotRunner(brain)
+    ahead = sequence("ahead", [("cat", 6)], arrival=0)
+    ahead.encode_only = True
+    for i in range(60):
+        brain.add(sequence(f"t{i}", [i], arrival=-100 + i, max_tokens=1))
+    brain.add(ahead)
+    for i in range(200):
+        brain.add(sequence(f"u{i}", [i], arrival=1 + i, max_tokens=1))
+        runner.step()
+        if ahead.status is Status.FINISHED:
+            break
+    assert ahead.status is Status.FINISHED
+
+
+@pytest.mark.parametrize("policy", ["detail", "priority"])
+def test_the_oldest_image_is_encoded_though_smaller_ones_keep_coming(policy: str) -> None:
+    brain = scheduler(policy=policy, max_step_visual_tokens=20)
+    runner = SlotRunner(brain, slices=lambda: 2)
+    large = sequence("large", [("cat", 15), 1], arrival=0, max_tokens=1)
+    large.priority = 1
+    brain.add(large)
+    for i in range(40):
+        brain.add(sequence(f"s{i}", [(f"small{i}", 10), i], arrival=1 + i, max_tokens=1))
+        runner.step()
+        if large.status is Status.FINISHED:
+            break
+    assert large.status is Status.FINISHED
+
+
+def test_an_image_that_stands_twice_is_kept_until_its_second_place() -> None:
+    brain = scheduler(max_step_tokens=5, embed_bytes=0)
+    runner = SlotRunner(brain)
+    seq = sequence("a", [1, ("cat", 4), 2, ("cat", 4), 3], max_tokens=2)
+    brain.add(seq)
+    runner.run()
+    assert runner.encoded == ["cat"]
+    assert seq.output_ids == answer(seq)

@@ -31,6 +31,7 @@ class Pace:
         self.target_s = target_s
         self.max_tokens = max_tokens
         self._decode_s: dict[int, float] = {}
+        self._pure: set[int] = set()
         self._token_s: float | None = None
 
     def spare_s(self, decodes: int, others: int = 0) -> float:
@@ -38,8 +39,10 @@ class Pace:
         if not decodes:
             return LISTEN_S
         alone = self.decode_s(decodes)
-        if alone is None or (not self.pace and not self.target_s):
+        if not self.pace and not self.target_s:
             return math.inf
+        if alone is None:
+            return self.target_s or math.inf
         return self._bound(alone, others / max(1.0, decodes / FEW_READERS)) - alone
 
     def prompt_tokens(self, decodes: int, others: int, *, encoding: bool) -> int:
@@ -62,14 +65,24 @@ class Pace:
 
     def observe(self, decodes: int, tokens: int, seconds: float, encode_s: float) -> None:
         """A step that took `seconds`, `encode_s` of them in the encoder, with `tokens` of prompts."""
+        if decodes:
+            self._observe_decodes(_size(decodes), tokens, seconds, encode_s)
         if not tokens and not encode_s:
-            if decodes:
-                size = _size(decodes)
-                self._decode_s[size] = _blend(self._decode_s.get(size), seconds)
-        elif tokens >= FEWEST_TOKENS:
+            return
+        if tokens >= FEWEST_TOKENS:
             alone = self.decode_s(decodes) or 0.0 if decodes else 0.0
             rest = max(seconds - encode_s - alone, 0.1 * seconds)
             self._token_s = _blend(self._token_s, max(rest / tokens, 1e-9))
+
+    def _observe_decodes(self, size: int, tokens: int, seconds: float, encode_s: float) -> None:
+        """Under load there may be no step that only decodes: what is left of a mixed one stands in until there is."""
+        if not tokens and not encode_s:
+            known = self._decode_s.get(size) if size in self._pure else None
+            self._decode_s[size] = _blend(known, seconds)
+            self._pure.add(size)
+        elif not self._pure and (not tokens or self._token_s is not None):
+            rest = max(seconds - encode_s - tokens * (self._token_s or 0.0), 0.1 * seconds)
+            self._decode_s[size] = _blend(self._decode_s.get(size), rest)
 
     def _bound(self, alone: float, crowd: float) -> float:
         bounds = [self.pace * max(1.0, crowd) * alone] if self.pace else []

@@ -116,9 +116,8 @@ class Scheduler:
             if seq.status is not Status.RUNNING:
                 continue
             self.kv.commit(seq, item.count)
-            for span in seq.spans:
-                if item.start < span.end <= seq.computed:
-                    self.embeddings.release(span.key, seq.id)
+            if any(item.start < span.end <= seq.computed for span in seq.spans):
+                self._let_go_of_computed(seq)
             if seq.id in sampled:
                 seq.output_ids.append(sampled[seq.id])
 
@@ -157,13 +156,16 @@ class Scheduler:
         room = not budget.preempted
         looked_at = 0
         oldest = self.waiting[0] if self.waiting else None
+        if oldest is not None:
+            self._ask_first(oldest, budget)
         for seq in self.policy.order(tuple(self.waiting), self.ready):
             room = room and len(self.running) < self.config.max_running and budget.tokens > 0
             looked_at += 1
             if not room and looked_at > LOOKAHEAD:
                 return
             if seq.encode_only:
-                self._encode_only(seq, budget, ahead=seq is not oldest)
+                if seq is not oldest:
+                    self._encode_only(seq, budget, ahead=True)
                 continue
             match = self.kv.match(seq)
             if match.pending is not None:
@@ -177,6 +179,17 @@ class Scheduler:
                 room = self.kv.can_admit(match, seq.length)
                 if room:
                     self._admit(seq, match, budget)
+
+    def _ask_first(self, seq: Sequence, budget: _Budget) -> None:
+        """The image of the one who has waited longest is asked for before a policy puts others in front."""
+        if seq.encode_only:
+            self._encode_only(seq, budget, ahead=False)
+            return
+        match = self.kv.match(seq)
+        if match.pending is None:
+            missing = self._missing_image(seq, self.kv.matched(match))
+            if missing is not None:
+                self._want(missing, seq, budget, ahead=False)
 
     def _encode_only(self, seq: Sequence, budget: _Budget, *, ahead: bool) -> None:
         missing = next((span for span in seq.spans if not self.embeddings.hold(span.key, seq.id)), None)
@@ -193,9 +206,7 @@ class Scheduler:
         copy = self.kv.admit(seq, match)
         if copy is not None:
             budget.copies.append(copy)
-        for span in seq.spans:
-            if span.end <= seq.computed:
-                self.embeddings.release(span.key, seq.id)
+        self._let_go_of_computed(seq)
         seq.status = Status.RUNNING
         self.running.append(seq)
         count = self._up_to_missing_image(seq, min(seq.wanted, budget.tokens), budget)
@@ -255,7 +266,8 @@ class Scheduler:
             budget.bytes += size
             job = budget.jobs[span.key] = EncodeJob(span)
             budget.visual -= span.tokens
-        job.holders.append(seq.id)
+        if seq.id not in job.holders:
+            job.holders.append(seq.id)
 
     def _preempt(self, seq: Sequence, budget: _Budget) -> None:
         budget.refund(seq)
@@ -269,6 +281,13 @@ class Scheduler:
         self.running.remove(seq)
         self.kv.release(seq)
         self._let_go(seq)
+
+    def _let_go_of_computed(self, seq: Sequence) -> None:
+        """Outputs of which every token is computed; one image may stand in a prompt twice."""
+        needed = {span.key for span in seq.spans if span.end > seq.computed}
+        for span in seq.spans:
+            if span.key not in needed:
+                self.embeddings.release(span.key, seq.id)
 
     def _let_go(self, seq: Sequence) -> None:
         for span in seq.spans:

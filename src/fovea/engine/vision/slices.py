@@ -37,8 +37,9 @@ def slice_rows(x: Tensor) -> int:
 
 
 def cuts(count: int, size: int) -> Iterator[slice]:
-    """[0, count) in ranges of at most `size`."""
-    for start in range(0, count, max(1, size)):
+    """[0, count) in ranges of at most `size`, and of one where not even that much fits."""
+    size = max(1, size)
+    for start in range(0, count, size):
         yield slice(start, min(count, start + size))
 
 

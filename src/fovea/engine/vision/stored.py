@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fovea import __version__
 from fovea.engine.cache.arrays import Array, Arrays
 from fovea.engine.cache.disk import DiskStats, DiskStore
 from fovea.engine.vision.features import VisualFeatures
@@ -61,8 +62,8 @@ class StoredFeatures:
 
 
 def fingerprint(encoder: list[nn.Module], *details: str) -> str:
-    """Of all weights of the modules, as they were loaded, and whatever else decides their outputs."""
-    digest = hashlib.blake2b(digest_size=20)
+    """Of all weights of the modules, as they were loaded, and whatever else decides their outputs, this code included."""
+    digest = hashlib.blake2b(__version__.encode(), digest_size=20)
     for module in encoder:
         for name, tensor in sorted(module.state_dict().items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

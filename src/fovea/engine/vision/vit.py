@@ -135,7 +135,7 @@ class VisionTransformer(nn.Module):
         x = self.embeddings(pixels, position_ids)
         if self.pre_layrnorm is not None:
             x = self.pre_layrnorm(x)
-        states = {0: x}
+        states = {0: x} if 0 in self.config.taps else {}
         tiles_at_once = slice_rows(x) // x.shape[1]
         for index, layer in enumerate(self.encoder.layers, start=1):
             parts = []
@@ -143,7 +143,8 @@ class VisionTransformer(nn.Module):
                 parts.append(layer(x[tiles], None if mask is None else mask[tiles]))
                 yield
             x = torch.cat(parts)
-            states[index] = x
+            if index in self.config.taps:
+                states[index] = x
         tapped = [states[tap] for tap in self.config.taps]
         x = tapped[0] if len(tapped) == 1 else torch.cat(tapped, dim=-1)
         return x if self.post_layernorm is None else self.post_layernorm(x)

@@ -45,7 +45,8 @@ inline __mmask16 first(int64_t count) {
 
 // e^x to about 2 units in the last place of float32: 2^n times a polynomial on [-ln2/2, ln2/2].
 inline __m512 exp16(__m512 x) {
-    x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.0f)), _mm512_set1_ps(88.0f));
+    // MIN and MAX return their second operand where one is NaN: this order keeps it.
+    x = _mm512_min_ps(_mm512_set1_ps(88.0f), _mm512_max_ps(_mm512_set1_ps(-87.0f), x));
     const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
     __m512 f = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
     f = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), f);
