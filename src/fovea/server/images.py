@@ -38,7 +38,7 @@ async def upload(body: ImageUpload, http: Request) -> dict[str, Any]:
             param="url",
             code="image_too_large",
         )
-    card = _card(state, stored)
+    card = _card(state, stored) | {"encoded": False}
     if body.encode:
         answer = await while_connected(http, whole(state, _encoding(image, body, timeout)))
         card |= {"encoded": True, "visual_tokens": answer.usage.image}
@@ -115,6 +115,5 @@ def _card(state: ServerState, stored: StoredImage) -> dict[str, Any]:
         "height": stored.image.height,
         "bytes": len(stored.image.rgb),
         "expires_at": int(stored.expires),
-        "encoded": False,
         "model": state.client.info.name,
     }
