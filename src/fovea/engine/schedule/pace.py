@@ -4,7 +4,8 @@ A step is paid in seconds. What the decodes alone take is measured; a step that 
 part of an image may last `pace` times as long, or until a given target. Prompts get what is left of that, or half of it
 while an image is being encoded, turned into tokens by the measured seconds per token. The encoder gets what prompts
 leave; it is the one that can stop at any slice. Where many wait for their first token and few read, the bound
-grows with those who wait: holding up one for seven is the smaller harm, and together they decode at the price of one.
+grows with those who wait beyond the first: holding up one for seven is the smaller harm, and together they decode at
+the price of one.
 Nothing here knows the machine: all figures are learnt, and forgotten slowly.
 
 Without decodes nobody waits for a token, yet a step still ends after a while, so that new arrivals are heard.
@@ -31,7 +32,7 @@ class Pace:
         self.target_s = target_s
         self.max_tokens = max_tokens
         self._decode_s: dict[int, float] = {}
-        self._pure: set[int] = set()
+        self._guess: float | None = None
         self._token_s: float | None = None
 
     def spare_s(self, decodes: int, others: int = 0) -> float:
@@ -42,8 +43,8 @@ class Pace:
         if not self.pace and not self.target_s:
             return math.inf
         if alone is None:
-            return self.target_s or math.inf
-        return self._bound(alone, others / max(1.0, decodes / FEW_READERS)) - alone
+            return self.target_s or LISTEN_S
+        return self._bound(alone, (others - 1) / max(1.0, decodes / FEW_READERS)) - alone
 
     def prompt_tokens(self, decodes: int, others: int, *, encoding: bool) -> int:
         """Tokens of prompts for the next step; encoding: an image is waiting for its share."""
@@ -61,28 +62,25 @@ class Pace:
         """Seconds of a step that only decodes, from the nearest batch that was measured; None: none was."""
         size = _size(decodes)
         known = min(self._decode_s, key=lambda s: (abs(s - size), s), default=None)
-        return None if known is None else self._decode_s[known]
+        return self._guess if known is None else self._decode_s[known]
 
     def observe(self, decodes: int, tokens: int, seconds: float, encode_s: float) -> None:
         """A step that took `seconds`, `encode_s` of them in the encoder, with `tokens` of prompts."""
-        if decodes:
-            self._observe_decodes(_size(decodes), tokens, seconds, encode_s)
-        if not tokens and not encode_s:
-            return
+        if decodes and not tokens and not encode_s:
+            size = _size(decodes)
+            self._decode_s[size] = _blend(self._decode_s.get(size), seconds)
+        elif decodes:
+            self._guess_from(tokens, seconds - encode_s)
         if tokens >= FEWEST_TOKENS:
             alone = self.decode_s(decodes) or 0.0 if decodes else 0.0
             rest = max(seconds - encode_s - alone, 0.1 * seconds)
             self._token_s = _blend(self._token_s, max(rest / tokens, 1e-9))
 
-    def _observe_decodes(self, size: int, tokens: int, seconds: float, encode_s: float) -> None:
-        """Under load there may be no step that only decodes: what is left of a mixed one stands in until there is."""
-        if not tokens and not encode_s:
-            known = self._decode_s.get(size) if size in self._pure else None
-            self._decode_s[size] = _blend(known, seconds)
-            self._pure.add(size)
-        elif not self._pure and (not tokens or self._token_s is not None):
-            rest = max(seconds - encode_s - tokens * (self._token_s or 0.0), 0.1 * seconds)
-            self._decode_s[size] = _blend(self._decode_s.get(size), rest)
+    def _guess_from(self, tokens: int, seconds: float) -> None:
+        """Under load there may be no step that only decodes; what a mixed one leaves is at least what decodes take."""
+        rest = seconds - tokens * (self._token_s or 0.0)
+        if (not tokens or self._token_s is not None) and rest > seconds / 4:
+            self._guess = rest if self._guess is None else min(self._guess, rest)
 
     def _bound(self, alone: float, crowd: float) -> float:
         bounds = [self.pace * max(1.0, crowd) * alone] if self.pace else []
