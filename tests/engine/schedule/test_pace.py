@@ -43,7 +43,7 @@ def test_a_target_bounds_it_when_it_is_shorter() -> None:
 
 
 def test_without_decodes_a_step_ends_in_time_to_hear_what_arrives() -> None:
-    assert taught().prompt_tokens(0, 3, encoding=True) == pytest.approx(LISTEN_S / 0.0005, rel=0.1)
+    assert taught().prompt_tokens(0, 3, encoding=True) == pytest.approx(2 * LISTEN_S / 0.0005, rel=0.1)
     assert taught().encode_s(0, 3, 0) == LISTEN_S
 
 

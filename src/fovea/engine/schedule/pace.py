@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 
 LISTEN_S = 0.2
-"""A step without decodes may last about as long."""
+"""A step without decodes may last about as long, and twice that for prompts: cut in chunks they take longer in all."""
 FEWEST_TOKENS = 32
 """A chunk never is smaller: below that a step's fixed cost is all there is."""
 FEW_READERS = 4
@@ -51,7 +51,10 @@ class Pace:
         spare = self.spare_s(decodes, others)
         if self._token_s is None or spare == math.inf:
             return self.max_tokens
-        seconds = spare / 2 if encoding and decodes else spare
+        if decodes:
+            seconds = spare / 2 if encoding else spare
+        else:
+            seconds = 2 * LISTEN_S
         return max(FEWEST_TOKENS, min(self.max_tokens, int(seconds / self._token_s)))
 
     def encode_s(self, decodes: int, others: int, tokens: int) -> float:
