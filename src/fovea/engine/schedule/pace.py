@@ -51,10 +51,9 @@ class Pace:
         spare = self.spare_s(decodes, others)
         if self._token_s is None or spare == math.inf:
             return self.max_tokens
-        if decodes:
-            seconds = spare / 2 if encoding else spare
-        else:
-            seconds = 2 * LISTEN_S
+        if not decodes:
+            spare = 2 * LISTEN_S
+        seconds = spare / 2 if encoding and decodes else spare
         return max(FEWEST_TOKENS, min(self.max_tokens, int(seconds / self._token_s)))
 
     def encode_s(self, decodes: int, others: int, tokens: int) -> float:
