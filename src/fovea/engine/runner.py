@@ -88,6 +88,7 @@ class Runner:
         self.kv = torch.zeros(shape, dtype=model.dtype, device=model.device)
         self._prompts: dict[str, _Prompt] = {}
         self._encodings: dict[str, _Encoding] = {}
+        self._slice_s = 0.0
 
     @property
     def encoding(self) -> bool:
@@ -140,16 +141,18 @@ class Runner:
     def _encode(self, jobs: Sequences[EncodeJob], seconds: float, result: StepResult) -> None:
         """Go on with what has begun, then with what is wanted, until the next slice would take too long."""
         self._close_encodings({job.span.key for job in jobs})
-        started, last = time.perf_counter(), 0.0
+        started, any_done = time.perf_counter(), False
         for job in sorted(jobs, key=lambda job: job.span.key not in self._encodings):
             done = False
             while not done:
                 begun = time.perf_counter()
-                if last and begun - started + last > seconds:
+                if any_done and begun - started + self._slice_s > seconds:
                     return
-                done = self._advance(job, result)
-                last = time.perf_counter() - begun
-                result.encode_s += last
+                done, any_done = self._advance(job, result), True
+                took = time.perf_counter() - begun
+                # Slices differ; the slowest of late is what the next one may take.
+                self._slice_s = max(took, 0.95 * self._slice_s)
+                result.encode_s += took
 
     def _close_encodings(self, wanted: set[str]) -> None:
         """What nobody waits for any more is given up."""

@@ -37,7 +37,7 @@ def test_a_step_may_take_the_pace_times_its_decodes() -> None:
 
 
 def test_a_target_bounds_it_when_it_is_shorter() -> None:
-    assert taught(target_s=0.03).prompt_tokens(1, 1, encoding=False) == FEWEST_TOKENS
+    assert taught(target_s=0.025).prompt_tokens(1, 1, encoding=False) == FEWEST_TOKENS
     assert taught(pace=0.0, target_s=0.12).prompt_tokens(1, 1, encoding=False) == pytest.approx(200, abs=6)
     assert taught(pace=0.0).encode_s(1, 1, 100) == math.inf
 

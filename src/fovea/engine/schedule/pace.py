@@ -17,7 +17,7 @@ import math
 
 LISTEN_S = 0.2
 """A step without decodes may last about as long, and twice that for prompts: cut in chunks they take longer in all."""
-FEWEST_TOKENS = 32
+FEWEST_TOKENS = 16
 """A chunk never is smaller: below that a step's fixed cost is all there is."""
 FEW_READERS = 4
 """So many decode at about the price of one."""
