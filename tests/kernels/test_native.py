@@ -356,3 +356,8 @@ def test_no_home_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = build._cache_folder()
     assert folder.is_dir()
     folder.rmdir()
+
+
+def test_heads_that_the_kernels_do_not_cover_get_masks(native: NativeKernels) -> None:
+    """They went to torch without groups and masks, and a short context read what lies behind its end."""
+    assert [dim for dim in (16, 64, 80, 96, 128, 256) if native.attends_in_place(dim)] == [64, 96, 128]

@@ -89,6 +89,7 @@ class Runner:
         self._prompts: dict[str, _Prompt] = {}
         self._encodings: dict[str, _Encoding] = {}
         self._slice_s = 0.0
+        self._attends_in_place = model.kernels.attends_in_place(config.head_dim)
 
     @property
     def encoding(self) -> bool:
@@ -277,7 +278,7 @@ class Runner:
             row += item.count
         place = torch.from_numpy(np.concatenate(slots)).to(device)
         singles = work[:decodes]
-        if self.model.kernels.attends_in_place:
+        if self._attends_in_place:
             groups = [self._decodes(singles, 0)] if singles else []
         else:
             groups, first = [], 0
@@ -295,7 +296,7 @@ class Runner:
             used = -(-item.stop // size)
             tables[number, :used] = item.seq.blocks[:used]
         mask = None
-        if not self.model.kernels.attends_in_place and (lengths != longest).any():
+        if not self._attends_in_place and (lengths != longest).any():
             allowed = torch.from_numpy(np.arange(longest)[None, :] < lengths[:, None])
             mask = torch.zeros(allowed.shape, dtype=self.model.dtype)
             mask = mask.masked_fill_(~allowed, float("-inf"))[:, None, None].to(device)

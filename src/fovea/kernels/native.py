@@ -237,8 +237,6 @@ class NativeStack:
 
 
 class NativeKernels(TorchKernels):
-    attends_in_place = True
-
     def __init__(self, library: ctypes.CDLL) -> None:
         super().__init__(pack=True)
         self.library = library
@@ -261,6 +259,9 @@ class NativeKernels(TorchKernels):
         ):
             return None
         return NativeStack(self.library, shape, layers)
+
+    def attends_in_place(self, head_dim: int) -> bool:
+        return head_dim % 32 == 0 and head_dim <= 128
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype is not torch.bfloat16:
@@ -307,7 +308,7 @@ class NativeKernels(TorchKernels):
 
     def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
         rows, heads, dim = query.shape
-        if query.dtype is not torch.bfloat16 or dim % 32 or dim > 128:
+        if query.dtype is not torch.bfloat16 or not self.attends_in_place(dim):
             return super().attend(query, kv, plan, scale)
         if query.stride(1) != dim or query.stride(2) != 1:
             query = query.contiguous()

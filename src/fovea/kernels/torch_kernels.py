@@ -51,10 +51,6 @@ class StackLayer:
 
 
 class TorchKernels:
-    """attends_in_place: whether decodes read pages where they lie, or need groups of similar length and masks."""
-
-    attends_in_place = False
-
     def __init__(self, *, pack: bool = False) -> None:
         """pack: let oneDNN keep weights in the layout that it multiplies fastest (CPU)."""
         self._pack = pack
@@ -77,6 +73,10 @@ class TorchKernels:
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
         """A run of decoder layers as one call, where there is such a thing; None: layer by layer."""
         return None
+
+    def attends_in_place(self, head_dim: int) -> bool:
+        """Whether decodes read pages where they lie, or need groups of similar length and masks."""
+        return False
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return reference.rms_norm(x, weight, eps)
