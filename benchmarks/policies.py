@@ -21,13 +21,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fovea.core.load import Load, generate
+from fovea.core.trace import Trace
 from fovea.engine.config import EngineConfig
 from fovea.engine.simulate.control import BatchRule
 from fovea.engine.simulate.cost import CostModel
-from fovea.engine.simulate.generate import Load, generate
 from fovea.engine.simulate.report import Report
 from fovea.engine.simulate.run import Bounds, simulate
-from fovea.engine.simulate.trace import Trace
 
 VISUAL = 784
 SHARES = (0.5, 0.8)

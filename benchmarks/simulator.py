@@ -20,14 +20,14 @@ import numpy as np
 from PIL import Image
 
 from fovea import Engine
+from fovea.core.load import Load, generate
+from fovea.core.trace import TraceRequest
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.config import EngineConfig
 from fovea.engine.inputs import to_image
 from fovea.engine.simulate.cost import CostModel
-from fovea.engine.simulate.generate import Load, generate
 from fovea.engine.simulate.report import Record, Spread
 from fovea.engine.simulate.run import simulate
-from fovea.engine.simulate.trace import TraceRequest
 
 SIDES = {64: 256, 256: 512, 1024: 1024}
 """Pixels of a side of an image of so many visual tokens, for the bundled model."""

@@ -24,13 +24,13 @@ from typing import Any
 
 from fovea.cli import options
 from fovea.core.errors import ConfigError
+from fovea.core.load import Load, generate
+from fovea.core.trace import Trace, read_trace, write_trace
 from fovea.engine.config import POLICY_NAMES, EngineConfig
 from fovea.engine.simulate.control import BatchRule
 from fovea.engine.simulate.cost import CostModel
-from fovea.engine.simulate.generate import Load, generate
 from fovea.engine.simulate.report import ClassReport, Report, Spread
 from fovea.engine.simulate.run import Bounds, simulate
-from fovea.engine.simulate.trace import Trace, read_trace, write_trace
 
 REAL = (
     "dtype", "device", "threads", "kernels", "pixel_pool_mib", "preprocess_workers", "embed_disk_dir", "embed_disk_mib",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 from typing import Any
@@ -11,13 +10,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from fovea.core.load import Load, generate
+from fovea.core.trace import Trace, TraceRequest
 from fovea.engine.config import POLICY_NAMES, EngineConfig
 from fovea.engine.simulate.control import BatchRule
 from fovea.engine.simulate.cost import Composition, CostModel
-from fovea.engine.simulate.generate import Load, generate
-from fovea.engine.simulate.report import Spread, percentile
 from fovea.engine.simulate.run import Bounds, simulate
-from fovea.engine.simulate.trace import Trace, TraceRequest
 
 COST = CostModel(
     step_s=0.01, decode_s=0.001, context_s=0, token_s=1e-4, chunk_s=0, pair_s=0, between_s=0,
@@ -127,13 +125,6 @@ def test_the_batch_rule_bounds_who_runs() -> None:
     ruled = simulate(crowd, FREE, COST, control=BatchRule(0.015, FREE.max_running))
     assert ruled.classes["all"].itl.p50 < free.classes["all"].itl.p50
     assert ruled.classes["all"].finished == 40
-
-
-def test_percentiles_by_nearest_rank() -> None:
-    values = [float(n) for n in range(1, 101)]
-    assert [percentile(values, share) for share in (50, 90, 99, 100)] == [50, 90, 99, 100]
-    assert percentile([7.0], 50) == 7
-    assert math.isnan(Spread.of([]).p99)
 
 
 REQUEST = st.builds(

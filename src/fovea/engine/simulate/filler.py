@@ -6,9 +6,9 @@ import re
 import zlib
 from random import Random
 
+from fovea.core.load import geometric
 from fovea.core.sampling import SamplingParams
 from fovea.engine.sequence import Sequence
-from fovea.engine.simulate.generate import geometric
 from fovea.engine.tokenizer import ChatTokenizer
 
 MEAN_TOKENS = 64

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fovea.core.percentile import percentile
+
 KINDS = ("text", "cached image", "new image")
 SHARES = (50, 90, 99)
 
@@ -122,13 +124,6 @@ class Report:
         """For JSON: what could not be measured is null."""
         values: dict[str, Any] = _plain(asdict(self))
         return values
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """By nearest rank, of values in ascending order; nan of none."""
-    if not ordered:
-        return math.nan
-    return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)]
 
 
 def _share(part: float, whole: float) -> float:

@@ -10,13 +10,14 @@ import math
 from dataclasses import dataclass
 
 from fovea.core.errors import EngineError
+from fovea.core.trace import Trace
 from fovea.engine.config import EngineConfig
 from fovea.engine.schedule.policy import Policy
 from fovea.engine.sequence import Sequence
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.machine import Control, Machine, Step
 from fovea.engine.simulate.report import KINDS, ClassReport, Record, Report
-from fovea.engine.simulate.trace import Trace
+from fovea.engine.simulate.trace import to_sequence
 
 STALL_S = 0.002
 """What the engine's loop sleeps when a step is empty though requests wait."""
@@ -86,7 +87,7 @@ class _Run:
                 record.kind = "cached image"
             fits = request.prompt_tokens + request.output <= self.context
             if fits and len(self.machine.unfinished) < self.room:
-                self.machine.add(request.sequence(number))
+                self.machine.add(to_sequence(request, number))
             else:
                 record.ended, record.reason = self.now, "refused"
 

@@ -1,141 +1,32 @@
-"""Who asks what, and when: a list of requests, and the JSON-lines file that holds one.
-
-A line is {"at": 0.25, "text": 40, "images": [["cat", 256]], "output": 64}; what `TraceRequest` has a default for may be
-left out.
-"""
+"""A request of a trace as the scheduler knows it."""
 
 from __future__ import annotations
 
-import difflib
-import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any
-
-from fovea.core.errors import ConfigError
 from fovea.core.sampling import SamplingParams
+from fovea.core.trace import TEXT_BITS, TraceRequest
 from fovea.engine.sequence import ImageSpan, Sequence
 
 IMAGE_ID = -1
 """The token that stands for an image; text has other ids."""
-TEXT_BITS = 24
 SAMPLING = SamplingParams(temperature=0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRequest:
-    """at: seconds from the start of the trace.
-    text: tokens that no other request has. output: tokens of the answer.
-    images: (key, visual tokens) of each, between the system prompt and the text; equal keys are equal images.
-    system: tokens of a system prompt that all requests begin with, as far as each has it.
-    priority: smaller first, where the policy looks at it. timeout: seconds after which it is given up; null: never.
-    """
-
-    at: float
-    text: int
-    output: int
-    images: tuple[tuple[str, int], ...] = ()
-    system: int = 0
-    priority: int = 0
-    timeout: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, low in (("text", 1), ("output", 1), ("system", 0), ("priority", -(2**31))):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 1 << TEXT_BITS:
-                raise ConfigError(f"{name} is {value!r}; accepted: a whole number from {low} on", param=name)
-        for name, number in (("at", self.at), ("timeout", 1 if self.timeout is None else self.timeout)):
-            if not isinstance(number, int | float) or isinstance(number, bool) or not 0 <= number < 1e9:
-                raise ConfigError(f"{name} is {number!r}; accepted: seconds from 0 on", param=name)
-        object.__setattr__(self, "images", _images(self.images))
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self.system + sum(tokens for _, tokens in self.images) + self.text
-
-    def sequence(self, number: int) -> Sequence:
-        """The request as the scheduler knows it. `number`: of the request in its trace; names it and its text."""
-        ids = list(range(self.system))
-        spans: list[ImageSpan] = []
-        for index, (key, tokens) in enumerate(self.images):
-            spans.append(ImageSpan(index, len(ids), tokens, tokens, key, (1, 2, 2 * tokens)))
-            ids += [IMAGE_ID] * tokens
-        first = (number + 1) << TEXT_BITS
-        ids += range(first, first + self.text)
-        return Sequence(
-            id=str(number),
-            prompt_ids=ids,
-            sampling=SAMPLING,
-            max_tokens=self.output,
-            spans=tuple(spans),
-            arrival=self.at,
-            deadline=None if self.timeout is None else self.at + self.timeout,
-            priority=self.priority,
-        )
-
-
-Trace = tuple[TraceRequest, ...]
-
-
-def read_trace(path: Path) -> Trace:
-    """Requests in order of arrival. Raises ConfigError naming the line, the field and what is accepted."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise ConfigError(f"{path} can not be read: {error.strerror}", param="trace") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text", param="trace") from error
-    requests = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            requests.append(_request(line))
-        except ConfigError as error:
-            raise ConfigError(f"{path}:{number}: {error.message}", param="trace") from error
-    if not requests:
-        raise ConfigError(f"{path} holds no request", param="trace")
-    return tuple(sorted(requests, key=lambda request: request.at))
-
-
-def write_trace(path: Path, trace: Iterable[TraceRequest]) -> None:
-    """Raises ConfigError when the file can not be written."""
-    try:
-        path.write_text("".join(json.dumps(asdict(request)) + "\n" for request in trace), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} can not be written: {error.strerror}", param="save_trace") from error
-
-
-def _request(line: str) -> TraceRequest:
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError("not a JSON object")
-    known = [field.name for field in fields(TraceRequest)]
-    for name in values:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-            raise ConfigError(f"unknown field {name!r}; {hint}")
-    for name in ("at", "text", "output"):
-        if name not in values:
-            raise ConfigError(f"{name} is missing")
-    return TraceRequest(**values)
-
-
-def _images(said: Any) -> tuple[tuple[str, int], ...]:
-    """Pairs of key and tokens, however JSON wrote them. Raises ConfigError."""
-    if not isinstance(said, list | tuple):
-        raise ConfigError(f"images is {said!r}; accepted: a list of [key, visual tokens]", param="images")
-    found = []
-    for index, pair in enumerate(said):
-        good = isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
-        if not good or not isinstance(pair[1], int) or isinstance(pair[1], bool) or pair[1] < 1:
-            raise ConfigError(
-                f"images[{index}] is {pair!r}; accepted: [key, visual tokens from 1 on]", param="images"
-            )
-        found.append((pair[0], pair[1]))
-    return tuple(found)
+def to_sequence(request: TraceRequest, number: int) -> Sequence:
+    """System prompt, images, text. `number`: of the request in its trace; names it and its text."""
+    ids = list(range(request.system))
+    spans: list[ImageSpan] = []
+    for index, (key, tokens) in enumerate(request.images):
+        spans.append(ImageSpan(index, len(ids), tokens, tokens, key, (1, 2, 2 * tokens)))
+        ids += [IMAGE_ID] * tokens
+    first = (number + 1) << TEXT_BITS
+    ids += range(first, first + request.text)
+    return Sequence(
+        id=str(number),
+        prompt_ids=ids,
+        sampling=SAMPLING,
+        max_tokens=request.output,
+        spans=tuple(spans),
+        arrival=request.at,
+        deadline=None if request.timeout is None else request.at + request.timeout,
+        priority=request.priority,
+    )

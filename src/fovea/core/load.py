@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 
 from fovea.core.errors import ConfigError
-from fovea.engine.simulate.trace import Trace, TraceRequest
+from fovea.core.trace import Trace, TraceRequest
 
 BURST = 16
 RAMP_FROM = 0.2
