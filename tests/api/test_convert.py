@@ -215,5 +215,10 @@ def test_the_bill() -> None:
         "total_tokens": 15,
         "prompt_tokens_details": {"cached_tokens": 8, "image_tokens": 4},
     }
-    timings = timings_body(StageTimings(media=0.0012345, ttft=2))
-    assert (timings["media"], timings["ttft"], timings["decode"]) == (1.234, 2000, 0)
+    timings = timings_body(StageTimings(fetch=0.0012345, media_decode=0.5, ttft=2))
+    assert (timings["fetch"], timings["media_decode"], timings["ttft"], timings["decode"]) == (
+        1.234,
+        500,
+        2000,
+        0,
+    )

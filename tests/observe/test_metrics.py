@@ -7,7 +7,8 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from fovea.core.types import Delta, StageTimings, Usage
-from fovea.observe.metrics import ALIASES, COUNTERS, GAUGES, STAGES, Metrics
+from fovea.observe.metrics import Metrics
+from fovea.observe.table import ALIASES, COUNTERS, GAUGES, STAGES
 
 NUMBERS = {name: float(at) for at, name in enumerate((*GAUGES, *COUNTERS), 1)}
 
@@ -101,29 +102,35 @@ def test_requests() -> None:
 def test_a_requests_bill() -> None:
     metrics = made()
     metrics.images(2)
+    metrics.videos(1)
     metrics.first_token(7)
     metrics.delta(Delta(0, "a"))
     metrics.gap(0.1)
     metrics.delta(Delta(1, "", finish_reason="length"))
-    usage, timings = Usage(10, 5, 8, 4), StageTimings(1, 2, 3, 4, 5, 6, 7)
+    usage, timings = Usage(10, 5, 8, 4), StageTimings(1, 2, 3, 4, 5, 6, 7, 8)
     metrics.delta(Delta(0, "", finish_reason="stop", usage=usage, timings=timings))
     told = samples(metrics)
     kinds = {"prompt": 10, "completion": 5, "cached": 8, "image": 4}
     assert {kind: told[("fovea:tokens_total", kind)] for kind in kinds} == kinds
     assert told[("fovea:finished_total", "stop")] == told[("fovea:finished_total", "length")] == 1
-    assert told[("fovea:images_total",)] == 2
+    assert (told[("fovea:images_total",)], told[("fovea:videos_total",)]) == (2, 1)
     assert told[("fovea:prompt_tokens_sum",)] == 10
     assert told[("fovea:ttft_seconds_sum",)] == 7
     assert told[("fovea:itl_seconds_count",)] == 1
     stages = [told[("fovea:stage_seconds_sum", stage)] for stage in STAGES]
     assert stages == [
-        timings.media,
+        timings.fetch,
+        timings.media_decode,
         timings.preprocess,
         timings.queue,
         timings.encode,
         timings.prefill,
         timings.decode,
     ]
+    assert told[("vllm:request_queue_time_seconds_sum", "model")] == timings.queue
+    assert told[("fovea:answer_seconds_sum",)] == timings.ttft + timings.decode
+    assert told[("vllm:request_success_total", "stop", "model")] == 1
+    assert told[("vllm:prompt_tokens_total", "model")] == 10
 
 
 def test_two_servers_of_one_process_count_apart() -> None:

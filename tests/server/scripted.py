@@ -26,7 +26,7 @@ class Script:
         finally:
             self.closed_streams += 1
 
-    def check_room(self, choices: int) -> None:
+    def check_room(self, choices: int, reserved: int = 0) -> None:
         return None
 
     async def tokenize(self, prompt: Prompt) -> list[int]:

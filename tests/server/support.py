@@ -46,8 +46,8 @@ class Lent:
     def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         return self._engine.stream(request)
 
-    def check_room(self, choices: int) -> None:
-        self._engine.check_room(choices)
+    def check_room(self, choices: int, reserved: int = 0) -> None:
+        self._engine.check_room(choices, reserved)
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return await self._engine.tokenize(prompt)

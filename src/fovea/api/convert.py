@@ -215,5 +215,5 @@ def usage_body(usage: Usage) -> UsageBody:
 
 def timings_body(timings: StageTimings) -> dict[str, float]:
     """Milliseconds per stage, the response's `fovea` extension."""
-    names = ("media", "preprocess", "queue", "encode", "prefill", "decode", "ttft")
+    names = ("fetch", "media_decode", "preprocess", "queue", "encode", "prefill", "decode", "ttft")
     return {name: round(getattr(timings, name) * 1000, 3) for name in names}

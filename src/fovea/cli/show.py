@@ -9,7 +9,7 @@ from fovea.core.types import Completion
 
 # What a terminal would obey instead of show: a picture must not be able to talk a model into typing for its owner.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-STAGES = ("media", "preprocess", "queue", "encode", "prefill", "decode")
+STAGES = ("fetch", "media_decode", "preprocess", "queue", "encode", "prefill", "decode")
 
 
 def write_text(text: str) -> None:

@@ -44,9 +44,10 @@ class EngineClient(Protocol):
         """
         ...
 
-    def check_room(self, choices: int) -> None:
+    def check_room(self, choices: int, reserved: int = 0) -> None:
         """Whether a request of that many answers would be taken now, before its images are fetched for nothing.
 
+        reserved: answers promised to others, whose images are still on their way.
         Raises Overloaded or Unavailable, or InvalidRequest when it never would.
         """
         ...
@@ -54,7 +55,7 @@ class EngineClient(Protocol):
     async def tokenize(self, prompt: Prompt) -> list[int]: ...
 
     def stats(self) -> Mapping[str, float]:
-        """Gauges and running totals by the names of `observe.metrics`."""
+        """Gauges and running totals by the names of `observe.table`."""
         ...
 
     def clear_caches(self, *stages: CacheStage) -> None:

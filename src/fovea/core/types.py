@@ -72,7 +72,8 @@ class GenerationRequest:
     encode_only: the images of the prompt are encoded and nothing is generated; the answer is empty.
     priority: smaller is served first, where the engine's policy looks at it.
     usual_tokens: longest answer where sampling.max_tokens is None, if the context has room for it; None: all of it.
-    media_s: seconds that fetching and decoding took before the engine saw the request.
+    fetch_s, media_decode_s: seconds that its images and videos took before the engine saw the request: until their
+    bytes and headers were there, and from there to pixels (of a video: to a file that is open).
     """
 
     id: str
@@ -83,7 +84,8 @@ class GenerationRequest:
     encode_only: bool = False
     priority: int = 0
     usual_tokens: int | None = None
-    media_s: float = 0.0
+    fetch_s: float = 0.0
+    media_decode_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +113,13 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class StageTimings:
-    """Seconds per stage of one request. `ttft` runs from arrival at the engine to the first token."""
+    """Seconds per stage of one request. `ttft` runs from arrival at the engine to the first token.
 
-    media: float = 0.0
+    fetch, media_decode: before the engine, as in GenerationRequest. decode: of tokens, from the first to the last.
+    """
+
+    fetch: float = 0.0
+    media_decode: float = 0.0
     preprocess: float = 0.0
     queue: float = 0.0
     encode: float = 0.0

@@ -337,7 +337,7 @@ class Engine:
         finally:
             self._leave(request, jobs, claim)
 
-    def check_room(self, choices: int) -> None:
+    def check_room(self, choices: int, reserved: int = 0) -> None:
         room = self.config.max_running + self.config.max_queue
         if self._draining:
             raise Unavailable("the server is shutting down")
@@ -345,10 +345,9 @@ class Engine:
             raise InvalidRequest(
                 f"{choices} answers are asked for; at most {room} run and wait here", param="n"
             )
-        if self.config.max_queue and self._in_flight + choices > room:
-            raise Overloaded(
-                f"{self._in_flight} requests are running or waiting, {room} is the limit", retry_after=1.0
-            )
+        taken = self._in_flight + reserved
+        if self.config.max_queue and taken + choices > room:
+            raise Overloaded(f"{taken} requests are running or waiting, {room} is the limit", retry_after=1.0)
 
     def _enter(self, request: GenerationRequest) -> None:
         with self._lock:

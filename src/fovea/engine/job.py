@@ -29,7 +29,8 @@ class Job:
     found: dict[str, VisualFeatures]
     sink: Sink
     text: TextStream
-    media_s: float = 0.0
+    fetch_s: float = 0.0
+    media_decode_s: float = 0.0
     preprocess_s: float = 0.0
     encode_s: float = 0.0
     encoded_before_s: float = 0.0
@@ -42,7 +43,8 @@ class Job:
         admitted = self.admitted or self.seq.arrival
         first = self.first_token or self.last_token
         return StageTimings(
-            media=self.media_s,
+            fetch=self.fetch_s,
+            media_decode=self.media_decode_s,
             preprocess=self.preprocess_s,
             queue=max(0.0, admitted - self.seq.arrival - self.preprocess_s - self.encoded_before_s),
             encode=self.encode_s,

@@ -116,7 +116,8 @@ class Preparer:
                 found=found,
                 sink=sink,
                 text=self._text_stream(request.sampling),
-                media_s=request.media_s,
+                fetch_s=request.fetch_s,
+                media_decode_s=request.media_decode_s,
                 preprocess_s=prepared.seconds + pixels_s,
             )
             for choice in range(request.sampling.n)

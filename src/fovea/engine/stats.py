@@ -1,4 +1,4 @@
-"""The engine's numbers, by the names of `observe.metrics`. Read from other threads: each is one attribute."""
+"""The engine's numbers, by the names of `observe.table`. Read from other threads: each is one attribute."""
 
 from __future__ import annotations
 

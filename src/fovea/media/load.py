@@ -37,7 +37,8 @@ class FetchesImages(Protocol):
 
 
 class MediaTimings(NamedTuple):
-    """Seconds for one image. fetch_s: from URL to a checked header. decode_s: from there to pixels.
+    """Seconds for one image or video. fetch_s: from URL to a checked header, of a video to its bytes. decode_s: from
+    there to pixels, or to an open file.
 
     Both hold the wait for a thread or a download slot: it is what the request waited.
     """
@@ -60,6 +61,26 @@ class Loaded(NamedTuple):
 
     images: tuple[Image, ...]
     timings: tuple[MediaTimings, ...]
+
+    @property
+    def waited(self) -> MediaTimings:
+        """What the request waited: none is decoded before all were fetched."""
+        return MediaTimings(
+            max((timing.fetch_s for timing in self.timings), default=0.0),
+            max((timing.decode_s for timing in self.timings), default=0.0),
+        )
+
+
+class Opened(NamedTuple):
+    """Both in the order of the URLs."""
+
+    videos: tuple[Video, ...]
+    timings: tuple[MediaTimings, ...]
+
+    @property
+    def waited(self) -> MediaTimings:
+        """What the request waited: for the one that took longest."""
+        return max(self.timings, key=sum, default=MediaTimings(0.0, 0.0))
 
 
 class MediaLoader:
@@ -126,29 +147,28 @@ class MediaLoader:
             )
         return encoded
 
-    async def open_videos(
-        self, urls: Sequence[str], params: Sequence[str] | None = None
-    ) -> tuple[tuple[Video, ...], float]:
-        """The videos of one request, in order, within the limits, and the seconds that this took."""
+    async def open_videos(self, urls: Sequence[str], params: Sequence[str] | None = None) -> Opened:
+        """The videos of one request, in order, within the limits."""
         if len(urls) > self.limits.max_videos:
             raise InvalidRequest(
                 f"the request has {len(urls)} videos; accepted: at most {self.limits.max_videos}",
                 param=params[self.limits.max_videos] if params else None,
                 code="too_many_videos",
             )
-        started = self._clock()
-        videos = await _together([self._open_video(url) for url in urls], params, VIDEO)
-        return videos, self._clock() - started if urls else 0.0
+        timed = await _together([self._open_video(url) for url in urls], params, VIDEO)
+        return Opened(tuple(video for video, _ in timed), tuple(timings for _, timings in timed))
 
-    async def _open_video(self, url: str) -> Video:
+    async def _open_video(self, url: str) -> tuple[Video, MediaTimings]:
+        started = self._clock()
         source = parse_source(url, self.limits, VIDEO)
         if isinstance(source, RemoteSource):
             assert self._fetcher is not None
-            return await self._in_thread(
-                open_video, await self._fetcher.fetch(source.url, VIDEO), self.limits
-            )
-        local = source
-        return await self._in_thread(lambda: open_video(local.read(self.limits), self.limits))
+            data = await self._fetcher.fetch(source.url, VIDEO)
+        else:
+            data = await self._in_thread(source.read, self.limits)
+        there = self._clock()
+        video = await self._in_thread(open_video, data, self.limits)
+        return video, MediaTimings(there - started, self._clock() - there)
 
     async def decode_all(
         self, encoded: Sequence[EncodedImage], params: Sequence[str] | None = None

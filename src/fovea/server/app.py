@@ -17,6 +17,7 @@ from fovea.server import caches, chat, completions, errors, models
 from fovea.server import images as images_api
 from fovea.server.answer import ClientGone
 from fovea.server.guard import Guard
+from fovea.server.room import Rooms
 from fovea.server.settings import MIB, ServerSettings
 from fovea.server.state import ServerState
 
@@ -31,6 +32,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         media=MediaLoader(settings.media),
         metrics=Metrics(lambda: {**client.stats(), **images.stats()}, client.info.name, __version__),
         images=images,
+        rooms=Rooms(client),
     )
 
     @asynccontextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 
 from fastapi import APIRouter, Request
@@ -11,8 +10,9 @@ from fastapi.responses import JSONResponse, Response
 from fovea.api.convert import chat_prompt, image_references, sampling, video_references, wire_names
 from fovea.api.responses import ChatBodies
 from fovea.api.schema import ChatRequest
+from fovea.core.sampling import SamplingParams
 from fovea.core.types import GenerationRequest
-from fovea.server.answer import while_connected, whole, within
+from fovea.server.answer import Deadline, while_connected, whole
 from fovea.server.docs import GENERATES
 from fovea.server.images import load_images
 from fovea.server.state import ServerState, state_of
@@ -27,36 +27,32 @@ async def chat_completions(body: ChatRequest, http: Request) -> Response:
     state = state_of(http)
     bodies = ChatBodies(state.check_model(body.model))
     with wire_names(body):
-        request = await while_connected(http, _request(state, body))
-        if not body.stream:
-            answer = await while_connected(http, whole(state, request))
-            return JSONResponse(bodies.whole(answer))
-        return await stream_response(state, http, request, bodies, body)
+        params = sampling(body, state.client.info.default_sampling)
+        with state.rooms.hold(params.n) as room:
+            request = await while_connected(http, _request(state, body, params))
+            if not body.stream:
+                answer = await while_connected(http, whole(state, request, room))
+                return JSONResponse(bodies.whole(answer))
+            return await stream_response(state, http, request, room, bodies, body)
 
 
-async def _request(state: ServerState, body: ChatRequest) -> GenerationRequest:
+async def _request(state: ServerState, body: ChatRequest, params: SamplingParams) -> GenerationRequest:
     """Images and videos count against the request's timeout; the engine gets what they left of it."""
-    params = sampling(body, state.client.info.default_sampling)
-    state.client.check_room(params.n)
-    references = image_references(body.messages)
-    timeout = state.timeout(body.timeout)
-    started = time.monotonic()
-    urls, places = [r.url for r in references], [r.param for r in references]
-    loaded = await within(timeout, load_images(state, urls, places))
-    clips = video_references(body.messages)
-    left = None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
-    videos, opening_s = await within(
-        left, state.media.open_videos([r.url for r in clips], [r.param for r in clips])
+    deadline = Deadline(state.timeout(body.timeout))
+    pictures, clips = image_references(body.messages), video_references(body.messages)
+    loaded = await deadline.reading(
+        load_images(state, [r.url for r in pictures], [r.param for r in pictures])
     )
-    left = None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
-    state.metrics.images(len(references))
-    slowest = max((timing.fetch_s + timing.decode_s for timing in loaded.timings), default=0.0)
+    opened = await deadline.reading(state.media.open_videos([r.url for r in clips], [r.param for r in clips]))
+    state.metrics.images(len(pictures))
+    state.metrics.videos(len(clips))
     return GenerationRequest(
         id=uuid.uuid4().hex,
-        prompt=chat_prompt(body, loaded.images, videos),
+        prompt=chat_prompt(body, loaded.images, opened.videos),
         sampling=params,
         cache_salt=body.cache_salt or "",
-        timeout=left,
+        timeout=deadline.left,
         priority=body.priority or 0,
-        media_s=slowest + opening_s,
+        fetch_s=loaded.waited.fetch_s + opened.waited.fetch_s,
+        media_decode_s=loaded.waited.decode_s + opened.waited.decode_s,
     )

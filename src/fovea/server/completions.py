@@ -15,6 +15,7 @@ from fovea.core.errors import InvalidRequest
 from fovea.core.types import Completion, GenerationRequest
 from fovea.server.answer import while_connected, whole
 from fovea.server.docs import GENERATES
+from fovea.server.room import Room
 from fovea.server.state import ServerState, state_of
 from fovea.server.streaming import stream_response
 
@@ -31,12 +32,13 @@ async def completions(body: CompletionRequest, http: Request) -> Response:
     bodies = CompletionBodies(state.check_model(body.model))
     with wire_names(body):
         requests = _requests(state, body)
-        if not body.stream:
-            answers = await while_connected(http, _all(state, requests))
-            return JSONResponse(bodies.whole(answers))
-        if len(requests) > 1:
-            raise InvalidRequest("a stream takes one prompt", param="prompt")
-        return await stream_response(state, http, requests[0], bodies, body)
+        with state.rooms.hold(sum(request.sampling.n for request in requests)) as room:
+            if not body.stream:
+                answers = await while_connected(http, _all(state, requests, room))
+                return JSONResponse(bodies.whole(answers))
+            if len(requests) > 1:
+                raise InvalidRequest("a stream takes one prompt", param="prompt")
+            return await stream_response(state, http, requests[0], room, bodies, body)
 
 
 def _requests(state: ServerState, body: CompletionRequest) -> list[GenerationRequest]:
@@ -44,7 +46,6 @@ def _requests(state: ServerState, body: CompletionRequest) -> list[GenerationReq
     prompts = completion_prompts(body)
     if len(prompts) > MAX_PROMPTS:
         raise InvalidRequest(f"{len(prompts)} prompts; accepted: at most {MAX_PROMPTS}", param="prompt")
-    state.client.check_room(len(prompts) * params.n)
     return [
         GenerationRequest(
             id=uuid.uuid4().hex,
@@ -59,10 +60,10 @@ def _requests(state: ServerState, body: CompletionRequest) -> list[GenerationReq
     ]
 
 
-async def _all(state: ServerState, requests: list[GenerationRequest]) -> list[Completion]:
+async def _all(state: ServerState, requests: list[GenerationRequest], room: Room) -> list[Completion]:
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(whole(state, request)) for request in requests]
+            tasks = [group.create_task(whole(state, request, room)) for request in requests]
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]

@@ -14,9 +14,10 @@ from fovea.core.image import Image, PixelBudget
 from fovea.core.types import ChatPrompt, GenerationRequest, ImagePart, Message
 from fovea.media.load import Loaded, MediaTimings
 from fovea.media.store import SCHEME, StoredImage
-from fovea.server.answer import while_connected, whole, within
+from fovea.server.answer import Deadline, while_connected, whole
 from fovea.server.docs import ERRORS, NAMED
 from fovea.server.explain import shorten
+from fovea.server.room import Room
 from fovea.server.state import ServerState, state_of
 
 router = APIRouter()
@@ -27,9 +28,16 @@ async def upload(body: ImageUpload, http: Request) -> dict[str, Any]:
     """Fetch, decode and keep an image; encode it too, unless `encode` is false."""
     state = state_of(http)
     state.check_model(body.model)
-    timeout = state.timeout(body.timeout)
+    with state.rooms.hold(1 if body.encode else 0) as room:
+        return await _upload(state, body, http, room)
+
+
+async def _upload(state: ServerState, body: ImageUpload, http: Request, room: Room) -> dict[str, Any]:
+    """`timeout` is one deadline for all of it."""
+    deadline = Deadline(state.timeout(body.timeout))
     loading = state.media.load_timed([body.url], ["url"])
-    image = (await while_connected(http, within(timeout, loading))).images[0]
+    loaded = await while_connected(http, deadline.reading(loading))
+    image = loaded.images[0]
     stored = state.images.put(image, body.cache_salt or "")
     if stored is None:
         raise InvalidRequest(
@@ -40,7 +48,7 @@ async def upload(body: ImageUpload, http: Request) -> dict[str, Any]:
         )
     card = _card(state, stored) | {"encoded": False}
     if body.encode:
-        answer = await while_connected(http, whole(state, _encoding(image, body, timeout)))
+        answer = await while_connected(http, whole(state, _encoding(loaded, body, deadline.left), room))
         card |= {"encoded": True, "visual_tokens": answer.usage.image}
     return card
 
@@ -95,14 +103,16 @@ def _found(state: ServerState, name: str) -> StoredImage:
     return stored
 
 
-def _encoding(image: Image, body: ImageUpload, timeout: float | None) -> GenerationRequest:
+def _encoding(loaded: Loaded, body: ImageUpload, timeout: float | None) -> GenerationRequest:
     budget = PixelBudget(detail=body.detail, min_pixels=body.min_pixels, max_pixels=body.max_pixels)
     return GenerationRequest(
         id=uuid.uuid4().hex,
-        prompt=ChatPrompt((Message("user", (ImagePart(image, budget),)),)),
+        prompt=ChatPrompt((Message("user", (ImagePart(loaded.images[0], budget),)),)),
         cache_salt=body.cache_salt or "",
         timeout=timeout,
         encode_only=True,
+        fetch_s=loaded.waited.fetch_s,
+        media_decode_s=loaded.waited.decode_s,
     )
 
 

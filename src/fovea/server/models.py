@@ -56,8 +56,8 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
         references = image_references(chat.messages)
         loaded = await load_images(state, [r.url for r in references], [r.param for r in references])
         clips = video_references(chat.messages)
-        videos, _ = await state.media.open_videos([r.url for r in clips], [r.param for r in clips])
-        prompt = chat_prompt(chat, loaded.images, videos)
+        opened = await state.media.open_videos([r.url for r in clips], [r.param for r in clips])
+        prompt = chat_prompt(chat, loaded.images, opened.videos)
     else:
         prompt = TextPrompt(body.prompt or "")
     with wire_names(body):

@@ -55,8 +55,8 @@ class StartingClient:
     def stream(self, request: GenerationRequest, /) -> AsyncIterator[Delta]:
         return self._loaded().stream(request)
 
-    def check_room(self, choices: int) -> None:
-        self._loaded().check_room(choices)
+    def check_room(self, choices: int, reserved: int = 0) -> None:
+        self._loaded().check_room(choices, reserved)
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return await self._loaded().tokenize(prompt)

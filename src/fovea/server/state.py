@@ -12,6 +12,7 @@ from fovea.media.load import MediaLoader
 from fovea.media.store import ImageStore
 from fovea.observe.metrics import Metrics
 from fovea.server.explain import shorten
+from fovea.server.room import Rooms
 from fovea.server.settings import ServerSettings
 
 _REASONS = {
@@ -27,6 +28,7 @@ class ServerState:
     media: MediaLoader
     metrics: Metrics
     images: ImageStore
+    rooms: Rooms
     draining: bool = False
 
     def unavailable(self) -> str | None:

@@ -16,6 +16,7 @@ from fovea.api.schema import Sampling
 from fovea.core.errors import EngineError, FoveaError
 from fovea.core.types import Delta, GenerationRequest, Usage
 from fovea.server.answer import deltas, while_connected
+from fovea.server.room import Room
 from fovea.server.state import ServerState
 
 log = logging.getLogger("fovea.server")
@@ -47,10 +48,10 @@ class _EventStream(StreamingResponse):
 
 
 async def stream_response(
-    state: ServerState, http: Request, request: GenerationRequest, bodies: Bodies, body: Sampling
+    state: ServerState, http: Request, request: GenerationRequest, room: Room, bodies: Bodies, body: Sampling
 ) -> StreamingResponse:
     """Waits for the first delta, so that whatever is wrong with the request is still an HTTP status."""
-    stream = deltas(state, request)
+    stream = deltas(state, request, room)
     first = await while_connected(http, anext(stream))
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
     return _EventStream(_events(bodies, first, stream, include_usage), stream)

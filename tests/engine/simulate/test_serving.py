@@ -31,7 +31,7 @@ from fovea.engine.simulate.bundled import FOLDER, prompts
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.serving import SimulatedEngine
 from fovea.engine.tokenizer import ChatTokenizer
-from fovea.observe.metrics import COUNTERS, GAUGES
+from fovea.observe.table import COUNTERS, GAUGES
 
 FAST = CostModel(
     step_s=5e-4, decode_s=0, context_s=0, token_s=0, chunk_s=0, pair_s=0, visual_s=0, visual_pair_s=0

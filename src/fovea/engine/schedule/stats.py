@@ -1,4 +1,4 @@
-"""The numbers of a scheduler and its caches, by the names of `observe.metrics`; a simulated engine has them too."""
+"""The numbers of a scheduler and its caches, by the names of `observe.table`; a simulated engine has them too."""
 
 from __future__ import annotations
 

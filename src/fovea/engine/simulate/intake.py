@@ -75,5 +75,10 @@ class Intake:
             )
             self._seeds[seq.id] = seed
             text = TextStream(self.tokenizer.decode, sampling.stop, min_tokens=sampling.min_tokens)
-            jobs.append(Job(seq, choice, {}, {}, sink, text, media_s=request.media_s, preprocess_s=spent))
+            jobs.append(
+                Job(
+                    seq, choice, {}, {}, sink, text,
+                    fetch_s=request.fetch_s, media_decode_s=request.media_decode_s, preprocess_s=spent,
+                )
+            )  # fmt: skip
         return jobs

@@ -85,7 +85,7 @@ class SimulatedEngine:
                 if self._jobs.get(job.seq.id) is job:
                     self._end(job, "abort")
 
-    def check_room(self, choices: int) -> None:
+    def check_room(self, choices: int, reserved: int = 0) -> None:
         if self.status != "ready":
             raise Unavailable("the server is shutting down" if self._draining else "the engine has stopped")
         room = self.config.max_running + self.config.max_queue
@@ -93,10 +93,9 @@ class SimulatedEngine:
             raise InvalidRequest(
                 f"{choices} answers are asked for; at most {room} run and wait here", param="n"
             )
-        if self.config.max_queue and self._in_flight + choices > room:
-            raise Overloaded(
-                f"{self._in_flight} requests are running or waiting, {room} is the limit", retry_after=1.0
-            )
+        taken = self._in_flight + reserved
+        if self.config.max_queue and taken + choices > room:
+            raise Overloaded(f"{taken} requests are running or waiting, {room} is the limit", retry_after=1.0)
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return await self.intake.tokenize(prompt, self._info.max_context)

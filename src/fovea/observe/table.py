@@ -1,0 +1,124 @@
+"""Every metric by its name: what it counts and what dashboards made for vLLM call it.
+
+GAUGES and COUNTERS are read from the engine and the media caches when they are scraped; TOTALS and SPREADS are told as
+things happen. Names of GAUGES, COUNTERS and SPREADS get the prefix `fovea:`; counters are shown with `_total`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+Buckets = tuple[float, ...]
+
+
+class Total(NamedTuple):
+    """A counter that the server counts. labels: of ours; vLLM's have `model_name` before them."""
+
+    text: str
+    labels: tuple[str, ...] = ()
+
+
+class Spread(NamedTuple):
+    """A distribution. label: its one label. aliases: (value of the label, vLLM's name); "" where there is no label."""
+
+    text: str
+    buckets: Buckets
+    label: str = ""
+    aliases: tuple[tuple[str, str], ...] = ()
+
+
+GAUGES = {
+    "requests_running": "sequences that share the current step",
+    "requests_waiting": "sequences that wait for blocks or a turn",
+    "requests_waiting_ready": "of these, that need no image encoded first",
+    "requests_waiting_image": "of these, that wait for an image to be encoded",
+    "oldest_waiting_seconds": "how long the one has waited that waits longest",
+    "kv_blocks_total": "KV blocks in the pool",
+    "kv_blocks_used": "KV blocks that running sequences hold",
+    "kv_blocks_cached": "KV blocks that a prefix could find",
+    "kv_block_bytes": "bytes of a KV block",
+    "embed_cache_capacity_bytes": "ceiling of encoder outputs kept",
+    "embed_cache_bytes": "bytes of encoder outputs kept",
+    "embed_cache_entries": "encoder outputs kept",
+    "embed_cache_held_bytes": "of these, bytes that requests are waiting for or reading",
+    "embed_disk_bytes": "bytes of encoder outputs on disk",
+    "embed_disk_entries": "encoder outputs on disk",
+    "embed_disk_off": "1 when the disk made trouble and is not used any more",
+    "image_store_bytes": "bytes of images that were sent ahead",
+    "image_store_entries": "images that were sent ahead",
+    "pixel_bytes": "bytes of processed pixels that wait for the encoder",
+}
+COUNTERS = {
+    "prefix_query_tokens": "tokens looked up in the prefix cache",
+    "prefix_hit_tokens": "tokens whose KV was found there",
+    "embed_cache_hits": "images whose encoder output was found",
+    "embed_cache_misses": "images that had to be encoded",
+    "failed_steps": "steps that raised; their requests got an error",
+    "embed_cache_evictions": "encoder outputs dropped for room",
+    "embed_disk_hits": "encoder outputs that were read from disk",
+    "embed_disk_misses": "encoder outputs that were looked for on disk and not found",
+    "embed_disk_writes": "encoder outputs written to disk",
+    "embed_disk_dropped": "encoder outputs not written because the disk was too slow",
+    "embed_disk_evictions": "encoder outputs removed from disk for room",
+    "embed_disk_corrupt": "files that were damaged and removed",
+    "image_store_hits": "images of requests that were named by the id of one sent ahead",
+    "image_store_misses": "ids of images that were not here any more",
+    "image_store_evictions": "images sent ahead that were dropped for room",
+    "images_encoded": "images that the vision encoder ran for",
+    "encode_seconds": "seconds in the vision encoder",
+    "engine_steps": "steps of the engine",
+    "computed_tokens": "tokens computed, prompts and answers",
+    "generation_tokens": "tokens generated",
+    "preemptions": "sequences that lost their blocks and were recomputed",
+    "integrity_errors": "times that the caches did not add up; anything but 0 is a defect",
+}
+# vLLM's name -> ours, a gauge or a counter.
+ALIASES = {
+    "vllm:num_requests_running": "requests_running",
+    "vllm:num_requests_waiting": "requests_waiting",
+    "vllm:kv_cache_usage_perc": "kv_usage",
+    "vllm:gpu_cache_usage_perc": "kv_usage",
+    "vllm:num_preemptions": "preemptions",
+    "vllm:prefix_cache_queries": "prefix_query_tokens",
+    "vllm:prefix_cache_hits": "prefix_hit_tokens",
+    "vllm:generation_tokens": "generation_tokens",
+}
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+STAGES = ("fetch", "media_decode", "preprocess", "queue", "encode", "prefill", "decode")
+TOTALS = {
+    "fovea:requests": Total("finished HTTP requests", ("route", "status")),
+    "fovea:refused": Total("requests refused, by error code", ("code",)),
+    "fovea:images": Total("images that requests brought"),
+    "fovea:videos": Total("videos that requests brought"),
+    "fovea:tokens": Total("tokens by kind; cached and image are parts of prompt", ("kind",)),
+    "fovea:finished": Total("answers by why they ended", ("reason",)),
+    "vllm:prompt_tokens": Total("fovea:tokens of kind prompt"),
+    "vllm:request_success": Total("fovea:finished", ("finished_reason",)),
+}
+SPREADS = {
+    "request_seconds": Spread("a request from its first to its last byte", SECONDS, "route"),
+    "ttft_seconds": Spread(
+        "arrival, images included, to first token; of every request that got one",
+        SECONDS,
+        aliases=(("", "vllm:time_to_first_token_seconds"),),
+    ),
+    "itl_seconds": Spread(
+        "time between two tokens of an answer",
+        SECONDS,
+        aliases=(("", "vllm:inter_token_latency_seconds"), ("", "vllm:time_per_output_token_seconds")),
+    ),
+    "answer_seconds": Spread(
+        "a request's stages together", SECONDS, aliases=(("", "vllm:e2e_request_latency_seconds"),)
+    ),
+    "stage_seconds": Spread(
+        "seconds per stage of a request",
+        SECONDS,
+        "stage",
+        tuple((stage, f"vllm:request_{stage}_time_seconds") for stage in ("queue", "prefill", "decode")),
+    ),
+    "prompt_tokens": Spread("tokens of a prompt", TOKENS, aliases=(("", "vllm:request_prompt_tokens"),)),
+    "answer_tokens": Spread(
+        "tokens of an answer, all choices", TOKENS, aliases=(("", "vllm:request_generation_tokens"),)
+    ),
+}

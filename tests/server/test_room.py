@@ -1,0 +1,193 @@
+"""A request has its place in the queue from before its images are fetched, and gives it back however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fovea import Engine
+from fovea.core.errors import Overloaded
+from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
+from fovea.media.limits import MediaLimits
+from fovea.server.app import create_app
+from fovea.server.room import Rooms
+from fovea.server.settings import ServerSettings
+from tests.server.conftest import Web
+from tests.server.scripted import Script
+from tests.server.support import Json, Server, chat, data_url, frozen, image, picture, running, until, user
+
+CHAT = "/v1/chat/completions"
+PLACES = 2
+
+
+class Counting(Script):
+    def check_room(self, choices: int, reserved: int = 0) -> None:
+        if choices + reserved > PLACES:
+            raise Overloaded(f"{reserved} are on their way", retry_after=1.0)
+
+
+def test_places_are_held_until_they_are_handed_over() -> None:
+    rooms = Rooms(Counting())
+    with rooms.hold(2) as room:
+        assert rooms.reserved == 2
+        with pytest.raises(Overloaded), rooms.hold(1):
+            pass
+        room.hand_over(1)
+        assert (rooms.reserved, room.answers) == (1, 1)
+        with rooms.hold(1):
+            assert rooms.reserved == 2
+        room.hand_over(5)
+        assert rooms.reserved == 0
+    assert rooms.reserved == 0
+
+
+def test_a_place_is_given_back_when_a_request_fails() -> None:
+    rooms = Rooms(Counting())
+    with pytest.raises(ZeroDivisionError), rooms.hold(2):
+        raise ZeroDivisionError
+    assert rooms.reserved == 0
+
+
+@pytest.fixture(scope="module")
+def narrow(checkpoint: Path, files: Path) -> Iterator[Server]:
+    settings = ServerSettings(media=MediaLimits(allow_private_hosts=True))
+    with (
+        Engine.from_pretrained(
+            str(checkpoint), dtype="float32", threads=1, kv_blocks=20, max_running=1, max_queue=PLACES - 1
+        ) as engine,
+        running(engine, settings, files) as server,
+    ):
+        yield server
+
+
+def reserved(server: Server) -> int:
+    return int(server.app.state.fovea.rooms.reserved)
+
+
+def idle(server: Server) -> None:
+    """Nobody holds a place, in the server or in the engine: all of them can be had at once."""
+    until(lambda: reserved(server) == 0)
+
+    def all_free() -> bool:
+        with contextlib.suppress(Overloaded):
+            server.engine.check_room(PLACES)
+            return True
+        return False
+
+    until(all_free)
+
+
+def test_requests_that_fetch_are_counted(narrow: Server, web: Web) -> None:
+    slow = chat(user(image(f"{web.url}/slow"), "what is it?"))
+    upload = {"url": f"{web.url}/slow"}
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(narrow.post, CHAT, slow), pool.submit(narrow.post, "/v1/images", upload)]
+        until(lambda: reserved(narrow) == PLACES)
+        for path, body in ((CHAT, slow), ("/v1/completions", {"prompt": "a"}), ("/v1/images", upload)):
+            refused = narrow.post(path, body)
+            assert refused.status_code == 429, refused.text
+            assert "2 requests are running or waiting, 2 is the limit" in refused.text
+        kept = narrow.post("/v1/images", {"url": data_url(picture(seed=700)), "encode": False})
+        assert kept.status_code == 200, "what needs no engine needs no place in its queue"
+        web.released.set()
+        assert [future.result().status_code for future in asked] == [200, 200]
+    idle(narrow)
+
+
+def leave(server: Server, path: str, body: Json) -> None:
+    with (
+        pytest.raises(httpx.ReadTimeout),
+        httpx.Client(base_url=server.url, timeout=0.3) as client,
+        client.stream("POST", path, json=body) as answer,
+    ):
+        answer.read()
+
+
+def while_fetching(server: Server, web: Web) -> None:
+    leave(server, CHAT, chat(user(image(f"{web.url}/slow"))))
+
+
+def while_an_upload_fetches(server: Server, web: Web) -> None:
+    leave(server, "/v1/images", {"url": f"{web.url}/slow"})
+
+
+def before_the_first_token(server: Server, web: Web) -> None:
+    with frozen(server.engine):
+        leave(server, CHAT, chat(user("hello"), stream=True))
+
+
+def before_a_whole_answer(server: Server, web: Web) -> None:
+    with frozen(server.engine):
+        leave(server, "/v1/completions", {"prompt": ["a", "b"], "max_tokens": 4})
+
+
+def amid_a_stream(server: Server, web: Web) -> None:
+    body = chat(stream=True, max_tokens=200)
+    with server.client() as client, client.stream("POST", CHAT, json=body) as answer:
+        next(answer.iter_lines())
+
+
+def answers(server: Server, path: str, body: Json, status: int) -> None:
+    assert server.post(path, body).status_code == status
+
+
+ENDS: dict[str, Callable[[Server, Web], None]] = {
+    "answered": lambda s, w: answers(s, CHAT, chat(user(image(f"{w.url}/a"), "hi"), n=2), 200),
+    "streamed": lambda s, w: answers(s, CHAT, chat(user("hi"), stream=True), 200),
+    "completed": lambda s, w: answers(s, "/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2}, 200),
+    "no image": lambda s, w: answers(s, CHAT, chat(user(image("data:image/png;base64,AAAA"))), 400),
+    "too long": lambda s, w: answers(s, CHAT, chat(max_tokens=100_000), 400),
+    "two prompts in a stream": lambda s, w: answers(
+        s, "/v1/completions", {"prompt": ["a", "b"], "stream": True}, 400
+    ),
+    "timeout while fetching": lambda s, w: answers(
+        s, CHAT, chat(user(image(f"{w.url}/slow")), timeout=0.2), 408
+    ),
+    "upload": lambda s, w: answers(s, "/v1/images", {"url": f"{w.url}/a"}, 200),
+    "bad upload": lambda s, w: answers(s, "/v1/images", {"url": "data:image/png;base64,AAAA"}, 400),
+    "left while fetching": while_fetching,
+    "left while an upload fetched": while_an_upload_fetches,
+    "left before the first token": before_the_first_token,
+    "left before a whole answer": before_a_whole_answer,
+    "left amid a stream": amid_a_stream,
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_however_a_request_ends_its_place_is_free_again(narrow: Server, web: Web, end: str) -> None:
+    ENDS[end](narrow, web)
+    web.released.set()
+    idle(narrow)
+
+
+class Listening(Script):
+    """Remembers how long it was given for each request."""
+
+    def __init__(self) -> None:
+        super().__init__(Delta(0, "", (), finish_reason="length", usage=Usage(1, 0), timings=StageTimings()))
+        self.timeouts: list[float | None] = []
+
+    def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        self.timeouts.append(request.timeout)
+        return super().stream(request)
+
+
+async def test_a_timeout_is_one_deadline_for_loading_and_for_the_engine() -> None:
+    """An upload had the whole of it for each."""
+    script = Listening()
+    transport = httpx.ASGITransport(create_app(script))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        shown = data_url(picture(640, 480))
+        for timeout in (30.0, None):
+            asked = {"url": shown} if timeout is None else {"url": shown, "timeout": timeout}
+            assert (await client.post("/v1/images", json=asked)).status_code == 200
+            body = chat(user(image(shown)), timeout=timeout)
+            assert (await client.post(CHAT, json=body)).status_code == 200
+    *limited, first, second = script.timeouts
+    assert [0 < given < 30 for given in limited if given is not None] == [True, True]
+    assert (first, second) == (None, None)
