@@ -276,6 +276,22 @@ def test_detail(client: openai.OpenAI) -> None:
     assert visual_tokens(client, small, detail="low") == visual_tokens(client, small, detail="high")
 
 
+def test_an_answer_says_how_closely_each_image_was_looked_at(client: openai.OpenAI) -> None:
+    messages = [
+        user(image(data_url(picture(480, 448, seed=51)), detail="low"), image(data_url(REMOTE)), "what?")
+    ]
+    whole = ask(client, messages[0], max_tokens=2)
+    first, second = whole.model_extra["fovea"]["images"]
+    assert (first["detail"], first["reason"]) == ("low", "asked for")
+    assert second["detail"] == "high"
+    tokens = first["visual_tokens"] + second["visual_tokens"]
+    assert tokens == whole.usage.prompt_tokens_details.image_tokens
+    stream = ask(client, messages[0], max_tokens=2, stream=True)
+    told = [chunk.model_extra["fovea"] for chunk in stream if "fovea" in (chunk.model_extra or {})]
+    assert [said["images"] for said in told] == [[first, second]]
+    assert told[0]["timings_ms"]["ttft"] > 0
+
+
 def test_max_pixels(client: openai.OpenAI) -> None:
     large = data_url(picture(480, 448, seed=53))
     assert visual_tokens(client, large, max_pixels=32 * 32 * 20) <= 20

@@ -23,7 +23,7 @@ from fovea.api.schema import (
 )
 from fovea.api.schema import PromptTokensDetails as Details
 from fovea.core.errors import InvalidRequest, PromptTooLong, RequestError
-from fovea.core.image import Image, PixelBudget
+from fovea.core.image import Image, PixelBudget, SeenImage
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import (
     ChatPrompt,
@@ -211,6 +211,14 @@ def usage_body(usage: Usage) -> UsageBody:
         total_tokens=usage.prompt + usage.completion,
         prompt_tokens_details=Details(cached_tokens=usage.cached, image_tokens=usage.image),
     )
+
+
+def extension_body(timings: StageTimings, images: Sequence[SeenImage]) -> dict[str, Any]:
+    """What the `fovea` field of an answer says: where its time went, and how closely each image was looked at and why."""
+    body: dict[str, Any] = {"timings_ms": timings_body(timings)}
+    if images:
+        body["images"] = [{"detail": i.detail, "visual_tokens": i.tokens, "reason": i.reason} for i in images]
+    return body
 
 
 def timings_body(timings: StageTimings) -> dict[str, float]:

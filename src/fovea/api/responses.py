@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import Any
 
-from fovea.api.convert import timings_body, usage_body
+from fovea.api.convert import extension_body, usage_body
 from fovea.core.errors import FoveaError
 from fovea.core.types import Completion, Delta, TokenLogprob, Usage
 
@@ -41,11 +41,12 @@ class ChatBodies:
             **self._head("chat.completion"),
             "choices": choices,
             "usage": usage_body(answer.usage).model_dump(),
-            "fovea": {"timings_ms": timings_body(answer.timings)},
+            "fovea": extension_body(answer.timings, answer.images),
         }
 
     def pieces(self, delta: Delta) -> list[dict[str, Any]]:
-        """Chunks of a delta: the role before a choice's first text, nothing while text is held back."""
+        """Chunks of a delta: the role before a choice's first text, nothing while text is held back. The last one of an
+        answer carries the `fovea` field."""
         chunks = []
         if delta.index not in self._started:
             self._started.add(delta.index)
@@ -54,6 +55,8 @@ class ChatBodies:
             content = {"content": delta.text} if delta.text or delta.logprobs else {}
             logprobs = chat_logprobs(delta.logprobs) if delta.logprobs else None
             chunks.append(self._chunk(delta.index, content, logprobs, delta.finish_reason))
+        if delta.timings is not None:
+            chunks[-1]["fovea"] = extension_body(delta.timings, delta.images)
         return chunks
 
     def usage(self, usage: Usage) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class ImageURL(Wire):
     """url: data:, https:, http: or file: as the server allows. max_pixels, min_pixels: this image's own budget."""
 
     url: str = Field(min_length=1)
-    detail: Literal["auto", "low", "high"] = "auto"
+    detail: Literal["auto", "low", "medium", "high"] = Field(default="auto", description="(+) medium")
     max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
     min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
 
@@ -166,7 +166,7 @@ class ImageUpload(Wire):
 
     url: str = Field(min_length=1)
     model: str | None = None
-    detail: Literal["auto", "low", "high"] = "auto"
+    detail: Literal["auto", "low", "medium", "high"] = Field(default="auto", description="(+) medium")
     max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
     min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
     cache_salt: str | None = Field(

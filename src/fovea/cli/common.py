@@ -78,6 +78,10 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         "--top-p", type=float, metavar="X", help="choose among the likeliest tokens of this share together"
     )
     group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
+    add_image_options(group)
+
+
+def add_image_options(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
     group.add_argument("--detail", choices=DETAILS, default="auto", help="how closely to look at the images")
     group.add_argument("--max-pixels", type=count, metavar="N", help="pixels of an image that the model sees")
 

@@ -11,9 +11,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fovea.cli.common import ALONE, add_engine_options, closing, config_file, count, load_engine
+from fovea.cli.common import (
+    ALONE,
+    add_engine_options,
+    add_image_options,
+    closing,
+    config_file,
+    count,
+    load_engine,
+    pixel_budget,
+)
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import FoveaError, InvalidRequest
+from fovea.core.image import PixelBudget
 from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, TextPart
 from fovea.evaluation.datasets import Case, read_jsonl, scene_cases
 from fovea.evaluation.scenes import HELD_OUT_SEED, KINDS
@@ -58,6 +68,7 @@ def register(commands: Any) -> None:
         metavar="N",
         help=f"longest answer (default: {MAX_ANSWER})",
     )
+    add_image_options(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     form.add_argument("--markdown", action="store_true", help="a Markdown table, for model cards")
@@ -69,7 +80,7 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     file, cases = config_file(args), _cases(args)
     with load_engine(args, file, **ALONE) as engine:
-        asker = _Asker(engine, args.max_tokens)
+        asker = _Asker(engine, args.max_tokens, pixel_budget(args))
         name = engine.info.name
         results = asyncio.run(closing(engine, _ask_all(asker, cases, args.concurrency)))
     _show_failures(asker.failures)
@@ -125,8 +136,9 @@ async def _ask_all(asker: _Asker, cases: Sequence[Case], concurrency: int) -> li
 class _Asker:
     """Asks cases one by one. failures: (case id, why) of those that could not be asked to their end."""
 
-    def __init__(self, engine: Any, max_tokens: int) -> None:
+    def __init__(self, engine: Any, max_tokens: int, budget: PixelBudget) -> None:
         self._engine = engine
+        self._budget = budget
         self._max_tokens = max_tokens
         self.failures: list[tuple[str, str]] = []
 
@@ -149,7 +161,10 @@ class _Asker:
     async def _converse(self, case: Case) -> AsyncIterator[Completion]:
         from fovea.engine.inputs import to_image
 
-        images = await asyncio.to_thread(lambda: [ImagePart(to_image(image)) for image in case.images])
+        def look() -> list[ImagePart]:
+            return [ImagePart(to_image(image), self._budget) for image in case.images]
+
+        images = await asyncio.to_thread(look)
         messages: list[Message] = []
         for index, exchange in enumerate(case.exchanges):
             shown = images if index == 0 else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fovea.core.image import SeenImage
 from fovea.core.types import Completion, Delta, FinishReason, StageTimings, TokenLogprob, Usage
 
 
@@ -15,6 +16,7 @@ class AnswerBuilder:
         self._reasons: list[FinishReason] = ["abort"] * choices
         self._usage = Usage()
         self._timings = StageTimings()
+        self._images: tuple[SeenImage, ...] = ()
 
     def add(self, delta: Delta) -> None:
         self._texts[delta.index] += delta.text
@@ -23,6 +25,7 @@ class AnswerBuilder:
         self._reasons[delta.index] = delta.finish_reason or self._reasons[delta.index]
         self._usage = delta.usage or self._usage
         self._timings = delta.timings or self._timings
+        self._images = delta.images or self._images
 
     def build(self) -> Completion:
         return Completion(
@@ -32,4 +35,5 @@ class AnswerBuilder:
             tuple(map(tuple, self._logprobs)),
             self._usage,
             self._timings,
+            self._images,
         )

@@ -9,8 +9,10 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Literal
 
-Detail = Literal["auto", "low", "high"]
-DETAILS: tuple[Detail, ...] = ("auto", "low", "high")
+Level = Literal["low", "medium", "high"]
+LEVELS: tuple[Level, ...] = ("low", "medium", "high")
+Detail = Literal["auto", "low", "medium", "high"]
+DETAILS: tuple[Detail, ...] = ("auto", *LEVELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +38,31 @@ class Image:
 class PixelBudget:
     """How many pixels of an image the model may see; what the model's processor makes of it is its plan.
 
-    detail: "low" is about 64 visual tokens where the architecture allows it, "high" and "auto" the model's own limit.
+    detail: "low" is about 64 visual tokens and "medium" about 256 where the architecture allows it, "high" the model's
+        own limit; which of them "auto" is, the engine's policy decides.
     min_pixels, max_pixels: bounds on the pixels after resizing; they override `detail`. None: the model's own.
     """
 
     detail: Detail = "auto"
     min_pixels: int | None = None
     max_pixels: int | None = None
+
+    @property
+    def explicit(self) -> bool:
+        """Whether pixels are named, so that `detail` does not count."""
+        return self.min_pixels is not None or self.max_pixels is not None
+
+
+@dataclass(frozen=True, slots=True)
+class SeenImage:
+    """How closely an image of a request was looked at, for whoever asked.
+
+    detail: the level; "pixels" where bounds on pixels were named. tokens: visual tokens. reason: why this level.
+    """
+
+    detail: Level | Literal["pixels"]
+    tokens: int
+    reason: str
 
 
 def content_identity(media_type: str, width: int, height: int, data: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fovea.core.image import Image, PixelBudget
+from fovea.core.image import Image, PixelBudget, SeenImage
 from fovea.core.sampling import SamplingParams
 from fovea.core.video import Video, VideoBudget
 
@@ -132,7 +132,8 @@ class StageTimings:
 class Delta:
     """What came since the last one, for one choice.
 
-    `finish_reason` is set on the last delta of a choice; `usage` and `timings` on the last of the request.
+    `finish_reason` is set on the last delta of a choice; `usage`, `timings` and `images` (how closely each was looked at)
+    on the last of the request.
     """
 
     index: int
@@ -142,11 +143,12 @@ class Delta:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     timings: StageTimings | None = None
+    images: tuple[SeenImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer: every choice's text, ids and reason, with what it cost."""
+    """A whole answer: every choice's text, ids and reason, with what it cost and how closely its images were looked at."""
 
     texts: tuple[str, ...]
     token_ids: tuple[tuple[int, ...], ...]
@@ -154,6 +156,7 @@ class Completion:
     logprobs: tuple[tuple[TokenLogprob, ...], ...]
     usage: Usage
     timings: StageTimings
+    images: tuple[SeenImage, ...] = ()
 
     @property
     def text(self) -> str:

@@ -14,6 +14,7 @@ class AnswerState:
     def __init__(self, prepared: PreparedPrompt, choices: int) -> None:
         self._prompt = len(prepared.ids)
         self._image = prepared.image_tokens
+        self._seen = tuple(image.seen for image in prepared.images)
         self._open = choices
         self._completion = 0
         self._cached = 0
@@ -39,5 +40,12 @@ class AnswerState:
                 usage = Usage(self._prompt, self._completion, self._cached, self._image)
                 timings = event.timings
         return Delta(
-            event.choice, event.text, event.token_ids, event.logprobs, event.finish_reason, usage, timings
+            event.choice,
+            event.text,
+            event.token_ids,
+            event.logprobs,
+            event.finish_reason,
+            usage,
+            timings,
+            self._seen if self.done else (),
         )

@@ -9,6 +9,8 @@ from fovea.core.errors import ConfigError
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 POLICY_NAMES = ("dual", "fcfs", "priority", "detail")
+DETAIL_POLICY_NAMES = ("full", "keywords")
+WHEN_FULL = ("wait", "refuse")
 KERNELS = ("auto", "native", "onednn", "torch")
 MIB = 1024 * 1024
 
@@ -31,6 +33,10 @@ class EngineConfig:
     pace: longest step, in multiples of one that only decodes, while prompts or images are computed beside; 0: no bound.
     target_itl_ms: the same in milliseconds, whichever is shorter; 0: none.
     max_queue: requests that may wait; more are refused with 429. 0: no bound.
+    when_full: a request whose KV or pixels find no room beside those in flight: "wait", or "refuse" with 429.
+    detail_policy: what `detail: auto` is: "full" (the model's own resolution), "keywords" (as the question's words tell).
+    degrade_from: load, in parts of what there is room for, from which `auto` loses a level, and half way from there to 1
+        another. 0: never, up to 1.
     embed_cache_mib: ceiling of the encoder-output cache. 0 turns it off.
     embed_disk_dir: folder for encoder outputs that outlive the process; may be shared by several. Empty: none.
     embed_disk_mib: ceiling of that folder. [1, 2**24].
@@ -56,6 +62,9 @@ class EngineConfig:
     pace: float = 2.5
     target_itl_ms: int = 0
     max_queue: int = 256
+    when_full: str = "wait"
+    detail_policy: str = "full"
+    degrade_from: float = 0.0
     embed_cache_mib: int = 256
     embed_disk_dir: str = ""
     embed_disk_mib: int = 4096
@@ -64,18 +73,30 @@ class EngineConfig:
     preprocess_workers: int = 2
     kernels: str = "auto"
 
+    @property
+    def room(self) -> int:
+        """Answers that run and wait; 0: no bound."""
+        return self.max_running + self.max_queue if self.max_queue else 0
+
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype is {self.dtype!r}; accepted: {', '.join(DTYPES)}", param="dtype")
         if self.device not in DEVICES and not self.device.startswith("cuda:"):
             raise ConfigError(
                 f"device is {self.device!r}; accepted: {', '.join(DEVICES)}, cuda:N", param="device"
             )
-        if self.kernels not in KERNELS:
-            raise ConfigError(f"kernels is {self.kernels!r}; accepted: {', '.join(KERNELS)}", param="kernels")
-        if self.policy not in POLICY_NAMES:
+        for name, accepted in (
+            ("dtype", DTYPES),
+            ("kernels", KERNELS),
+            ("policy", POLICY_NAMES),
+            ("when_full", WHEN_FULL),
+            ("detail_policy", DETAIL_POLICY_NAMES),
+        ):
+            if getattr(self, name) not in accepted:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}; accepted: {', '.join(accepted)}", param=name
+                )
+        if not isinstance(self.degrade_from, int | float) or not 0 <= self.degrade_from <= 1:
             raise ConfigError(
-                f"policy is {self.policy!r}; accepted: {', '.join(POLICY_NAMES)}", param="policy"
+                f"degrade_from is {self.degrade_from!r}; accepted: 0 to 1", param="degrade_from"
             )
         if not isinstance(self.pace, int | float) or not (self.pace == 0 or 1 <= self.pace <= 1000):
             raise ConfigError(f"pace is {self.pace!r}; accepted: 0, or 1 to 1000", param="pace")

@@ -13,8 +13,8 @@ threads; everything that touches the model happens in the loop's thread.
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
-import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -33,6 +33,7 @@ from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import Completion, Delta, GenerationRequest, ModelInfo, Prompt
 from fovea.core.video import VideoBudget
+from fovea.engine.admission import Admission, Ticket, cost
 from fovea.engine.cache.blocks import BlockPool
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.manager import KVManager
@@ -45,20 +46,29 @@ from fovea.engine.loop import EngineLoop
 from fovea.engine.memory import pool_blocks
 from fovea.engine.models.load import LoadedModel, load_model, prompt_builder
 from fovea.engine.pixels import Claim, PixelStore
-from fovea.engine.prepare import Preparer
+from fovea.engine.prepare import Prepared, Preparer
 from fovea.engine.runner import Runner
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.stats import engine_stats
+from fovea.engine.vision.detail import DetailPolicy, DetailRule
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.stored import StoredFeatures
 from fovea.engine.waiting import deadline, shared
 
+log = logging.getLogger("fovea.engine")
 PREPARE_THREADS = 4
 
 
 class Engine:
-    def __init__(self, loaded: LoadedModel, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig | None = None,
+        *,
+        detail_policy: DetailPolicy | None = None,
+    ) -> None:
+        """detail_policy: one of your own in place of the configuration's."""
         self.config = config or EngineConfig()
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
@@ -89,9 +99,10 @@ class Engine:
             stored=self._stored,
         )
         self.loop = EngineLoop(self.scheduler, runner, tokenizer)
+        detail = DetailRule.of(self.config)
         self._preparer = Preparer(
             tokenizer,
-            prompt_builder(loaded),
+            prompt_builder(loaded, replace(detail, policy=detail_policy or detail.policy)),
             PixelStore(loaded.processor, self.config.preprocess_workers, self.config.pixel_pool_mib * MIB),
             self._embeddings,
             self._stored,
@@ -106,9 +117,13 @@ class Engine:
                 param="max_context",
             )
         self._info = replace(loaded.info, max_context=self.config.max_context or limit)
-        self._in_flight = 0
+        self._admission = Admission(
+            self.config.room,
+            blocks * self.config.block_size,
+            runner.kv.nbytes // (blocks * self.config.block_size),
+            refuse=self.config.when_full == "refuse",
+        )
         self._draining = False
-        self._lock = threading.Lock()
         self.loop.start()
 
     @classmethod
@@ -191,17 +206,19 @@ class Engine:
         def sink(event: Event) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-        self._enter(request)
+        ticket = self._enter(request)
         arrival = time.monotonic()
         jobs: list[Job] = []
         claim: Claim | None = None
         try:
             async with deadline(request.timeout):
                 prepared = await loop.run_in_executor(
-                    self._prepare_pool, self._preparer.build, request, self._info
+                    self._prepare_pool, self._preparer.build, request, self._info, self._admission.load
                 )
                 built = time.monotonic()
+                self._commit(ticket, request, prepared)
                 claim = self._preparer.claim(prepared)
+                self._wait_or_refuse(claim)
                 await shared(claim.granted)
                 found = await loop.run_in_executor(self._prepare_pool, self._preparer.read, prepared, claim)
                 await asyncio.gather(*(shared(made) for made in claim.start()))
@@ -214,7 +231,7 @@ class Engine:
                 claim.release()
                 yield delta
         finally:
-            self._leave(request, jobs, claim)
+            self._leave(ticket, jobs, claim)
 
     def request(
         self,
@@ -292,7 +309,7 @@ class Engine:
         """Refuse new requests, give running ones `drain_s` seconds, abort the rest, stop."""
         self._draining = True
         until = time.monotonic() + drain_s
-        while self._in_flight and time.monotonic() < until:
+        while self._admission.in_flight and time.monotonic() < until:
             await asyncio.sleep(0.02)
         await asyncio.to_thread(self.shutdown)
 
@@ -314,14 +331,16 @@ class Engine:
     def iterate(self, request: GenerationRequest) -> Iterator[Delta]:
         """`stream` without asyncio. Closing the generator cancels the request."""
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._enter(request)
+        ticket = self._enter(request)
         arrival = time.monotonic()
         jobs: list[Job] = []
         claim: Claim | None = None
         try:
-            prepared = self._preparer.build(request, self._info)
+            prepared = self._preparer.build(request, self._info, self._admission.load)
             built = time.monotonic()
+            self._commit(ticket, request, prepared)
             claim = self._preparer.claim(prepared)
+            self._wait_or_refuse(claim)
             claim.granted.result()
             found = self._preparer.read(prepared, claim)
             for task in claim.tasks:
@@ -335,30 +354,48 @@ class Engine:
                 claim.release()
                 yield delta
         finally:
-            self._leave(request, jobs, claim)
+            self._leave(ticket, jobs, claim)
 
     def check_room(self, choices: int, reserved: int = 0) -> None:
-        room = self.config.max_running + self.config.max_queue
         if self._draining:
             raise Unavailable("the server is shutting down")
-        if self.config.max_queue and choices > room:
-            raise InvalidRequest(
-                f"{choices} answers are asked for; at most {room} run and wait here", param="n"
+        self._admission.check(choices, reserved)
+
+    def _enter(self, request: GenerationRequest) -> Ticket:
+        self.check_room(request.sampling.n)
+        return self._admission.enter(request.sampling.n)
+
+    def _commit(self, ticket: Ticket, request: GenerationRequest, prepared: Prepared) -> None:
+        """What the request will take is known now; so is how closely its images are looked at."""
+        prompt = prepared.prompt
+        level = logging.DEBUG if self._preparer.builder.detail.lossless else logging.INFO
+        for index, image in enumerate(prompt.images):
+            seen = image.seen
+            log.log(
+                level,
+                "%s: image %d at %s (%d tokens): %s",
+                request.id,
+                index,
+                seen.detail,
+                seen.tokens,
+                seen.reason,
             )
-        taken = self._in_flight + reserved
-        if self.config.max_queue and taken + choices > room:
-            raise Overloaded(f"{taken} requests are running or waiting, {room} is the limit", retry_after=1.0)
+        if not request.encode_only:
+            asked = request.sampling.max_tokens or request.usual_tokens
+            ticket.commit(cost(len(prompt.ids), prompt.image_tokens, asked, request.sampling.n))
 
-    def _enter(self, request: GenerationRequest) -> None:
-        with self._lock:
-            self.check_room(request.sampling.n)
-            self._in_flight += request.sampling.n
+    def _wait_or_refuse(self, claim: Claim) -> None:
+        if self.config.when_full == "refuse" and not claim.granted.done():
+            raise Overloaded(
+                f"the request's images take about {claim.size / MIB:.1f} MiB of processed pixels; others have "
+                f"{self._preparer.pixel_bytes / MIB:.1f} of {self.config.pixel_pool_mib} MiB",
+                retry_after=1.0,
+            )
 
-    def _leave(self, request: GenerationRequest, jobs: list[Job], claim: Claim | None) -> None:
+    def _leave(self, ticket: Ticket, jobs: list[Job], claim: Claim | None) -> None:
         if claim is not None:
             claim.release()
-        with self._lock:
-            self._in_flight -= request.sampling.n
+        ticket.leave()
         unfinished = [job.seq.id for job in jobs if job.seq.finish_reason is None]
         if unfinished:
             self.loop.cancel(unfinished)

@@ -53,11 +53,14 @@ class Preparer:
         self._stored = stored
         self._token_bytes = token_bytes
 
-    def build(self, request: GenerationRequest, info: ModelInfo) -> Prepared:
-        """Template, tokens and limits. Raises RequestError for what can not run. For a worker thread: milliseconds."""
+    def build(self, request: GenerationRequest, info: ModelInfo, load: float = 0.0) -> Prepared:
+        """Template, tokens and limits. Raises RequestError for what can not run. For a worker thread: milliseconds.
+
+        load: of the engine, which may lower the level at which images are looked at.
+        """
         started = time.monotonic()
         fits = partial(check_lengths, sampling=request.sampling, info=info, usual=request.usual_tokens)
-        prompt = self.builder.build(request.prompt, request.cache_salt, info.max_context, fits)
+        prompt = self.builder.build(request.prompt, request.cache_salt, info.max_context, fits, load)
         max_tokens = fits(prompt)
         check_token_ids(prompt, request.sampling, info.vocab_size)
         tasks = {planned.key: self._pixels.task(planned) for planned in prompt.planned}

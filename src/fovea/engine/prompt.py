@@ -11,22 +11,33 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, InvalidVideo, PromptTooLong
-from fovea.core.image import Image
-from fovea.core.types import ChatPrompt, ImagePart, Prompt, TextPrompt, TokenPrompt, VideoPart
+from fovea.core.image import Image, PixelBudget, SeenImage
+from fovea.core.types import ChatPrompt, ImagePart, Prompt, TextPart, TextPrompt, TokenPrompt, VideoPart
 from fovea.engine.clip import Clip, PlannedFrames, PlannedVideo
 from fovea.engine.sequence import ImageSpan
 from fovea.engine.tokenizer import ChatTokenizer
+from fovea.engine.vision.detail import DetailRule, Full
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.video import QwenVideos
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedImage:
-    """An image and what the processor will make of it. `key` names the result in the encoder-output cache."""
+    """An image and what the processor will make of it. `key` names the result in the encoder-output cache.
+
+    budget, reason: at which level it is looked at, and why.
+    """
 
     image: Image
     plan: VisualPlan
     key: str
+    budget: PixelBudget = PixelBudget("high")
+    reason: str = "asked for"
+
+    @property
+    def seen(self) -> SeenImage:
+        level = "high" if self.budget.detail == "auto" else self.budget.detail
+        return SeenImage("pixels" if self.budget.explicit else level, self.plan.tokens, self.reason)
 
 
 Planned = PlannedImage | PlannedFrames
@@ -64,7 +75,10 @@ class PreparedPrompt:
 
 
 class PromptBuilder:
-    """videos: what becomes of videos, and the id that stands for them; None for models that take none."""
+    """videos: what becomes of videos, and the id that stands for them; None for models that take none.
+
+    detail: what `auto` is.
+    """
 
     def __init__(
         self,
@@ -73,11 +87,13 @@ class PromptBuilder:
         image_token_id: int,
         videos: tuple[QwenVideos, int] | None = None,
         accepting: str = "",
+        detail: DetailRule | None = None,
     ) -> None:
         """accepting: models that take videos, for the message of one that does not."""
         self._tokenizer = tokenizer
         self._processor = processor
         self._accepting = accepting
+        self.detail = detail or DetailRule(Full())
         self._videos = videos[0] if videos else None
         self._tokens = (image_token_id, *((videos[1],) if videos else ()))
         self._markers = tuple(tokenizer.token_text(token) for token in self._tokens)
@@ -89,6 +105,7 @@ class PromptBuilder:
         salt: str = "",
         limit: int | None = None,
         admit: Callable[[PreparedPrompt], object] | None = None,
+        load: float = 0.0,
     ) -> PreparedPrompt:
         """Raises InvalidRequest when images and markers do not match, or a budget can not be met.
 
@@ -96,6 +113,7 @@ class PromptBuilder:
         which takes seconds for megabytes.
         admit: raises for a prompt that is not to be run. It is called before the frames of a pruned video are decoded,
         with a prompt that is as long as the one that will be returned.
+        load: of the engine, for the rule that says what `auto` is.
         """
         if isinstance(prompt, TokenPrompt):
             return self._from_ids(prompt)
@@ -111,8 +129,11 @@ class PromptBuilder:
                 f"the text has {len(text)} characters, which is more than the context of {limit} tokens can hold",
                 param="messages",
             )
-        pictures = [part for part in parts if isinstance(part, ImagePart)]
-        images = [self._plan(index, part, len(pictures), salt) for index, part in enumerate(pictures)]
+        pictures = self._look(parts, _question(prompt), load)
+        images = [
+            self._plan(index, part, reason, len(pictures), salt)
+            for index, (part, reason) in enumerate(pictures)
+        ]
         clips = (part for part in parts if isinstance(part, VideoPart))
         videos = [self._plan_video(index, part, salt) for index, part in enumerate(clips)]
         _check_visual(videos, limit)
@@ -155,12 +176,24 @@ class PromptBuilder:
                 )
         return PreparedPrompt(list(prompt.ids), (), ())
 
-    def _plan(self, index: int, part: ImagePart, count: int, salt: str) -> PlannedImage:
+    def _look(
+        self, parts: Sequence[ImagePart | VideoPart], question: str, load: float
+    ) -> list[tuple[ImagePart, str]]:
+        """The images, each with a level in place of `auto` and the reason for it."""
+        pictures = [part for part in parts if isinstance(part, ImagePart)]
+        settled = [self.detail.settle(part.budget, question, load) for part in pictures]
+        return [
+            (replace(part, budget=budget), reason)
+            for part, (budget, reason) in zip(pictures, settled, strict=True)
+        ]
+
+    def _plan(self, index: int, part: ImagePart, reason: str, count: int, salt: str) -> PlannedImage:
         try:
             plan = self._processor.plan(part.image.width, part.image.height, part.budget, images=count)
         except InvalidImage as error:
             raise error.at(index) from error
-        return PlannedImage(part.image, plan, f"{salt}\x00{part.image.identity}\x00{plan.key}")
+        key = f"{salt}\x00{part.image.identity}\x00{plan.key}"
+        return PlannedImage(part.image, plan, key, part.budget, reason)
 
     def _check_videos(self, parts: Sequence[ImagePart | VideoPart]) -> None:
         if self._videos is None and any(isinstance(part, VideoPart) for part in parts):
@@ -215,6 +248,14 @@ class PromptBuilder:
             taken += span.tokens
             spans.append(replace(span, start=first, length=last - first + 1))
         return tuple(spans)
+
+
+def _question(prompt: ChatPrompt | TextPrompt) -> str:
+    """All that the user says: an image in the first turn may be asked about in the last."""
+    if isinstance(prompt, TextPrompt):
+        return prompt.text
+    said = (m.parts for m in prompt.messages if m.role == "user")
+    return "\n".join(part.text for parts in said for part in parts if isinstance(part, TextPart))
 
 
 def _cut(order: Sequence[PlannedImage | PlannedVideo]) -> Iterator[ImageSpan]:

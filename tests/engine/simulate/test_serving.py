@@ -136,7 +136,7 @@ async def test_leaving_frees_everything() -> None:
         stats = engine.stats()
         assert stats["requests_running"] == stats["requests_waiting"] == stats["kv_blocks_used"] == 0
         engine.machine.scheduler.check_integrity()
-        assert engine._in_flight == 0
+        assert engine._admission.in_flight == 0
         assert not len(engine.intake)
     await engine.close()
 
@@ -193,7 +193,7 @@ async def test_who_is_still_being_prepared_does_not_slip_in_after_the_end() -> N
     engine = SimulatedEngine(EngineConfig(), SLOW)
     late = asyncio.create_task(whole(engine, ask(max_tokens=1000)))
     await asyncio.sleep(0)
-    assert engine._in_flight == 1
+    assert engine._admission.in_flight == 1
     assert not engine._jobs
     await engine.close()
     with pytest.raises(Unavailable):

@@ -19,6 +19,7 @@ from fovea.engine.models.registry import architecture, build, takes_videos
 from fovea.engine.models.weights import checkpoint_dtype, load_weights, shard_files
 from fovea.engine.prompt import PromptBuilder
 from fovea.engine.tokenizer import ChatTokenizer
+from fovea.engine.vision.detail import DetailRule
 from fovea.engine.vision.processor import build as build_processor
 from fovea.engine.vision.processor.base import ImageProcessor
 from fovea.engine.vision.processor.video import QwenVideos
@@ -106,12 +107,17 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     return LoadedModel(model, tokenizer, processor, info, mark, videos=videos)
 
 
-def prompt_builder(loaded: LoadedModel) -> PromptBuilder:
-    """What turns messages into this model's tokens."""
+def prompt_builder(loaded: LoadedModel, detail: DetailRule | None = None) -> PromptBuilder:
+    """What turns messages into this model's tokens. detail: what `auto` is; None: the model's own resolution."""
     model, videos = loaded.model, loaded.videos
     known = None if videos is None or model.video_token_id is None else (videos, model.video_token_id)
     return PromptBuilder(
-        loaded.tokenizer, loaded.processor, model.image_token_id, known, accepting=takes_videos()
+        loaded.tokenizer,
+        loaded.processor,
+        model.image_token_id,
+        known,
+        accepting=takes_videos(),
+        detail=detail,
     )
 
 

@@ -16,6 +16,7 @@ import fovea
 from fovea.engine.files import read_json
 from fovea.engine.prompt import PromptBuilder
 from fovea.engine.tokenizer import ChatTokenizer
+from fovea.engine.vision.detail import DetailRule
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.processor.video_settings import FILE as VIDEO_FILE
 from fovea.engine.vision.processor.video_settings import build_videos
@@ -68,7 +69,7 @@ class PlainTokenizer:
         return template.render(messages=messages, add_generation_prompt=add_generation_prompt)
 
 
-def prompts(folder: Path = FOLDER) -> tuple[ChatTokenizer, PromptBuilder]:
+def prompts(detail: DetailRule | None = None, folder: Path = FOLDER) -> tuple[ChatTokenizer, PromptBuilder]:
     """Of a folder like the bundled model's: a Qwen-VL checkpoint with tokenizer.json and chat_template.jinja."""
     plain, config = PlainTokenizer(folder), read_json(folder / "config.json")
     template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
@@ -78,4 +79,5 @@ def prompts(folder: Path = FOLDER) -> tuple[ChatTokenizer, PromptBuilder]:
     kind, images = config["model_type"], read_json(folder / "preprocessor_config.json")
     videos = build_videos(kind, read_json(folder / VIDEO_FILE), images, config, {})
     known = (videos, config["video_token_id"]) if videos else None
-    return tokenizer, PromptBuilder(tokenizer, build(kind, images, config), config["image_token_id"], known)
+    processor, token = build(kind, images, config), config["image_token_id"]
+    return tokenizer, PromptBuilder(tokenizer, processor, token, known, detail=detail)

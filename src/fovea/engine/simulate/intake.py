@@ -14,13 +14,14 @@ from fovea.engine.prompt import PreparedPrompt
 from fovea.engine.sequence import Sequence
 from fovea.engine.simulate.bundled import prompts
 from fovea.engine.simulate.filler import Filler
+from fovea.engine.vision.detail import DetailRule
 
 
 class Intake:
     """Requests become jobs here, and their answers' seeds are known until they are forgotten."""
 
-    def __init__(self) -> None:
-        self.tokenizer, self._builder = prompts()
+    def __init__(self, detail: DetailRule) -> None:
+        self.tokenizer, self._builder = prompts(detail)
         self._filler = Filler(self.tokenizer)
         self._seeds: dict[str, int] = {}
 
@@ -38,11 +39,13 @@ class Intake:
         built = await asyncio.to_thread(self._builder.build, prompt, "", limit)
         return built.ids
 
-    async def prepare(self, request: GenerationRequest, limit: int) -> PreparedPrompt:
-        """limit: tokens of the context. Raises InvalidRequest or PromptTooLong for what can not run."""
+    async def prepare(self, request: GenerationRequest, limit: int, load: float) -> PreparedPrompt:
+        """limit: tokens of the context. load: of the engine. Raises InvalidRequest or PromptTooLong for what can not run."""
         if request.sampling.logprobs:
             raise InvalidRequest("a simulated model has no logprobs", param="logprobs")
-        prepared = await asyncio.to_thread(self._builder.build, request.prompt, request.cache_salt, limit)
+        prepared = await asyncio.to_thread(
+            self._builder.build, request.prompt, request.cache_salt, limit, load=load
+        )
         length = len(prepared.ids)
         if length + (request.sampling.max_tokens or 1) > limit:
             raise PromptTooLong(

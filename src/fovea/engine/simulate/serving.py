@@ -14,16 +14,10 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
-from fovea.core.errors import (
-    DeadlineExceeded,
-    EngineError,
-    FoveaError,
-    InvalidRequest,
-    Overloaded,
-    Unavailable,
-)
+from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, InvalidRequest, Unavailable
 from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
 from fovea.core.types import Delta, FinishReason, GenerationRequest, ModelInfo, Prompt
+from fovea.engine.admission import Admission, cost
 from fovea.engine.collect import AnswerState
 from fovea.engine.config import EngineConfig
 from fovea.engine.events import Event
@@ -33,6 +27,7 @@ from fovea.engine.schedule.stats import scheduler_stats
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.intake import Intake
 from fovea.engine.simulate.machine import Machine, Step
+from fovea.engine.vision.detail import DetailRule
 
 log = logging.getLogger("fovea.simulate")
 LAG_S = 0.05
@@ -44,14 +39,16 @@ class SimulatedEngine:
     def __init__(self, config: EngineConfig, cost: CostModel, name: str = "fovea-simulated") -> None:
         self.config = config
         self.cost = cost
-        self.intake = Intake()
+        self.intake = Intake(DetailRule.of(config))
         self._jobs: dict[str, Job] = {}
         self.machine = Machine(config, cost, self.intake.token)
         context = min(config.max_context or cost.max_context, self.machine.capacity)
         self._info = ModelInfo(
             name, "simulated", 0, "none", "none", context, self.intake.tokenizer.vocab_size, int(time.time())
         )
-        self._in_flight = 0
+        self._admission = Admission(
+            config.room, self.machine.capacity, cost.kv_token_bytes, refuse=config.when_full == "refuse"
+        )
         self._generated = 0
         self._failed_steps = 0
         self._draining = False
@@ -70,17 +67,19 @@ class SimulatedEngine:
         """As EngineClient has it. An answer has max_tokens tokens, or about 64 where the request does not say."""
         self.check_room(request.sampling.n)
         arrival = time.monotonic()
-        self._in_flight += request.sampling.n
+        ticket = self._admission.enter(request.sampling.n)
         jobs: list[Job] = []
         try:
-            prepared = await self.intake.prepare(request, self._info.max_context)
+            prepared = await self.intake.prepare(request, self._info.max_context, self._admission.load)
+            asked = request.sampling.max_tokens or request.usual_tokens
+            ticket.commit(cost(len(prepared.ids), prepared.image_tokens, asked, request.sampling.n))
             events: asyncio.Queue[Event] = asyncio.Queue()
             jobs = self._submit(request, prepared, events, arrival)
             state = AnswerState(prepared, request.sampling.n)
             while not state.done:
                 yield state.take(await events.get())
         finally:
-            self._in_flight -= request.sampling.n
+            ticket.leave()
             for job in jobs:
                 if self._jobs.get(job.seq.id) is job:
                     self._end(job, "abort")
@@ -88,14 +87,7 @@ class SimulatedEngine:
     def check_room(self, choices: int, reserved: int = 0) -> None:
         if self.status != "ready":
             raise Unavailable("the server is shutting down" if self._draining else "the engine has stopped")
-        room = self.config.max_running + self.config.max_queue
-        if self.config.max_queue and choices > room:
-            raise InvalidRequest(
-                f"{choices} answers are asked for; at most {room} run and wait here", param="n"
-            )
-        taken = self._in_flight + reserved
-        if self.config.max_queue and taken + choices > room:
-            raise Overloaded(f"{taken} requests are running or waiting, {room} is the limit", retry_after=1.0)
+        self._admission.check(choices, reserved)
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return await self.intake.tokenize(prompt, self._info.max_context)
@@ -133,7 +125,7 @@ class SimulatedEngine:
     async def close(self, drain_s: float = 0.0) -> None:
         self._draining = True
         until = time.monotonic() + drain_s
-        while self._in_flight and time.monotonic() < until:
+        while self._admission.in_flight and time.monotonic() < until:
             await asyncio.sleep(0.02)
         self._closed = True
         for job in list(self._jobs.values()):

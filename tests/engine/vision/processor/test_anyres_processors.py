@@ -195,6 +195,11 @@ def test_budgeted_pixels_equal_theirs_on_fewer_canvases(kind, make_image, refere
     assert auto == ours.plan(900, 500, PixelBudget(detail="high"))
     assert auto.key != low.plan.key
     assert auto.tokens > low.plan.tokens
+    medium = ours.plan(900, 500, PixelBudget(detail="medium"))
+    assert low.plan.tokens <= medium.tokens <= auto.tokens
+    # OneVision's canvases reach from 1 to 36 tiles, so its medium has up to 6; NeXT's from 2 to 4, so it has 2.
+    assert medium.grid[1] * medium.grid[2] <= (6 if kind == "llava_onevision" else 2)
+    assert (medium == low.plan) == (kind != "llava_onevision")
 
 
 @pytest.mark.parametrize("size", [(640, 480), (481, 641), (384, 384), (9, 400), (1999, 1300)], ids=str)

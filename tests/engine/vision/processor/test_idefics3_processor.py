@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,6 +155,17 @@ def test_low_is_the_global_view_alone(make_image, reference, run):
     assert made.plan.tokens == 64
     assert made.plan.grid == (1, 0, 0)
     assert made.plan.text == their_text("smolvlm", 64, 0, 0)
+
+
+def test_medium_is_a_longest_edge_in_between(make_image, reference, run):
+    config, model, processor, their_class = KINDS["smolvlm"]
+    image = make_image(640, 481)
+    made = run(build("smolvlm", config, model, processor), image, PixelBudget(detail="medium"))
+    edge = math.isqrt(512 * config["size"]["longest_edge"])
+    want = reference(their_class(**{**options(config), "size": {"longest_edge": edge}}), image)
+    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"][0])
+    whole = build("smolvlm", config, model, processor).plan(640, 481, PixelBudget())
+    assert 64 < made.plan.tokens < whole.tokens
 
 
 def test_budgeted_pixels_equal_theirs_at_a_lower_longest_edge(make_image, reference, run):

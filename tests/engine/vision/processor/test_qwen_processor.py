@@ -163,14 +163,18 @@ def test_min_pixels_is_met_below_a_distant_maximum(width, height, least, kind):
 
 
 @given(st.integers(1, 4000), st.integers(1, 4000), st.sampled_from(["qwen2_vl", "qwen3_vl"]))
-def test_low_is_at_most_64_tokens_and_auto_equals_high(width, height, kind):
+def test_levels_are_at_most_64_and_256_tokens_and_auto_equals_high(width, height, kind):
     processor = build(kind, KINDS[kind], {})
     if max(height, width) > 200 * min(height, width):
         return
-    assert processor.plan(width, height, PixelBudget(detail="low")).tokens <= 64
+    low = processor.plan(width, height, PixelBudget(detail="low")).tokens
+    medium = processor.plan(width, height, PixelBudget(detail="medium")).tokens
+    assert low <= 64
+    assert low <= medium <= 256
     auto = processor.plan(width, height, PixelBudget())
     assert auto == processor.plan(width, height, PixelBudget(detail="high"))
     explicit = PixelBudget(detail="low", max_pixels=processor.max_pixels)
+    assert medium <= auto.tokens
     if auto.tokens < 4000:
         assert processor.plan(width, height, explicit) == auto
 
@@ -196,7 +200,7 @@ def test_budgeted_pixels_equal_theirs(make_image, reference, run):
         (PixelBudget(min_pixels=12845057), "min_pixels", "12845056"),
         (PixelBudget(min_pixels=2000, max_pixels=1000), "min_pixels", "above max_pixels"),
         (PixelBudget(max_pixels=True), "max_pixels", "positive"),
-        (PixelBudget(detail="medium"), "detail", "auto, low, high"),  # type: ignore[arg-type]
+        (PixelBudget(detail="middling"), "detail", "auto, low, medium, high"),  # type: ignore[arg-type]
     ],
     ids=str,
 )

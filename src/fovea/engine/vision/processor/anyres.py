@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fovea.core.errors import CheckpointError, InvalidRequest
 from fovea.core.image import Image, PixelBudget
-from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, read
+from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, middle, read
 from fovea.engine.vision.processor.fit import Fit
 from fovea.engine.vision.processor.palette import Palette
 from fovea.engine.vision.processor.pixels import centered, cut_tiles, picture, resize, to_bytes
@@ -61,9 +61,11 @@ def unpadded(height: int, width: int, rows: int, columns: int) -> tuple[int, int
 def allowed(canvases: Sequence[Canvas], bounds: Bounds) -> Sequence[Canvas]:
     """The canvases that a budget leaves, in the model's order; below the smallest, the smallest remain."""
     areas = [height * width for height, width in canvases]
-    least, most = bounds.minimum or 1, min(areas) if bounds.low else max(areas)
+    smallest, largest = min(areas), max(areas)
+    least = bounds.minimum or 1
+    most = {"low": smallest, "medium": middle(smallest, largest), "high": largest}[bounds.level]
     if bounds.maximum is not None:
-        most = max(bounds.maximum, min(areas))
+        most = max(bounds.maximum, smallest)
     left = [canvas for canvas, area in zip(canvases, areas, strict=True) if least <= area <= most]
     if not left:
         sizes = ", ".join(str(area) for area in sorted(set(areas)))

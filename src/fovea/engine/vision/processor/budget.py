@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fovea.core.errors import InvalidImage, InvalidRequest
-from fovea.core.image import DETAILS, PixelBudget
+from fovea.core.image import DETAILS, Level, PixelBudget
 
-LOW_TOKENS = 64
+LEVEL_TOKENS: dict[Level, int] = {"low": 64, "medium": 256}
+"""About so many visual tokens is a level, where the architecture allows it; "high" is the model's own limit."""
 MAX_ASPECT = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """minimum, maximum: pixels, where the client named them. low: the client asked for "low" and named no pixels."""
+    """minimum, maximum: pixels, where the client named them. level: what was asked for; "high" where pixels were named."""
 
     minimum: int | None
     maximum: int | None
-    low: bool
+    level: Level = "high"
 
     @property
     def explicit(self) -> bool:
@@ -34,7 +36,13 @@ def read(budget: PixelBudget) -> Bounds:
     low, high = budget.min_pixels, budget.max_pixels
     if low is not None and high is not None and low > high:
         raise InvalidRequest(f"min_pixels is {low}, above max_pixels, which is {high}", param="min_pixels")
-    return Bounds(low, high, budget.detail == "low" and low is None and high is None)
+    level: Level = "high" if budget.explicit or budget.detail == "auto" else budget.detail
+    return Bounds(low, high, level)
+
+
+def middle(smallest: int, largest: int) -> int:
+    """What "medium" is to a model that cuts images into tiles: as many times the smallest as it fits into the largest."""
+    return math.isqrt(smallest * largest)
 
 
 def expect_dimensions(width: int, height: int, *, aspect: bool = False) -> None:

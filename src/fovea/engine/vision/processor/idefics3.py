@@ -17,7 +17,7 @@ from PIL.Image import Resampling
 from fovea.core.errors import InvalidRequest
 from fovea.core.image import Image, PixelBudget
 from fovea.engine.vision.processor.base import Arrays, ProcessedImage, VisualPlan, expect_planned
-from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, read
+from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, middle, read
 from fovea.engine.vision.processor.palette import HALF, Palette
 from fovea.engine.vision.processor.pixels import cut_tiles, picture, read_filter, resize, to_bytes
 from fovea.engine.vision.processor.settings import Settings, expect_equal
@@ -61,7 +61,7 @@ class Idefics3Processor:
     """size: of the first resize; None: there is none. tile: edge in pixels. splits: whether pictures are cut at all.
     tile_tokens: tokens per tile.
 
-    Budgets: "low" is the global view alone. `max_pixels` bounds the canvas that is cut into tiles (the global view of
+    Budgets: "low" is the global view alone, "medium" a longest edge between its own and the model's. `max_pixels` bounds the canvas that is cut into tiles (the global view of
     one tile is seen besides) by lowering the longest edge, one tile at a time; `min_pixels` bounds it below.
     """
 
@@ -107,7 +107,7 @@ class Idefics3Processor:
         areas = []
         for first in self._first_resizes(height, width, bounds):
             second = (self.tile, self.tile)
-            if self.splits and not bounds.low:
+            if self.splits and bounds.level != "low":
                 second = whole_tiles(*first, self.tile)
             areas.append(second[0] * second[1])
             if bounds.maximum is None or areas[-1] <= bounds.maximum:
@@ -130,6 +130,8 @@ class Idefics3Processor:
             yield self.size.fixed or (height, width)
         else:
             edge = self.size.longest_edge
+            if bounds.level == "medium":
+                edge = middle(min(edge, self.tile), edge)
             yield with_longest_edge(height, width, edge)
             if bounds.maximum is not None:
                 for tiles in range((min(edge, _MAX_EDGE) - 1) // self.tile, 0, -1):

@@ -74,7 +74,7 @@ class LlavaOnevisionProcessor:
 
     def _alone(self, width: int, height: int, budget: PixelBudget, tokens: int) -> VisualPlan:
         edge = self.anyres.edge
-        expect_fixed(Bounds(read(budget).minimum, None, False), edge * edge, "one image among several")
+        expect_fixed(Bounds(read(budget).minimum, None), edge * edge, "one image among several")
         expect_dimensions(width, height)
         key = f"llava_onevision;alone;{self.anyres.fit.key};{self.anyres.palette.key}"
         return VisualPlan(width, height, tokens, (1, 0, 0), self.marker * tokens, key, ((edge, edge),))

@@ -17,7 +17,7 @@ from PIL.Image import Resampling
 from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.image import Image, PixelBudget
 from fovea.engine.vision.processor.base import Arrays, ProcessedImage, VisualPlan, expect_planned
-from fovea.engine.vision.processor.budget import LOW_TOKENS, Bounds, expect_dimensions, read
+from fovea.engine.vision.processor.budget import LEVEL_TOKENS, Bounds, expect_dimensions, read
 from fovea.engine.vision.processor.palette import Palette
 from fovea.engine.vision.processor.pixels import Bytes, read_filter, resized_bytes
 from fovea.engine.vision.processor.settings import Settings, expect_equal, section
@@ -126,13 +126,13 @@ class QwenProcessor:
             return self._as_is(height, width, bounds)
         size = smart_resize(height, width, self.factor, low, high)
         # The model's own limits keep its own rounding, even where that exceeds them; a client's are a promise.
-        return trim(*size, self.factor, high) if bounds.low or bounds.explicit else size
+        return trim(*size, self.factor, high) if bounds.level in LEVEL_TOKENS or bounds.explicit else size
 
     def _limits(self, bounds: Bounds) -> tuple[int, int]:
         """Pixels after resizing: (least, most)."""
         least, most = self.factor**2, self.max_pixels
-        if bounds.low:
-            most = min(most, LOW_TOKENS * least)
+        if bounds.level in LEVEL_TOKENS:
+            most = min(most, LEVEL_TOKENS[bounds.level] * least)
         if bounds.maximum is not None:
             if not least <= bounds.maximum <= most:
                 raise InvalidRequest(
