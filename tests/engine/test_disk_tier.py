@@ -32,8 +32,7 @@ def say(engine: Engine, asked: ChatPrompt, **settings: Any) -> str:
 
 
 def written(engine: Engine) -> None:
-    assert engine._stored is not None
-    assert engine._stored.flush(10)
+    assert engine._slower.flush(10)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
@@ -105,14 +104,15 @@ def test_an_output_that_does_not_fit_the_plan_is_a_miss(tmp_path: Path) -> None:
         said = say(first, prompt())
         written(first)
     with tiny(tmp_path) as second:
-        assert second._stored is not None
-        get = second._stored.get
+        assert second._slower._disk is not None
+        disk = second._slower._disk.tier
+        get = disk.get
 
         def short(key: str) -> VisualFeatures | None:
             found = get(key)
             return None if found is None else VisualFeatures(found.embeds[:-1], found.deepstack)
 
-        second._stored.get = short  # type: ignore[method-assign]
+        disk.get = short  # type: ignore[method-assign]
         assert say(second, prompt()) == said
         assert second.stats()["failed_steps"] == 0
         assert second.stats()["images_encoded"] == 1

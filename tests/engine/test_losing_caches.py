@@ -27,24 +27,36 @@ PROMPTS = [
 
 
 def lose_something(machine: Engine, rng: random.Random) -> None:
-    """On the engine's thread, between two steps: names of cached blocks, encoder outputs, or all of either."""
-    embeddings, pool = machine._embeddings, machine._kv.pool
+    """On the engine's thread, between two steps: names of cached blocks, encoder outputs of any tier, or all of either."""
+    embeddings, pool, slower = machine._embeddings, machine._kv.pool, machine._slower
     kind = rng.random()
-    if kind < 0.5 and len(embeddings):
+    known = [span.key for job in machine.loop._jobs.values() for span in job.seq.spans]
+    if kind < 0.4 and len(embeddings):
         embeddings.drop(rng.choice(list(embeddings._entries)))
-    elif kind < 0.6:
+    elif kind < 0.55 and known:
+        slower.drop(rng.choice(known))
+    elif kind < 0.65:
         embeddings.clear()
     elif kind < 0.7:
+        slower.clear(rng.choice(["host", "disk"]))
+    elif kind < 0.8:
         pool.forget_all()
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"kv_blocks": 40, "max_step_tokens": 24}, {"embed_cache_mib": 0, "policy": "fcfs"}],
-    ids=["roomy", "tight", "no room for outputs"],
+    [
+        {},
+        {"kv_blocks": 40, "max_step_tokens": 24},
+        {"embed_cache_mib": 0, "policy": "fcfs"},
+        {"embed_cache_mib": 0, "embed_host_mib": 1, "embed_disk_dir": "disk", "prefix_cache": False},
+    ],
+    ids=["roomy", "tight", "no room for outputs", "slower tiers alone"],
 )
-def test_entries_vanish_during_a_run(qwen: Path, settings: dict[str, Any], seed: int) -> None:
+def test_entries_vanish_during_a_run(qwen: Path, settings: dict[str, Any], seed: int, tmp_path: Path) -> None:
+    if "embed_disk_dir" in settings:
+        settings = {**settings, "embed_disk_dir": str(tmp_path / settings["embed_disk_dir"])}
     with engine(qwen, prefix_cache=False, embed_cache_mib=0, max_running=1) as alone:
         truth = [alone.generate(prompt, **GREEDY).token_ids for prompt in PROMPTS]
     rng = random.Random(seed)
@@ -61,3 +73,5 @@ def test_entries_vanish_during_a_run(qwen: Path, settings: dict[str, Any], seed:
             found = list(pool.map(lambda i: machine.generate(PROMPTS[i], **GREEDY).token_ids, order))
         assert found == [truth[i] for i in order]
         at_rest(machine)
+        assert machine._slower.flush(10)
+        machine._slower.check_integrity()

@@ -28,10 +28,10 @@ def test_what_the_caches_hold_and_that_it_can_be_forgotten(server: Server) -> No
     said = ask(server, 401)
     server.post("/v1/images", {"url": data_url(picture(seed=402))})
     before = stages(server)
-    assert set(before) == {"images", "encoder", "kv"}, "there is no disk tier here"
+    assert set(before) == {"images", "encoder", "kv"}, "there are no slower tiers here"
     for stage in before.values():
         assert 0 < stage["bytes"] <= stage["capacity_bytes"]
-    assert clear(server, "all")["cleared"] == ["images", "kv", "encoder", "disk"]
+    assert clear(server, "all")["cleared"] == ["images", "kv", "encoder", "host", "disk"]
     assert [stages(server)[name]["bytes"] for name in ("images", "encoder", "kv")] == [0, 0, 0]
     assert ask(server, 401) == said
 
@@ -48,7 +48,7 @@ def test_a_stage_that_is_not_there(server: Server) -> None:
     error = clear(server, "attic")["error"]
     assert isinstance(error, dict)
     assert error["code"] == "no_such_cache"
-    assert "there are images, kv, encoder, disk, and all" in error["message"]
+    assert "there are images, kv, encoder, host, disk, and all" in error["message"]
 
 
 def test_from_the_command_line(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

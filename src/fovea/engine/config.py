@@ -37,9 +37,11 @@ class EngineConfig:
     detail_policy: what `detail: auto` is: "full" (the model's own resolution), "keywords" (as the question's words tell).
     degrade_from: load, in parts of what there is room for, from which `auto` loses a level, and half way from there to 1
         another. 0: never, up to 1.
-    embed_cache_mib: ceiling of the encoder-output cache. 0 turns it off.
+    embed_cache_mib: ceiling of the encoder-output cache in the device's memory. 0 turns it off.
+    embed_host_mib: ceiling of encoder outputs in host memory that the device had no room for; for CUDA. 0: none.
     embed_disk_dir: folder for encoder outputs that outlive the process; may be shared by several. Empty: none.
     embed_disk_mib: ceiling of that folder. [1, 2**24].
+    embed_ttl_s: encoder outputs older than so many seconds are misses, in every tier; 0: no bound.
     pixel_pool_mib: ceiling of processed pixels that wait for the encoder; a request larger than that passes alone.
     prefix_cache: share the KV of equal prefixes between requests.
     preprocess_workers: threads that resize and normalise images. [1, 64].
@@ -66,8 +68,10 @@ class EngineConfig:
     detail_policy: str = "full"
     degrade_from: float = 0.0
     embed_cache_mib: int = 256
+    embed_host_mib: int = 0
     embed_disk_dir: str = ""
     embed_disk_mib: int = 4096
+    embed_ttl_s: int = 0
     pixel_pool_mib: int = 1024
     prefix_cache: bool = True
     preprocess_workers: int = 2
@@ -113,7 +117,9 @@ class EngineConfig:
             ("target_itl_ms", 0, 1 << 20),
             ("max_queue", 0, 1 << 20),
             ("embed_cache_mib", 0, 1 << 24),
+            ("embed_host_mib", 0, 1 << 24),
             ("embed_disk_mib", 1, 1 << 24),
+            ("embed_ttl_s", 0, 1 << 31),
             ("pixel_pool_mib", 1, 1 << 24),
             ("preprocess_workers", 1, 64),
         ):

@@ -21,7 +21,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,7 +52,7 @@ from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.stats import engine_stats
 from fovea.engine.vision.detail import DetailPolicy, DetailRule
 from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.stored import StoredFeatures
+from fovea.engine.vision.tiers import slower_tiers
 from fovea.engine.waiting import deadline, shared
 
 log = logging.getLogger("fovea.engine")
@@ -75,28 +74,25 @@ class Engine:
         model, tokenizer = loaded.model, loaded.tokenizer
         blocks = pool_blocks(self.config, model)
         self.tokenizer = tokenizer
-        self._embeddings: EmbeddingCache[VisualFeatures] = EmbeddingCache(self.config.embed_cache_mib * MIB)
+        self._slower = slower_tiers(self.config, loaded.fingerprint, model.device)
+        self._embeddings: EmbeddingCache[VisualFeatures] = EmbeddingCache(
+            self.config.embed_cache_mib * MIB,
+            ttl_s=self.config.embed_ttl_s or None,
+            evicted=self._slower.evicted,
+        )
         self._kv = KVManager(
             BlockPool(blocks), self.config.block_size, share_prefixes=self.config.prefix_cache
         )
         self.scheduler = Scheduler(
             self.config, self._kv, self._embeddings, visual_token_bytes=model.visual_token_bytes
         )
-        self._stored: StoredFeatures | None = None
-        if self.config.embed_disk_dir:
-            self._stored = StoredFeatures(
-                Path(self.config.embed_disk_dir),
-                self.config.embed_disk_mib * MIB,
-                loaded.fingerprint,
-                model.device,
-            )
         runner = Runner(
             model,
             self._embeddings,
             Sampler(frozenset(i for i in tokenizer.eos_ids if i < loaded.info.vocab_size)),
             blocks=blocks,
             block_size=self.config.block_size,
-            stored=self._stored,
+            slower=self._slower,
         )
         self.loop = EngineLoop(self.scheduler, runner, tokenizer)
         detail = DetailRule.of(self.config)
@@ -105,7 +101,7 @@ class Engine:
             prompt_builder(loaded, replace(detail, policy=detail_policy or detail.policy)),
             PixelStore(loaded.processor, self.config.preprocess_workers, self.config.pixel_pool_mib * MIB),
             self._embeddings,
-            self._stored,
+            self._slower,
             model.visual_token_bytes,
         )
         self._prepare_pool = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="fovea-prepare")
@@ -282,7 +278,8 @@ class Engine:
         return prepared.ids
 
     def clear_caches(self, *stages: CacheStage) -> None:
-        """Forget shared prefixes ("kv"), encoder outputs in memory ("encoder") and on disk ("disk"); all by default.
+        """Forget shared prefixes ("kv") and encoder outputs: of the device ("encoder"), in host memory ("host"), on disk
+        ("disk"); all by default.
 
         Answers stay the same; they only cost again.
         """
@@ -295,15 +292,14 @@ class Engine:
                 self._embeddings.clear()
 
         self.loop.call(clear)
-        if self._stored is not None and "disk" in chosen:
-            self._stored.clear()
+        self._slower.clear(*chosen)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block and encoder output is accounted for."""
         self.loop.call(self.scheduler.check_integrity)
 
     def stats(self) -> Mapping[str, float]:
-        return engine_stats(self.scheduler, self.loop, self._preparer, self._stored)
+        return engine_stats(self.scheduler, self.loop, self._preparer, self._slower)
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, give running ones `drain_s` seconds, abort the rest, stop."""
@@ -318,8 +314,7 @@ class Engine:
         self._draining = True
         self.loop.close()
         self._preparer.close()
-        if self._stored is not None:
-            self._stored.close()
+        self._slower.close()
         self._prepare_pool.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> Engine:

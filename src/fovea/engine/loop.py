@@ -222,7 +222,7 @@ class EngineLoop:
                 continue
             self._jobs[job.seq.id] = job
             for key, features in job.found.items():
-                self.scheduler.embeddings.restore(key, features, features.nbytes, job.seq.id)
+                self.scheduler.embeddings.restore(key, features, features.nbytes, job.seq.id, features.made)
             self.scheduler.add(job.seq)
 
     def _refuse(self, job: Job, error: FoveaError) -> None:

@@ -18,14 +18,14 @@ from fovea.engine.prompt import PreparedPrompt, PromptBuilder
 from fovea.engine.sequence import Sequence
 from fovea.engine.tokenizer import ChatTokenizer
 from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.stored import StoredFeatures
+from fovea.engine.vision.tiers import SlowerTiers
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A prompt that fits, and who makes its pixels, by image key. seconds: what building it took.
 
-    stored: images whose encoder output lies on disk, so that no pixels are needed if it can be read.
+    stored: images whose encoder output lies in a slower tier, so that no pixels are needed if it can be read.
     """
 
     prompt: PreparedPrompt
@@ -42,7 +42,7 @@ class Preparer:
         builder: PromptBuilder,
         pixels: PixelStore,
         embeddings: EmbeddingCache[VisualFeatures],
-        stored: StoredFeatures | None,
+        slower: SlowerTiers,
         token_bytes: int,
     ) -> None:
         """token_bytes: of the encoder's output, per visual token."""
@@ -50,7 +50,7 @@ class Preparer:
         self._tokenizer = tokenizer
         self._pixels = pixels
         self._embeddings = embeddings
-        self._stored = stored
+        self._slower = slower
         self._token_bytes = token_bytes
 
     def build(self, request: GenerationRequest, info: ModelInfo, load: float = 0.0) -> Prepared:
@@ -64,27 +64,25 @@ class Preparer:
         max_tokens = fits(prompt)
         check_token_ids(prompt, request.sampling, info.vocab_size)
         tasks = {planned.key: self._pixels.task(planned) for planned in prompt.planned}
-        stored = () if self._stored is None else (key for key in tasks if key in self._stored)
-        return Prepared(prompt, max_tokens, tasks, frozenset(stored), time.monotonic() - started)
+        stored = self._slower.find(key for key in tasks if key not in self._embeddings)
+        return Prepared(prompt, max_tokens, tasks, stored, time.monotonic() - started)
 
     def claim(self, prepared: Prepared) -> Claim:
-        """Room for the pixels that the encoder will need, or for its outputs on disk. What memory holds needs none."""
+        """Room for the pixels that the encoder will need, or for its outputs in slower tiers. What memory holds needs none."""
         missing = [image for image in prepared.prompt.planned if image.key not in self._embeddings]
         pixels = [prepared.tasks[image.key] for image in missing if image.key not in prepared.stored]
         outputs = sum(image.plan.tokens for image in missing if image.key in prepared.stored)
         return self._pixels.gate.claim(pixels, outputs * self._token_bytes)
 
     def read(self, prepared: Prepared, claim: Claim) -> dict[str, VisualFeatures]:
-        """What lies on disk. For a worker thread. An output that is gone after all becomes pixels of the claim."""
-        if self._stored is None:
-            return {}
+        """What lies in slower tiers. For a worker thread. An output that is gone after all becomes pixels of the claim."""
         found = {}
         planned = {span.key: span.tokens for span in prepared.prompt.spans}
         for key in prepared.stored:
             if key in self._embeddings:
                 continue
-            features = self._stored.get(key)
-            if features is None or features.embeds.shape[0] != planned[key]:
+            features = self._slower.get(key, planned[key])
+            if features is None:
                 claim.add(prepared.tasks[key])
             else:
                 found[key] = features
@@ -128,7 +126,7 @@ class Preparer:
 
     @property
     def pixel_bytes(self) -> int:
-        """Processed pixels and outputs read from disk that wait for their step, about."""
+        """Processed pixels and outputs read from slower tiers that wait for their step, about."""
         return self._pixels.gate.bytes
 
     def close(self) -> None:

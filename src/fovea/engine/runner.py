@@ -26,7 +26,7 @@ from fovea.engine.sequence import Sequence
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.slices import Slices
-from fovea.engine.vision.stored import StoredFeatures
+from fovea.engine.vision.tiers import SlowerTiers
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
 
 PixelSource = Callable[[], ProcessedImage]
@@ -75,13 +75,13 @@ class Runner:
         *,
         blocks: int,
         block_size: int,
-        stored: StoredFeatures | None = None,
+        slower: SlowerTiers | None = None,
     ) -> None:
         self.model = model
         self.embeddings = embeddings
         self.sampler = sampler
         self.block_size = block_size
-        self.stored = stored
+        self.slower = slower or SlowerTiers()
         config = model.decoder.config
         shape = (config.layers, blocks, block_size, 2, config.kv_heads, config.head_dim)
         # Zeroed, not empty: rows past a sequence's end are masked, but 0 * NaN would still be NaN.
@@ -192,8 +192,7 @@ class Runner:
             return True
         self._finish_launched()
         self.embeddings.put(key, features, features.nbytes, set(job.holders))
-        if self.stored is not None:
-            self.stored.put(key, features)
+        self.slower.made(key, features)
         result.encoded[key] = spent + time.perf_counter() - started
         return True
 

@@ -17,6 +17,7 @@ from fovea.server.state import state_of
 router = APIRouter()
 STAGES = ("images", *CACHE_STAGES)
 ALL = "all"
+USUAL = ("bytes", "capacity_bytes", "entries", "hits", "misses", "evictions")
 
 
 @router.get("/admin/caches", responses=NAMED)
@@ -54,10 +55,9 @@ def stages(stats: Mapping[str, float], image_capacity: int) -> dict[str, dict[st
     found = {
         "images": of("image_store", "bytes", "entries", "hits", "misses", "evictions")
         | {"capacity_bytes": image_capacity},
-        "encoder": of(
-            "embed_cache", "bytes", "capacity_bytes", "held_bytes", "entries", "hits", "misses", "evictions"
-        ),
-        "disk": of("embed_disk", "bytes", "entries", "hits", "misses", "evictions", "corrupt", "off"),
+        "encoder": of("embed_cache", *USUAL[:2], "held_bytes", *USUAL[2:], "expired"),
+        "host": of("embed_host", *USUAL, "expired"),
+        "disk": of("embed_disk", *USUAL, "expired", "corrupt", "off"),
         "kv": {
             "bytes": (stats.get("kv_blocks_used", 0) + stats.get("kv_blocks_cached", 0)) * block,
             "capacity_bytes": stats.get("kv_blocks_total", 0) * block,

@@ -16,11 +16,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fovea.engine.cache.arrays import Arrays, BadFile, decode, encode
 from fovea.engine.cache.disk_files import Found, NotOurs
 from fovea.engine.cache.disk_folder import DiskFolder
-from fovea.engine.cache.disk_queue import WriteQueue
+from fovea.engine.cache.write_queue import WriteQueue
 
 log = logging.getLogger("fovea.engine")
 
@@ -43,6 +44,13 @@ class DiskStats:
     entries: int
     queued_bytes: int  # waiting in memory to be written
     off: str | None  # why the store has given up on its folder
+
+
+class Dated(NamedTuple):
+    """An entry, and when it was written, in seconds of the store's clock."""
+
+    arrays: Arrays
+    written: float
 
 
 class DiskStore:
@@ -73,22 +81,29 @@ class DiskStore:
             rescan_s=rescan_s,
             clock=clock,
         )
+        self._clock = clock
         self._state = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._warned: set[str] = set()
         self._off: str | None = None
         self._attempt(self._folder.open)
-        self._queue = WriteQueue(self._store, self.sweep, limit=queue_bytes, every_s=rescan_s)
+        self._queue: WriteQueue[Arrays] = WriteQueue(
+            self._store, self.sweep, name="fovea-disk", limit=queue_bytes, every_s=rescan_s
+        )
 
     def get(self, key: str) -> Arrays | None:
         """The entry, marked as used, or None."""
-        arrays = None
+        found = self.look(key)
+        return None if found is None else found.arrays
+
+    def look(self, key: str) -> Dated | None:
+        """`get`, and when it was written."""
+        found = None
         if self._off is None:
-            arrays = self._queue.pending(key)
-            if arrays is None:
-                arrays = self._read(key)
-        self._count("misses" if arrays is None else "hits")
-        return arrays
+            waiting = self._queue.pending(key)
+            found = self._read(key) if waiting is None else Dated(waiting, self._clock())
+        self._count("misses" if found is None else "hits")
+        return found
 
     def put(self, key: str, arrays: Arrays) -> None:
         """Hand an entry to the writing thread; dropped and counted when its queue is full."""
@@ -157,14 +172,14 @@ class DiskStore:
             self._trouble(error)
         return None
 
-    def _read(self, key: str) -> Arrays | None:
+    def _read(self, key: str) -> Dated | None:
         found = self._find(key)
         if found is None:
             if not self._folder.path.is_dir():
                 self._trouble(FileNotFoundError("it is gone"))
             return None
         try:
-            return decode(self._folder.read(found), key)
+            return Dated(decode(self._folder.read(found), key), found.written)
         except FileNotFoundError:
             return None  # another process has evicted it between the two looks
         except BadFile as error:

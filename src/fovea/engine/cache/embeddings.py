@@ -3,11 +3,15 @@
 Values are opaque: this file counts bytes and knows who still needs what. Something that a running sequence needs is
 *held*: it stays reachable whatever the ceiling says, because a step is about to read it, and returns to the ordinary
 LRU when the last holder lets go. So two images with room for one make the cache useless, never the engine stuck.
+
+With a time to live, an output is a miss once it is that old, for everybody but those who hold it already.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -18,12 +22,27 @@ Value = TypeVar("Value")
 class _Entry(Generic[Value]):
     value: Value
     size: int
+    made: float
     holders: set[str]
 
 
 class EmbeddingCache(Generic[Value]):
-    def __init__(self, capacity: int) -> None:
+    """evicted: told what leaves for want of room, key and value; it must not wait. Nothing else is told: what was
+    cleared, or is too old, is gone."""
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        ttl_s: float | None = None,
+        evicted: Callable[[str, Value], None] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.capacity = capacity
+        self._ttl_s = ttl_s
+        self._evicted = evicted
+        self._clock = clock
+        self.expired = 0
         self.bytes = 0
         self.hits = 0
         self.misses = 0
@@ -40,12 +59,13 @@ class EmbeddingCache(Generic[Value]):
         return len(self._entries)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._entries
+        entry = self._entries.get(key)
+        return entry is not None and not self._is_stale(entry)
 
     def hold(self, key: str, holder: str) -> bool:
         """Keep `key` for `holder` until it is released. False: it is not here and must be encoded."""
         entry = self._entries.get(key)
-        if entry is None:
+        if entry is None or (holder not in entry.holders and self._is_stale(entry)):
             return False
         self._entries.move_to_end(key)
         if holder not in entry.holders:
@@ -54,25 +74,26 @@ class EmbeddingCache(Generic[Value]):
             entry.holders.add(holder)
         return True
 
-    def restore(self, key: str, value: Value, size: int, holder: str) -> None:
-        """Store what was not encoded but read from a slower tier, for one who waits for it."""
+    def restore(self, key: str, value: Value, size: int, holder: str, made: float | None = None) -> None:
+        """Store what was not encoded but read from a slower tier, for one who waits for it. made: when it was encoded."""
         if not self.hold(key, holder):
-            self._store(key, value, size, {holder})
+            self._store(key, value, size, {holder}, made)
 
     def put(self, key: str, value: Value, size: int, holders: set[str]) -> None:
         """Store an encoder output of `size` bytes for those who wait for it."""
         self.misses += 1
         self._store(key, value, size, holders)
 
-    def _store(self, key: str, value: Value, size: int, holders: set[str]) -> None:
+    def _store(self, key: str, value: Value, size: int, holders: set[str], made: float | None = None) -> None:
         old = self._entries.pop(key, None)
         if old is not None:
             self.bytes -= old.size
             self._held -= old.size if old.holders else 0
             holders = holders | old.holders
-        self._entries[key] = _Entry(value, size, set(holders))
+        self._entries[key] = _Entry(value, size, self._clock() if made is None else made, set(holders))
         self.bytes += size
         self._held += size if holders else 0
+        self._expire()
         self._shrink()
 
     def get(self, key: str) -> Value:
@@ -97,12 +118,25 @@ class EmbeddingCache(Generic[Value]):
         for key in list(self._entries):
             self.drop(key)
 
+    def _is_stale(self, entry: _Entry[Value]) -> bool:
+        return self._ttl_s is not None and self._clock() - entry.made >= self._ttl_s
+
+    def _expire(self) -> None:
+        if self._ttl_s is None:
+            return
+        for key in [k for k, entry in self._entries.items() if not entry.holders and self._is_stale(entry)]:
+            self.drop(key)
+            self.expired += 1
+
     def _shrink(self) -> None:
         if self.bytes <= self.capacity:
             return
         for key in [k for k, entry in self._entries.items() if not entry.holders]:
-            self.bytes -= self._entries.pop(key).size
+            entry = self._entries.pop(key)
+            self.bytes -= entry.size
             self.evictions += 1
+            if self._evicted is not None and not self._is_stale(entry):
+                self._evicted(key, entry.value)
             if self.bytes <= self.capacity:
                 return
 

@@ -10,41 +10,57 @@ from torch import Tensor, nn
 
 from fovea import __version__
 from fovea.engine.cache.arrays import Array, Arrays
-from fovea.engine.cache.disk import DiskStats, DiskStore
+from fovea.engine.cache.disk import DiskStore
 from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.link import HostLink
 
 
 class StoredFeatures:
-    """A `DiskStore` of features. `get` reads and checks a file, so it belongs into a worker thread; `put` only queues.
+    """A `DiskStore` of features. `get` reads and checks a file, `put` looks for one and may wait for the device, so both
+    belong into worker threads.
 
     fingerprint: of everything beside the image that decides its features: weights, type, kernels. Files of another
     fingerprint are never found, so a folder may be shared by models.
     """
 
-    def __init__(self, folder: Path, capacity: int, fingerprint: str, device: torch.device) -> None:
-        self._store = DiskStore(folder, capacity)
+    name = "disk"
+
+    def __init__(
+        self, folder: Path, capacity: int, fingerprint: str, link: HostLink, ttl_s: float | None = None
+    ) -> None:
+        self._store = DiskStore(folder, capacity, ttl_s=ttl_s)
+        self._capacity = capacity
         self._fingerprint = fingerprint
-        self._device = device
+        self._link = link
 
     def get(self, key: str) -> VisualFeatures | None:
-        found = self._store.get(self._named(key))
+        found = self._store.look(self._named(key))
         if found is None:
             return None
-        tensors = [_tensor(array).to(self._device) for array in found.items]
-        return VisualFeatures(tensors[0], tuple(tensors[1:]))
+        tensors = [_tensor(array) for array in found.arrays.items]
+        return self._link.up(VisualFeatures(tensors[0], tuple(tensors[1:]), made=found.written))
 
     def put(self, key: str, features: VisualFeatures) -> None:
         name = self._named(key)
         if name in self._store:
             return
-        tensors = (features.embeds, *features.deepstack)
+        tensors = self._link.down(features).tensors
         self._store.put(name, Arrays(tuple(_array(str(i), tensor) for i, tensor in enumerate(tensors))))
 
     def __contains__(self, key: str) -> bool:
         return self._named(key) in self._store
 
+    def drop(self, key: str) -> None:
+        self._store.drop(self._named(key))
+
     def clear(self) -> None:
         self._store.clear()
+
+    def sweep(self) -> None:
+        """The store's own thread looks after its folder."""
+
+    def check_integrity(self) -> None:
+        """What a folder holds is anybody's to change."""
 
     def flush(self, timeout: float) -> bool:
         """Wait until what was put is written; False: it took longer."""
@@ -53,8 +69,21 @@ class StoredFeatures:
     def close(self) -> None:
         self._store.close()
 
-    def stats(self) -> DiskStats:
-        return self._store.stats()
+    def stats(self) -> dict[str, float]:
+        found = self._store.stats()
+        return {
+            "bytes": found.bytes,
+            "capacity_bytes": self._capacity,
+            "entries": found.entries,
+            "hits": found.hits,
+            "misses": found.misses,
+            "writes": found.writes,
+            "dropped": found.dropped,
+            "evictions": found.evictions,
+            "expired": found.expired,
+            "corrupt": found.corrupt,
+            "off": float(found.off is not None),
+        }
 
     def _named(self, key: str) -> str:
         """A key holds the tenant's salt, which is nobody's business who reads the folder."""

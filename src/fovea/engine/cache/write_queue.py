@@ -1,4 +1,4 @@
-"""Writes that wait for a disk: one daemon thread, a queue bounded in bytes, the newest value of a key only.
+"""Writes that wait for slower memory: one daemon thread, a queue bounded in bytes, the newest value of a key only.
 
 What waits or is being written is still found by `pending`, so a reader never has a moment between memory and disk in
 which a value is nowhere.
@@ -11,20 +11,31 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-
-from fovea.engine.cache.arrays import Arrays
+from typing import Generic, Protocol, TypeVar
 
 log = logging.getLogger("fovea.engine")
 
 
-class WriteQueue:
-    """Calls `write(key, arrays)` for what is submitted, and `tick()` at the start and after `every_s` of silence."""
+class Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+Value = TypeVar("Value", bound=Sized)
+
+
+class WriteQueue(Generic[Value]):
+    """Calls `write(key, value)` for what is submitted, and `tick()` at the start and after `every_s` of silence.
+
+    name: of the thread, and in the log.
+    """
 
     def __init__(
         self,
-        write: Callable[[str, Arrays], None],
+        write: Callable[[str, Value], None],
         tick: Callable[[], None],
         *,
+        name: str,
         limit: int,
         every_s: float,
     ) -> None:
@@ -33,12 +44,13 @@ class WriteQueue:
         self._limit = limit
         self._every = every_s
         self._changed = threading.Condition()
-        self._queue: OrderedDict[str, Arrays] = OrderedDict()
-        self._current: tuple[str, Arrays] | None = None
+        self._queue: OrderedDict[str, Value] = OrderedDict()
+        self._current: tuple[str, Value] | None = None
         self._bytes = 0
+        self._name = name
         self._idle = False
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="fovea-disk", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -47,21 +59,21 @@ class WriteQueue:
         with self._changed:
             return self._bytes
 
-    def submit(self, key: str, arrays: Arrays) -> bool:
+    def submit(self, key: str, value: Value) -> bool:
         """Queue a write in place of an older one of `key`. False: the queue is full or closed."""
         with self._changed:
             old = self._queue.get(key)
-            total = self._bytes + arrays.nbytes - (old.nbytes if old is not None else 0)
+            total = self._bytes + value.nbytes - (old.nbytes if old is not None else 0)
             if self._closing or total > self._limit:
                 # The older value must not win later over a newer one that was refused.
                 self._forget(key)
                 return False
-            self._queue[key] = arrays
+            self._queue[key] = value
             self._bytes = total
             self._changed.notify_all()
             return True
 
-    def pending(self, key: str) -> Arrays | None:
+    def pending(self, key: str) -> Value | None:
         with self._changed:
             if key in self._queue:
                 return self._queue[key]
@@ -132,4 +144,4 @@ class WriteQueue:
         try:
             work()
         except Exception:
-            log.exception("a write to the disk cache failed unexpectedly")
+            log.exception("a write of %s failed unexpectedly", self._name)
