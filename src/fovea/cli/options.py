@@ -157,7 +157,8 @@ def _read(value: Any, hint: Any) -> Any:
 
 def _accepted(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
-        return "whole numbers, as A,B" if typing.get_args(hint)[0] is int else "names, as A,B"
+        many = {int: "whole numbers, as A,B", float: "numbers, as A,B"}
+        return many.get(typing.get_args(hint)[0], "names, as A,B")
     words = {int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
     return words.get(hint, "text")
 

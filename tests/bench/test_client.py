@@ -1,0 +1,209 @@
+"""Over a real socket: what is noted of an answer, and how each thing that can go wrong is called."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from fovea.bench.client import Client
+from fovea.bench.sample import Ask, Sample
+from fovea.bench.settings import Target
+from fovea.core.errors import ConfigError, Unavailable
+from tests.bench.support import Scripted, connected, scripted
+
+ASK = Ask(({"role": "user", "content": "hello"},), 5)
+
+
+def piece(text: str) -> str:
+    return json.dumps({"choices": [{"delta": {"content": text}}]})
+
+
+async def asked(script: Scripted, ask: Ask = ASK) -> Sample:
+    """Without the first short question, which a broken server would fail."""
+    with scripted(script):
+        async with Client(Target(script.url, model="m")) as client:
+            return await client.ask(ask)
+
+
+async def test_an_answer_is_noted() -> None:
+    async with connected(Scripted()) as client:
+        sample = await client.ask(ASK)
+    assert sample.failure is None
+    assert len(sample.events) == 5, "the first event, which has no text, is none"
+    assert sample.sent <= sample.events[0] <= sample.events[-1] <= sample.ended
+    assert (sample.tokens, sample.prompt_tokens, sample.image_tokens, sample.cached_tokens) == (5, 9, 4, 1)
+    assert (sample.finish, "".join(sample.text)) == ("length", " 0 1 2 3 4")
+
+
+async def test_what_is_sent() -> None:
+    script = Scripted()
+    async with connected(script) as client:
+        await client.ask(Ask(ASK.messages, 5, priority=3))
+    (body,) = script.questions
+    assert body == {
+        "model": "scripted", "messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": 5,
+        "stream_options": {"include_usage": True}, "ignore_eos": True, "temperature": 0, "priority": 3,
+    }  # fmt: skip
+
+
+async def test_latencies_count_from_when_it_was_due() -> None:
+    async with connected(Scripted()) as client:
+        due = client.clock() - 10
+        sample = await client.ask(ASK, due)
+    assert sample.scheduled == due
+    assert sample.late > 10
+    assert sample.ttft > 10
+
+
+async def test_a_stream_is_left_when_enough_is_heard() -> None:
+    async with connected(Scripted()) as client:
+        sample = await client.ask(Ask(ASK.messages, 500), heard=lambda sample: bool(sample.events))
+        assert sample.failure is not None
+        assert sample.failure.kind == "left"
+        assert client.running == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "text"),
+    [
+        (Scripted(statuses=[429]), "http 429", "not now"),
+        (Scripted(statuses=[503]), "http 503", "not now"),
+        (Scripted(streams=False), "no stream", "a whole answer"),
+        (Scripted(events=[piece("a")]), "broken stream", "without a finish_reason"),
+        (
+            Scripted(events=[piece("a"), '{"error": {"message": "the engine died"}}']),
+            "broken stream",
+            "the engine died",
+        ),
+        (Scripted(events=["{"]), "bad answer", "'{'"),
+        (Scripted(events=["[1]"]), "bad answer", "no JSON object"),
+        (
+            Scripted(events=['{"choices": [{"delta": {}, "finish_reason": "stop"}]}']),
+            "empty answer",
+            "no text",
+        ),
+    ],
+)
+async def test_what_goes_wrong_has_a_name(script: Scripted, kind: str, text: str) -> None:
+    failure = (await asked(script)).failure
+    assert failure is not None
+    assert failure.kind == kind
+    assert text in failure.text
+
+
+async def test_time_runs_out() -> None:
+    failure = (await asked(Scripted(), Ask(ASK.messages, 5, timeout=1e-9))).failure
+    assert failure is not None
+    assert (failure.kind, failure.text) == ("timeout", "no end within 1e-09 s")
+
+
+async def test_a_server_that_is_gone() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        async with Client(Target(url, model="m")) as client:
+            failure = (await client.ask(ASK)).failure
+            assert failure is not None
+            assert failure.kind == "unreachable"
+            with pytest.raises(Unavailable, match=f"{url}/v1 can not be reached: "):
+                await client.connect()
+
+
+@pytest.mark.parametrize(
+    ("script", "target", "told"),
+    [
+        (Scripted(key="right"), {}, r"refuses the API key \(401: wrong key\); give it by --api-key"),
+        (Scripted(key="right"), {"api_key": "wrong"}, "refuses the API key"),
+        (Scripted(), {"model": "other"}, "no model 'other'; served: scripted"),
+        (Scripted(models=None), {}, r"lists no model \(404: Not Found\); name one by --model"),
+        (Scripted(models=()), {}, r"lists no model .* name one by --model"),
+        (
+            Scripted(streams=False),
+            {},
+            "no stream: the server answers a request for a stream with a whole answer",
+        ),
+        (Scripted(refuses=frozenset({"messages"})), {}, "http 400: unknown field messages"),
+        (Scripted(statuses=[404]), {}, "http 404"),
+    ],
+)
+async def test_what_is_wrong_at_the_start_is_told(
+    script: Scripted, target: dict[str, str], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        async with connected(script, **target):
+            pass
+
+
+async def test_a_server_without_a_list_of_models() -> None:
+    async with connected(Scripted(models=None), model="m") as client:
+        assert client.model == "m"
+
+
+async def test_the_right_key() -> None:
+    async with connected(Scripted(key="right"), api_key="right") as client:
+        assert client.model == "scripted"
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize(
+    ("refused", "note"),
+    [
+        ({"stream_options"}, "does not know stream_options: tokens are counted by events"),
+        ({"ignore_eos"}, "does not know ignore_eos: answers may end before their length"),
+        ({"temperature"}, "refuses temperature 0"),
+        ({"stream_options", "ignore_eos", "max_tokens", "temperature"}, "stream_options"),
+    ],
+)
+async def test_what_a_server_does_not_know_is_left_out_and_said(
+    refused: set[str], note: str, silent: bool
+) -> None:
+    script = Scripted(refuses=frozenset(refused), silent=silent)
+    async with connected(script) as client:
+        sample = await client.ask(ASK)
+    assert sample.failure is None
+    assert any(note in said for said in client.dialect.notes)
+    assert not refused & script.bodies[-1].keys()
+    if not silent:
+        assert len(client.dialect.notes) == len(refused - {"max_tokens"}), "nothing else is left out"
+
+
+async def test_images_are_sent_ahead() -> None:
+    script = Scripted()
+    async with connected(script, images_as="encoded") as client:
+        assert await client.send_image("data:x") == "fovea-image://1"
+    assert script.images == [{"url": "data:x", "encode": True}]
+    with pytest.raises(
+        ConfigError, match="/v1/images does not take images .* accepted here: --images-as data"
+    ):
+        async with connected(Scripted(takes_images=False), images_as="sent") as client:
+            await client.send_image("data:x")
+
+
+@pytest.mark.parametrize(
+    ("said", "url"),
+    [
+        ("http://host:8000", "http://host:8000/v1"),
+        ("http://host:8000/", "http://host:8000/v1"),
+        ("https://host/v3/", "https://host/v3"),
+        ("http://[::1]:80/v1?x=1#y", "http://[::1]:80/v1"),
+    ],
+)
+def test_urls(said: str, url: str) -> None:
+    assert Target(said).url == url
+
+
+@pytest.mark.parametrize(
+    "said", ["host:8000", "ftp://host", "http://", "http://a:b@host", "http://host:x", "", "http://["]
+)
+def test_urls_that_are_none(said: str) -> None:
+    with pytest.raises(ConfigError, match="accepted: http:// or https:// and a host"):
+        Target(said)
+
+
+@pytest.mark.parametrize("wrong", [{"timeout": 0.0}, {"images_as": "files"}, {"api_key": "ключ"}])
+def test_targets_that_are_none(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Target("http://host", **wrong)  # type: ignore[arg-type]
+    assert raised.value.param == next(iter(wrong))

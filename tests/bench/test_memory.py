@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fovea.bench.memory import Memory, memory_of
+from fovea.core.errors import ConfigError
+
+
+def status(proc: Path, pid: int, parent: int, peak: int, now: int) -> None:
+    (proc / str(pid)).mkdir()
+    (proc / str(pid) / "status").write_text(
+        f"Name:\tserver x\nPid:\t{pid}\nPPid:\t{parent}\nVmHWM:\t{peak} kB\nVmRSS:\t{now} kB\n"
+    )
+
+
+def test_children_and_their_children_count(tmp_path: Path) -> None:
+    status(tmp_path, 30, 20, 1024, 512)
+    status(tmp_path, 10, 1, 4096, 2048)
+    status(tmp_path, 20, 10, 2048, 1024)
+    status(tmp_path, 40, 1, 9999, 9999)
+    assert memory_of(10, tmp_path) == Memory(7.0, 3.5, 3)
+    assert memory_of(30, tmp_path) == Memory(1.0, 0.5, 1)
+
+
+def test_a_process_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--pid is 5, and .* shows no such process"):
+        memory_of(5, tmp_path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
+def test_this_process() -> None:
+    found = memory_of(os.getpid())
+    assert found.peak_mib >= found.resident_mib > 1
