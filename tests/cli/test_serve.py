@@ -95,6 +95,7 @@ def test_a_server_set_up_by_file_and_variables(tiny: Path, folder: Path) -> None
     config = folder / "fovea.toml"
     config.write_text(f'model = "{tiny}"\nmax_images = 1\nlog_level = "debug"\napi_key = "unused"\n')
     variables = {"FOVEA_API_KEY": "one, two", "FOVEA_LOG_LEVEL": "warning", "FOVEA_CONFIG": str(config)}
+    variables |= {"FOVEA_ADMIN_KEY": "boss", "FOVEA_CACHE_SCOPE": "key"}
     with serving(**variables) as server:
         assert [server.status("/v1/models", key) for key in ("one", "two", "unused", None)] == [
             200,
@@ -102,6 +103,7 @@ def test_a_server_set_up_by_file_and_variables(tiny: Path, folder: Path) -> None
             401,
             401,
         ]
+        assert [server.status("/admin/caches", key) for key in ("boss", "one", None)] == [200, 401, 401]
         with server.client("two") as client:
             assert ask(client, "tiny", folder / "a.png").usage.completion_tokens == 6
             part: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -138,6 +140,9 @@ def test_a_taken_port_is_told_before_a_model_is_loaded(fovea: Caller, folder: Pa
         (("--file-root", "/no/such"), "--file-root: file_root is '/no/such'; accepted: the absolute path"),
         (("--allow-remote", "perhaps"), "--allow-remote is 'perhaps'; accepted: true or false"),
         (("--api-key", ""), "--api-key holds an empty key or none"),
+        (("--admin-key", ""), "--admin-key holds an empty key or none"),
+        (("--cache-scope", "key"), "--cache-scope: cache_scope is 'key', which keeps API keys apart"),
+        (("--cache-scope", "keys"), "--cache-scope: cache_scope is 'keys'; accepted: shared, key"),
         (("--chat-template", "/no/such"), "--chat-template: /no/such can not be read: No such file"),
         (("--config", "/no/such"), "/no/such can not be read: No such file or directory"),
         (("./none",), "'./none' is neither a folder, a hub id (owner/name) nor 'fovea-tiny'"),
@@ -171,11 +176,14 @@ def test_a_wrong_variable_is_one_line(
 
 
 @pytest.mark.parametrize("value", ['""', "[]", '["one", ""]', "7", '[" "]', "false"])
-def test_a_server_that_was_meant_to_be_locked_never_opens(value: str, fovea: Caller, folder: Path) -> None:
-    (folder / "fovea.toml").write_text(f"api_key = {value}")
+@pytest.mark.parametrize("name", ["api_key", "admin_key"])
+def test_a_server_that_was_meant_to_be_locked_never_opens(
+    name: str, value: str, fovea: Caller, folder: Path
+) -> None:
+    (folder / "fovea.toml").write_text(f"{name} = {value}")
     said = fovea("serve", "--config", folder / "fovea.toml")
     assert said.code == 2
-    assert said.told.startswith("fovea: api_key in the configuration file holds an empty key or none")
+    assert said.told.startswith(f"fovea: {name} in the configuration file holds an empty key or none")
 
 
 @pytest.mark.parametrize("value", ["true", "1.5", '"http"', "-1", "[80]"])

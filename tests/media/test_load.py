@@ -13,8 +13,11 @@ import pytest
 from fovea.core.errors import EngineError, Forbidden, FoveaError, InvalidImage, InvalidRequest
 from fovea.media import load as load_module
 from fovea.media.decode import decode
+from fovea.media.decoded import DecodedImages
+from fovea.media.kind import IMAGE, Kind
 from fovea.media.limits import MediaLimits
-from fovea.media.load import MediaLoader, MediaTimings
+from fovea.media.load import MediaLoader
+from fovea.media.loaded import MediaTimings, Opened
 from fovea.media.probe import probe
 from tests.media.samples import FORMATS, MEDIA_TYPES, animation, png_header, sample
 
@@ -30,8 +33,14 @@ class Shelf:
         self.pictures = pictures or {}
         self.cancelled = 0
         self.closed = False
+        self.scopes: set[str] = set()
+        self.forgotten: list[str] = []
 
-    async def fetch(self, url: str) -> bytes:
+    def forget(self, url: str, kind: Kind = IMAGE, scope: str = "") -> None:
+        self.forgotten.append(url)
+
+    async def fetch(self, url: str, kind: Kind = IMAGE, scope: str = "") -> bytes:
+        self.scopes.add(scope)
         if url.endswith("/slow"):
             try:
                 await asyncio.sleep(60)
@@ -202,3 +211,70 @@ async def test_closes_only_what_it_built() -> None:
         await MediaLoader(MediaLimits(), shelf, pool).aclose()
         assert not shelf.closed
         assert pool.submit(lambda: 1).result() == 1
+
+
+async def test_what_a_request_waited_for() -> None:
+    timings = (MediaTimings(3.0, 1.0), MediaTimings(1.0, 2.0))
+    assert load_module.Loaded((), timings).waited == (3.0, 2.0), "none is decoded before all are fetched"
+    assert Opened((), timings).waited == (3.0, 1.0), "each is opened as soon as it is there"
+    assert load_module.Loaded((), ()).waited == Opened((), ()).waited == (0.0, 0.0)
+
+
+async def test_a_picture_is_decoded_once_by_whatever_way_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str | None] = []
+
+    def counted(data: bytes, limits: MediaLimits, identity: str | None = None) -> object:
+        made.append(identity)
+        return decode(data, limits, identity)
+
+    monkeypatch.setattr(load_module, "decode", counted)
+    decoded = DecodedImages(1 << 20)
+    loader = MediaLoader(MediaLimits(), Shelf({"https://a.example/1": sample()}), decoded=decoded)
+    urls = [data_url(sample()), data_url(sample()), "https://a.example/1"]
+    images = await loader.load_all(urls)
+    assert images == (decode(sample(), MediaLimits()),) * 3
+    assert all(image.rgb is images[0].rgb for image in images)
+    assert await loader.load_all(urls) == images
+    assert made == [images[0].identity]
+    await loader.load_all([data_url(sample(width=41))])
+    assert len(made) == 2
+    loaded = await loader.load_timed(urls[:1], scope="another")
+    assert loaded.images == images[:1]
+    assert len(made) == 3
+    await loader.aclose()
+
+
+async def test_a_hit_is_checked_like_a_miss() -> None:
+    """The header's limits hold before the cache is asked, and a request's sum of pixels counts what is there already."""
+    decoded = DecodedImages(1 << 20)
+    wide = MediaLoader(MediaLimits(), decoded=decoded)
+    await wide.load_all([data_url(sample())])
+    await wide.aclose()
+    assert len(decoded.cache) == 1
+    for limits in (MediaLimits(max_pixels=100), MediaLimits(max_side=20), MediaLimits(max_bytes=50)):
+        await fails(MediaLoader(limits, decoded=decoded), [data_url(sample())], InvalidImage, "at most")
+    narrow = MediaLoader(MediaLimits(max_request_pixels=3000), decoded=decoded)
+    await fails(narrow, [data_url(sample())] * 3, InvalidRequest, "3600 pixels together")
+    assert decoded.cache.hits == 0
+
+
+@pytest.mark.parametrize("data", [b"GIF89a", png_header(9, 9)], ids=["header", "pixels"])
+async def test_fetched_bytes_that_are_no_picture_are_forgotten(data: bytes) -> None:
+    shelf = Shelf({"https://a.example/1": data})
+    loader = MediaLoader(MediaLimits(), shelf)
+    for count in (1, 2):
+        with pytest.raises(InvalidImage):
+            await loader.load_all(["https://a.example/1"])
+        assert shelf.forgotten == ["https://a.example/1"] * count
+    with pytest.raises(InvalidImage):
+        await loader.load_all([data_url(data)])
+    assert len(shelf.forgotten) == 2
+    await loader.aclose()
+
+
+async def test_the_scope_reaches_the_fetcher() -> None:
+    shelf = Shelf({"https://a.example/1": sample()})
+    loader = MediaLoader(MediaLimits(), shelf)
+    await loader.load_timed(["https://a.example/1"], scope="mine")
+    assert shelf.scopes == {"mine"}
+    await loader.aclose()

@@ -19,7 +19,7 @@ from fovea.core.video import Video, video_of_images
 from fovea.media import video as module
 from fovea.media.container import container_of, cut_off
 from fovea.media.identity import from_pil
-from fovea.media.kind import Kind
+from fovea.media.kind import IMAGE, Kind
 from fovea.media.limits import MediaLimits
 from fovea.media.load import MediaLoader
 from fovea.media.video import open_video, probe_video
@@ -172,9 +172,11 @@ def data_url(data: bytes, declared: str = "video/mp4") -> str:
 
 
 class Shelf:
-    async def fetch(self, url: str, kind: Kind) -> bytes:
+    async def fetch(self, url: str, kind: Kind = IMAGE, scope: str = "") -> bytes:
         assert kind.noun == "video"
         return clip()
+
+    def forget(self, url: str, kind: Kind = IMAGE, scope: str = "") -> None: ...
 
     async def aclose(self) -> None: ...
 

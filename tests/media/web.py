@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ class Web:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """body: sent in pieces of `step` bytes with `pause` seconds after each."""
+    """body: sent in pieces of `step` bytes with `pause` seconds after each, once `hold` is set."""
 
     body: bytes = b""
     status: str = "200 OK"
@@ -31,6 +31,7 @@ class Answer:
     length: int | None = None
     step: int = 1 << 20
     pause: float = 0.0
+    hold: asyncio.Event | None = None
 
     def head(self) -> bytes:
         length = len(self.body) if self.length is None else self.length
@@ -40,8 +41,12 @@ class Answer:
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
+Answers = Mapping[str, Answer | Callable[[str], Answer]]
+"""By path; one that depends on the request's head is a function of it."""
+
+
 @asynccontextmanager
-async def serve(answers: Mapping[str, Answer], tls: ssl.SSLContext | None = None) -> AsyncIterator[Web]:
+async def serve(answers: Answers, tls: ssl.SSLContext | None = None) -> AsyncIterator[Web]:
     web = Web()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -49,7 +54,8 @@ async def serve(answers: Mapping[str, Answer], tls: ssl.SSLContext | None = None
         try:
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():
                 web.requests.append(head)
-                await send(writer, answers.get(head.split()[1], Answer(status="404 Not Found")))
+                answer = answers.get(head.split()[1], Answer(status="404 Not Found"))
+                await send(writer, answer if isinstance(answer, Answer) else answer(head))
                 if "connection: close" in head.lower():
                     break
         except (OSError, asyncio.IncompleteReadError):
@@ -64,6 +70,8 @@ async def serve(answers: Mapping[str, Answer], tls: ssl.SSLContext | None = None
 
 
 async def send(writer: asyncio.StreamWriter, answer: Answer) -> None:
+    if answer.hold is not None:
+        await answer.hold.wait()
     writer.write(answer.head())
     for at in range(0, len(answer.body), answer.step):
         writer.write(answer.body[at : at + answer.step])

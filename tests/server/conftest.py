@@ -62,9 +62,14 @@ REMOTE = picture(seed=41)
 
 @dataclass
 class Web:
-    """A web server on loopback with one picture under every path; below /slow only once it is `released`."""
+    """A web server on loopback with one picture under every path; below /slow only once it is `released`.
+
+    headers: of its answers. count: how often it was asked.
+    """
 
     url: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    count: int = 0
     asked: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
 
@@ -77,12 +82,15 @@ def web() -> Iterator[Web]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
+            web.count += 1
             web.asked.set()
             if self.path.startswith("/slow"):
                 web.released.wait()
             with contextlib.suppress(OSError):  # who asked may have left
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(REMOTE)))
+                for name, value in web.headers.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(REMOTE)
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from fovea import Engine
 from fovea.cli.main import main
-from tests.server.support import Server, chat, data_url, image, picture, user
+from fovea.media.limits import MediaLimits
+from fovea.server.settings import ServerSettings
+from tests.server.conftest import REMOTE, Web
+from tests.server.support import Server, chat, data_url, image, picture, running, user
 
 
 def ask(server: Server, seed: int) -> str:
@@ -28,11 +33,20 @@ def test_what_the_caches_hold_and_that_it_can_be_forgotten(server: Server) -> No
     said = ask(server, 401)
     server.post("/v1/images", {"url": data_url(picture(seed=402))})
     before = stages(server)
-    assert set(before) == {"images", "encoder", "kv"}, "there are no slower tiers here"
+    assert list(before) == ["fetched", "decoded", "images", "encoder", "kv"], "there are no slower tiers here"
+    assert before.pop("fetched")["capacity_bytes"] > 0
     for stage in before.values():
         assert 0 < stage["bytes"] <= stage["capacity_bytes"]
-    assert clear(server, "all")["cleared"] == ["images", "kv", "encoder", "host", "disk"]
-    assert [stages(server)[name]["bytes"] for name in ("images", "encoder", "kv")] == [0, 0, 0]
+    assert clear(server, "all")["cleared"] == [
+        "fetched",
+        "decoded",
+        "images",
+        "kv",
+        "encoder",
+        "host",
+        "disk",
+    ]
+    assert [stage["bytes"] for stage in stages(server).values()] == [0] * 5
     assert ask(server, 401) == said
 
 
@@ -44,18 +58,54 @@ def test_one_stage_alone(server: Server) -> None:
     assert stages(server)["kv"]["bytes"] == before > 0
 
 
+def test_images_are_fetched_and_decoded_once(engine: Engine, files: Path, web: Web) -> None:
+    web.headers = {"Cache-Control": "max-age=60"}
+    settings = ServerSettings(media=MediaLimits(allow_private_hosts=True))
+    body = chat(user(image(f"{web.url}/a"), image(data_url(REMOTE)), "the same?"))
+    with running(engine, settings, files) as server:
+        for _ in range(2):
+            assert server.post("/v1/chat/completions", body).status_code == 200
+        assert web.count == 1
+        found = stages(server)
+        for name, hits, misses in (("fetched", 1, 1), ("decoded", 3, 1)):
+            assert (found[name]["entries"], found[name]["hits"], found[name]["misses"]) == (1, hits, misses)
+            assert 0 < found[name]["bytes"] <= found[name]["capacity_bytes"]
+        told = server.metrics()
+        assert told["fovea:fetch_cache_hits_total"] == told["fovea:decoded_cache_misses_total"] == 1
+        assert told["fovea:fetch_cache_bytes"] == found["fetched"]["bytes"]
+        clear(server, "decoded")
+        assert [stages(server)[name]["entries"] for name in ("fetched", "decoded")] == [1, 0]
+        clear(server, "fetched")
+        assert stages(server)["fetched"]["entries"] == 0
+        assert server.post("/v1/chat/completions", body).status_code == 200
+        assert web.count == 2
+
+
+def test_caches_of_no_size_keep_nothing(engine: Engine, files: Path, web: Web) -> None:
+    web.headers = {"Cache-Control": "max-age=60"}
+    limits = MediaLimits(allow_private_hosts=True)
+    settings = ServerSettings(media=limits, fetch_cache_mib=0, decoded_cache_mib=0)
+    with running(engine, settings, files) as server:
+        for _ in range(2):
+            answer = server.post("/v1/chat/completions", chat(user(image(f"{web.url}/a"))))
+            assert answer.status_code == 200
+        assert web.count == 2
+        assert [stages(server)[name]["bytes"] for name in ("fetched", "decoded")] == [0, 0]
+
+
 def test_a_stage_that_is_not_there(server: Server) -> None:
     error = clear(server, "attic")["error"]
     assert isinstance(error, dict)
     assert error["code"] == "no_such_cache"
-    assert "there are images, kv, encoder, host, disk, and all" in error["message"]
+    assert "there are fetched, decoded, images, kv, encoder, host, disk, and all" in error["message"]
 
 
 def test_from_the_command_line(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     ask(server, 404)
     assert main(["caches", "--url", server.url]) == 0
     shown = capsys.readouterr().out
-    assert [line.split()[0] for line in shown.splitlines()[1:4]] == ["images", "encoder", "kv"]
+    rows = ["fetched", "decoded", "images", "encoder", "kv"]
+    assert [line.split()[0] for line in shown.splitlines()[1:6]] == rows
     assert "prefix hits:" in shown
     assert main(["caches", "--url", server.url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["stages"]["encoder"]["entries"] >= 1

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from fovea import Engine
+from fovea.cli.main import main
 from fovea.server.settings import ServerSettings
 from tests.server.support import Server, chat, running
 
@@ -70,3 +71,68 @@ def test_the_openai_client_sends_it(locked: Server) -> None:
             else:
                 with pytest.raises(openai.AuthenticationError):
                     client.models.list()
+
+
+@pytest.fixture(scope="module")
+def administered(engine: Engine, files: Path) -> Iterator[Server]:
+    settings = ServerSettings(api_keys=("user",), admin_keys=("admin", "boss"))
+    with running(engine, settings, files) as server:
+        yield server
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "status"),
+    [
+        ("/admin/caches", "admin", 200),
+        ("/admin/caches", "boss", 200),
+        ("/admin/caches", "user", 401),
+        ("/admin/caches", "wrong", 401),
+        ("/admin/none", "user", 401),
+        ("/v1/models", "user", 200),
+        ("/v1/models", "admin", 401),
+    ],
+)
+def test_an_admin_key_opens_admin_and_nothing_else(
+    administered: Server, path: str, key: str, status: int
+) -> None:
+    assert administered.get(path, headers=bearer(key)).status_code == status
+
+
+def test_clearing_needs_an_admin_key(administered: Server) -> None:
+    with administered.client() as client:
+        error = client.delete("/admin/caches/all").json()["error"]
+        assert (error["code"], error["message"][:24]) == ("missing_api_key", "an admin key is required")
+        refused = client.delete("/admin/caches/all", headers=bearer("user"))
+        assert refused.json()["error"]["message"] == "the admin key is not valid here"
+        assert client.delete("/admin/caches/all", headers=bearer("admin")).status_code == 200
+
+
+def test_without_admin_keys_the_others_open_admin(locked: Server, server: Server) -> None:
+    assert locked.get("/admin/caches", headers=bearer("first-key")).status_code == 200
+    assert locked.get("/admin/caches").status_code == 401
+    assert server.get("/admin/caches").status_code == 200
+
+
+def test_admin_keys_alone_leave_the_rest_open(engine: Engine, files: Path) -> None:
+    with running(engine, ServerSettings(admin_keys=("admin",)), files) as server:
+        assert server.get("/v1/models").status_code == 200
+        assert server.get("/admin/caches").status_code == 401
+
+
+def test_the_command_line_finds_its_key(
+    administered: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show = ["caches", "--url", administered.url]
+    assert main(show) == 2
+    assert main([*show, "--api-key", "boss"]) == 0
+    monkeypatch.setenv("FOVEA_API_KEY", "admin, other")
+    assert main(show) == 0
+    monkeypatch.setenv("FOVEA_API_KEY", "user")
+    assert main(show) == 2
+    assert "the admin key is not valid here" in capsys.readouterr().err
+    monkeypatch.setenv("FOVEA_ADMIN_KEY", "admin")
+    assert main(show) == 0

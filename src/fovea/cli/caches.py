@@ -9,17 +9,27 @@ from typing import Any
 
 from fovea.core.errors import ConfigError
 
-STAGES = ("images", "encoder", "host", "disk", "kv", "all")
+STAGES = ("fetched", "decoded", "images", "encoder", "host", "disk", "kv", "all")
 COLUMNS = ("bytes", "capacity_bytes", "held_bytes", "entries", "hits", "misses", "evictions")
 
 
 def register(commands: Any) -> None:
     parser = commands.add_parser("caches", help="show or clear a server's caches", description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)")
-    parser.add_argument("--api-key", default=os.environ.get("FOVEA_API_KEY", ""), help="or FOVEA_API_KEY")
+    parser.add_argument(
+        "--api-key",
+        default=_known_key(),
+        metavar="KEY",
+        help="one that opens /admin; or FOVEA_ADMIN_KEY, or FOVEA_API_KEY, of several the first",
+    )
     parser.add_argument("--clear", choices=STAGES, metavar="STAGE", help=f"forget one of {', '.join(STAGES)}")
     parser.add_argument("--json", action="store_true", help="as the server says it")
     parser.set_defaults(run=run)
+
+
+def _known_key() -> str:
+    keys = os.environ.get("FOVEA_ADMIN_KEY") or os.environ.get("FOVEA_API_KEY") or ""
+    return keys.split(",")[0].strip()
 
 
 def run(args: argparse.Namespace) -> int:

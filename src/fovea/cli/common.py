@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DEFAULT_MODEL = "fovea-tiny"
 OWN_KEYS = (
-    "model", "host", "port", "api_key", "log_level", "chat_template", "served_model_name", "simulate", "cost",
+    "model", "host", "port", "api_key", "admin_key", "log_level", "chat_template", "served_model_name", "simulate", "cost",
 )  # fmt: skip
-MADE_UP = ("media", "api_keys")
+MADE_UP = ("media", "api_keys", "admin_keys")
 """Fields of ServerSettings that other settings make up; nobody sets them by these names."""
 ALL_KEYS = (
     *OWN_KEYS,

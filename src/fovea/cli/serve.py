@@ -61,6 +61,12 @@ def register(commands: Any) -> None:
         metavar="KEY",
         help="open /v1 only to this key; may be given several times (FOVEA_API_KEY keeps it out of the process list)",
     )
+    parser.add_argument(
+        "--admin-key",
+        action="append",
+        metavar="KEY",
+        help="open /admin only to this key; may be given several times (or FOVEA_ADMIN_KEY)",
+    )
     parser.add_argument("--served-model-name", metavar="NAME", help="the name that clients use")
     parser.add_argument("--log-level", choices=LOG_LEVELS, help="(default: info)")
     parser.add_argument(
@@ -82,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
     file = config_file(args)
     simulation: Simulation = options.settings(Simulation, args, file)
     media = options.settings(MediaLimits, args, file)
-    settings = options.settings(ServerSettings, args, file, media=media, api_keys=_api_keys(args, file))
+    keys = {f"{name}s": _keys(name, args, file) for name in ("api_key", "admin_key")}
+    settings = options.settings(ServerSettings, args, file, media=media, **keys)
     host, port = _address(args, file)
     if simulation.simulate:
         return _serve_simulated(simulation, settings, host, port, args, file)
@@ -169,16 +176,16 @@ def _check_folder(model: str) -> None:
         resolve(model)
 
 
-def _api_keys(args: argparse.Namespace, file: Mapping[str, Any]) -> tuple[str, ...]:
-    """--api-key, else FOVEA_API_KEY (several separated by commas), else api_key in the file, one or a list.
+def _keys(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tuple[str, ...]:
+    """For api_key: --api-key, else FOVEA_API_KEY (several separated by commas), else api_key in the file, one or a list.
 
     A key that was said but is empty is an error: a server that was meant to be closed never comes up open.
     """
-    value, source = options.lookup("api_key", args, file) or ((), "")
+    value, source = options.lookup(name, args, file) or ((), "")
     keys = value.split(",") if isinstance(value, str) else value
     good = isinstance(keys, list | tuple) and all(isinstance(key, str) and key.strip() for key in keys)
     if not good or (source and not keys):
-        raise ConfigError(f"{source} holds an empty key or none; accepted: keys of text", param="api_keys")
+        raise ConfigError(f"{source} holds an empty key or none; accepted: keys of text", param=f"{name}s")
     return tuple(key.strip() for key in keys)
 
 

@@ -1,7 +1,7 @@
 """Images in: from what a client wrote in `image_url.url` to decoded RGB pixels with a content identity.
 
-    source -> fetch | files -> probe -> decode -> core.image.Image
-              address, url     formats  colour, identity                 load: all of it, for a whole request
+    source -> fetched -> fetch | files -> probe -> decoded -> decode -> core.image.Image
+              freshness  address, url     formats             colour, identity    load: all of it, for a whole request
 
 The floor knows no model, no tokens and no HTTP server. Everything that arrives is hostile until it is decoded.
 """
@@ -12,7 +12,8 @@ from fovea.media.decode import decode
 from fovea.media.fetch import Fetcher
 from fovea.media.identity import from_array, from_pil
 from fovea.media.limits import MediaLimits
-from fovea.media.load import EncodedImage, Loaded, MediaLoader, MediaTimings
+from fovea.media.load import MediaLoader
+from fovea.media.loaded import EncodedImage, Loaded, MediaTimings
 from fovea.media.probe import ImageHeader, probe
 
 __all__ = [

@@ -35,15 +35,22 @@ UPRIGHT: dict[int, Pillow.Transpose] = {
 }
 
 
-def decode(data: bytes, limits: MediaLimits) -> Image:
-    """RGB pixels, upright, of a still image. Raises InvalidImage and nothing else. CPU-bound: call in a thread."""
+def decode(data: bytes, limits: MediaLimits, identity: str | None = None) -> Image:
+    """RGB pixels, upright, of a still image. identity: where `identify` has made it already.
+
+    Raises InvalidImage and nothing else. CPU-bound: call in a thread.
+    """
     header = probe(data, limits)
     check_still(header, limits)
     kind = format_of(data)
     assert kind is not None  # probe has just found it
     picture = _upright_rgb(kind, kind.essence(data), header)
-    identity = identity_of_source(header.media_type, header.width, header.height, data)
-    return Image(identity, header.width, header.height, picture.tobytes())
+    return Image(identity or identify(data, header), header.width, header.height, picture.tobytes())
+
+
+def identify(data: bytes, header: ImageHeader) -> str:
+    """The identity that these bytes will have decoded. Reads all of them: call in a thread."""
+    return identity_of_source(header.media_type, header.width, header.height, data)
 
 
 def _upright_rgb(kind: Format, essence: bytes, header: ImageHeader) -> Pillow.Image:

@@ -4,7 +4,8 @@ The governing idea: a name is resolved once, every address it has is checked, an
 checked address, not to the name. So a name that answers differently the second time (DNS rebinding) gains
 nothing. TLS and the Host header still carry the name, so certificates are verified against it. Redirects are
 followed by hand and each hop passes the same checks. The transport is used without an HTTP client around it:
-no cookies, no proxies from the environment, no credentials, nothing that is remembered between two fetches.
+no cookies, no proxies from the environment, no credentials, nothing that is remembered between two fetches. On what
+terms an answer may be kept is told (`freshness`); who keeps it is somebody else (`fetched`).
 
 All I/O crosses two seams that a test can fill: `resolve` and `transport`.
 """
@@ -12,19 +13,21 @@ All I/O crosses two seams that a test can fill: `resolve` and `transport`.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from importlib import metadata
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from fovea.core.errors import Forbidden, InvalidMedia
+from fovea.core.errors import Forbidden
 from fovea.media.address import is_public
-from fovea.media.container import container_of
+from fovea.media.freshness import Terms, read_terms
 from fovea.media.kind import IMAGE, Kind
 from fovea.media.limits import MediaLimits
-from fovea.media.probe import peek
-from fovea.media.sniff import describe
+from fovea.media.receive import failed, receive
 from fovea.media.url import follow, host_of, parse_remote, port_of
 
 if TYPE_CHECKING:
@@ -35,7 +38,6 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _MAX_ADDRESSES = 3
-_FIRST_PEEK = 64
 
 
 def _user_agent() -> str:
@@ -51,6 +53,14 @@ async def resolve_host(host: str, port: int) -> Sequence[str]:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """data: None if what was known still holds. terms: of keeping it, the shortest of all hops."""
+
+    data: bytes | None = field(repr=False)
+    terms: Terms
 
 
 class Fetcher:
@@ -69,19 +79,33 @@ class Fetcher:
         self._user_agent = _user_agent()
         self._slots = asyncio.Semaphore(limits.max_concurrent_fetches)
 
+    def check(self, url: str, kind: Kind = IMAGE) -> httpx.URL:
+        """The URL without its fragment. Raises Forbidden or InvalidMedia for what is refused by its text alone."""
+        if not self._limits.allow_remote:
+            raise Forbidden(f"remote {kind.noun}s are turned off here", code="url_not_allowed")
+        return parse_remote(url, self._limits, kind)
+
     async def fetch(self, url: str, kind: Kind = IMAGE) -> bytes:
         """The bytes behind an http(s) URL: at most the kind's ceiling, of an accepted type and, for images, size.
 
         Raises Forbidden (code url_not_allowed) for what policy refuses, InvalidMedia for everything that fails.
         """
-        if not self._limits.allow_remote:
-            raise Forbidden(f"remote {kind.noun}s are turned off here", code="url_not_allowed")
+        fetched = await self.get(url, kind)
+        assert fetched.data is not None  # nothing was known that could still hold
+        return fetched.data
+
+    async def get(self, url: str, kind: Kind = IMAGE, known: Terms | None = None) -> Fetched:
+        """Bytes with their terms. known: terms of bytes that the caller has, which may turn out to hold still.
+
+        Raises what `fetch` raises.
+        """
+        checked = self.check(url, kind)
         async with self._slots:
             try:
                 async with asyncio.timeout(self._limits.fetch_timeout_s):
-                    return await self._follow(parse_remote(url, self._limits, kind), kind)
+                    return await self._follow(checked, kind, known)
             except TimeoutError:
-                raise _failed(
+                raise failed(
                     kind, f"the {kind.noun} did not arrive within {self._limits.fetch_timeout_s:g} s"
                 ) from None
 
@@ -89,34 +113,41 @@ class Fetcher:
         if self._transport is not None:
             await self._transport.aclose()
 
-    async def _follow(self, url: httpx.URL, kind: Kind) -> bytes:
+    async def _follow(self, url: httpx.URL, kind: Kind, known: Terms | None) -> Fetched:
+        fresh_s = math.inf
         for _ in range(self._limits.max_redirects + 1):
-            async with self._get(url, kind) as response:
+            # What is known is known of the last hop: another one that has these bytes by chance is not asked about them.
+            ours = known if known is not None and known.url == str(url) else None
+            async with self._get(url, kind, ours) as response:
+                if ours is not None and response.status_code == 304:
+                    return Fetched(None, ours.renewed(response.headers, time.time()).within(fresh_s))
+                terms = read_terms(str(url), response.headers, time.time()).within(fresh_s)
                 if response.status_code not in _REDIRECTS:
-                    return await self._body(response, kind)
+                    return Fetched(await receive(response, kind, self._limits), terms)
+                fresh_s = terms.fresh_s
                 location = response.headers.get("location")
             if not location:
-                raise _failed(kind, f"{_host(url)} answered {response.status_code} without saying where to")
+                raise failed(kind, f"{_host(url)} answered {response.status_code} without saying where to")
             url = follow(url, location, self._limits, kind)
-        raise _failed(kind, f"the {kind.noun} URL redirects more than {self._limits.max_redirects} times")
+        raise failed(kind, f"the {kind.noun} URL redirects more than {self._limits.max_redirects} times")
 
     @asynccontextmanager
-    async def _get(self, url: httpx.URL, kind: Kind) -> AsyncIterator[httpx.Response]:
+    async def _get(self, url: httpx.URL, kind: Kind, known: Terms | None) -> AsyncIterator[httpx.Response]:
         """A response whose body is still to come; connection and protocol errors anywhere within are translated."""
         import httpx
 
         addresses = await self._checked_addresses(url, kind)
         try:
-            response = await self._connect(url, addresses, kind)
+            response = await self._connect(url, addresses, kind, known)
             try:
                 yield response
             finally:
                 await response.aclose()
         except httpx.TimeoutException:
-            raise _failed(kind, f"{_host(url)} did not answer in time") from None
+            raise failed(kind, f"{_host(url)} did not answer in time") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             # Only the class: the text may hold the address that we connected to.
-            raise _failed(kind, f"the transfer from {_host(url)} failed ({type(error).__name__})") from None
+            raise failed(kind, f"the transfer from {_host(url)} failed ({type(error).__name__})") from None
 
     async def _checked_addresses(self, url: httpx.URL, kind: Kind) -> Sequence[str]:
         try:
@@ -124,20 +155,22 @@ class Fetcher:
         except (OSError, UnicodeError):
             addresses = ()
         if not addresses:
-            raise _failed(kind, f"{_host(url)} can not be resolved")
+            raise failed(kind, f"{_host(url)} can not be resolved")
         # All, not one: with a public and a private answer the choice would be the attacker's.
         if not self._limits.allow_private_hosts and not all(map(is_public, addresses)):
             raise Forbidden(f"{_host(url)} is not a public host", code="url_not_allowed")
         return addresses[:_MAX_ADDRESSES]
 
-    async def _connect(self, url: httpx.URL, addresses: Sequence[str], kind: Kind) -> httpx.Response:
+    async def _connect(
+        self, url: httpx.URL, addresses: Sequence[str], kind: Kind, known: Terms | None
+    ) -> httpx.Response:
         import httpx
 
         transport = self._open_transport()
         for address in addresses[:-1]:
             with suppress(httpx.ConnectError, httpx.ConnectTimeout):
-                return await transport.handle_async_request(self._request(url, address, kind))
-        return await transport.handle_async_request(self._request(url, addresses[-1], kind))
+                return await transport.handle_async_request(self._request(url, address, kind, known))
+        return await transport.handle_async_request(self._request(url, addresses[-1], kind, known))
 
     def _open_transport(self) -> httpx.AsyncBaseTransport:
         if self._transport is None:
@@ -150,7 +183,7 @@ class Fetcher:
             )
         return self._transport
 
-    def _request(self, url: httpx.URL, address: str, kind: Kind) -> httpx.Request:
+    def _request(self, url: httpx.URL, address: str, kind: Kind, known: Terms | None) -> httpx.Request:
         import httpx
 
         patience = self._limits.fetch_timeout_s
@@ -163,6 +196,7 @@ class Fetcher:
                 "Accept": kind.accept,
                 "Accept-Encoding": "identity",
                 "Connection": "close",
+                **(known.validators if known else {}),
             },
             extensions={
                 "sni_hostname": host_of(url),
@@ -175,55 +209,6 @@ class Fetcher:
             },
         )
 
-    async def _body(self, response: httpx.Response, kind: Kind) -> bytes:
-        most = kind.max_bytes(self._limits)
-        if response.status_code != 200:
-            raise _failed(kind, f"the {kind.noun}'s server answered {response.status_code}; accepted: 200")
-        encoding = response.headers.get("content-encoding", "identity")
-        if encoding.strip().lower() not in ("", "identity"):
-            raise _failed(
-                kind,
-                f"the {kind.noun}'s server answered with content encoding {encoding[:40]!r}; accepted: none",
-            )
-        announced = response.headers.get("content-length", "")
-        if announced.isdecimal() and int(announced[:20]) > most:
-            raise _too_large(kind, f"{announced[:20]} bytes", most)
-        received = bytearray()
-        next_peek: int | None = _FIRST_PEEK
-        async for chunk in cast("AsyncIterator[bytes]", response.stream):
-            received += chunk
-            if len(received) > most:
-                raise _too_large(kind, "more", most)
-            if next_peek is not None and len(received) >= next_peek:
-                # Refuses a web page or a bomb before it is downloaded; doubling keeps the repeated looks cheap.
-                seen = _acceptable(bytes(received), kind, self._limits)
-                next_peek = None if seen else 2 * len(received)
-        if not received:
-            raise _failed(kind, f"the {kind.noun}'s server answered with an empty body")
-        return bytes(received)
-
-
-def _acceptable(start: bytes, kind: Kind, limits: MediaLimits) -> bool:
-    """Whether nothing more can be told from the beginning. Raises what the whole would raise."""
-    if kind is IMAGE:
-        return peek(start, limits) is not None
-    if container_of(start) is None:
-        raise kind.invalid(
-            f"the data is not a video of an accepted type but {describe(start)}; accepted: MP4 and WebM",
-            "unsupported_{noun}_type",
-        )
-    return True
-
-
-def _too_large(kind: Kind, size: str, most: int) -> InvalidMedia:
-    return kind.invalid(
-        f"the {kind.noun}'s server sends {size}; accepted: at most {most} bytes", "{noun}_too_large"
-    )
-
 
 def _host(url: httpx.URL) -> str:
     return f"the host {host_of(url)[:100]!r}"
-
-
-def _failed(kind: Kind, message: str) -> InvalidMedia:
-    return kind.invalid(message, "{noun}_fetch_failed")

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn, Protocol, TypeVar
+from contextlib import contextmanager
+from typing import NoReturn, Protocol, TypeVar
 
 from fovea.core.errors import InvalidMedia, InvalidRequest, RequestError
 from fovea.core.image import Image
 from fovea.core.video import Video
-from fovea.media.decode import decode
+from fovea.media.decode import decode, identify
+from fovea.media.decoded import DecodedImages
+from fovea.media.fetch import Fetcher
+from fovea.media.fetched import FetchedBytes
 from fovea.media.kind import IMAGE, VIDEO, Kind
 from fovea.media.limits import MediaLimits
+from fovea.media.loaded import EncodedImage, Loaded, MediaTimings, Opened
 from fovea.media.probe import ImageHeader, check_still, probe
 from fovea.media.source import FileSource, InlineSource, RemoteSource, parse_source
 from fovea.media.video import open_video
@@ -28,107 +32,67 @@ from fovea.media.video import open_video
 T = TypeVar("T")
 
 
-class FetchesImages(Protocol):
-    """What the loader asks of `fetch.Fetcher`; a test may hand in anything that has it."""
+class FetchesMedia(Protocol):
+    """What the loader asks of `fetched.FetchedBytes`; a test may hand in anything that has it."""
 
-    async def fetch(self, url: str, kind: Kind = IMAGE) -> bytes: ...
+    async def fetch(self, url: str, kind: Kind = IMAGE, scope: str = "") -> bytes: ...
+
+    def forget(self, url: str, kind: Kind = IMAGE, scope: str = "") -> None: ...
 
     async def aclose(self) -> None: ...
 
 
-class MediaTimings(NamedTuple):
-    """Seconds for one image or video. fetch_s: from URL to a checked header, of a video to its bytes. decode_s: from
-    there to pixels, or to an open file.
-
-    Both hold the wait for a thread or a download slot: it is what the request waited.
-    """
-
-    fetch_s: float
-    decode_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedImage:
-    """An image's bytes with a header that is within the limits; its pixels are not decoded yet."""
-
-    header: ImageHeader
-    data: bytes = field(repr=False)
-    fetch_s: float = 0.0
-
-
-class Loaded(NamedTuple):
-    """Both in the order of the URLs."""
-
-    images: tuple[Image, ...]
-    timings: tuple[MediaTimings, ...]
-
-    @property
-    def waited(self) -> MediaTimings:
-        """What the request waited: none is decoded before all were fetched."""
-        return MediaTimings(
-            max((timing.fetch_s for timing in self.timings), default=0.0),
-            max((timing.decode_s for timing in self.timings), default=0.0),
-        )
-
-
-class Opened(NamedTuple):
-    """Both in the order of the URLs."""
-
-    videos: tuple[Video, ...]
-    timings: tuple[MediaTimings, ...]
-
-    @property
-    def waited(self) -> MediaTimings:
-        """What the request waited: for the one that took longest."""
-        return max(self.timings, key=sum, default=MediaTimings(0.0, 0.0))
-
-
 class MediaLoader:
-    """fetcher: None builds a guarded `Fetcher`. executor: None builds one of limits.decode_threads threads.
+    """fetcher: None builds a guarded one that keeps nothing. executor: None builds one of limits.decode_threads threads.
 
-    What it has built itself, `aclose` closes.
+    What it has built itself, `aclose` closes. decoded: None keeps no image.
+    The `scope` of a request: what its images and videos were fetched and decoded to is shared within it alone.
     """
 
     def __init__(
         self,
         limits: MediaLimits,
-        fetcher: FetchesImages | None = None,
+        fetcher: FetchesMedia | None = None,
         executor: ThreadPoolExecutor | None = None,
         *,
+        decoded: DecodedImages | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.limits = limits
-        self._owned_fetcher = None if fetcher else _guarded_fetcher(limits)
-        self._owned_executor = None if executor else ThreadPoolExecutor(limits.decode_threads, "fovea-media")
-        self._fetcher = fetcher or self._owned_fetcher
-        self._executor = executor or self._owned_executor
+        self._owns_fetcher, self._owns_executor = fetcher is None, executor is None
+        self._fetcher = fetcher or FetchedBytes(Fetcher(limits))
+        self._executor = executor or ThreadPoolExecutor(limits.decode_threads, "fovea-media")
+        self._decoded = decoded or DecodedImages()
         self._clock = clock
 
     async def load(self, url: str) -> Image:
         """One image. Raises InvalidImage or Forbidden, without an index."""
-        return await self._decode((await self.read(url)).data)
+        return await self._decode(await self.read(url), "")
 
     async def load_all(self, urls: Sequence[str], params: Sequence[str] | None = None) -> tuple[Image, ...]:
         """The images of one request, in order. Errors name the image's index and, if given, params[index]."""
         return (await self.load_timed(urls, params)).images
 
-    async def load_timed(self, urls: Sequence[str], params: Sequence[str] | None = None) -> Loaded:
-        return await self.decode_all(await self.read_all(urls, params), params)
+    async def load_timed(
+        self, urls: Sequence[str], params: Sequence[str] | None = None, scope: str = ""
+    ) -> Loaded:
+        return await self.decode_all(await self.read_all(urls, params, scope), params, scope)
 
-    async def read(self, url: str) -> EncodedImage:
+    async def read(self, url: str, scope: str = "") -> EncodedImage:
         """Bytes and header of one image; nothing is decoded."""
         started = self._clock()
         source = parse_source(url, self.limits)
+        remote = source.url if isinstance(source, RemoteSource) else ""
         if isinstance(source, RemoteSource):
-            assert self._fetcher is not None
-            fetched = await self._fetcher.fetch(source.url)
-            encoded = await self._in_thread(self._look, fetched)
+            data = await self._fetcher.fetch(remote, IMAGE, scope)
+            with self._forgetting(remote, IMAGE, scope):
+                looked = await self._in_thread(self._look, data)
         else:
-            encoded = await self._in_thread(self._read_local, source)
-        return EncodedImage(*encoded, fetch_s=self._clock() - started)
+            looked = await self._in_thread(self._read_local, source)
+        return EncodedImage(*looked, url=remote, fetch_s=self._clock() - started)
 
     async def read_all(
-        self, urls: Sequence[str], params: Sequence[str] | None = None
+        self, urls: Sequence[str], params: Sequence[str] | None = None, scope: str = ""
     ) -> tuple[EncodedImage, ...]:
         """Every image's bytes and header. Raises InvalidRequest for too many images or pixels altogether."""
         if len(urls) > self.limits.max_images:
@@ -137,7 +101,7 @@ class MediaLoader:
                 param=params[self.limits.max_images] if params else None,
                 code="too_many_images",
             )
-        encoded = await _together([self.read(url) for url in urls], params)
+        encoded = await _together([self.read(url, scope) for url in urls], params)
         pixels = sum(image.header.pixels for image in encoded)
         if pixels > self.limits.max_request_pixels:
             raise InvalidRequest(
@@ -147,7 +111,9 @@ class MediaLoader:
             )
         return encoded
 
-    async def open_videos(self, urls: Sequence[str], params: Sequence[str] | None = None) -> Opened:
+    async def open_videos(
+        self, urls: Sequence[str], params: Sequence[str] | None = None, scope: str = ""
+    ) -> Opened:
         """The videos of one request, in order, within the limits."""
         if len(urls) > self.limits.max_videos:
             raise InvalidRequest(
@@ -155,57 +121,66 @@ class MediaLoader:
                 param=params[self.limits.max_videos] if params else None,
                 code="too_many_videos",
             )
-        timed = await _together([self._open_video(url) for url in urls], params, VIDEO)
+        timed = await _together([self._open_video(url, scope) for url in urls], params, VIDEO)
         return Opened(tuple(video for video, _ in timed), tuple(timings for _, timings in timed))
 
-    async def _open_video(self, url: str) -> tuple[Video, MediaTimings]:
+    async def _open_video(self, url: str, scope: str) -> tuple[Video, MediaTimings]:
         started = self._clock()
         source = parse_source(url, self.limits, VIDEO)
+        remote = source.url if isinstance(source, RemoteSource) else ""
         if isinstance(source, RemoteSource):
-            assert self._fetcher is not None
-            data = await self._fetcher.fetch(source.url, VIDEO)
+            data = await self._fetcher.fetch(remote, VIDEO, scope)
         else:
             data = await self._in_thread(source.read, self.limits)
         there = self._clock()
-        video = await self._in_thread(open_video, data, self.limits)
+        with self._forgetting(remote, VIDEO, scope):
+            video = await self._in_thread(open_video, data, self.limits)
         return video, MediaTimings(there - started, self._clock() - there)
 
     async def decode_all(
-        self, encoded: Sequence[EncodedImage], params: Sequence[str] | None = None
+        self, encoded: Sequence[EncodedImage], params: Sequence[str] | None = None, scope: str = ""
     ) -> Loaded:
-        timed = await _together([self._decode_timed(image) for image in encoded], params)
+        timed = await _together([self._decode_timed(image, scope) for image in encoded], params)
         return Loaded(tuple(image for image, _ in timed), tuple(timings for _, timings in timed))
 
     async def aclose(self) -> None:
-        if self._owned_fetcher is not None:
-            await self._owned_fetcher.aclose()
-        if self._owned_executor is not None:
-            self._owned_executor.shutdown(wait=False, cancel_futures=True)
+        if self._owns_fetcher:
+            await self._fetcher.aclose()
+        if self._owns_executor:
+            self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _decode_timed(self, image: EncodedImage) -> tuple[Image, MediaTimings]:
+    async def _decode_timed(self, image: EncodedImage, scope: str) -> tuple[Image, MediaTimings]:
         started = self._clock()
-        decoded = await self._decode(image.data)
+        decoded = await self._decode(image, scope)
         return decoded, MediaTimings(image.fetch_s, self._clock() - started)
 
-    async def _decode(self, data: bytes) -> Image:
-        return await self._in_thread(decode, data, self.limits)
+    async def _decode(self, image: EncodedImage, scope: str) -> Image:
+        async def work() -> Image:
+            return await self._in_thread(decode, image.data, self.limits, image.identity)
+
+        with self._forgetting(image.url, IMAGE, scope):
+            return await self._decoded.get(image.identity, work, scope)
+
+    @contextmanager
+    def _forgetting(self, url: str, kind: Kind, scope: str) -> Iterator[None]:
+        """Fetched bytes that turn out to be broken are not kept: they may be whole the next time."""
+        try:
+            yield
+        except InvalidMedia:
+            if url:
+                self._fetcher.forget(url, kind, scope)
+            raise
 
     async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
 
-    def _read_local(self, source: InlineSource | FileSource) -> tuple[ImageHeader, bytes]:
+    def _read_local(self, source: InlineSource | FileSource) -> tuple[ImageHeader, str, bytes]:
         return self._look(source.read(self.limits))
 
-    def _look(self, data: bytes) -> tuple[ImageHeader, bytes]:
+    def _look(self, data: bytes) -> tuple[ImageHeader, str, bytes]:
         header = probe(data, self.limits)
         check_still(header, self.limits)
-        return header, data
-
-
-def _guarded_fetcher(limits: MediaLimits) -> FetchesImages:
-    from fovea.media.fetch import Fetcher
-
-    return Fetcher(limits)
+        return header, identify(data, header), data
 
 
 async def _together(

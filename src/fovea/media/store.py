@@ -1,7 +1,7 @@
 """Images that clients sent ahead, by id: a later request names one instead of sending its bytes again.
 
 Decoded images, bounded in bytes; the least recently used goes first, and each after its time to live. Ids can not be
-guessed: whoever knows one was told it.
+guessed: whoever knows one was told it. Where tenants are kept apart, even that does not help another one.
 """
 
 from __future__ import annotations
@@ -9,90 +9,60 @@ from __future__ import annotations
 import hmac
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from fovea.core.image import Image
+from fovea.media.cache import ByteCache
 
 SCHEME = "fovea-image://"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:
-    """expires: on the store's clock, seconds; by default of the epoch."""
+    """expires: on the store's clock, seconds; by default of the epoch. tenant: who alone may name it."""
 
     id: str
     image: Image
     expires: float
+    tenant: str = ""
 
 
 class ImageStore:
-    """For one thread, as the event loop is. capacity: bytes of pixels; 0 keeps nothing."""
+    """For one thread, as the event loop is. capacity: bytes of pixels and entries; 0 keeps nothing."""
 
     def __init__(self, capacity: int, ttl_s: float, clock: Callable[[], float] = time.time) -> None:
-        self.capacity = capacity
-        self.ttl_s = ttl_s
-        self.bytes = 0
-        self.hits = 0
-        self.misses = 0
-        self.evictions = 0
+        self.cache: ByteCache[str, StoredImage] = ByteCache(capacity, ttl_s, clock)
         self._clock = clock
         self._secret = secrets.token_bytes(32)
-        self._images: OrderedDict[str, StoredImage] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._images)
+        return len(self.cache)
 
-    def put(self, image: Image, owner: str = "") -> StoredImage | None:
-        """Keep an image, or keep it longer. One image of one owner has one id. None: it is larger than the store."""
-        if len(image.rgb) > self.capacity:
-            return None
-        name = hmac.digest(self._secret, f"{owner}\x00{image.identity}".encode(), "sha256").hex()[:40]
-        self.drop(name)
-        stored = StoredImage(name, image, self._clock() + self.ttl_s)
-        self._images[name] = stored
-        self.bytes += len(image.rgb)
-        self._drop_expired()
-        while self.bytes > self.capacity:
-            self.drop(next(iter(self._images)))
-            self.evictions += 1
-        return stored
+    def put(self, image: Image, salt: str = "", tenant: str = "") -> StoredImage | None:
+        """Keep an image, or keep it longer. One image under one salt of one tenant has one id.
 
-    def get(self, name: str) -> StoredImage | None:
-        stored = self._images.get(name)
-        if stored is not None and stored.expires <= self._clock():
-            self.drop(name)
+        None: it is larger than the store.
+        """
+        owner = f"{len(tenant)}:{tenant}{salt}\x00{image.identity}"
+        name = hmac.digest(self._secret, owner.encode(), "sha256").hex()[:40]
+        stored = StoredImage(name, image, self._clock() + self.cache.ttl_s, tenant)
+        return stored if self.cache.put(name, stored, len(image.rgb)) else None
+
+    def get(self, name: str, tenant: str = "") -> StoredImage | None:
+        """The tenant's image of that id. Another's is as unknown as one that never was."""
+        stored = self.cache.find(name)
+        if stored is not None and stored.tenant != tenant:
             stored = None
-        if stored is None:
-            self.misses += 1
-            return None
-        self.hits += 1
-        self._images.move_to_end(name)
+        self.cache.count(hit=stored is not None)
         return stored
 
     def drop(self, name: str) -> bool:
         """Whether it was here."""
-        stored = self._images.pop(name, None)
-        if stored is not None:
-            self.bytes -= len(stored.image.rgb)
-        return stored is not None
-
-    def _drop_expired(self) -> None:
-        now = self._clock()
-        for name in [name for name, stored in self._images.items() if stored.expires <= now]:
-            self.drop(name)
+        return self.cache.drop(name)
 
     def clear(self) -> None:
-        self._images.clear()
-        self.bytes = 0
+        self.cache.clear()
 
     def stats(self) -> dict[str, float]:
-        self._drop_expired()
-        return {
-            "image_store_bytes": self.bytes,
-            "image_store_entries": len(self),
-            "image_store_hits": self.hits,
-            "image_store_misses": self.misses,
-            "image_store_evictions": self.evictions,
-        }
+        return self.cache.stats("image_store")

@@ -10,6 +10,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fovea import __version__
 from fovea.core.protocols import EngineClient
+from fovea.media.decoded import DecodedImages
+from fovea.media.fetch import Fetcher
+from fovea.media.fetched import FetchedBytes
 from fovea.media.load import MediaLoader
 from fovea.media.store import ImageStore
 from fovea.observe.metrics import Metrics
@@ -25,13 +28,16 @@ from fovea.server.state import ServerState
 def create_app(client: EngineClient, settings: ServerSettings | None = None) -> FastAPI:
     """`client` is closed with the application, after draining for `settings.drain_seconds`."""
     settings = settings or ServerSettings()
-    images = ImageStore(settings.image_store_mib * MIB, settings.image_ttl)
+    fetched = FetchedBytes(Fetcher(settings.media), settings.fetch_cache_mib * MIB, settings.fetch_ttl)
+    decoded = DecodedImages(settings.decoded_cache_mib * MIB, settings.decoded_ttl)
     state = ServerState(
         client=client,
         settings=settings,
-        media=MediaLoader(settings.media),
-        metrics=Metrics(lambda: {**client.stats(), **images.stats()}, client.info.name, __version__),
-        images=images,
+        media=MediaLoader(settings.media, fetched, decoded=decoded),
+        metrics=Metrics(lambda: state.stats(), client.info.name, __version__),
+        fetched=fetched,
+        decoded=decoded,
+        images=ImageStore(settings.image_store_mib * MIB, settings.image_ttl),
         rooms=Rooms(client),
     )
 
@@ -41,6 +47,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         state.draining = True
         await client.close(settings.drain_seconds)
         await state.media.aclose()
+        await fetched.aclose()
 
     app = FastAPI(
         title="Fovea",

@@ -15,7 +15,7 @@ from fovea.server.explain import shorten
 from fovea.server.state import state_of
 
 router = APIRouter()
-STAGES = ("images", *CACHE_STAGES)
+STAGES = ("fetched", "decoded", "images", *CACHE_STAGES)
 ALL = "all"
 USUAL = ("bytes", "capacity_bytes", "entries", "hits", "misses", "evictions")
 
@@ -24,8 +24,7 @@ USUAL = ("bytes", "capacity_bytes", "entries", "hits", "misses", "evictions")
 async def inspect(http: Request) -> dict[str, Any]:
     """Per stage, in the order of a request: bytes, ceiling, entries, hits, misses, evictions. Counts since the start."""
     state = state_of(http)
-    stats = {**state.client.stats(), **state.images.stats()}
-    return {"object": "caches", "stages": stages(stats, state.images.capacity)}
+    return {"object": "caches", "stages": stages(state.stats())}
 
 
 @router.delete("/admin/caches/{stage}", responses=NAMED)
@@ -37,24 +36,30 @@ async def clear(stage: str, http: Request) -> dict[str, Any]:
             f"there is no cache {shorten(stage)}; there are {', '.join(STAGES)}, and {ALL}",
             code="no_such_cache",
         )
-    if stage in ("images", ALL):
-        state.images.clear()
+    for name, cache in (
+        ("fetched", state.fetched.cache),
+        ("decoded", state.decoded.cache),
+        ("images", state.images.cache),
+    ):
+        if stage in (name, ALL):
+            cache.clear()
     chosen = [name for name in CACHE_STAGES if stage in (name, ALL)]
     if chosen:
         await asyncio.to_thread(state.client.clear_caches, *chosen)
     return {"object": "caches.cleared", "cleared": list(STAGES) if stage == ALL else [stage]}
 
 
-def stages(stats: Mapping[str, float], image_capacity: int) -> dict[str, dict[str, float]]:
-    """From the engine's flat numbers. A tier that is not there is left out."""
+def stages(stats: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """From the flat numbers of `observe.table`. A tier that is not there is left out."""
 
     def of(prefix: str, *names: str) -> dict[str, float]:
         return {name: stats[f"{prefix}_{name}"] for name in names if f"{prefix}_{name}" in stats}
 
     block = stats.get("kv_block_bytes", 0)
     found = {
-        "images": of("image_store", "bytes", "entries", "hits", "misses", "evictions")
-        | {"capacity_bytes": image_capacity},
+        "fetched": of("fetch_cache", *USUAL, "expired", "revalidations"),
+        "decoded": of("decoded_cache", *USUAL, "expired"),
+        "images": of("image_store", *USUAL, "expired"),
         "encoder": of("embed_cache", *USUAL[:2], "held_bytes", *USUAL[2:], "expired"),
         "host": of("embed_host", *USUAL, "expired"),
         "disk": of("embed_disk", *USUAL, "expired", "corrupt", "off"),

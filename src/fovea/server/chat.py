@@ -15,7 +15,7 @@ from fovea.core.types import GenerationRequest
 from fovea.server.answer import Deadline, while_connected, whole
 from fovea.server.docs import GENERATES
 from fovea.server.images import load_images
-from fovea.server.state import ServerState, state_of
+from fovea.server.state import ServerState, Share, share_of, state_of
 from fovea.server.streaming import stream_response
 
 router = APIRouter()
@@ -29,28 +29,34 @@ async def chat_completions(body: ChatRequest, http: Request) -> Response:
     with wire_names(body):
         params = sampling(body, state.client.info.default_sampling)
         with state.rooms.hold(params.n) as room:
-            request = await while_connected(http, _request(state, body, params))
+            request = await while_connected(
+                http, _request(state, body, params, share_of(http, body.cache_salt))
+            )
             if not body.stream:
                 answer = await while_connected(http, whole(state, request, room))
                 return JSONResponse(bodies.whole(answer))
             return await stream_response(state, http, request, room, bodies, body)
 
 
-async def _request(state: ServerState, body: ChatRequest, params: SamplingParams) -> GenerationRequest:
+async def _request(
+    state: ServerState, body: ChatRequest, params: SamplingParams, share: Share
+) -> GenerationRequest:
     """Images and videos count against the request's timeout; the engine gets what they left of it."""
     deadline = Deadline(state.timeout(body.timeout))
     pictures, clips = image_references(body.messages), video_references(body.messages)
     loaded = await deadline.reading(
-        load_images(state, [r.url for r in pictures], [r.param for r in pictures])
+        load_images(state, [r.url for r in pictures], [r.param for r in pictures], share)
     )
-    opened = await deadline.reading(state.media.open_videos([r.url for r in clips], [r.param for r in clips]))
+    opened = await deadline.reading(
+        state.media.open_videos([r.url for r in clips], [r.param for r in clips], share.salt)
+    )
     state.metrics.images(len(pictures))
     state.metrics.videos(len(clips))
     return GenerationRequest(
         id=uuid.uuid4().hex,
         prompt=chat_prompt(body, loaded.images, opened.videos),
         sampling=params,
-        cache_salt=body.cache_salt or "",
+        cache_salt=share.salt,
         timeout=deadline.left,
         priority=body.priority or 0,
         fetch_s=loaded.waited.fetch_s + opened.waited.fetch_s,

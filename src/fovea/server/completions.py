@@ -16,7 +16,7 @@ from fovea.core.types import Completion, GenerationRequest
 from fovea.server.answer import while_connected, whole
 from fovea.server.docs import GENERATES
 from fovea.server.room import Room
-from fovea.server.state import ServerState, state_of
+from fovea.server.state import ServerState, share_of, state_of
 from fovea.server.streaming import stream_response
 
 router = APIRouter()
@@ -31,7 +31,7 @@ async def completions(body: CompletionRequest, http: Request) -> Response:
     state = state_of(http)
     bodies = CompletionBodies(state.check_model(body.model))
     with wire_names(body):
-        requests = _requests(state, body)
+        requests = _requests(state, body, share_of(http, body.cache_salt).salt)
         with state.rooms.hold(sum(request.sampling.n for request in requests)) as room:
             if not body.stream:
                 answers = await while_connected(http, _all(state, requests, room))
@@ -41,7 +41,7 @@ async def completions(body: CompletionRequest, http: Request) -> Response:
             return await stream_response(state, http, requests[0], room, bodies, body)
 
 
-def _requests(state: ServerState, body: CompletionRequest) -> list[GenerationRequest]:
+def _requests(state: ServerState, body: CompletionRequest, salt: str) -> list[GenerationRequest]:
     params = sampling(body, state.client.info.default_sampling)
     prompts = completion_prompts(body)
     if len(prompts) > MAX_PROMPTS:
@@ -51,7 +51,7 @@ def _requests(state: ServerState, body: CompletionRequest) -> list[GenerationReq
             id=uuid.uuid4().hex,
             prompt=prompt,
             sampling=params,
-            cache_salt=body.cache_salt or "",
+            cache_salt=salt,
             timeout=state.timeout(body.timeout),
             priority=body.priority or 0,
             usual_tokens=USUAL_TOKENS,

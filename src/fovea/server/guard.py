@@ -5,17 +5,16 @@ Plain ASGI, so that a body over the limit is refused while it arrives, and a str
 
 from __future__ import annotations
 
-import hmac
 import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fovea.core.errors import FoveaError, PayloadTooLarge, Unauthorized, Unavailable
+from fovea.core.errors import FoveaError, PayloadTooLarge, Unavailable
 from fovea.server.errors import response
+from fovea.server.keys import PROTECTED, Keys
 from fovea.server.settings import MIB
 from fovea.server.state import ServerState
 
-PROTECTED = ("/v1/", "/tokenize", "/admin/")
 CLIENT_GONE = 499
 """The status in the metrics of a request whose client left before it was answered; nobody was sent it."""
 
@@ -25,7 +24,7 @@ class Guard:
         self.app = app
         self.state = state
         self.limit = state.settings.max_body_mib * MIB
-        self._keys = [key.encode() for key in state.settings.api_keys]
+        self._keys = Keys(state.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,24 +56,14 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         headers = {name.lower(): value for name, value in scope["headers"]}
         if scope["path"].startswith(PROTECTED):
-            self._authorize(headers.get(b"authorization", b""))
+            tenant = self._keys.admit(scope["path"], headers.get(b"authorization", b""))
+            scope.setdefault("state", {})["tenant"] = tenant
             reason = self.state.unavailable() if scope["method"] == "POST" else None
             if reason is not None:
                 raise Unavailable(reason)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self.limit:
             raise self._too_large(f"{int(length)} bytes")
-
-    def _authorize(self, header: bytes) -> None:
-        if not self._keys:
-            return
-        scheme, _, key = header.partition(b" ")
-        if scheme.lower() != b"bearer" or not key:
-            raise Unauthorized("an API key is required: Authorization: Bearer KEY", code="missing_api_key")
-        # Every key is compared, so that the time taken tells nothing about which one nearly matched.
-        matching = sum(hmac.compare_digest(key.strip(), known) for known in self._keys)
-        if not matching:
-            raise Unauthorized("the API key is not valid here")
 
     def _limited(self, receive: Receive) -> Receive:
         seen = 0

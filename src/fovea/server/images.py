@@ -12,13 +12,13 @@ from fovea.api.schema import ImageUpload
 from fovea.core.errors import InvalidImage, InvalidRequest, NotFound
 from fovea.core.image import Image, PixelBudget
 from fovea.core.types import ChatPrompt, GenerationRequest, ImagePart, Message
-from fovea.media.load import Loaded, MediaTimings
+from fovea.media.loaded import Loaded, MediaTimings
 from fovea.media.store import SCHEME, StoredImage
 from fovea.server.answer import Deadline, while_connected, whole
 from fovea.server.docs import ERRORS, NAMED
 from fovea.server.explain import shorten
 from fovea.server.room import Room
-from fovea.server.state import ServerState, state_of
+from fovea.server.state import ServerState, Share, share_of, state_of
 
 router = APIRouter()
 
@@ -34,21 +34,24 @@ async def upload(body: ImageUpload, http: Request) -> dict[str, Any]:
 
 async def _upload(state: ServerState, body: ImageUpload, http: Request, room: Room) -> dict[str, Any]:
     """`timeout` is one deadline for all of it."""
+    share = share_of(http, body.cache_salt)
     deadline = Deadline(state.timeout(body.timeout))
-    loading = state.media.load_timed([body.url], ["url"])
+    loading = state.media.load_timed([body.url], ["url"], share.salt)
     loaded = await while_connected(http, deadline.reading(loading))
     image = loaded.images[0]
-    stored = state.images.put(image, body.cache_salt or "")
+    stored = state.images.put(image, share.salt, share.tenant)
     if stored is None:
         raise InvalidRequest(
             f"the image takes {len(image.rgb)} bytes decoded; images that are sent ahead have "
-            f"{state.images.capacity} in all (image_store_mib)",
+            f"{state.images.cache.capacity} in all (image_store_mib)",
             param="url",
             code="image_too_large",
         )
     card = _card(state, stored) | {"encoded": False}
     if body.encode:
-        answer = await while_connected(http, whole(state, _encoding(loaded, body, deadline.left), room))
+        answer = await while_connected(
+            http, whole(state, _encoding(loaded, body, share.salt, deadline.left), room)
+        )
         card |= {"encoded": True, "visual_tokens": answer.usage.image}
     return card
 
@@ -57,21 +60,23 @@ async def _upload(state: ServerState, body: ImageUpload, http: Request, room: Ro
 async def describe(name: str, http: Request) -> dict[str, Any]:
     """Whether an image is still here, and until when."""
     state = state_of(http)
-    return _card(state, _found(state, name))
+    return _card(state, _found(state, name, share_of(http, None).tenant))
 
 
 @router.delete("/v1/images/{name}", responses=NAMED)
 async def forget(name: str, http: Request) -> dict[str, Any]:
     """Forget an image. What caches hold of it goes in their own time."""
     state = state_of(http)
-    _found(state, name)
+    _found(state, name, share_of(http, None).tenant)
     state.images.drop(name)
     return {"id": name, "object": "image.deleted", "deleted": True}
 
 
-async def load_images(state: ServerState, urls: Sequence[str], places: Sequence[str]) -> Loaded:
+async def load_images(state: ServerState, urls: Sequence[str], places: Sequence[str], share: Share) -> Loaded:
     """The images of one request, in order: those that were sent ahead by id, the others from their URLs."""
-    known = {i: _named(state, url, places[i]) for i, url in enumerate(urls) if url.startswith(SCHEME)}
+    known = {
+        i: _named(state, url, places[i], share.tenant) for i, url in enumerate(urls) if url.startswith(SCHEME)
+    }
     if known and len(urls) > state.media.limits.max_images:
         raise InvalidRequest(
             f"the request has {len(urls)} images; accepted: at most {state.media.limits.max_images}",
@@ -79,14 +84,14 @@ async def load_images(state: ServerState, urls: Sequence[str], places: Sequence[
             code="too_many_images",
         )
     others = [i for i in range(len(urls)) if i not in known]
-    loaded = await state.media.load_timed([urls[i] for i in others], [places[i] for i in others])
+    loaded = await state.media.load_timed([urls[i] for i in others], [places[i] for i in others], share.salt)
     rest = iter(zip(loaded.images, loaded.timings, strict=True))
     pairs = [(known[i], MediaTimings(0.0, 0.0)) if i in known else next(rest) for i in range(len(urls))]
     return Loaded(tuple(image for image, _ in pairs), tuple(timings for _, timings in pairs))
 
 
-def _named(state: ServerState, url: str, place: str) -> Image:
-    stored = state.images.get(url.removeprefix(SCHEME))
+def _named(state: ServerState, url: str, place: str, tenant: str) -> Image:
+    stored = state.images.get(url.removeprefix(SCHEME), tenant)
     if stored is None:
         raise InvalidImage(
             f"{shorten(url)} is not here, or not any more; send the image again to /v1/images",
@@ -96,19 +101,19 @@ def _named(state: ServerState, url: str, place: str) -> Image:
     return stored.image
 
 
-def _found(state: ServerState, name: str) -> StoredImage:
-    stored = state.images.get(name)
+def _found(state: ServerState, name: str, tenant: str) -> StoredImage:
+    stored = state.images.get(name, tenant)
     if stored is None:
         raise NotFound(f"image {shorten(name)} is not here, or not any more", code="image_not_found")
     return stored
 
 
-def _encoding(loaded: Loaded, body: ImageUpload, timeout: float | None) -> GenerationRequest:
+def _encoding(loaded: Loaded, body: ImageUpload, salt: str, timeout: float | None) -> GenerationRequest:
     budget = PixelBudget(detail=body.detail, min_pixels=body.min_pixels, max_pixels=body.max_pixels)
     return GenerationRequest(
         id=uuid.uuid4().hex,
         prompt=ChatPrompt((Message("user", (ImagePart(loaded.images[0], budget),)),)),
-        cache_salt=body.cache_salt or "",
+        cache_salt=salt,
         timeout=timeout,
         encode_only=True,
         fetch_s=loaded.waited.fetch_s,

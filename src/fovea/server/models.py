@@ -16,7 +16,7 @@ from fovea.server.docs import ERRORS, NAMED
 from fovea.server.errors import response
 from fovea.server.explain import shorten
 from fovea.server.images import load_images
-from fovea.server.state import ServerState, state_of
+from fovea.server.state import ServerState, share_of, state_of
 
 router = APIRouter()
 
@@ -53,10 +53,11 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
             min_pixels=body.min_pixels,
             video_pruning_rate=body.video_pruning_rate,
         )
+        share = share_of(http, None)
         references = image_references(chat.messages)
-        loaded = await load_images(state, [r.url for r in references], [r.param for r in references])
+        loaded = await load_images(state, [r.url for r in references], [r.param for r in references], share)
         clips = video_references(chat.messages)
-        opened = await state.media.open_videos([r.url for r in clips], [r.param for r in clips])
+        opened = await state.media.open_videos([r.url for r in clips], [r.param for r in clips], share.salt)
         prompt = chat_prompt(chat, loaded.images, opened.videos)
     else:
         prompt = TextPrompt(body.prompt or "")

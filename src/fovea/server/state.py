@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fastapi import Request
 
 from fovea.core.errors import NotFound
 from fovea.core.protocols import EngineClient
+from fovea.media.decoded import DecodedImages
+from fovea.media.fetched import FetchedBytes
 from fovea.media.load import MediaLoader
 from fovea.media.store import ImageStore
 from fovea.observe.metrics import Metrics
@@ -27,6 +31,8 @@ class ServerState:
     settings: ServerSettings
     media: MediaLoader
     metrics: Metrics
+    fetched: FetchedBytes
+    decoded: DecodedImages
     images: ImageStore
     rooms: Rooms
     draining: bool = False
@@ -49,8 +55,26 @@ class ServerState:
             )
         return served
 
+    def stats(self) -> Mapping[str, float]:
+        """The engine's numbers and those of the caches before it, by the names of `observe.table`."""
+        before = self.fetched.stats() | self.decoded.stats() | self.images.stats()
+        return {**before, **self.client.stats()}
+
     def timeout(self, asked: float | None) -> float | None:
         return asked or self.settings.request_timeout or None
+
+
+class Share(NamedTuple):
+    """A request's share of the caches. tenant: whose it is, "" where all share them; salt: that and its own cache_salt."""
+
+    tenant: str
+    salt: str
+
+
+def share_of(request: Request, cache_salt: str | None) -> Share:
+    tenant: str = getattr(request.state, "tenant", "")
+    own = cache_salt or ""
+    return Share(tenant, f"{tenant}:{own}" if tenant else own)
 
 
 def state_of(request: Request) -> ServerState:

@@ -1,0 +1,399 @@
+"""Bytes behind URLs over real sockets: downloaded once, kept on the host's terms, refused like any other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import httpx
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from fovea.core.errors import Forbidden, FoveaError, InvalidImage
+from fovea.media.fetch import Fetcher
+from fovea.media.fetched import FetchedBytes
+from fovea.media.kind import IMAGE, VIDEO
+from fovea.media.limits import MediaLimits
+from fovea.media.load import MediaLoader
+from tests.media.internet import PNG, PUBLIC, Internet
+from tests.media.samples import sample
+from tests.media.web import Answer, Answers, Web, serve
+
+LOCAL = MediaLimits(allow_private_hosts=True, fetch_timeout_s=5)
+OTHER = sample(width=41)
+MIB = 1 << 20
+TTL = 100.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def kept(
+    clock: Clock | None = None, limits: MediaLimits = LOCAL, capacity: int = MIB, ttl: float = TTL
+) -> FetchedBytes:
+    return FetchedBytes(Fetcher(limits), capacity, ttl, clock or Clock())
+
+
+@asynccontextmanager
+async def opened(answers: Answers, cache: FetchedBytes) -> AsyncIterator[Web]:
+    async with serve(answers) as web:
+        yield web
+        await cache.aclose()
+
+
+def picture(*headers: str, **more: object) -> Answer:
+    return replace(Answer(PNG, headers=headers), **more)  # type: ignore[arg-type]
+
+
+def tagged(etag: str, *headers: str) -> Callable[[str], Answer]:
+    """A picture that has an ETag, and a 304 for whoever has it already."""
+
+    def answer(head: str) -> Answer:
+        if f"if-none-match: {etag}" in head.lower():
+            return Answer(status="304 Not Modified", headers=(f"ETag: {etag}", *headers), length=-1)
+        return picture(f"ETag: {etag}", *headers)
+
+    return answer
+
+
+def numbers(cache: FetchedBytes) -> tuple[int, int, int]:
+    return cache.cache.hits, cache.cache.misses, cache.revalidations
+
+
+async def test_a_fresh_url_is_downloaded_once() -> None:
+    clock = Clock()
+    cache = kept(clock)
+    async with opened({"/": picture("Cache-Control: max-age=60")}, cache) as web:
+        for now in (0.0, 59.0):
+            clock.now = now
+            assert await cache.fetch(web.url("/#part")) == await cache.fetch(web.url("/")) == PNG
+        assert len(web.requests) == 1
+        clock.now = 60.0
+        assert await cache.fetch(web.url("/")) == PNG
+        assert len(web.requests) == 2, "without anything to ask with it is downloaded again"
+    assert numbers(cache) == (3, 2, 0)
+
+
+@pytest.mark.parametrize(
+    "header", ["Cache-Control: max-age=1000000", "Expires: Sun, 09 Sep 2040 01:46:40 GMT"]
+)
+async def test_the_time_to_live_is_a_ceiling(header: str) -> None:
+    clock = Clock()
+    cache = kept(clock)
+    async with opened({"/": picture(header)}, cache) as web:
+        await cache.fetch(web.url("/"))
+        clock.now = TTL - 1
+        await cache.fetch(web.url("/"))
+        clock.now = TTL
+        await cache.fetch(web.url("/"))
+        assert len(web.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [(), ("Cache-Control: no-store, max-age=60", 'ETag: "1"'), ("Cache-Control: private, max-age=60",)],
+)
+async def test_what_may_not_be_kept(headers: tuple[str, ...]) -> None:
+    cache = kept()
+    async with opened({"/": picture(*headers)}, cache) as web:
+        for _ in range(2):
+            assert await cache.fetch(web.url("/")) == PNG
+        assert len(web.requests) == 2
+        assert "if-none-match" not in web.requests[1].lower()
+    assert (cache.cache.bytes, numbers(cache)) == (0, (0, 2, 0))
+
+
+async def test_without_a_lifetime_the_host_is_asked_every_time() -> None:
+    cache = kept()
+    answers: dict[str, Callable[[str], Answer] | Answer] = {"/": tagged('"1"')}
+    async with opened(answers, cache) as web:
+        for _ in range(3):
+            assert await cache.fetch(web.url("/")) == PNG
+        assert numbers(cache) == (2, 1, 2)
+        answers["/"] = Answer(OTHER, headers=('ETag: "2"',))
+        assert await cache.fetch(web.url("/")) == OTHER, "it changed"
+        assert 'if-none-match: "1"' in web.requests[-1].lower()
+        answers["/"] = tagged('"2"')
+        assert await cache.fetch(web.url("/")) == OTHER
+    assert numbers(cache) == (3, 2, 3)
+
+
+async def test_by_date_where_there_is_no_tag() -> None:
+    date = "Sun, 09 Sep 2001 01:46:40 GMT"
+
+    def answer(head: str) -> Answer:
+        known = f"if-modified-since: {date.lower()}" in head.lower()
+        return Answer(status="304 Not Modified", length=-1) if known else picture(f"Last-Modified: {date}")
+
+    cache = kept()
+    async with opened({"/": answer}, cache) as web:
+        assert await cache.fetch(web.url("/")) == await cache.fetch(web.url("/")) == PNG
+    assert numbers(cache) == (1, 1, 1)
+
+
+async def test_a_confirmation_makes_it_fresh_again_and_live_longer() -> None:
+    clock = Clock()
+    cache = kept(clock)
+    async with opened({"/": tagged('"1"', "Cache-Control: max-age=60")}, cache) as web:
+        for now, requests in ((0, 1), (59, 1), (60, 2), (119, 2), (120, 3), (219, 4), (320, 5)):
+            clock.now = float(now)
+            assert await cache.fetch(web.url("/")) == PNG
+            assert len(web.requests) == requests
+    assert numbers(cache) == (5, 2, 3), "at 320 its time to live since 219 was over"
+
+
+async def test_an_error_is_not_kept_and_nothing_stale_is_shown_instead() -> None:
+    cache = kept()
+    answers: dict[str, Callable[[str], Answer] | Answer] = {"/": Answer(status="500 Oops")}
+    async with opened(answers, cache) as web:
+        with pytest.raises(InvalidImage, match="answered 500"):
+            await cache.fetch(web.url("/"))
+        answers["/"] = tagged('"1"')
+        assert await cache.fetch(web.url("/")) == PNG
+        answers["/"] = Answer(status="500 Oops")
+        with pytest.raises(InvalidImage, match="answered 500"):
+            await cache.fetch(web.url("/"))
+        answers["/"] = tagged('"1"')
+        assert await cache.fetch(web.url("/")) == PNG
+    assert numbers(cache) == (1, 1, 1)
+
+
+async def test_a_confirmation_that_nobody_asked_for_is_an_error() -> None:
+    cache = kept()
+    async with opened({"/": Answer(status="304 Not Modified", length=-1)}, cache) as web:
+        with pytest.raises(InvalidImage, match="answered 304"):
+            await cache.fetch(web.url("/"))
+
+
+async def test_two_who_ask_at_once_share_a_download() -> None:
+    hold = asyncio.Event()
+    cache = kept(capacity=0)
+    async with opened({"/": picture(hold=hold), "/other": picture()}, cache) as web:
+        tasks = [asyncio.create_task(cache.fetch(web.url("/"))) for _ in range(3)]
+        while not web.requests:
+            await asyncio.sleep(0.001)
+        assert await cache.fetch(web.url("/other")) == PNG
+        tasks[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[0]
+        hold.set()
+        assert await asyncio.gather(*tasks[1:]) == [PNG, PNG]
+        assert len(web.requests) == 2
+    assert numbers(cache) == (2, 2, 0)
+
+
+async def test_an_error_reaches_all_who_wait() -> None:
+    hold = asyncio.Event()
+    cache = kept()
+    async with opened({"/": Answer(status="404 Not Found", hold=hold)}, cache) as web:
+        loader = MediaLoader(LOCAL, cache)
+        tasks = [asyncio.create_task(loader.load_all([web.url("/")] * 2)) for _ in range(2)]
+        while not web.requests:
+            await asyncio.sleep(0.001)
+        hold.set()
+        for task in tasks:
+            with pytest.raises(InvalidImage, match="^image [01]: the image's server answered 404"):
+                await task
+        assert len(web.requests) == 1
+        await loader.aclose()
+
+
+async def test_when_all_who_wait_have_left_the_download_ends() -> None:
+    hold = asyncio.Event()
+    cache = kept()
+    async with opened({"/": picture("Cache-Control: max-age=60", hold=hold)}, cache) as web:
+        task = asyncio.create_task(cache.fetch(web.url("/")))
+        while not web.requests:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        hold.set()
+        assert cache.cache.bytes == 0
+        assert await cache.fetch(web.url("/")) == PNG
+        assert len(web.requests) == 2
+
+
+async def test_scopes_and_kinds_share_nothing() -> None:
+    cache = kept()
+    async with opened({"/": picture("Cache-Control: max-age=60")}, cache) as web:
+        for scope in ("", "a", "b", "a"):
+            assert await cache.fetch(web.url("/"), IMAGE, scope) == PNG
+        assert len(web.requests) == 3
+        with pytest.raises(FoveaError, match="not a video"):
+            await cache.fetch(web.url("/"), VIDEO)
+    assert len(cache.cache) == 3
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        MediaLimits(allow_private_hosts=True, allow_remote=False),
+        MediaLimits(allow_private_hosts=True, allowed_hosts=("b.example",)),
+        MediaLimits(allow_private_hosts=True, allowed_schemes=("https",)),
+        MediaLimits(),
+    ],
+    ids=["remote off", "hosts", "schemes", "ports"],
+)
+async def test_policy_holds_for_what_is_here(limits: MediaLimits) -> None:
+    """The entries of one cache behind another policy: none of them is shown."""
+    cache, strict = kept(), kept(limits=limits)
+    async with opened({"/": picture("Cache-Control: max-age=60")}, cache) as web:
+        await cache.fetch(web.url("/"))
+        strict.cache = cache.cache
+        with pytest.raises(Forbidden):
+            await strict.fetch(web.url("/"))
+    await strict.aclose()
+
+
+async def test_bytes_are_counted_and_the_oldest_go() -> None:
+    cache = kept(capacity=4000)
+    async with opened({f"/{n}": picture("Cache-Control: max-age=60") for n in range(9)}, cache) as web:
+        for n in range(9):
+            await cache.fetch(web.url(f"/{n}"))
+            assert 0 < cache.cache.bytes <= 4000
+        told = cache.stats()
+        assert told["fetch_cache_evictions"] == 9 - told["fetch_cache_entries"] > 0
+        assert told["fetch_cache_bytes"] >= told["fetch_cache_entries"] * len(PNG)
+        await cache.fetch(web.url("/8"))
+        await cache.fetch(web.url("/0"))
+        assert len(web.requests) == 10
+
+
+async def test_what_was_forgotten_is_downloaded_again() -> None:
+    cache = kept()
+    broken = sample()[:-20]
+    answers = {"/": Answer(broken, headers=("Cache-Control: max-age=60",))}
+    async with opened(answers, cache) as web:
+        loader = MediaLoader(LOCAL, cache)
+        with pytest.raises(InvalidImage, match="truncated"):
+            await loader.load(web.url("/"))
+        answers["/"] = picture("Cache-Control: max-age=60")
+        assert (await loader.load(web.url("/"))).width == 40, "the broken one was not kept"
+        await loader.aclose()
+
+
+def redirected(*hops: str, final: tuple[str, ...]) -> dict[str, Answer]:
+    """/0 leads to /1, and so on; each hop with its Cache-Control."""
+    answers = {
+        f"/{n}": Answer(
+            status="302 Found", headers=(f"Location: /{n + 1}", *([f"Cache-Control: {hop}"] if hop else []))
+        )
+        for n, hop in enumerate(hops)
+    }
+    return answers | {f"/{len(hops)}": picture(*final)}
+
+
+@pytest.mark.parametrize(
+    ("hops", "requests"),
+    [(("max-age=50", "max-age=40"), 3), (("max-age=50", ""), 6), (("no-store", "max-age=40"), 6)],
+    ids=["fresh", "one without a lifetime", "one not to be stored"],
+)
+async def test_a_redirect_is_fresh_no_longer_than_any_of_its_hops(
+    hops: tuple[str, ...], requests: int
+) -> None:
+    clock = Clock()
+    cache = kept(clock)
+    async with opened(redirected(*hops, final=("Cache-Control: max-age=60",)), cache) as web:
+        await cache.fetch(web.url("/0"))
+        clock.now = 39.0
+        await cache.fetch(web.url("/0"))
+        assert len(web.requests) == requests
+        clock.now = 40.0
+        await cache.fetch(web.url("/0"))
+        assert len(web.requests) == requests + 3
+
+
+async def test_a_redirect_that_leads_elsewhere_now() -> None:
+    """The tag is known of the old target: the new one is not asked about it, whatever it calls its bytes."""
+    cache = kept()
+    answers: dict[str, Callable[[str], Answer] | Answer] = {
+        "/": Answer(status="302 Found", headers=("Location: /old",)),
+        "/old": tagged('"1"'),
+        "/new": lambda head: tagged('"1"')(head) if "if-none-match" in head.lower() else Answer(OTHER),
+    }
+    async with opened(answers, cache) as web:
+        assert await cache.fetch(web.url("/")) == await cache.fetch(web.url("/")) == PNG
+        assert ["if-none-match" in head.lower() for head in web.requests] == [False, False, False, True]
+        answers["/"] = Answer(status="302 Found", headers=("Location: /new",))
+        assert await cache.fetch(web.url("/")) == OTHER
+
+
+async def test_a_stale_entry_is_asked_about_only_at_a_public_address() -> None:
+    net = Internet(
+        {"a.example": [PUBLIC]}, lambda _: httpx.Response(200, content=PNG, headers={"etag": '"1"'})
+    )
+    cache = FetchedBytes(net.fetcher(), MIB, TTL)
+    await cache.fetch("https://a.example/")
+    net.names["a.example"] = ["127.0.0.1"]
+    with pytest.raises(Forbidden, match="is not a public host"):
+        await cache.fetch("https://a.example/")
+    assert len(net.requests) == 1
+
+
+async def test_a_tag_that_can_not_be_sent_back_is_ignored() -> None:
+    headers = [(b"ETag", b"\xff\xfe"), (b"Cache-Control", b"no-cache")]
+    net = Internet({"a.example": [PUBLIC]}, lambda _: httpx.Response(200, content=PNG, headers=headers))
+    cache = FetchedBytes(net.fetcher(), MIB, TTL)
+    for _ in range(2):
+        assert await cache.fetch("https://a.example/") == PNG
+    assert (len(net.requests), cache.cache.bytes) == (2, 0)
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.integers(0, 2)),
+        st.tuples(st.just("change"), st.integers(0, 2)),
+        st.tuples(st.just("wait"), st.integers(1, 60)),
+    ),
+    max_size=30,
+)
+
+
+@given(EVENTS, st.integers(0, 40), st.integers(0, 5000))
+def test_nobody_sees_more_than_the_host_allowed(
+    events: list[tuple[str, int]], max_age: int, capacity: int
+) -> None:
+    """Whatever happens in between: what is shown was there, at the latest `max_age` seconds ago."""
+    clock = Clock()
+    versions = [[(0.0, 0)] for _ in range(3)]
+
+    def body(page: int, version: int) -> bytes:
+        return sample(width=20 + page, height=20 + version)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        page = int(request.url.path[1:])
+        tag = f'"{versions[page][-1][1]}"'
+        headers = {"etag": tag, "cache-control": f"max-age={max_age}"}
+        if request.headers.get("if-none-match") == tag:
+            return httpx.Response(304, headers=headers)
+        return httpx.Response(200, content=body(page, versions[page][-1][1]), headers=headers)
+
+    async def play() -> None:
+        net = Internet({"a.example": [PUBLIC]}, answer)
+        cache = FetchedBytes(net.fetcher(), capacity, TTL, clock)
+        for what, number in events:
+            if what == "wait":
+                clock.now += number
+            elif what == "change":
+                versions[number].append((clock.now, versions[number][-1][1] + 1))
+            else:
+                shown = await cache.fetch(f"https://a.example/{number}")
+                ends = [begun for begun, _ in versions[number][1:]] + [float("inf")]
+                current = {
+                    body(number, version)
+                    for (_, version), end in zip(versions[number], ends, strict=True)
+                    if end > clock.now - max_age or end == float("inf")
+                }
+                assert shown in current
+            assert cache.cache.bytes <= capacity
+
+    asyncio.run(play())

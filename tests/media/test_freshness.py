@@ -1,0 +1,113 @@
+"""What a response's headers allow a cache to do with it."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from fovea.media.freshness import Terms, read_terms
+
+NOW = 1_000_000_000.0
+DATE = "Sun, 09 Sep 2001 01:46:40 GMT"
+LATER = "Sun, 09 Sep 2001 01:47:40 GMT"
+URL = "https://a.example/1"
+
+
+def terms(**headers: str) -> Terms:
+    return read_terms(URL, {name.replace("_", "-"): value for name, value in headers.items()}, NOW)
+
+
+@pytest.mark.parametrize(
+    ("headers", "fresh_s"),
+    [
+        ({}, 0),
+        ({"cache_control": "max-age=60"}, 60),
+        ({"cache_control": "Public , MAX-AGE = 60"}, 60),
+        ({"cache_control": 'max-age="60"'}, 60),
+        ({"cache_control": "max-age=60", "age": "20"}, 40),
+        ({"cache_control": "max-age=60", "age": "90"}, 0),
+        ({"cache_control": "max-age=60", "age": "soon"}, 60),
+        ({"cache_control": "max-age=60, s-maxage=5"}, 5),
+        ({"cache_control": "max-age=60, max-age=5"}, 5),
+        ({"cache_control": "max-age=60, max-age=x"}, 0),
+        ({"cache_control": "max-age=60, no-cache"}, 0),
+        ({"cache_control": 'no-cache="set-cookie, x", max-age=60'}, 0),
+        ({"cache_control": "max-age=-1"}, 0),
+        ({"cache_control": "max-age=1.5"}, 0),
+        ({"cache_control": "max-age="}, 0),
+        ({"cache_control": "max-age"}, 0),
+        ({"cache_control": "max-age=" + "9" * 400}, 1 << 31),
+        ({"cache_control": "max-age=60", "expires": DATE, "date": DATE}, 60),
+        ({"expires": LATER, "date": DATE}, 60),
+        ({"expires": LATER}, 60),
+        ({"expires": LATER, "date": DATE, "age": "50"}, 10),
+        ({"expires": DATE, "date": LATER}, 0),
+        ({"expires": "0"}, 0),
+        ({"expires": "Sun, 99 Sep 2001 01:46:40 GMT"}, 0),
+        ({"last_modified": DATE}, 0),
+    ],
+)
+def test_how_long_it_is_fresh(headers: dict[str, str], fresh_s: float) -> None:
+    assert terms(**headers).fresh_s == fresh_s
+
+
+@pytest.mark.parametrize(
+    ("headers", "keep"),
+    [
+        ({}, False),
+        ({"cache_control": "max-age=60"}, True),
+        ({"etag": '"1"'}, True),
+        ({"last_modified": DATE}, True),
+        ({"etag": '"1"', "cache_control": "no-cache"}, True),
+        ({"etag": '"1"', "cache_control": "no-store"}, False),
+        ({"etag": '"1"', "cache_control": "max-age=60, No-Store"}, False),
+        ({"etag": '"1"', "cache_control": "max-age=60 no-store"}, False),
+        ({"etag": '"1"', "cache_control": "max-age=60; no-store"}, False),
+        ({"etag": '"1"', "cache_control": 'a="b, no-store'}, False),
+        ({"etag": '"1"', "cache_control": "private, max-age=60"}, False),
+        ({"etag": '"1"', "cache_control": 'private="x", max-age=60'}, False),
+        ({"etag": '"1"', "cache_control": "x" * 3000}, False),
+        ({"cache_control": "max-age=60", "vary": "Accept"}, True),
+        ({"cache_control": "max-age=60", "vary": "Accept, *"}, False),
+        ({"etag": "ä"}, False),
+        ({"etag": "a\x01"}, False),
+    ],
+)
+def test_whether_it_is_kept(headers: dict[str, str], keep: bool) -> None:
+    assert terms(**headers).keep is keep
+
+
+def test_what_asks_whether_it_still_holds() -> None:
+    assert terms(etag='W/"1"', last_modified=DATE).validators == {
+        "If-None-Match": 'W/"1"',
+        "If-Modified-Since": DATE,
+    }
+    assert terms(etag="\xff", last_modified=DATE).validators == {"If-Modified-Since": DATE}
+    assert terms(cache_control="max-age=60").validators == {}
+
+
+def test_a_confirmation_goes_over_what_was_known() -> None:
+    old = terms(cache_control="max-age=60", age="50", etag='"1"')
+    same = old.renewed({}, NOW)
+    assert (same.fresh_s, same.validators) == (60, old.validators)
+    assert old.renewed({"cache-control": "max-age=5", "etag": '"2"'}, NOW).fresh_s == 5
+    assert old.renewed({"etag": '"2"'}, NOW).validators == {"If-None-Match": '"2"'}
+    assert not old.renewed({"cache-control": "no-store"}, NOW).keep
+    expiring = terms(expires=LATER, date=DATE)
+    assert expiring.renewed({"date": LATER}, NOW).fresh_s == 0
+
+
+def test_a_redirect_on_the_way_may_end_sooner() -> None:
+    assert terms(cache_control="max-age=60").within(5).fresh_s == 5
+    assert not terms(cache_control="max-age=60").within(0).keep
+    assert terms(cache_control="max-age=60", etag='"1"').within(0).keep
+
+
+@given(st.text(max_size=80), st.text(max_size=40), st.text(max_size=40), st.text(max_size=40))
+def test_no_header_breaks_it(control: str, age: str, date: str, expires: str) -> None:
+    found = terms(cache_control=control, age=age, date=date, expires=expires, etag=age, vary=date)
+    assert found.fresh_s >= 0
+    assert found.size >= len(URL)
+    if "no-store" in control.lower().split(","):
+        assert not found.keep
