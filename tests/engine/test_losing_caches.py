@@ -41,6 +41,8 @@ def lose_something(machine: Engine, rng: random.Random) -> None:
         slower.clear(rng.choice(["host", "disk"]))
     elif kind < 0.8:
         pool.forget_all()
+    elif kind < 0.75:
+        machine._kv.host.forget_all()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -51,8 +53,9 @@ def lose_something(machine: Engine, rng: random.Random) -> None:
         {"kv_blocks": 40, "max_step_tokens": 24},
         {"embed_cache_mib": 0, "policy": "fcfs"},
         {"embed_cache_mib": 0, "embed_host_mib": 1, "embed_disk_dir": "disk", "prefix_cache": False},
+        {"kv_blocks": 24, "kv_host_mib": 1, "embed_cache_mib": 0},
     ],
-    ids=["roomy", "tight", "no room for outputs", "slower tiers alone"],
+    ids=["roomy", "tight", "no room for outputs", "slower tiers alone", "KV in host memory"],
 )
 def test_entries_vanish_during_a_run(qwen: Path, settings: dict[str, Any], seed: int, tmp_path: Path) -> None:
     if "embed_disk_dir" in settings:
@@ -75,3 +78,18 @@ def test_entries_vanish_during_a_run(qwen: Path, settings: dict[str, Any], seed:
         at_rest(machine)
         assert machine._slower.flush(10)
         machine._slower.check_integrity()
+
+
+def test_a_follow_up_finds_its_image_in_host_memory(qwen: Path) -> None:
+    """The pool holds one conversation; the other's image waits in host memory and is not encoded again."""
+    with engine(qwen, prefix_cache=False) as plain:
+        truth = [plain.generate(prompt, **GREEDY).token_ids for prompt in PROMPTS]
+    with engine(qwen, block_size=4, kv_blocks=13, kv_host_mib=1, embed_cache_mib=0) as machine:
+        for index in (0, 3, 0, 3, 1):
+            assert machine.generate(PROMPTS[index], **GREEDY).token_ids == truth[index]
+        stats = machine.stats()
+        assert stats["images_encoded"] == 2
+        assert stats["kv_host_loads"] > 0
+        machine.clear_caches("kv")
+        assert machine.stats()["kv_host_blocks"] == 0
+        at_rest(machine)

@@ -14,6 +14,7 @@ from typing import Any
 from fovea.core.sampling import SamplingParams
 from fovea.engine.cache.blocks import BlockPool
 from fovea.engine.cache.embeddings import EmbeddingCache
+from fovea.engine.cache.host_blocks import HostBlocks
 from fovea.engine.cache.manager import KVManager
 from fovea.engine.config import EngineConfig
 from fovea.engine.schedule.plan import StepPlan
@@ -79,6 +80,7 @@ class SlotRunner:
         self.left: dict[str, int] = {}
         self.image_bytes = image_bytes
         self.slots: dict[int, int] = {}
+        self.saved: dict[int, int] = {}
         self.encoded: list[str] = []
         self.computed = 0
 
@@ -117,9 +119,12 @@ class SlotRunner:
 
     def _copy(self, plan: StepPlan) -> None:
         size = self.scheduler.kv.block_size
-        for source, target, count in plan.copies:
-            for row in range(count):
-                self.slots[target * size + row] = self.slots[source * size + row]
+        for move in plan.moves:
+            source = self.saved if move.kind == "load" else self.slots
+            target = self.saved if move.kind == "save" else self.slots
+            for row in range(move.rows):
+                # A block of which only the first rows are named is saved whole; the others are nobody's.
+                target[move.target * size + row] = source.get(move.source * size + row, 0)
 
     def run(self, limit: int = 10_000) -> list[StepPlan]:
         """Steps until nothing is left; every one of them must do something."""
@@ -166,8 +171,10 @@ def scheduler(
     block_size: int = 4,
     embed_bytes: int = 1000,
     prefix_cache: bool = True,
+    host_slots: int = 0,
     **settings: Any,
 ) -> Scheduler:
     config = EngineConfig(block_size=block_size, **settings)
-    kv = KVManager(BlockPool(blocks), block_size, share_prefixes=prefix_cache)
+    host = HostBlocks(host_slots)
+    kv = KVManager(BlockPool(blocks), block_size, share_prefixes=prefix_cache, host=host)
     return Scheduler(config, kv, EmbeddingCache(embed_bytes))

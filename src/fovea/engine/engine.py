@@ -35,6 +35,7 @@ from fovea.core.video import VideoBudget
 from fovea.engine.admission import Admission, Ticket, cost
 from fovea.engine.cache.blocks import BlockPool
 from fovea.engine.cache.embeddings import EmbeddingCache
+from fovea.engine.cache.host_blocks import HostBlocks
 from fovea.engine.cache.manager import KVManager
 from fovea.engine.collect import AnswerState
 from fovea.engine.config import MIB, EngineConfig
@@ -42,7 +43,7 @@ from fovea.engine.events import Event
 from fovea.engine.inputs import to_prompt
 from fovea.engine.job import Job
 from fovea.engine.loop import EngineLoop
-from fovea.engine.memory import pool_blocks
+from fovea.engine.memory import host_slots, pool_blocks
 from fovea.engine.models.load import LoadedModel, load_model, prompt_builder
 from fovea.engine.pixels import Claim, PixelStore
 from fovea.engine.prepare import Prepared, Preparer
@@ -72,7 +73,7 @@ class Engine:
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         model, tokenizer = loaded.model, loaded.tokenizer
-        blocks = pool_blocks(self.config, model)
+        blocks, slots = pool_blocks(self.config, model), host_slots(self.config, model)
         self.tokenizer = tokenizer
         self._slower = slower_tiers(self.config, loaded.fingerprint, model.device)
         self._embeddings: EmbeddingCache[VisualFeatures] = EmbeddingCache(
@@ -81,7 +82,10 @@ class Engine:
             evicted=self._slower.evicted,
         )
         self._kv = KVManager(
-            BlockPool(blocks), self.config.block_size, share_prefixes=self.config.prefix_cache
+            BlockPool(blocks),
+            self.config.block_size,
+            share_prefixes=self.config.prefix_cache,
+            host=HostBlocks(slots),
         )
         self.scheduler = Scheduler(
             self.config, self._kv, self._embeddings, visual_token_bytes=model.visual_token_bytes
@@ -92,6 +96,7 @@ class Engine:
             Sampler(frozenset(i for i in tokenizer.eos_ids if i < loaded.info.vocab_size)),
             blocks=blocks,
             block_size=self.config.block_size,
+            host_blocks=slots,
             slower=self._slower,
         )
         self.loop = EngineLoop(self.scheduler, runner, tokenizer)
@@ -287,7 +292,7 @@ class Engine:
 
         def clear() -> None:
             if "kv" in chosen:
-                self._kv.pool.forget_all()
+                self._kv.forget_all()
             if "encoder" in chosen:
                 self._embeddings.clear()
 

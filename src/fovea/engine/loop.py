@@ -166,6 +166,8 @@ class EngineLoop:
             log.exception("a step failed")
             involved = [item.seq.id for item in plan.work]
             involved += [holder for job in plan.encode for holder in job.holders]
+            involved += [move.owner for move in plan.moves if move.owner]
+            self.scheduler.abandon()
             self._fail(involved, EngineError(f"the step failed: {error}"))
             self._count_failure()
             return

@@ -29,6 +29,14 @@ def pool_blocks(config: EngineConfig, model: VisionLanguageModel) -> int:
     return min(blocks, useful)
 
 
+def host_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
+    """Blocks of host memory for image prefixes that the pool gives up."""
+    if not config.prefix_cache:
+        return 0
+    block = model.decoder.config.kv_bytes_per_token(model.dtype.itemsize) * config.block_size
+    return config.kv_host_mib * MIB // block
+
+
 def _automatic(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

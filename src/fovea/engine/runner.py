@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fovea.engine.cache.embeddings import EmbeddingCache
+from fovea.engine.cache.moves import Move
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.positions import mrope_positions
 from fovea.engine.sample.sampler import Sampled, Sampler
@@ -75,6 +76,7 @@ class Runner:
         *,
         blocks: int,
         block_size: int,
+        host_blocks: int = 0,
         slower: SlowerTiers | None = None,
     ) -> None:
         self.model = model
@@ -86,6 +88,11 @@ class Runner:
         shape = (config.layers, blocks, block_size, 2, config.kv_heads, config.head_dim)
         # Zeroed, not empty: rows past a sequence's end are masked, but 0 * NaN would still be NaN.
         self.kv = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        self.host_kv = torch.empty(
+            (config.layers, host_blocks, *shape[2:]),
+            dtype=model.dtype,
+            pin_memory=model.device.type == "cuda" and host_blocks > 0,
+        )
         self._prompts: dict[str, _Prompt] = {}
         self._encodings: dict[str, _Encoding] = {}
         self._slice_s = 0.0
@@ -120,9 +127,8 @@ class Runner:
     def execute(self, plan: StepPlan, encode_s: float = math.inf) -> StepResult:
         """The plan's tokens, and about `encode_s` seconds of its images: at least one slice if there is any."""
         result = StepResult()
-        for source, target, count in plan.copies:
-            if source != target:
-                self.kv[:, target, :count] = self.kv[:, source, :count]
+        for move in plan.moves:
+            self._move(move)
         self._encode(plan.encode, encode_s, result)
         work = by_length([item for item in plan.work if item.seq.id not in result.failures])
         if not work:
@@ -138,6 +144,16 @@ class Runner:
             picks = self.sampler.sample(self.model.logits(chosen), sequences)
             result.sampled = {seq.id: pick for seq, pick in zip(sequences, picks, strict=True)}
         return result
+
+    def _move(self, move: Move) -> None:
+        """On CUDA in the order of the stream, like everything that reads and writes the pool."""
+        if move.kind == "save":
+            self.host_kv[:, move.target].copy_(self.kv[:, move.source], non_blocking=True)
+        elif move.kind == "load":
+            rows = self.host_kv[:, move.source, : move.rows]
+            self.kv[:, move.target, : move.rows].copy_(rows, non_blocking=True)
+        elif move.source != move.target:
+            self.kv[:, move.target, : move.rows] = self.kv[:, move.source, : move.rows]
 
     def _encode(self, jobs: Sequences[EncodeJob], seconds: float, result: StepResult) -> None:
         """Go on with what has begun, then with what is wanted, until the next slice would take too long."""

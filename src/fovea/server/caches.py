@@ -64,11 +64,21 @@ def stages(stats: Mapping[str, float]) -> dict[str, dict[str, float]]:
         "host": of("embed_host", *USUAL, "expired"),
         "disk": of("embed_disk", *USUAL, "expired", "corrupt", "off"),
         "kv": {
-            "bytes": (stats.get("kv_blocks_used", 0) + stats.get("kv_blocks_cached", 0)) * block,
+            "bytes": (stats.get("kv_blocks_used", 0) + stats.get("kv_blocks_idle", 0)) * block,
             "capacity_bytes": stats.get("kv_blocks_total", 0) * block,
             "held_bytes": stats.get("kv_blocks_used", 0) * block,
+            "visual_bytes": stats.get("kv_blocks_cached_visual", 0) * block,
             "hit_tokens": stats.get("prefix_hit_tokens", 0),
             "query_tokens": stats.get("prefix_query_tokens", 0),
         },
+        "kv_host": {
+            "bytes": stats.get("kv_host_blocks", 0) * block,
+            "capacity_bytes": stats.get("kv_host_blocks_total", 0) * block,
+            "entries": stats.get("kv_host_blocks", 0),
+            "hits": stats.get("kv_host_loads", 0),
+            "evictions": stats.get("kv_host_evictions", 0),
+        }
+        if stats.get("kv_host_blocks_total")
+        else {},
     }
     return {name: values for name, values in found.items() if values}

@@ -270,7 +270,7 @@ def test_an_image_that_ends_inside_a_block_is_computed_once_to_its_last_token(st
     assert [seq.output_ids for seq in asked] == [answer(seq) for seq in asked]
     assert {seq.cached_tokens for seq in asked[1:]} == {33}
     assert runner.computed == 35 + 1 + 4 * (2 + 1)
-    assert sum(len(plan.copies) for plan in plans) == 4
+    assert sum(len(plan.moves) for plan in plans) == 4
 
 
 def test_parts_are_told_apart_by_their_images_and_salts() -> None:
@@ -284,7 +284,7 @@ def test_parts_are_told_apart_by_their_images_and_salts() -> None:
     ]
     for seq in asked:
         brain.add(seq)
-        assert not any(plan.copies for plan in runner.run())
+        assert not any(plan.moves for plan in runner.run())
     assert [seq.output_ids for seq in asked] == [answer(seq) for seq in asked]
 
 

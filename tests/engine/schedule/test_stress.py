@@ -27,6 +27,7 @@ class Stress(RuleBasedStateMachine):
         running=st.integers(1, 5),
         embed=st.sampled_from([0, 10, 25, 1000]),
         share=st.booleans(),
+        host=st.integers(0, 6),
         policy=st.sampled_from(POLICY_NAMES),
         passes=st.integers(0, 3),
         seed=st.integers(0, 9),
@@ -39,6 +40,7 @@ class Stress(RuleBasedStateMachine):
         running: int,
         embed: int,
         share: bool,
+        host: int,
         policy: str,
         passes: int,
         seed: int,
@@ -49,6 +51,7 @@ class Stress(RuleBasedStateMachine):
             block_size=BLOCK,
             embed_bytes=embed,
             prefix_cache=share,
+            host_slots=host,
             max_step_tokens=step,
             max_step_visual_tokens=visual,
             max_running=running,
@@ -90,7 +93,7 @@ class Stress(RuleBasedStateMachine):
 
     @rule()
     def clear_caches(self) -> None:
-        self.brain.kv.pool.forget_all()
+        self.brain.kv.forget_all()
         self.brain.embeddings.clear()
 
     @invariant()

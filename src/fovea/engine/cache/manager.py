@@ -3,32 +3,43 @@
 Only full blocks are shared, and a full block is never written again: the tail that a sequence writes is always its own.
 Where an image ends inside a block, the rows up to its end have a name of their own, and a follower with another question
 copies them: an image is computed once to its last token.
+
+Blocks of image prefixes that the pool gives up are saved to host memory, where there is room for them, and loaded when
+they are asked for again. What a step has to copy, save and load is a list of moves, in an order that is right.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from fovea.engine.cache.blocks import BlockPool
+from fovea.engine.cache.blocks import BlockPool, Kind
 from fovea.engine.cache.hashing import block_hash, root_hash
+from fovea.engine.cache.host_blocks import HostBlocks
+from fovea.engine.cache.moves import Move
 from fovea.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """blocks: cached blocks from the start on. pending: id of a sequence that is computing the next one right now.
+    """blocks: cached blocks from the start on. slots: of host memory, with the blocks after those.
 
-    part: (block, rows) whose first rows are the next ones of the sequence, to be copied.
+    pending: id of a sequence that is computing or loading the next one right now.
+    part: (how, block or slot, rows) whose first rows are the next ones of the sequence.
     """
 
     blocks: tuple[int, ...]
     pending: str | None = None
-    part: tuple[int, int] | None = None
+    part: tuple[Literal["copy", "load"], int, int] | None = None
+    slots: tuple[int, ...] = ()
 
 
 class KVManager:
-    def __init__(self, pool: BlockPool, block_size: int, *, share_prefixes: bool = True) -> None:
+    def __init__(
+        self, pool: BlockPool, block_size: int, *, share_prefixes: bool = True, host: HostBlocks | None = None
+    ) -> None:
         self.pool = pool
+        self.host = HostBlocks(0) if host is None else host
         self.block_size = block_size
         self.share_prefixes = share_prefixes
         self.hit_tokens = 0
@@ -36,6 +47,8 @@ class KVManager:
         self._tables: dict[str, Sequence] = {}
         self._pending: dict[bytes, str] = {}
         self._promises: dict[str, set[bytes]] = {}
+        self._moves: list[Move] = []
+        self._loading: list[tuple[Sequence, int, bytes, int]] = []
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -45,22 +58,32 @@ class KVManager:
         if not self.share_prefixes:
             return PrefixMatch(())
         self._name_blocks(seq, (seq.length - 1) // self.block_size)
-        found: list[int] = []
+        blocks: list[int] = []
+        slots: list[int] = []
         for name in seq.block_hashes[: (seq.length - 1) // self.block_size]:
-            block = self.pool.find(name)
-            if block is None:
-                pending = self._pending.get(name)
-                return PrefixMatch(tuple(found), pending) if pending else self._with_part(seq, found)
-            found.append(block)
-        return self._with_part(seq, found)
+            block = None if slots else self.pool.find(name)
+            if block is not None:
+                blocks.append(block)
+                continue
+            if name in self._pending:
+                return PrefixMatch(tuple(blocks), self._pending[name], slots=tuple(slots))
+            slot = self.host.find(name)
+            if slot is None:
+                break
+            slots.append(slot)
+        return self._with_part(seq, tuple(blocks), tuple(slots))
 
-    def _with_part(self, seq: Sequence, found: list[int]) -> PrefixMatch:
-        """The blocks, and the longest part of the next one that is named, or is going to be."""
-        for _, name in reversed(self._part_names(seq, len(found), seq.length - 1)):
-            part, pending = self.pool.find_part(name), self._pending.get(name)
-            if part or pending:
-                return PrefixMatch(tuple(found), None if part else pending, part)
-        return PrefixMatch(tuple(found))
+    def _with_part(self, seq: Sequence, blocks: tuple[int, ...], slots: tuple[int, ...]) -> PrefixMatch:
+        """What was found, and the longest part of the next block that is named, or is going to be."""
+        for _, name in reversed(self._part_names(seq, len(blocks) + len(slots), seq.length - 1)):
+            cached, saved = self.pool.find_part(name), self.host.find_part(name)
+            if cached:
+                return PrefixMatch(blocks, None, ("copy", *cached), slots)
+            if name in self._pending:
+                return PrefixMatch(blocks, self._pending[name], None, slots)
+            if saved:
+                return PrefixMatch(blocks, None, ("load", *saved), slots)
+        return PrefixMatch(blocks, slots=slots)
 
     def _part_names(self, seq: Sequence, index: int, limit: int) -> list[tuple[int, bytes]]:
         """(rows, name) for each image that ends inside block `index`, up to position `limit`."""
@@ -76,7 +99,8 @@ class KVManager:
 
     def matched(self, match: PrefixMatch) -> int:
         """Tokens that a sequence has computed once it is admitted with the match."""
-        return len(match.blocks) * self.block_size + (match.part[1] if match.part else 0)
+        whole = len(match.blocks) + len(match.slots)
+        return whole * self.block_size + (match.part[2] if match.part else 0)
 
     def can_admit(self, match: PrefixMatch, tokens: int) -> bool:
         """Whether the match can be locked and blocks for `tokens` in all be found beside it.
@@ -87,23 +111,14 @@ class KVManager:
         promised = sum(max(0, self.blocks_for(seq.length) - len(seq.blocks)) for seq in self._tables.values())
         return self.blocks_for(tokens) - len(match.blocks) <= self.pool.free - locked - promised
 
-    def admit(self, seq: Sequence, match: PrefixMatch) -> tuple[int, int, int] | None:
-        """Lock the match as the start of the sequence's table.
-
-        Returns (from, to, rows) where rows of a block have to be copied before anything is computed.
-        """
+    def admit(self, seq: Sequence, match: PrefixMatch) -> None:
+        """Lock the match as the start of the sequence's table; what has to be copied and loaded becomes moves."""
         for block in match.blocks:
             self.pool.share(block)
         seq.blocks = list(match.blocks)
-        seq.computed = len(match.blocks) * self.block_size
+        seq.computed = self.matched(match)
         self._tables[seq.id] = seq
-        copy = None
-        if match.part is not None:
-            source, rows = match.part
-            # The source may be the very block that is taken: then its rows are where they belong.
-            seq.blocks.append(self.pool.take())
-            seq.computed += rows
-            copy = source, seq.blocks[-1], rows
+        self._fetch(seq, match)
         if not seq.preemptions:
             # What it finds again after a preemption it has computed itself.
             seq.cached_tokens = min(seq.computed, len(seq.prompt_ids))
@@ -115,7 +130,66 @@ class KVManager:
         for name in names:
             if self._pending.setdefault(name, seq.id) == seq.id:
                 self._promises.setdefault(seq.id, set()).add(name)
-        return copy
+
+    def _fetch(self, seq: Sequence, match: PrefixMatch) -> None:
+        """Blocks for what is not in place. The part first: taking blocks for the others may cost its source its name."""
+        whole = len(match.blocks) + len(match.slots)
+        part = match.part
+        self.host.lock({*match.slots, *([part[1]] if part and part[0] == "load" else [])})
+        last: list[int] = []
+        if part is not None:
+            how, source, rows = part
+            # The source may be the very block that is taken: then its rows are where they belong.
+            last.append(self._take(seq, whole))
+            self._moves.append(Move(how, source, last[0], rows, seq.id))
+            if how == "load":
+                names = dict(self._part_names(seq, whole, seq.length))
+                self._loading.append((seq, last[0], names[rows], rows))
+        for slot in match.slots:
+            index = len(seq.blocks)
+            seq.blocks.append(self._take(seq, index))
+            self._moves.append(Move("load", slot, seq.blocks[-1], self.block_size, seq.id))
+            self._loading.append((seq, seq.blocks[-1], seq.block_hashes[index], self.block_size))
+        seq.blocks += last
+        self.host.unlock()
+        self.host.loads += sum(move.kind == "load" and move.owner == seq.id for move in self._moves)
+
+    def _take(self, seq: Sequence, index: int) -> int:
+        """A block for place `index` of the sequence's table. What it held of an image's prefix is saved."""
+        block = self.pool.next()
+        if self.pool.kind(block) is not Kind.TEXT:
+            slot = self.host.put(*self.pool.names(block))
+            if slot is not None:
+                self._moves.append(Move("save", block, slot, self.block_size))
+        start = index * self.block_size
+        if seq.spans_between(start, start + self.block_size):
+            return self.pool.take(Kind.VISUAL)
+        return self.pool.take(Kind.LEAD if seq.spans and start < seq.spans[-1].start else Kind.TEXT)
+
+    def take_moves(self) -> tuple[Move, ...]:
+        """Those of the step that is being planned, to be made in this order before anything is computed."""
+        moves, self._moves = tuple(self._moves), []
+        return moves
+
+    def moved(self) -> None:
+        """The step's moves are made: what was loaded has its names again."""
+        for seq, block, name, rows in self._loading:
+            if rows == self.block_size:
+                self.pool.publish(block, name)
+            else:
+                self.pool.publish_part(block, name, rows)
+            self._keep_promise(seq, name)
+        self._loading = []
+
+    def lost_moves(self) -> None:
+        """Nobody knows which of the step's moves were made, so what host memory holds is not to be trusted."""
+        self._loading = []
+        self.host.forget_all()
+
+    def forget_all(self) -> None:
+        """Drop every name; used blocks stay with their sequences."""
+        self.pool.forget_all()
+        self.host.forget_all()
 
     def _parts_to_come(self, seq: Sequence) -> list[bytes]:
         ends = {span.end // self.block_size for span in seq.spans if span.end > seq.computed}
@@ -128,7 +202,7 @@ class KVManager:
     def extend(self, seq: Sequence, tokens: int) -> None:
         """Blocks for the first `tokens` tokens of `seq`. Raises KeyError when the pool is empty."""
         while len(seq.blocks) < self.blocks_for(tokens):
-            seq.blocks.append(self.pool.take())
+            seq.blocks.append(self._take(seq, len(seq.blocks)))
 
     def commit(self, seq: Sequence, count: int) -> None:
         """`count` more tokens are computed; blocks that became full get their names."""
@@ -165,6 +239,7 @@ class KVManager:
         self._tables.pop(seq.id, None)
 
     def check_integrity(self) -> None:
+        self.host.check_integrity()
         self.pool.check_integrity([seq.blocks for seq in self._tables.values()])
         stale = set(self._pending.values()) - set(self._tables)
         if stale:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fovea.engine.cache.moves import Move
 from fovea.engine.sequence import ImageSpan, Sequence
 
 
@@ -37,21 +38,21 @@ class StepPlan:
     """work: decodes first. encode: images in the order in which they are wanted; how many of them, and how much of each,
     is a matter of time, which the runner has. preempted: sequences that lost their blocks and wait again.
     done: sequences that only wanted their images encoded, and they are.
-    copies: (from, to, rows) of KV blocks, in this order and before anything is written.
+    moves: of KV blocks, in this order and before anything is computed.
     """
 
     work: tuple[Work, ...] = ()
     encode: tuple[EncodeJob, ...] = ()
     preempted: tuple[str, ...] = ()
     done: tuple[str, ...] = ()
-    copies: tuple[tuple[int, int, int], ...] = ()
+    moves: tuple[Move, ...] = ()
 
     @property
     def tokens(self) -> int:
         return sum(item.count for item in self.work)
 
     def __bool__(self) -> bool:
-        return bool(self.work or self.encode or self.done)
+        return bool(self.work or self.encode or self.done or self.moves)
 
     @property
     def decodes(self) -> int:

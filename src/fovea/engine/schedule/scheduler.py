@@ -45,7 +45,6 @@ class _Budget:
         self.jobs: dict[str, EncodeJob] = {}
         self.preempted: list[str] = []
         self.done: list[str] = []
-        self.copies: list[tuple[int, int, int]] = []
 
     def refund(self, seq: Sequence) -> None:
         """The sequence leaves the step after all. Images only it waited for are not encoded."""
@@ -106,11 +105,12 @@ class Scheduler:
             tuple(budget.jobs.values()),
             tuple(budget.preempted),
             tuple(budget.done),
-            tuple(budget.copies),
+            self.kv.take_moves(),
         )
 
     def update(self, plan: StepPlan, sampled: dict[str, int]) -> None:
         """Fold an executed plan back in: tokens are computed, and those that asked got one more."""
+        self.kv.moved()
         for item in plan.work:
             seq = item.seq
             if seq.status is not Status.RUNNING:
@@ -120,6 +120,10 @@ class Scheduler:
                 self._let_go_of_computed(seq)
             if seq.id in sampled:
                 seq.output_ids.append(sampled[seq.id])
+
+    def abandon(self) -> None:
+        """The step failed; its sequences are ended by whoever ran it."""
+        self.kv.lost_moves()
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End it at any point of its life; everything it held comes back. Ending twice is no error."""
@@ -203,9 +207,7 @@ class Scheduler:
         for other in self.waiting:
             if _passes(seq, other):
                 other.passed += 1
-        copy = self.kv.admit(seq, match)
-        if copy is not None:
-            budget.copies.append(copy)
+        self.kv.admit(seq, match)
         self._let_go_of_computed(seq)
         seq.status = Status.RUNNING
         self.running.append(seq)

@@ -7,6 +7,7 @@ from fovea.engine.schedule.scheduler import Scheduler
 
 def scheduler_stats(scheduler: Scheduler) -> dict[str, float]:
     pool, embeddings = scheduler.kv.pool, scheduler.embeddings
+    host = scheduler.kv.host
     waiting = tuple(scheduler.waiting)
     ready = sum(scheduler.ready(seq) for seq in waiting)
     return {
@@ -17,6 +18,13 @@ def scheduler_stats(scheduler: Scheduler) -> dict[str, float]:
         "kv_blocks_total": pool.size,
         "kv_blocks_used": pool.used,
         "kv_blocks_cached": pool.cached,
+        "kv_blocks_idle": pool.idle,
+        "kv_blocks_used_visual": pool.used_visual,
+        "kv_blocks_cached_visual": pool.cached_visual,
+        "kv_host_blocks_total": host.size,
+        "kv_host_blocks": len(host),
+        "kv_host_loads": host.loads,
+        "kv_host_evictions": host.evictions,
         "prefix_query_tokens": scheduler.kv.query_tokens,
         "prefix_hit_tokens": scheduler.kv.hit_tokens,
         "embed_cache_capacity_bytes": embeddings.capacity,

@@ -98,7 +98,7 @@ class SimulatedEngine:
 
         def clear() -> None:
             if "kv" in chosen:
-                self.machine.scheduler.kv.pool.forget_all()
+                self.machine.scheduler.kv.forget_all()
             if "encoder" in chosen:
                 self.machine.scheduler.embeddings.clear()
             done.set()
