@@ -27,7 +27,7 @@ from fovea.core.errors import ConfigError
 from fovea.core.load import Load, generate
 from fovea.core.trace import Trace, read_trace, write_trace
 from fovea.engine.config import POLICY_NAMES, EngineConfig
-from fovea.engine.simulate.control import BatchRule
+from fovea.engine.schedule.batch import BatchRule
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.report import ClassReport, Report, Spread
 from fovea.engine.simulate.run import Bounds, simulate

@@ -20,6 +20,7 @@ from fovea.engine.events import Event
 from fovea.engine.job import Job
 from fovea.engine.runner import Runner, StepResult
 from fovea.engine.sample.sampler import Sampled
+from fovea.engine.schedule.batch import BatchControl, DecodeBound
 from fovea.engine.schedule.pace import Pace
 from fovea.engine.schedule.plan import StepPlan
 from fovea.engine.schedule.scheduler import Scheduler
@@ -36,6 +37,7 @@ class EngineLoop:
     def __init__(self, scheduler: Scheduler, runner: Runner, tokenizer: ChatTokenizer) -> None:
         config = scheduler.config
         self.pace = Pace(config.pace, config.target_itl_ms / 1000, config.max_step_tokens)
+        self.batch: BatchControl = DecodeBound(config.target_itl_ms / 1000, config.max_running)
         self.scheduler = scheduler
         self.runner = runner
         self.tokenizer = tokenizer
@@ -149,7 +151,7 @@ class EngineLoop:
             return
         others = self.unfinished - self.scheduler.decodes
         tokens = self.pace.prompt_tokens(self.scheduler.decodes, others, encoding=self.runner.encoding)
-        plan = self.scheduler.schedule(tokens)
+        plan = self.scheduler.schedule(tokens, self.batch.allowed())
         if not plan:
             time.sleep(STALL_S)
             return
@@ -172,7 +174,7 @@ class EngineLoop:
             self._count_failure()
             return
         self._failures_in_a_row = 0
-        self.pace.observe(decodes, plan.tokens - decodes, time.perf_counter() - started, result.encode_s)
+        self._learn(decodes, plan.tokens - decodes, time.perf_counter() - started, result.encode_s)
         self._account(plan, result)
         for seq_id, failure in result.failures.items():
             log.error("an image could not be encoded", exc_info=failure)
@@ -184,6 +186,10 @@ class EngineLoop:
             except Exception as error:
                 log.exception("a token could not be told")
                 self._fail([seq_id], EngineError(f"the request failed: {error}"))
+
+    def _learn(self, decodes: int, tokens: int, seconds: float, encode_s: float) -> None:
+        self.pace.observe(decodes, tokens, seconds, encode_s)
+        self.batch.observe(decodes, seconds, encode_s + self.pace.prompt_s(tokens))
 
     def _count_failure(self) -> None:
         """A device that is gone fails every step at once; better a dead process, which is restarted, than that."""

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from fovea.engine.schedule.pace import FEWEST_TOKENS, LISTEN_S, Pace
+from fovea.engine.schedule.pace import FEWEST_TOKENS, FIRST_TOKENS, LISTEN_S, Pace
 
 
 def taught(pace: float = 3.0, target_s: float = 0.0, decode_s: float = 0.02, token_s: float = 0.0005) -> Pace:
@@ -22,8 +22,8 @@ def taught(pace: float = 3.0, target_s: float = 0.0, decode_s: float = 0.02, tok
 
 def test_before_anything_is_measured_a_step_ends_in_time_to_hear_what_arrives() -> None:
     pace = Pace(3.0, 0.0, 2048)
-    assert pace.prompt_tokens(4, 4, encoding=True) == 2048
-    assert pace.encode_s(4, 4, 2048) == LISTEN_S
+    assert pace.prompt_tokens(4, 4, encoding=True) == FIRST_TOKENS
+    assert pace.encode_s(4, 4, FIRST_TOKENS) == LISTEN_S
 
 
 def test_a_step_may_take_the_pace_times_its_decodes() -> None:

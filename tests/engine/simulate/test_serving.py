@@ -144,8 +144,8 @@ async def test_leaving_frees_everything() -> None:
 async def test_an_id_that_is_running_is_refused_and_the_one_that_runs_goes_on(
     engine: SimulatedEngine,
 ) -> None:
-    alone = await whole(engine, ask(max_tokens=30))
-    running = asyncio.create_task(whole(engine, ask(max_tokens=30)))
+    alone = await whole(engine, ask(max_tokens=300))
+    running = asyncio.create_task(whole(engine, ask(max_tokens=300)))
     while not engine._jobs:
         await asyncio.sleep(0)
     with pytest.raises(InvalidRequest, match="request 'a' is running already"):

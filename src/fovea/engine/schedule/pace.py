@@ -19,6 +19,8 @@ LISTEN_S = 0.2
 """A step without decodes may last about as long, and twice that for prompts: cut in chunks they take longer in all."""
 FEWEST_TOKENS = 16
 """A chunk never is smaller: below that a step's fixed cost is all there is."""
+FIRST_TOKENS = 128
+"""The first chunk of all, from which is learnt what a token takes."""
 FEW_READERS = 4
 """So many decode at about the price of one."""
 KEEP = 0.8
@@ -49,8 +51,10 @@ class Pace:
     def prompt_tokens(self, decodes: int, others: int, *, encoding: bool) -> int:
         """Tokens of prompts for the next step; encoding: an image is waiting for its share."""
         spare = self.spare_s(decodes, others)
-        if self._token_s is None or spare == math.inf:
+        if spare == math.inf:
             return self.max_tokens
+        if self._token_s is None:
+            return min(self.max_tokens, FIRST_TOKENS)
         if not decodes:
             spare = 2 * LISTEN_S
         seconds = spare / 2 if encoding and decodes else spare
@@ -58,7 +62,11 @@ class Pace:
 
     def encode_s(self, decodes: int, others: int, tokens: int) -> float:
         """Seconds for the encoder in a step that also computes so many tokens of prompts."""
-        return max(0.0, self.spare_s(decodes, others) - tokens * (self._token_s or 0.0))
+        return max(0.0, self.spare_s(decodes, others) - self.prompt_s(tokens))
+
+    def prompt_s(self, tokens: int) -> float:
+        """About what so many tokens of prompts take."""
+        return tokens * (self._token_s or 0.0)
 
     def decode_s(self, decodes: int) -> float | None:
         """Seconds of a step that only decodes, from the nearest batch that was measured; None: none was."""
@@ -80,7 +88,7 @@ class Pace:
 
     def _guess_from(self, tokens: int, seconds: float) -> None:
         """Under load there may be no step that only decodes; what a mixed one leaves is at least what decodes take."""
-        rest = seconds - tokens * (self._token_s or 0.0)
+        rest = seconds - self.prompt_s(tokens)
         if (not tokens or self._token_s is not None) and rest > seconds / 4:
             self._guess = rest if self._guess is None else min(self._guess, rest)
 

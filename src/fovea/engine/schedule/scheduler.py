@@ -79,6 +79,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self._most = config.max_running
 
     @property
     def idle(self) -> bool:
@@ -91,8 +92,12 @@ class Scheduler:
     def decodes(self) -> int:
         return sum(seq.decoding for seq in self.running)
 
-    def schedule(self, prompt_tokens: int | None = None) -> StepPlan:
-        """The next step; at most `prompt_tokens` beside the decodes (None: no bound but the configured one)."""
+    def schedule(self, prompt_tokens: int | None = None, running: int | None = None) -> StepPlan:
+        """The next step; at most `prompt_tokens` beside the decodes, and nobody joins where `running` already run.
+
+        None: no bound but the configured one.
+        """
+        self._most = min(self.config.max_running, running or self.config.max_running)
         tokens = self.config.max_step_tokens
         budget = _Budget(self.config, tokens if prompt_tokens is None else self.decodes + prompt_tokens)
         for seq in sorted(self.running, key=lambda s: (not s.decoding, s.arrival, s.id)):
@@ -163,7 +168,7 @@ class Scheduler:
         if oldest is not None:
             self._ask_first(oldest, budget)
         for seq in self.policy.order(tuple(self.waiting), self.ready):
-            room = room and len(self.running) < self.config.max_running and budget.tokens > 0
+            room = room and len(self.running) < self._most and budget.tokens > 0
             looked_at += 1
             if not room and looked_at > LOOKAHEAD:
                 return

@@ -7,14 +7,14 @@ or ended between them takes effect with the next step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from fovea.core.types import FinishReason
 from fovea.engine.cache.blocks import BlockPool
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.manager import KVManager
 from fovea.engine.config import MIB, EngineConfig
+from fovea.engine.schedule.batch import BatchControl, DecodeBound
 from fovea.engine.schedule.pace import Pace
 from fovea.engine.schedule.plan import EncodeJob, StepPlan
 from fovea.engine.schedule.policy import Policy
@@ -25,14 +25,6 @@ from fovea.engine.simulate.cost import Composition, CostModel
 
 KV_CACHE_MIB = 1024
 """The KV pool where the configuration leaves its size to the machine's free memory: a simulated machine has none."""
-
-
-class Control(Protocol):
-    """What a batch controller may do: say how many sequences run, given how long steps took."""
-
-    def allowed(self) -> int: ...
-
-    def observe(self, seconds: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -100,9 +92,9 @@ class Machine:
         pick: Callable[[Request], int],
         *,
         policy: Policy | None = None,
-        control: Control | None = None,
+        control: BatchControl | None = None,
     ) -> None:
-        """pick: the next token of a sequence. control: bounds the batch, on top of the configuration's max_running."""
+        """pick: the next token of a sequence. control: bounds the batch; None: as the engine does."""
         blocks = config.kv_blocks or (config.kv_cache_mib or KV_CACHE_MIB) * MIB // (
             cost.kv_token_bytes * config.block_size
         )
@@ -119,7 +111,7 @@ class Machine:
         self.steps = 0
         self.computed_tokens = 0
         self._pick = pick
-        self._control = control
+        self._control = control or DecodeBound(config.target_itl_ms / 1000, config.max_running)
 
     def add(self, seq: Request) -> None:
         self.unfinished[seq.id] = seq
@@ -133,11 +125,9 @@ class Machine:
     def begin(self) -> Step:
         """The next step, decided and encoded; its tokens are there at `end`, `seconds` later."""
         scheduler, pace = self.scheduler, self.pace
-        if self._control is not None and scheduler.config.max_running != self._control.allowed():
-            scheduler.config = replace(scheduler.config, max_running=self._control.allowed())
         others = len(self.unfinished) - scheduler.decodes
         tokens = pace.prompt_tokens(scheduler.decodes, others, encoding=self.encoder.encoding)
-        plan = scheduler.schedule(tokens)
+        plan = scheduler.schedule(tokens, self._control.allowed())
         step = Step(plan)
         if plan:
             decodes = plan.decodes
@@ -147,8 +137,8 @@ class Machine:
             )
             step.seconds = self.cost.step(Composition.of(plan)) + step.encode_s
             pace.observe(decodes, plan.tokens - decodes, step.seconds, step.encode_s)
-            if self._control is not None:
-                self._control.observe(step.seconds)
+            beside_s = step.encode_s + pace.prompt_s(plan.tokens - decodes)
+            self._control.observe(decodes, step.seconds, beside_s)
         return step
 
     def end(self, step: Step) -> list[Request]:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from fovea.core.errors import EngineError
 from fovea.core.trace import Trace
 from fovea.engine.config import EngineConfig
+from fovea.engine.schedule.batch import BatchControl
 from fovea.engine.schedule.policy import Policy
 from fovea.engine.sequence import Sequence
 from fovea.engine.simulate.cost import CostModel
-from fovea.engine.simulate.machine import Control, Machine, Step
+from fovea.engine.simulate.machine import Machine, Step
 from fovea.engine.simulate.report import KINDS, ClassReport, Record, Report
 from fovea.engine.simulate.trace import to_sequence
 
@@ -39,10 +40,10 @@ def simulate(
     cost: CostModel,
     policy: Policy | None = None,
     *,
-    control: Control | None = None,
+    control: BatchControl | None = None,
     bounds: Bounds | None = None,
 ) -> Report:
-    """Serve `trace`, which is in order of arrival, to its end. policy: None is the configuration's.
+    """Serve `trace`, which is in order of arrival, to its end. policy, control: None is the configuration's.
 
     Requests that can never fit are refused, and those for which the queue is too long, as the engine does both.
     Raises EngineError when the scheduler comes to a standstill.
