@@ -10,39 +10,18 @@ pace. The last line is JSON.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import time
-from pathlib import Path
 from random import Random
 
 import numpy as np
-import torch
-from PIL import Image
 
-from checkpoint import write_checkpoint
+from engines import image_prompt, parser, start, text_prompt, token_times
 from fovea import Engine
-from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
-from fovea.engine.inputs import to_image
 
 SETTINGS = {"default": {}, "fcfs, no pace": {"policy": "fcfs", "pace": 0.0}}
-CHAT_TOKENS, IMAGE_TOKENS = 64, 16
-
-
-def image_prompt(seed: int) -> ChatPrompt:
-    pixels = np.random.default_rng(seed).integers(0, 255, (448, 448, 3), dtype=np.uint8)
-    part = ImagePart(to_image(Image.fromarray(pixels)))
-    return ChatPrompt((Message("user", (part, TextPart("What is it?"))),))
-
-
-async def answer(engine: Engine, prompt: ChatPrompt, tokens: int) -> list[float]:
-    """When each token came."""
-    times = []
-    async for delta in engine.stream(prompt, temperature=0.0, max_tokens=tokens, ignore_eos=True):
-        if delta.token_ids:
-            times.append(time.perf_counter())
-    return times
+CHAT_TOKENS, IMAGE_TOKENS, SIDE = 64, 16, 448
 
 
 async def mixed(engine: Engine, arrivals: list[float], seconds: float, base: int) -> dict[str, float]:
@@ -56,8 +35,7 @@ async def mixed(engine: Engine, arrivals: list[float], seconds: float, base: int
         number = 0
         while time.perf_counter() - started < seconds:
             number += 1
-            prompt = ChatPrompt((Message("user", (TextPart(f"{number}: go on."),)),))
-            times = await answer(engine, prompt, CHAT_TOKENS)
+            times = await token_times(engine, text_prompt(f"{number}: go on."), CHAT_TOKENS)
             gaps.extend(b - a for a, b in zip(times, times[1:], strict=False))
             tokens += len(times)
 
@@ -65,7 +43,7 @@ async def mixed(engine: Engine, arrivals: list[float], seconds: float, base: int
         nonlocal tokens
         await asyncio.sleep(max(0.0, started + at - time.perf_counter()))
         arrived = time.perf_counter()
-        times = await answer(engine, image_prompt(base + number), IMAGE_TOKENS)
+        times = await token_times(engine, image_prompt(base + number, SIDE), IMAGE_TOKENS)
         firsts.append(times[0] - arrived)
         tokens += len(times)
 
@@ -82,27 +60,16 @@ async def mixed(engine: Engine, arrivals: list[float], seconds: float, base: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=40.0)
-    parser.add_argument("--load", type=float, default=0.5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/fovea-bench/qwen2.5-vl-0.5b-random"))
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    folder = write_checkpoint(args.folder)
-    engines = {
-        name: Engine.from_pretrained(
-            str(folder), dtype="bfloat16", threads=args.threads, device="cpu", kv_cache_mib=256, **settings
-        )
-        for name, settings in SETTINGS.items()
-    }
+    arguments = parser(__doc__)
+    arguments.add_argument("--seconds", type=float, default=40.0)
+    arguments.add_argument("--load", type=float, default=0.5)
+    args = arguments.parse_args()
+    engines = start(args, SETTINGS)
     alone = []
     for number, engine in enumerate(engines.values()):
         for repeat in range(4):
             started = time.perf_counter()
-            asyncio.run(answer(engine, image_prompt(10_000 + 10 * number + repeat), IMAGE_TOKENS))
+            asyncio.run(token_times(engine, image_prompt(10_000 + 10 * number + repeat, SIDE), IMAGE_TOKENS))
             if repeat:
                 alone.append(time.perf_counter() - started)
     rate = args.load / float(np.median(alone))

@@ -24,7 +24,7 @@ from typing import Any
 from fovea.core.load import Load, generate
 from fovea.core.trace import Trace
 from fovea.engine.config import EngineConfig
-from fovea.engine.simulate.control import BatchRule
+from fovea.engine.schedule.batch import BatchRule
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.report import Report
 from fovea.engine.simulate.run import Bounds, simulate

@@ -10,22 +10,14 @@ encoding in one piece. The last line is JSON.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
 import time
 from contextlib import aclosing
-from pathlib import Path
 
-import numpy as np
-import torch
-from PIL import Image
-
-from checkpoint import write_checkpoint
+from engines import image_prompt, parser, start, text_prompt
 from fovea import Engine
-from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
-from fovea.engine.inputs import to_image
 
 SETTINGS = {
     "default": {},
@@ -33,11 +25,6 @@ SETTINGS = {
     "no pace, fcfs": {"pace": 0.0, "policy": "fcfs"},
 }
 BEFORE, AFTER, TARGET = 40, 200, 4.0
-
-
-def image(seed: int, side: int) -> ImagePart:
-    pixels = np.random.default_rng(seed).integers(0, 255, (side, side, 3), dtype=np.uint8)
-    return ImagePart(to_image(Image.fromarray(pixels)))
 
 
 async def gaps_while_an_image_arrives(
@@ -49,7 +36,7 @@ async def gaps_while_an_image_arrives(
     arrived, first = loop.create_future(), loop.create_future()
 
     async def stream() -> None:
-        prompt = ChatPrompt((Message("user", (TextPart("Tell me a story."),)),))
+        prompt = text_prompt("Tell me a story.")
         said = engine.stream(prompt, temperature=0.0, max_tokens=BEFORE + AFTER, ignore_eos=True)
         async with aclosing(said):
             async for delta in said:
@@ -62,7 +49,7 @@ async def gaps_while_an_image_arrives(
 
     async def other() -> None:
         started = await arrived
-        prompt = ChatPrompt((Message("user", (image(seed, side), TextPart("What is it?"))),))
+        prompt = image_prompt(seed, side)
         async for _ in engine.stream(prompt, temperature=0.0, max_tokens=1, ignore_eos=True):
             if not first.done():
                 first.set_result(time.perf_counter() - started)
@@ -73,22 +60,11 @@ async def gaps_while_an_image_arrives(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--side", type=int, default=896)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/fovea-bench/qwen2.5-vl-0.5b-random"))
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    folder = write_checkpoint(args.folder)
-    engines = {
-        name: Engine.from_pretrained(
-            str(folder), dtype="bfloat16", threads=args.threads, device="cpu", kv_cache_mib=256, **settings
-        )
-        for name, settings in SETTINGS.items()
-    }
+    arguments = parser(__doc__)
+    arguments.add_argument("--side", type=int, default=896)
+    arguments.add_argument("--repeats", type=int, default=3)
+    args = arguments.parse_args()
+    engines = start(args, SETTINGS)
     rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in engines}
     for repeat in range(args.repeats + 1):
         for number, (name, engine) in enumerate(engines.items()):
