@@ -18,7 +18,9 @@ from fovea.kernels import build, reference
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
 from fovea.kernels.choose import choose
-from fovea.kernels.native import ACTIVATIONS, NativeKernels, PackedWeight
+from fovea.kernels.native import NativeKernels
+from fovea.kernels.packed import PackedWeight
+from fovea.kernels.product import ACTIVATIONS
 from fovea.kernels.torch_kernels import TorchKernels
 
 BF16 = torch.bfloat16

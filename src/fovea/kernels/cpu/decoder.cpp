@@ -7,7 +7,7 @@
 
 using namespace fovea;
 
-// The same order as `_Layer`, `_Shape`, `_Attention` and `_Chunk` in native.py.
+// The same order as `_Layer`, `_Shape`, `_Attention` and `_Chunk` in stack.py.
 struct DecoderLayer {
     const bf16 *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: null where there is none
     const Weight *qkv, *out, *gate_up, *down;

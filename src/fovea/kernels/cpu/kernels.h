@@ -11,7 +11,7 @@ struct Exception {
     bf16 value;
 };
 
-// The same order as `_Weight` in native.py.
+// The same order as `WeightStruct` in packed.py.
 struct Weight {
     const uint8_t* data;
     const uint8_t* table;   // the exponents of the 16 codes; null: plain tiles

@@ -1,0 +1,248 @@
+// Products with a bf16 weight: y = x W^T, W (n, k) packed once, without loss.
+//
+// Layout. 64 outputs make a panel; a panel is a stream over pairs of k, and each pair holds 4 tiles of 16 outputs, so
+// that one tile is one operand of VDPBF16PS and a panel is read front to back. Two tiles are 128 bytes plain, or 96
+// bytes packed: 64 bytes with mantissa and sign of every value, 32 bytes with a 4-bit code of every exponent. A weight
+// uses few exponents: the 15 most frequent have a code, code 0 with a zero byte is zero, and what is left is kept in a
+// list of exceptions and added in float32. The values are all there: packing loses nothing and saves a quarter of the
+// bytes, which is what a single token's time consists of. (Lossless exponent coding of bf16 weights: DFloat11, arXiv
+// 2504.11651; here with codes of fixed length, which a register can look up.)
+//
+// Unpacking. A bf16 is sign, exponent, mantissa from the top. Turned left by one bit it is a byte of exponent above a
+// byte of mantissa and sign; so 64 looked-up exponents, woven with 64 loaded bytes and turned right by one bit, are two
+// tiles: seven instructions. The weave goes by 128-bit lanes, and `place` below says where that puts a value.
+//
+// Every output adds its products in the order of k, whatever the number of rows, so that a row's result does not
+// depend on who shares its step.
+
+#include <cstring>
+#include <vector>
+
+#include "finish.h"
+#include "formats.h"
+
+namespace fovea {
+
+constexpr int TWO_PACKED = 96, TWO_PLAIN = 128;  // bytes of two tiles
+constexpr int DEPTH = 512;  // pairs of k that are unpacked at a time: 128 KiB, a part of the L2 cache
+constexpr int FEW = 12;     // up to so many rows are multiplied straight from the packed stream
+
+namespace {
+
+struct Two {
+    __m512i left, right;
+};
+
+inline __m512i lookup(const uint8_t* table) {
+    return table ? _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)))
+                 : _mm512_setzero_si512();
+}
+
+// Two neighbouring tiles, `index` counting twos from the start of a panel.
+template <bool PACKED>
+inline Two two_tiles(const uint8_t* panel, int64_t index, __m512i table) {
+    if constexpr (!PACKED) {
+        const uint8_t* at = panel + index * TWO_PLAIN;
+        return {_mm512_loadu_si512(at), _mm512_loadu_si512(at + 64)};
+    }
+    const uint8_t* at = panel + index * TWO_PACKED;
+    const __m512i rest = _mm512_loadu_si512(at);
+    const __m512i both =
+        _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + 64)));
+    const __m512i shift = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1);
+    const __m512i codes = _mm512_and_si512(_mm512_srlv_epi16(both, shift), _mm512_set1_epi8(15));
+    const __m512i exponents = _mm512_shuffle_epi8(table, codes);
+    const __m512i low = _mm512_unpacklo_epi8(rest, exponents), high = _mm512_unpackhi_epi8(rest, exponents);
+    return {_mm512_shrdi_epi16(low, low, 1), _mm512_shrdi_epi16(high, high, 1)};
+}
+
+// Which of the 64 bytes of two tiles holds output `lane` of tile 0 or 1, even or odd k.
+inline int place(int tile, int lane, int side) {
+    const int word = 2 * lane + side;
+    return 16 * (word / 8) + 8 * tile + word % 8;
+}
+
+// c (R, 64) = rows of x times TILE_COUNT tiles of a panel, from tile `from` on, straight from the stream.
+template <int R, int TILE_COUNT, bool PACKED>
+void stream_rows(const uint8_t* panel, __m512i table, int from, int64_t pairs, const bf16* x, int64_t ldx, float* c) {
+    __m512 sums[R][TILE_COUNT];
+    for (auto& row : sums)
+        for (auto& sum : row) sum = _mm512_setzero_ps();
+    constexpr int bytes = PACKED ? TWO_PACKED : TWO_PLAIN;
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+        const int64_t at = (pair * TILES + from) / 2;
+        for (int line = 0; line < TILE_COUNT / 2 * bytes; line += 64)
+            _mm_prefetch(reinterpret_cast<const char*>(panel + at * bytes + 2048 + line), _MM_HINT_T0);
+        __m512i tiles[TILE_COUNT];
+        for (int t = 0; t < TILE_COUNT; t += 2) {
+            const Two two = two_tiles<PACKED>(panel, at + t / 2, table);
+            tiles[t] = two.left;
+            tiles[t + 1] = two.right;
+        }
+        for (int r = 0; r < R; ++r) {
+            const __m512i both = pair_of(x + r * ldx, pair);
+            for (int t = 0; t < TILE_COUNT; ++t)
+                sums[r][t] = _mm512_dpbf16_ps(sums[r][t], (__m512bh)both, (__m512bh)tiles[t]);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < TILE_COUNT; ++t) _mm512_storeu_ps(c + r * PANEL + (from + t) * LANES, sums[r][t]);
+}
+
+template <int R, bool PACKED>
+void few_rows(int64_t rows, const uint8_t* panel, __m512i table, int64_t pairs, const bf16* x, int64_t ldx, float* c) {
+    if constexpr (R > 1) {
+        if (rows < R) return few_rows<R - 1, PACKED>(rows, panel, table, pairs, x, ldx, c);
+    }
+    if constexpr (R <= ROWS) {
+        stream_rows<R, TILES, PACKED>(panel, table, 0, pairs, x, ldx, c);
+    } else {
+        stream_rows<R, TILES / 2, PACKED>(panel, table, 0, pairs, x, ldx, c);
+        stream_rows<R, TILES / 2, PACKED>(panel, table, TILES / 2, pairs, x, ldx, c);
+    }
+}
+
+struct Scratch {
+    std::vector<float> sums;
+    std::vector<uint8_t> tiles;
+
+    uint8_t* aligned() {
+        if (tiles.empty()) tiles.resize(DEPTH * TILES * TILE_PLAIN + 64);
+        return tiles.data() + (64 - reinterpret_cast<uintptr_t>(tiles.data()) % 64) % 64;
+    }
+};
+// What has no code is added in float32.
+void add_exceptions(const Call& call, int64_t panel, int64_t start, int64_t rows, float* c) {
+    const Weight& w = call.weight;
+    if (!w.table) return;
+    for (int64_t at = w.starts[panel]; at < w.starts[panel + 1]; ++at) {
+        const Exception& e = w.exceptions[at];
+        for (int64_t r = 0; r < rows; ++r)
+            c[r * PANEL + e.lane] += widen(call.x[(start + r) * call.ldx + e.k]) * widen(e.value);
+    }
+}
+
+// Rows [start, start + rows) of one panel. Few are multiplied as the stream comes; many share tiles unpacked to scratch.
+template <bool PACKED>
+void panel_rows(const Call& call, int64_t panel, int64_t start, int64_t rows, Scratch& scratch) {
+    const Weight& w = call.weight;
+    const int64_t pairs = w.k / 2, ldx = call.ldx;
+    const uint8_t* data = w.data + panel * pairs * TILES * (PACKED ? TWO_PACKED : TWO_PLAIN) / 2;
+    const __m512i table = lookup(w.table);
+    const bf16* x = call.x + start * ldx;
+    if (static_cast<int64_t>(scratch.sums.size()) < rows * PANEL) scratch.sums.resize(rows * PANEL);
+    float* c = scratch.sums.data();
+    if (rows <= FEW) {
+        few_rows<FEW, PACKED>(rows, data, table, pairs, x, ldx, c);
+        add_exceptions(call, panel, start, rows, c);
+        return finish_rows(call, panel, start, rows, c);
+    }
+    uint8_t* tiles = scratch.aligned();
+    const int64_t steps = (pairs + DEPTH - 1) / DEPTH, depth = (pairs + steps - 1) / steps;
+    for (int64_t from = 0; from < pairs; from += depth) {
+        const int64_t count = std::min(depth, pairs - from);
+        for (int64_t index = 0; index < count * TILES / 2; ++index) {
+            const Two two = two_tiles<PACKED>(data, from * TILES / 2 + index, table);
+            _mm512_store_si512(tiles + 2 * index * TILE_PLAIN, two.left);
+            _mm512_store_si512(tiles + (2 * index + 1) * TILE_PLAIN, two.right);
+        }
+        for (int64_t row = 0; row < rows; row += ROWS) {
+            const int64_t some = std::min<int64_t>(ROWS, rows - row);
+            block_rows<ROWS>(some, tiles, count, x + row * ldx + 2 * from, ldx, c + row * PANEL, PANEL, from == 0);
+            if (from + count < pairs) continue;
+            add_exceptions(call, panel, start + row, some, c + row * PANEL);
+            finish_rows(call, panel, start + row, some, c + row * PANEL);
+        }
+    }
+}
+
+}  // namespace
+
+void bf16_panel(const Call& call, int64_t panel, int64_t start, int64_t rows) {
+    thread_local Scratch scratch;
+    if (call.weight.table)
+        panel_rows<true>(call, panel, start, rows, scratch);
+    else
+        panel_rows<false>(call, panel, start, rows, scratch);
+}
+
+}  // namespace fovea
+
+using namespace fovea;
+
+extern "C" {
+
+// How often each exponent (0..255) occurs among n values; counts is zeroed first.
+void fovea_exponents(const bf16* values, int64_t n, int64_t* counts) {
+    std::memset(counts, 0, 256 * sizeof(int64_t));
+    for (int64_t i = 0; i < n; ++i) ++counts[(values[i] >> 7) & 0xFF];
+}
+
+// Packs rows of a (n, k) weight; order[i] is the row that output i shows, -1 for padding; i < panels * 64.
+// code_of: 256 codes by exponent, 0 for none; null: plain tiles. found: panels counts of exceptions, filled in;
+// exceptions: room for them, or null in a first pass that only counts.
+void fovea_pack(const bf16* weight, int64_t k, const int64_t* order, int64_t panels, const uint8_t* code_of,
+                uint8_t* data, int64_t* found, const int64_t* starts, Exception* exceptions, int threads) {
+    const int64_t pairs = k / 2;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t panel = 0; panel < panels; ++panel) {
+        int64_t count = 0;
+        for (int64_t pair = 0; pair < pairs; ++pair)
+            for (int t = 0; t < TILES; ++t) {
+                const int64_t two = ((panel * pairs + pair) * TILES + t) / 2;
+                if (code_of && t % 2 == 0) std::memset(data + two * TWO_PACKED, 0, TWO_PACKED);
+                for (int lane = 0; lane < LANES; ++lane) {
+                    const int64_t row = order[panel * PANEL + t * LANES + lane];
+                    bf16 both[2] = {0, 0};
+                    if (row >= 0) std::memcpy(both, weight + row * k + 2 * pair, 4);
+                    if (!code_of) {
+                        std::memcpy(data + two * TWO_PLAIN + t % 2 * 64 + 4 * lane, both, 4);
+                        continue;
+                    }
+                    for (int side = 0; side < 2; ++side) {
+                        const bf16 value = both[side];
+                        const uint8_t code = code_of[(value >> 7) & 0xFF];
+                        const int at = place(t % 2, lane, side);
+                        if (code == 0 && (value & 0x7FFF) != 0) {
+                            if (exceptions)
+                                exceptions[starts[panel] + count] = {static_cast<uint32_t>(2 * pair + side),
+                                                                     static_cast<uint16_t>(t * LANES + lane), value};
+                            ++count;
+                            continue;
+                        }
+                        data[two * TWO_PACKED + at] = static_cast<uint8_t>(value << 1 | value >> 15);
+                        data[two * TWO_PACKED + 64 + at % 32] |= static_cast<uint8_t>(code << (at / 32 * 4));
+                    }
+                }
+            }
+        found[panel] = count;
+    }
+}
+
+// out[i] = row ids[i] of the weight as it was packed without an order; out (count, k).
+void fovea_rows(const Weight* w, const int64_t* ids, int64_t count, bf16* out) {
+    const int64_t pairs = w->k / 2;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t panel = ids[i] / PANEL;
+        const int tile = static_cast<int>(ids[i] % PANEL / LANES), lane = static_cast<int>(ids[i] % LANES);
+        for (int64_t pair = 0; pair < pairs; ++pair) {
+            const int64_t two = ((panel * pairs + pair) * TILES + tile) / 2;
+            bf16* to = out + i * w->k + 2 * pair;
+            if (!w->table) {
+                std::memcpy(to, w->data + two * TWO_PLAIN + tile % 2 * 64 + 4 * lane, 4);
+                continue;
+            }
+            for (int side = 0; side < 2; ++side) {
+                const uint8_t* from = w->data + two * TWO_PACKED;
+                const int at = place(tile % 2, lane, side);
+                const uint8_t rest = from[at], code = from[64 + at % 32] >> (at / 32 * 4) & 15;
+                to[side] = static_cast<bf16>(rest << 15 | w->table[code] << 7 | rest >> 1);
+            }
+        }
+        if (!w->table) continue;
+        for (int64_t at = w->starts[panel]; at < w->starts[panel + 1]; ++at)
+            if (w->exceptions[at].lane == ids[i] % PANEL) out[i * w->k + w->exceptions[at].k] = w->exceptions[at].value;
+    }
+}
+
+}  // extern "C"

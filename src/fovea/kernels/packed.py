@@ -1,0 +1,112 @@
+"""Weights in the layouts that the C++ products read."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+PANEL, LANES, CODES = 64, 16, 15
+PACKED_TILE, PLAIN_TILE = 48, 64  # bytes
+MAX_EXCEPTIONS = 0.002
+
+
+class WeightStruct(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p), ("table", c_void_p), ("starts", c_void_p), ("exceptions", c_void_p),
+        ("bias", c_void_p), ("n", c_int64), ("k", c_int64),
+    ]  # fmt: skip
+
+
+class PackedWeight:
+    """A bf16 weight (n, k) in the layout of `cpu/bf16.cpp`, three quarters of its bytes, nothing lost.
+
+    gated: the first half of the outputs are gates, the second half what they scale; a panel holds both.
+    """
+
+    def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
+        if weight.dtype is not torch.bfloat16 or weight.shape[1] % 2:
+            raise ValueError(
+                f"a packed weight is bf16 with an even width, got {weight.dtype} {list(weight.shape)}"
+            )
+        self.library = library
+        self.n, self.k = weight.shape
+        weight = weight.contiguous()
+        order = panel_order(self.n, gated=gated)
+        self.panels = len(order) // PANEL
+        codes, self.table = self._codes(weight)
+        self.data, self.starts, self.exceptions = self._tiles(weight, order, codes)
+        if len(self.exceptions) > MAX_EXCEPTIONS * weight.numel():
+            self.table = None
+            self.data, self.starts, self.exceptions = self._tiles(weight, order, None)
+        self.bias = None
+        if bias is not None:
+            self.bias = torch.where(order >= 0, bias.float()[order.clamp(min=0)], 0.0).contiguous()
+        self.struct = WeightStruct(
+            self.data.data_ptr(),
+            None if self.table is None else self.table.data_ptr(),
+            self.starts.data_ptr(),
+            self.exceptions.data_ptr(),
+            None if self.bias is None else self.bias.data_ptr(),
+            self.n,
+            self.k,
+        )
+        self.address = ctypes.addressof(self.struct)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + self.exceptions.nbytes
+
+    def _codes(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Codes 1..15 for the most frequent exponents; 0 says zero, or see the exceptions."""
+        counts = torch.zeros(256, dtype=torch.int64)
+        self.library.fovea_exponents(weight.data_ptr(), weight.numel(), counts.data_ptr())
+        counts[0] = -1
+        frequent = counts.argsort(descending=True)[:CODES]
+        codes = torch.zeros(256, dtype=torch.uint8)
+        codes[frequent] = torch.arange(1, CODES + 1, dtype=torch.uint8)
+        table = torch.zeros(CODES + 1, dtype=torch.uint8)
+        table[1:] = frequent.to(torch.uint8)
+        return codes, table
+
+    def _tiles(self, weight: Tensor, order: Tensor, codes: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        tile = PLAIN_TILE if codes is None else PACKED_TILE
+        data = torch.empty(self.panels * self.k // 2 * PANEL // LANES * tile, dtype=torch.uint8)
+        found = torch.zeros(self.panels, dtype=torch.int64)
+        starts = torch.zeros(self.panels + 1, dtype=torch.int64)
+        exceptions = torch.zeros(0, dtype=torch.int64)
+        for again in (False, True):
+            self.library.fovea_pack(
+                weight.data_ptr(), self.k, order.data_ptr(), self.panels,
+                None if codes is None else codes.data_ptr(), data.data_ptr(), found.data_ptr(), starts.data_ptr(),
+                exceptions.data_ptr() if again else None, torch.get_num_threads(),
+            )  # fmt: skip
+            if again or not int(found.sum()):
+                break
+            torch.cumsum(found, 0, out=starts[1:])
+            exceptions = torch.zeros(int(starts[-1]), dtype=torch.int64)
+        return data, starts, exceptions
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows of the weight as they were, (len(ids), k); not of a gated one."""
+        out = torch.empty(len(ids), self.k, dtype=torch.bfloat16)
+        self.library.fovea_rows(self.address, ids.contiguous().data_ptr(), len(ids), out.data_ptr())
+        return out
+
+
+def panel_order(n: int, *, gated: bool) -> Tensor:
+    """Which row of the weight each output of the panels shows, -1 for padding."""
+    if not gated:
+        panels = -(-n // PANEL)
+        order = torch.full((panels * PANEL,), -1, dtype=torch.int64)
+        order[:n] = torch.arange(n)
+        return order
+    half, width = n // 2, PANEL // 2
+    panels = -(-half // width)
+    gates = torch.full((panels * width,), -1, dtype=torch.int64)
+    gates[:half] = torch.arange(half)
+    gates = gates.view(panels, 1, width)
+    ups = torch.where(gates >= 0, gates + half, -1)
+    return torch.cat((gates, ups), dim=1).reshape(-1)
