@@ -1,7 +1,7 @@
 """The C++ kernels of `cpu/`, compiled once per machine with the compiler that is there.
 
-They need AVX-512 with BF16 and VBMI2 (Sapphire Rapids, Zen 4, and later) and GCC as a C++17 compiler. Without the former Fovea
-runs on torch's own products; without the latter too, and says so. The library lies in the user's cache folder
+They need AVX-512 with BF16, VNNI and VBMI2 (Sapphire Rapids, Zen 4, and later) and GCC as a C++17 compiler. Without the
+former Fovea runs on torch's own products; without the latter too, and says so. The library lies in the user's cache folder
 (`$XDG_CACHE_HOME/fovea`) under a name made of its sources and flags.
 """
 
@@ -22,8 +22,9 @@ from pathlib import Path
 log = logging.getLogger("fovea.kernels")
 SOURCES = Path(__file__).parent / "cpu"
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq",
-         "-mavx512bf16", "-mavx512vbmi2")  # fmt: skip
-NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vbmi2", "fma"}
+         "-mavx512bf16", "-mavx512vbmi", "-mavx512vbmi2", "-mavx512vnni")  # fmt: skip
+NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512vbmi", "avx512_vbmi2", "avx512_vnni",
+          "fma"}  # fmt: skip
 COMPILERS = ("g++", "c++")
 BUILD_TIMEOUT_S = 300
 

@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 
 from fovea.kernels.attention import AttentionPlan
-from fovea.kernels.product import NativeProduct
+from fovea.kernels.packed import PackedWeight, QuantizedWeight
+from fovea.kernels.product import NativeProduct, fuses
+from fovea.kernels.quantize import Format
 from fovea.kernels.stack import NativeStack, native_products
-from fovea.kernels.torch_kernels import Product, Stack, StackLayer, StackShape, TorchKernels
+from fovea.kernels.torch_kernels import Product, Stack, StackLayer, StackShape, TableProduct, TorchKernels
 
 _P, _L, _I, _F = c_void_p, c_int64, c_int, c_float
 SIGNATURES = {
     "fovea_exponents": [_P, _L, _P],
     "fovea_pack": [_P, _L, _P, _L, _P, _P, _P, _P, _P, _I],
+    "fovea_quantize": [_P, _L, _P, _L, _L, _P, _I],
     "fovea_rows": [_P, _P, _L, _P],
     "fovea_product": [_P, _P, _L, _L, _I, _P, _P, _I],
     "fovea_rms_norm": [_P, _L, _L, _P, _F, _P, _I],
@@ -43,7 +46,18 @@ class NativeKernels(TorchKernels):
     ) -> Product | None:
         if weight.dtype is not torch.bfloat16 or weight.shape[1] % 2:
             return super().product(weight, bias, activation, gated)
-        return NativeProduct(self.library, weight, bias, activation, gated)
+        packed = PackedWeight(self.library, weight, bias, gated=gated and fuses(activation, gated))
+        return NativeProduct(self.library, packed, activation, gated)
+
+    def quantized(
+        self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format
+    ) -> TableProduct:
+        if weight.dtype is not torch.bfloat16:
+            return super().quantized(weight, bias, activation, gated, format)
+        fused = gated and fuses(activation, gated)
+        return NativeProduct(
+            self.library, QuantizedWeight(self.library, weight, bias, format, gated=fused), activation, gated
+        )
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
         if (

@@ -8,15 +8,21 @@ from ctypes import c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from fovea.kernels.quantize import Format
+
 PANEL, LANES, CODES = 64, 16, 15
 PACKED_TILE, PLAIN_TILE = 48, 64  # bytes
 MAX_EXCEPTIONS = 0.002
+BF16, SCALE = 0, 2
+"""The number of the format that PackedWeight has; bytes of a group's scale."""
 
 
 class WeightStruct(ctypes.Structure):
+    """The same order as `Weight` in cpu/kernels.h."""
+
     _fields_ = [
         ("data", c_void_p), ("table", c_void_p), ("starts", c_void_p), ("exceptions", c_void_p),
-        ("bias", c_void_p), ("n", c_int64), ("k", c_int64),
+        ("bias", c_void_p), ("n", c_int64), ("k", c_int64), ("format", c_int64),
     ]  # fmt: skip
 
 
@@ -41,9 +47,7 @@ class PackedWeight:
         if len(self.exceptions) > MAX_EXCEPTIONS * weight.numel():
             self.table = None
             self.data, self.starts, self.exceptions = self._tiles(weight, order, None)
-        self.bias = None
-        if bias is not None:
-            self.bias = torch.where(order >= 0, bias.float()[order.clamp(min=0)], 0.0).contiguous()
+        self.bias = _ordered(bias, order)
         self.struct = WeightStruct(
             self.data.data_ptr(),
             None if self.table is None else self.table.data_ptr(),
@@ -52,6 +56,7 @@ class PackedWeight:
             None if self.bias is None else self.bias.data_ptr(),
             self.n,
             self.k,
+            BF16,
         )
         self.address = ctypes.addressof(self.struct)
 
@@ -89,11 +94,55 @@ class PackedWeight:
             exceptions = torch.zeros(int(starts[-1]), dtype=torch.int64)
         return data, starts, exceptions
 
-    def rows(self, ids: Tensor) -> Tensor:
-        """Rows of the weight as they were, (len(ids), k); not of a gated one."""
-        out = torch.empty(len(ids), self.k, dtype=torch.bfloat16)
-        self.library.fovea_rows(self.address, ids.contiguous().data_ptr(), len(ids), out.data_ptr())
-        return out
+
+class QuantizedWeight:
+    """A bf16 weight (n, k) in 8 or 4 bits, in the layout of `cpu/levels.h`; gated as above."""
+
+    def __init__(
+        self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, format: Format, *, gated: bool
+    ) -> None:
+        if weight.dtype is not torch.bfloat16:
+            raise ValueError(f"a weight is quantized from bf16, got {weight.dtype}")
+        self.n, self.k = weight.shape
+        weight = weight.contiguous()
+        order = panel_order(self.n, gated=gated)
+        panels, groups = len(order) // PANEL, -(-self.k // format.group)
+        size = panels * groups * PANEL * (format.group * format.bits // 8 + SCALE)
+        self.data = torch.empty(size, dtype=torch.uint8)
+        library.fovea_quantize(
+            weight.data_ptr(), self.k, order.data_ptr(), panels, format.number, self.data.data_ptr(),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        self.bias = _ordered(bias, order)
+        self.struct = WeightStruct(
+            self.data.data_ptr(),
+            bias=None if self.bias is None else self.bias.data_ptr(),
+            n=self.n,
+            k=self.k,
+            format=format.number,
+        )
+        self.address = ctypes.addressof(self.struct)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+
+NativeWeight = PackedWeight | QuantizedWeight
+
+
+def weight_rows(library: ctypes.CDLL, weight: NativeWeight, ids: Tensor) -> Tensor:
+    """Rows of a weight, bf16 (*ids, k): as they were, or dequantized. Not of a gated one."""
+    ids = ids.contiguous()
+    out = torch.empty((*ids.shape, weight.k), dtype=torch.bfloat16)
+    library.fovea_rows(weight.address, ids.data_ptr(), ids.numel(), out.data_ptr())
+    return out
+
+
+def _ordered(bias: Tensor | None, order: Tensor) -> Tensor | None:
+    return (
+        None if bias is None else torch.where(order >= 0, bias.float()[order.clamp(min=0)], 0.0).contiguous()
+    )
 
 
 def panel_order(n: int, *, gated: bool) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,9 +17,19 @@ from torch.nn import functional
 from fovea.kernels import reference
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, attend, store
+from fovea.kernels.quantize import Format, TorchQuantizedProduct
 
 Product = Callable[[Tensor, Tensor | None], Tensor]
 """x (..., in) and a residual (..., out) or None to y (..., out), bias and activation included."""
+
+
+class TableProduct(Protocol):
+    """A product whose weight can be read by row as well."""
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor: ...
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows of the weight, (*ids, in)."""
 
 
 Stack = Callable[[Tensor, int, int, Tensor, Tensor, Tensor, AttentionPlan], Tensor]
@@ -69,6 +80,12 @@ class TorchKernels:
             return finish(y, activation, gated, residual)
 
         return apply
+
+    def quantized(
+        self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format
+    ) -> TableProduct:
+        """A product with a copy of `weight` in the format's levels."""
+        return TorchQuantizedProduct(weight, bias, activation, gated, format)
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
         """A run of decoder layers as one call, where there is such a thing; None: layer by layer."""

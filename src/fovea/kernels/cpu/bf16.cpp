@@ -166,6 +166,31 @@ void bf16_panel(const Call& call, int64_t panel, int64_t start, int64_t rows) {
         panel_rows<false>(call, panel, start, rows, scratch);
 }
 
+void bf16_rows(const Weight& w, const int64_t* ids, int64_t count, bf16* out) {
+    const int64_t pairs = w.k / 2;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t panel = ids[i] / PANEL;
+        const int tile = static_cast<int>(ids[i] % PANEL / LANES), lane = static_cast<int>(ids[i] % LANES);
+        for (int64_t pair = 0; pair < pairs; ++pair) {
+            const int64_t two = ((panel * pairs + pair) * TILES + tile) / 2;
+            bf16* to = out + i * w.k + 2 * pair;
+            if (!w.table) {
+                std::memcpy(to, w.data + two * TWO_PLAIN + tile % 2 * 64 + 4 * lane, 4);
+                continue;
+            }
+            for (int side = 0; side < 2; ++side) {
+                const uint8_t* from = w.data + two * TWO_PACKED;
+                const int at = place(tile % 2, lane, side);
+                const uint8_t rest = from[at], code = from[64 + at % 32] >> (at / 32 * 4) & 15;
+                to[side] = static_cast<bf16>(rest << 15 | w.table[code] << 7 | rest >> 1);
+            }
+        }
+        if (!w.table) continue;
+        for (int64_t at = w.starts[panel]; at < w.starts[panel + 1]; ++at)
+            if (w.exceptions[at].lane == ids[i] % PANEL) out[i * w.k + w.exceptions[at].k] = w.exceptions[at].value;
+    }
+}
+
 }  // namespace fovea
 
 using namespace fovea;
@@ -216,32 +241,6 @@ void fovea_pack(const bf16* weight, int64_t k, const int64_t* order, int64_t pan
                 }
             }
         found[panel] = count;
-    }
-}
-
-// out[i] = row ids[i] of the weight as it was packed without an order; out (count, k).
-void fovea_rows(const Weight* w, const int64_t* ids, int64_t count, bf16* out) {
-    const int64_t pairs = w->k / 2;
-    for (int64_t i = 0; i < count; ++i) {
-        const int64_t panel = ids[i] / PANEL;
-        const int tile = static_cast<int>(ids[i] % PANEL / LANES), lane = static_cast<int>(ids[i] % LANES);
-        for (int64_t pair = 0; pair < pairs; ++pair) {
-            const int64_t two = ((panel * pairs + pair) * TILES + tile) / 2;
-            bf16* to = out + i * w->k + 2 * pair;
-            if (!w->table) {
-                std::memcpy(to, w->data + two * TWO_PLAIN + tile % 2 * 64 + 4 * lane, 4);
-                continue;
-            }
-            for (int side = 0; side < 2; ++side) {
-                const uint8_t* from = w->data + two * TWO_PACKED;
-                const int at = place(tile % 2, lane, side);
-                const uint8_t rest = from[at], code = from[64 + at % 32] >> (at / 32 * 4) & 15;
-                to[side] = static_cast<bf16>(rest << 15 | w->table[code] << 7 | rest >> 1);
-            }
-        }
-        if (!w->table) continue;
-        for (int64_t at = w->starts[panel]; at < w->starts[panel + 1]; ++at)
-            if (w->exceptions[at].lane == ids[i] % PANEL) out[i * w->k + w->exceptions[at].k] = w->exceptions[at].value;
     }
 }
 

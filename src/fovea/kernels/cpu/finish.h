@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels.h"
+#include "levels.h"
 #include "tiles.h"
 
 namespace fovea {
@@ -66,6 +67,7 @@ struct Call {
     int kind;
     const bf16* residual;
     bf16* out;
+    LevelRows rows;  // of x, where the weight is quantized
 
     bool gated() const { return kind >= SILU_GATED && kind <= GELU_GATED; }
     int64_t width() const { return gated() ? weight.n / 2 : weight.n; }

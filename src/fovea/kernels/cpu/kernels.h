@@ -18,8 +18,10 @@ struct Weight {
     const int64_t* starts;  // panels + 1 offsets into exceptions
     const Exception* exceptions;
     const float* bias;  // panels * 64, or null
-    int64_t n, k;
+    int64_t n, k, format;
 };
+
+enum Format : int64_t { BF16, INT8, INT4 };
 
 enum Activation : int { NONE, SILU_GATED, GELU_TANH_GATED, GELU_GATED, GELU_TANH, GELU, QUICK_GELU, SILU };
 

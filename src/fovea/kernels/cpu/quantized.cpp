@@ -1,0 +1,190 @@
+// Products with weights of 8 or 4 bits, a scale per group of k and output (levels.h has the layout).
+//
+// Rows of x are quantized, too, per row and group, so that VPDPBUSD multiplies: four products of bytes per lane and
+// instruction, summed in int32, which is exact. A group's sum is then scaled by both and added in float32, group
+// by group from the first: the same operations whatever the number of rows, so that a row's result does not depend on
+// who shares its step. The scale per group, not per row, keeps a single large value of x from costing all the
+// others their bits.
+
+#include <cstring>
+#include <vector>
+
+#include "formats.h"
+
+namespace fovea {
+namespace {
+
+constexpr int CHUNK = 1024;  // of k, whose levels (64 KiB) stay in the L2 cache while all rows pass
+constexpr int FEW = 12;      // up to so many rows take what comes from memory as it comes
+constexpr int AHEAD = 4096;  // bytes
+
+inline __m512i tile_at(const uint8_t* at) { return _mm512_loadu_si512(at); }
+
+inline __m512i quad_of(const int8_t* levels, int quad) {
+    int32_t four;
+    std::memcpy(&four, levels + 4 * quad, 4);
+    return _mm512_set1_epi32(four);
+}
+
+// sum += the dot products of four bytes per lane, in place: as an intrinsic GCC 12 keeps the sums of six rows in memory.
+inline void add_dot(__m512i& sum, __m512i levels, __m512i four) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(levels), "v"(four));
+}
+
+struct Pair {
+    __m512i even, odd;
+};
+
+// A line of codes as the levels of a tile in two quads.
+inline Pair unpacked(__m512i line, __m512i table) {
+    const __m512i mask = _mm512_set1_epi8(15);
+    return {_mm512_shuffle_epi8(table, _mm512_and_si512(line, mask)),
+            _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(line, 4), mask))};
+}
+
+inline void fetch_ahead(const uint8_t* from) {
+    for (int t = 0; t < TILES; ++t) _mm_prefetch(reinterpret_cast<const char*>(from + AHEAD + t * 64), _MM_HINT_T0);
+}
+
+// sums (R, 4 tiles) += R rows, `stride` apart, times a group of levels.
+template <class Format, bool STREAM, int R>
+inline void add_levels(__m512i (&sums)[R][TILES], const uint8_t* group, const int8_t* x, int64_t stride) {
+    for (int quad = 0; quad < Format::QUADS; ++quad, group += TILES * 64) {
+        if (STREAM) fetch_ahead(group);
+        __m512i tile[TILES];
+        for (int t = 0; t < TILES; ++t) tile[t] = tile_at(group + t * 64);
+        for (int r = 0; r < R; ++r) {
+            const __m512i four = quad_of(x + r * stride, quad);
+            for (int t = 0; t < TILES; ++t) add_dot(sums[r][t], tile[t], four);
+        }
+    }
+}
+
+// The same from codes.
+template <class Format, int R>
+inline void add_codes(__m512i (&sums)[R][TILES], const uint8_t* group, const int8_t* x, int64_t stride) {
+    const __m512i table = lookup4();
+    for (int quad = 0; quad < Format::QUADS; quad += 2, group += TILES * 64) {
+        fetch_ahead(group);
+        for (int t = 0; t < TILES; ++t) {
+            const Pair pair = unpacked(tile_at(group + t * 64), table);
+            for (int r = 0; r < R; ++r) {
+                add_dot(sums[r][t], pair.even, quad_of(x + r * stride, quad));
+                add_dot(sums[r][t], pair.odd, quad_of(x + r * stride, quad + 1));
+            }
+        }
+    }
+}
+
+// c (R, 64) += rows of x times groups [first, first + count) of a panel, whose bytes begin at `groups`.
+// STREAM: they come from memory, as they are stored; else they are levels that lie in a cache.
+template <class Format, bool STREAM, int R>
+void multiply(const uint8_t* groups, int64_t first, int64_t count, const LevelRows& x, int64_t row, float* c) {
+    constexpr bool CODES = STREAM && Format::CODED;
+    constexpr int LEVELS = CODES || !Format::CODED ? Format::LEVELS : 2 * Format::LEVELS;
+    const int64_t stride = x.groups * Format::GROUP;
+    for (int64_t g = first; g < first + count; ++g, groups += LEVELS + 2 * PANEL) {
+        const int8_t* levels = x.levels + row * stride + g * Format::GROUP;
+        const int64_t at = row * x.groups + g;
+        __m512i sums[R][TILES];
+        for (int r = 0; r < R; ++r)
+            for (int t = 0; t < TILES; ++t) sums[r][t] = _mm512_set1_epi32(x.start[at + r * x.groups]);
+        if constexpr (CODES)
+            add_codes<Format, R>(sums, groups, levels, stride);
+        else
+            add_levels<Format, STREAM, R>(sums, groups, levels, stride);
+        const bf16* scales = reinterpret_cast<const bf16*>(groups + LEVELS);
+#pragma GCC unroll 4  // or the sums live in memory, since a loop's index picks them
+        for (int t = 0; t < TILES; ++t) {
+            const __m512 scale = load16(scales + t * LANES);
+#pragma GCC unroll 6
+            for (int r = 0; r < R; ++r) {
+                float* to = c + r * PANEL + t * LANES;
+                const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(x.scale[at + r * x.groups]));
+                _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r][t]), both, _mm512_loadu_ps(to)));
+            }
+        }
+    }
+}
+
+template <class Format, bool STREAM, int R = ROWS>
+void multiply_some(int64_t rows, const uint8_t* groups, int64_t first, int64_t count, const LevelRows& x, int64_t row,
+                   float* c) {
+    if constexpr (R > 1) {
+        if (rows < R) return multiply_some<Format, STREAM, R - 1>(rows, groups, first, count, x, row, c);
+    }
+    multiply<Format, STREAM, R>(groups, first, count, x, row, c);
+}
+
+// Groups of codes as groups of levels, each with its scales behind.
+template <class Format>
+void unpack(const uint8_t* groups, int64_t count, uint8_t* to) {
+    const __m512i table = lookup4();
+    for (int64_t g = 0; g < count; ++g, groups += Format::BYTES) {
+        for (int line = 0; line < Format::LEVELS / 64; ++line) {
+            const Pair pair = unpacked(tile_at(groups + line * 64), table);
+            uint8_t* even = to + (line / TILES * 2 * TILES + line % TILES) * 64;
+            _mm512_storeu_si512(even, pair.even);
+            _mm512_storeu_si512(even + TILES * 64, pair.odd);
+        }
+        to += 2 * Format::LEVELS;
+        std::memcpy(to, groups + Format::LEVELS, 2 * PANEL);
+        to += 2 * PANEL;
+    }
+}
+
+struct Scratch {
+    std::vector<float> sums;
+    std::vector<uint8_t> bytes;
+
+    uint8_t* aligned(size_t count) {
+        bytes.resize(std::max(bytes.size(), count + 64));
+        return bytes.data() + (64 - reinterpret_cast<uintptr_t>(bytes.data()) % 64) % 64;
+    }
+};
+
+template <class Format>
+void few_rows(const Call& call, const uint8_t* data, int64_t start, int64_t rows, float* c) {
+    for (int64_t row = 0; row < rows; row += ROWS)
+        multiply_some<Format, true>(rows - row, data, 0, call.rows.groups, call.rows, start + row, c + row * PANEL);
+}
+
+template <class Format>
+void many_rows(const Call& call, const uint8_t* data, int64_t start, int64_t rows, Scratch& scratch, float* c) {
+    const int64_t step = CHUNK / Format::GROUP, groups = call.rows.groups;
+    for (int64_t first = 0; first < groups; first += step) {
+        const int64_t count = std::min(step, groups - first);
+        const uint8_t* levels = data + first * Format::BYTES;
+        if constexpr (Format::CODED) {
+            uint8_t* room = scratch.aligned(step * (2 * Format::LEVELS + 2 * PANEL));
+            unpack<Format>(levels, count, room);
+            levels = room;
+        }
+        for (int64_t row = 0; row < rows; row += ROWS)
+            multiply_some<Format, false>(rows - row, levels, first, count, call.rows, start + row, c + row * PANEL);
+    }
+}
+
+template <class Format>
+void panel_rows(const Call& call, int64_t panel, int64_t start, int64_t rows) {
+    thread_local Scratch scratch;
+    const uint8_t* data = call.weight.data + panel * call.rows.groups * Format::BYTES;
+    scratch.sums.assign(rows * PANEL, 0.0f);
+    float* c = scratch.sums.data();
+    if (rows <= FEW)
+        few_rows<Format>(call, data, start, rows, c);
+    else
+        many_rows<Format>(call, data, start, rows, scratch, c);
+    finish_rows(call, panel, start, rows, c);
+}
+
+}  // namespace
+
+void quantized_panel(const Call& call, int64_t panel, int64_t start, int64_t rows) {
+    if (call.weight.format == INT8)
+        panel_rows<Int8>(call, panel, start, rows);
+    else
+        panel_rows<Int4>(call, panel, start, rows);
+}
+
+}  // namespace fovea

@@ -1,0 +1,156 @@
+"""Weights and rows in 8 or 4 bits, in plain torch: the twin of `cpu/quantize.cpp`, and what runs where that can not.
+
+A value is a level times the scale of its group; a group is a run of k within one output or row. Both formats round
+to nearest; nothing is calibrated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fovea.kernels.activation import finish
+
+INT4_LEVELS = (-127, -99, -77, -61, -46, -33, -21, -10, 0, 13, 24, 37, 50, 65, 83, 107)
+"""Least squares for normal weights whose group is scaled so that its largest magnitude is -127, with an exact zero; see levels.h."""
+SCALES_TRIED = 12
+PIECE = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """number: what C++ calls it. group: values of k that share a scale; bits: of a value, scale not counted."""
+
+    name: str
+    number: int
+    group: int
+    bits: int
+
+
+INT8, INT4 = Format("int8", 1, 128, 8), Format("int4", 2, 64, 4)
+FORMATS = {format.name: format for format in (INT8, INT4)}
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """values (rows, groups, group) int8; scale (rows, groups) float32; k: columns before padding with zeros."""
+
+    values: Tensor
+    scale: Tensor
+    k: int
+
+    def dequantized(self) -> Tensor:
+        """(rows, k) float32."""
+        return (self.values * self.scale[..., None]).flatten(1)[:, : self.k]
+
+
+def quantize(weight: Tensor, format: Format) -> Levels:
+    """weight (n, k) of any float type. Scales are rounded to bf16, and levels chosen for the rounded ones."""
+    groups = _groups(weight, format.group)
+    if format.bits == 8:
+        scale = _bf16(groups.abs().amax(-1) / 127)
+        return Levels(_leveled(groups, _inverse(scale)), scale, weight.shape[1])
+    values, scale = _nearest_levels(groups)
+    return Levels(values, scale, weight.shape[1])
+
+
+def quantize_rows(x: Tensor, group: int) -> Levels:
+    """Rows of x (rows, k) as products see them: 8 bits, scales in float32."""
+    groups = _groups(x, group)
+    most = groups.abs().amax(-1)
+    # Not 127 / most, which torch takes for 127 times the reciprocal: two roundings.
+    factor = torch.where(most > 1e-30, torch.full_like(most, 127.0) / most, 0.0)
+    return Levels(_leveled(groups, factor), most / 127, x.shape[1])
+
+
+def product(x: Levels, weight: Levels) -> Tensor:
+    """(rows, n) float32: sums within groups are exact, and added group by group with one rounding each."""
+    total = torch.zeros(len(x.values), len(weight.values))
+    for g in range(x.values.shape[1]):
+        exact = x.values[:, g].double() @ weight.values[:, g].double().T
+        scale = x.scale[:, g, None] * weight.scale[None, :, g]
+        total = (total.double() + exact * scale.double()).float()
+    return total
+
+
+class TorchQuantizedProduct:
+    """A product on any device and in any float type: the weight is dequantized piece by piece in every call.
+
+    It saves memory, not time. Rows of x are not quantized.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format
+    ) -> None:
+        levels = quantize(weight, format)
+        self.values = levels.values if format.bits == 8 else _packed(levels.values)
+        self.scale = levels.scale.to(torch.bfloat16)
+        self.bias, self.activation, self.gated = bias, activation, gated
+        self.k = weight.shape[1]
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        step = max(1, PIECE // self.k)
+        parts = [
+            functional.linear(x, self._weight(slice(first, first + step), x.dtype))
+            for first in range(0, len(self.values), step)
+        ]
+        y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        if self.bias is not None:
+            y = y + self.bias
+        return finish(y, self.activation, self.gated, residual)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows of the weight, dequantized: (*ids, k)."""
+        return self._weight(ids.flatten(), self.scale.dtype).view(*ids.shape, self.k)
+
+    def _weight(self, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
+        values = self.values[rows]
+        if values.dtype is torch.uint8:
+            table = torch.tensor(INT4_LEVELS, dtype=torch.int8, device=values.device)
+            values = table[torch.stack((values & 15, values >> 4), dim=-1).flatten(-2).int()]
+        return (values * self.scale[rows].float()[..., None]).flatten(1)[:, : self.k].to(dtype)
+
+
+def _packed(levels: Tensor) -> Tensor:
+    """Two codes in a byte, the first in the low half."""
+    codes = torch.bucketize(levels, torch.tensor(INT4_LEVELS, dtype=torch.int8, device=levels.device))
+    return (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
+
+
+def _groups(x: Tensor, group: int) -> Tensor:
+    rows, k = x.shape
+    return functional.pad(x.float(), (0, -k % group)).view(rows, -1, group)
+
+
+def _bf16(x: Tensor) -> Tensor:
+    return x.to(torch.bfloat16).float()
+
+
+def _inverse(scale: Tensor) -> Tensor:
+    return torch.where(scale.abs() > 1e-30, 1 / scale, 0.0)
+
+
+def _leveled(groups: Tensor, factor: Tensor) -> Tensor:
+    return (groups * factor[..., None]).round().clamp(-127, 127).to(torch.int8)
+
+
+def _nearest_levels(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Of several scales around the one that fits a group's largest magnitude, the one with the least squared error."""
+    table = torch.tensor(INT4_LEVELS, dtype=torch.int8, device=groups.device)
+    every = torch.arange(-128, 128, device=groups.device)
+    nearest = table[(every[:, None] - table[None].int()).abs().argmin(1)]
+    top = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
+    values = torch.zeros_like(groups, dtype=torch.int8)
+    scale, least = _bf16(top / -127), torch.full_like(top, torch.inf)
+    for step in range(SCALES_TRIED):
+        tried = _bf16(top / -127 * (0.8125 + 0.03125 * step))
+        found = nearest[_leveled(groups, _inverse(tried)).int() + 128]
+        error = (groups - found * tried[..., None]).square().sum(-1)
+        better = error < least
+        least = torch.where(better, error, least)
+        scale = torch.where(better, tried, scale)
+        values = torch.where(better[..., None], found, values)
+    return values, scale

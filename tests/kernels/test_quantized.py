@@ -1,0 +1,213 @@
+"""Weights of 8 and 4 bits: C++ against the torch twin, to the last bit where both say so, and what rounding costs."""
+
+from __future__ import annotations
+
+import ctypes
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from fovea.kernels import build
+from fovea.kernels.activation import finish
+from fovea.kernels.native import NativeKernels
+from fovea.kernels.packed import QuantizedWeight, weight_rows
+from fovea.kernels.product import ACTIVATIONS
+from fovea.kernels.quantize import FORMATS, INT4, INT8, Format, product, quantize, quantize_rows
+from fovea.kernels.torch_kernels import TorchKernels
+
+BF16 = torch.bfloat16
+EVERY = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+
+
+@pytest.fixture(scope="module")
+def lib() -> ctypes.CDLL:
+    found = build.library()
+    if found is None:
+        pytest.skip("this machine has no AVX-512 with BF16, or no C++ compiler")
+    NativeKernels(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def native(lib: ctypes.CDLL) -> NativeKernels:
+    return NativeKernels(lib)
+
+
+def weights(n: int, k: int, scale: float = 0.3) -> Tensor:
+    return (torch.randn(n, k) * scale).to(BF16)
+
+
+def odd_weight(kind: str, n: int, k: int) -> Tensor:
+    weight = weights(n, k)
+    if kind == "zeros":
+        weight[::2] = 0.0
+        weight[1:, ::3] = -0.0
+    elif kind == "one value":
+        weight.fill_(-0.5)
+    elif kind == "outliers":
+        weight.view(-1)[::97] *= 1e4
+    elif kind == "tiny":
+        weight = (weight.float() * 1e-37).to(BF16)
+    return weight
+
+
+def wrong(ours: Tensor, theirs: Tensor) -> float:
+    """The share of values that are not the same to the last bit."""
+    return float((ours.view(torch.int16) != theirs.view(torch.int16)).float().mean())
+
+
+@EVERY
+@pytest.mark.parametrize("kind", ["normal", "zeros", "one value", "outliers", "tiny"])
+@pytest.mark.parametrize(("n", "k"), [(64, 128), (70, 2), (1, 65), (200, 896)])
+def test_quantizing_is_the_twins(lib: ctypes.CDLL, format: Format, kind: str, n: int, k: int) -> None:
+    torch.manual_seed(0)
+    weight = odd_weight(kind, n, k)
+    ours = weight_rows(lib, QuantizedWeight(lib, weight, None, format, gated=False), torch.arange(n))
+    torch.testing.assert_close(ours, quantize(weight, format).dequantized().to(BF16), atol=0, rtol=0)
+
+
+@EVERY
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.sampled_from([1, 2, 5, 6, 7, 12, 13, 31, 200, 600]),
+    n=st.sampled_from([1, 30, 64, 65, 130, 256]),
+    k=st.sampled_from([1, 63, 64, 129, 1030, 4400]),
+    bias=st.booleans(),
+    seed=st.integers(0, 3),
+)
+def test_a_product_is_the_twins(
+    lib: ctypes.CDLL, format: Format, rows: int, n: int, k: int, bias: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    weight, x = weights(n, k), torch.randn(rows, k).to(BF16)
+    offset = torch.randn(n).to(BF16) if bias else None
+    theirs = product(quantize_rows(x, format.group), quantize(weight, format))
+    if offset is not None:
+        theirs = theirs + offset.float()
+    ours = NativeKernels(lib).quantized(weight, offset, None, False, format)(x, None)
+    # The twin adds with one rounding by way of double, which is two in one case of many millions.
+    torch.testing.assert_close(ours, theirs.to(BF16), atol=0, rtol=2**-7)
+    assert wrong(ours, theirs.to(BF16)) < 1e-4
+
+
+@EVERY
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.sampled_from([1, 6, 13, 40]),
+    n=st.sampled_from([2, 66, 130]),
+    act=st.sampled_from([*sorted(ACTIVATIONS, key=str), ("relu", False), ("relu", True)]),
+    extras=st.tuples(st.booleans(), st.booleans()),
+)
+def test_bias_activation_gate_and_residual_follow_the_product(
+    lib: ctypes.CDLL,
+    format: Format,
+    rows: int,
+    n: int,
+    act: tuple[str | None, bool],
+    extras: tuple[bool, bool],
+) -> None:
+    torch.manual_seed(rows + n)
+    activation, gated = act
+    weight, x = weights(n, 200), torch.randn(rows, 200).to(BF16)
+    bias = torch.randn(n).to(BF16) if extras[0] else None
+    residual = torch.randn(rows, n // 2 if gated else n).to(BF16) if extras[1] else None
+    wide = product(quantize_rows(x, format.group), quantize(weight, format))
+    wide = wide if bias is None else wide + bias.float()
+    theirs = finish(wide, activation, gated, None if residual is None else residual.float())
+    ours = NativeKernels(lib).quantized(weight, bias, activation, gated, format)(x, residual)
+    torch.testing.assert_close(ours.float(), theirs, atol=0.02 + 0.01 * float(theirs.abs().max()), rtol=0.01)
+
+
+@EVERY
+def test_a_row_does_not_depend_on_its_company(native: NativeKernels, format: Format) -> None:
+    """Bit for bit: a request's answer must not change with the load. 700 rows are cut among threads."""
+    torch.manual_seed(0)
+    x = torch.randn(700, 2300).to(BF16)
+    apply = native.quantized(weights(192, 2300), None, "silu", True, format)
+    together = apply(x, None)
+    for count in (1, 2, 4, 7, 12, 13, 100, 300):
+        assert wrong(apply(x[:count], None), together[:count]) == 0
+    assert wrong(apply(x[123:124], None), together[123:124]) == 0
+
+
+@EVERY
+def test_a_large_value_costs_only_its_group(native: NativeKernels, format: Format) -> None:
+    """Decoders have a few huge activations; with one scale per row all the others would be rounded away."""
+    torch.manual_seed(0)
+    weight, x = weights(64, 1024, 0.02), torch.randn(4, 1024).to(BF16)
+    weight[:, 3] = 0.0
+    before = native.quantized(weight, None, None, False, format)(x, None).float()
+    x[:, 3] = 3000.0
+    after = native.quantized(weight, None, None, False, format)(x, None).float()
+    share = format.group / 1024
+    assert float((after - before).norm()) <= 2 * share**0.5 * float(before.norm())
+
+
+@EVERY
+def test_what_is_not_a_number_stays_visible(native: NativeKernels, format: Format) -> None:
+    x, weight = torch.randn(3, 300).to(BF16), weights(70, 300)
+    x[1, 200] = float("nan")
+    x[2, 7] = float("inf")
+    out = native.quantized(weight, None, None, False, format)(x, None)
+    assert bool(out[0].isfinite().all())
+    assert not bool(out[1:].isfinite().any())
+    weight[5, 299] = float("nan")
+    out = native.quantized(weight, None, None, False, format)(x, None)
+    assert bool(out[:, 5].isnan().all())
+    assert bool(out[0, :5].isfinite().all())
+
+
+def test_what_rounding_costs_on_normal_weights(lib: ctypes.CDLL) -> None:
+    """int4's levels and scales are worth a fifth of the error of sixteen even steps."""
+    torch.manual_seed(0)
+    weight = weights(256, 1024)
+
+    def error(values: Tensor) -> float:
+        return float((values.float() - weight.float()).norm() / weight.float().norm())
+
+    found = {f.name: error(quantize(weight, f).dequantized()) for f in FORMATS.values()}
+    groups = weight.float().view(256, -1, INT4.group)
+    step = groups.abs().amax(-1, keepdim=True) / 7
+    even = error(((groups / step).round() * step).view(256, -1))
+    assert found["int8"] < 0.007
+    assert found["int4"] < 0.083
+    assert found["int4"] < 0.8 * even
+
+
+@EVERY
+def test_bytes(lib: ctypes.CDLL, format: Format) -> None:
+    packed = QuantizedWeight(lib, weights(640, 1024), None, format, gated=False)
+    assert packed.nbytes == 640 * 1024 * (format.bits + 16 / format.group) / 8
+    plain = TorchKernels().quantized(weights(640, 1024), None, None, False, format)
+    held = sum(value.nbytes for value in vars(plain).values() if isinstance(value, Tensor))
+    assert held == packed.nbytes
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BF16], ids=str)
+def test_torch_multiplies_by_the_dequantized_weight(
+    format: Format, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fovea.kernels.quantize.PIECE", 1000)
+    torch.manual_seed(0)
+    weight, bias = torch.randn(30, 70).to(dtype), torch.randn(30).to(dtype)
+    x, residual = torch.randn(2, 3, 70).to(dtype), torch.randn(2, 3, 15).to(dtype)
+    plain = quantize(weight, format).dequantized()
+    theirs = finish(
+        torch.nn.functional.linear(x.float(), plain, bias.float()), "silu", True, residual.float()
+    )
+    apply = TorchKernels().quantized(weight, bias, "silu", True, format)
+    ours = apply(x, residual)
+    assert ours.dtype is dtype
+    tolerance = 1e-4 if dtype is torch.float32 else 0.3
+    torch.testing.assert_close(ours.float(), theirs, atol=tolerance, rtol=0.02)
+    ids = torch.tensor([[3, 0], [29, 3]])
+    torch.testing.assert_close(apply.rows(ids), plain[ids].to(BF16), atol=0, rtol=0)
+
+
+def test_a_type_that_the_kernels_do_not_cover_goes_to_torch(native: NativeKernels) -> None:
+    apply = native.quantized(torch.randn(8, 16), None, None, False, INT8)
+    assert apply(torch.randn(2, 16), None).dtype is torch.float32
