@@ -165,7 +165,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a server tells about the model it runs. `max_context` in tokens, prompt and answer together."""
+    """What a server tells about the model it runs. `max_context` in tokens, prompt and answer together; `quantization` as
+    EngineConfig names it."""
 
     name: str
     architecture: str
@@ -176,3 +177,4 @@ class ModelInfo:
     vocab_size: int
     created: int
     default_sampling: dict[str, float | int] = field(default_factory=dict)
+    quantization: str = "none"

@@ -11,6 +11,7 @@ DEVICES = ("auto", "cpu", "cuda")
 POLICY_NAMES = ("dual", "fcfs", "priority", "detail")
 DETAIL_POLICY_NAMES = ("full", "keywords")
 WHEN_FULL = ("wait", "refuse")
+QUANTIZATIONS = ("none", "int8", "int4")
 KERNELS = ("auto", "native", "onednn", "torch")
 MIB = 1024 * 1024
 
@@ -18,6 +19,8 @@ MIB = 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """dtype: "auto" is the checkpoint's own on CUDA and on CPUs with bf16 units, float32 elsewhere.
+    quantization: "none" keeps the weights as they are; "int8" and "int4" round them while they are read, to half and less
+        than a third of their bytes. Lossy: docs/quantization.md has the figures. Fast on CPUs with bf16 units.
     device: "auto" is CUDA where torch sees it, else CPU.
     threads: CPU threads of torch; 0 leaves torch's own choice.
     block_size: tokens per KV block; prefixes are shared in whole blocks. [1, 256].
@@ -52,6 +55,7 @@ class EngineConfig:
     """
 
     dtype: str = "auto"
+    quantization: str = "none"
     device: str = "auto"
     threads: int = 0
     block_size: int = 16
@@ -92,6 +96,7 @@ class EngineConfig:
             )
         for name, accepted in (
             ("dtype", DTYPES),
+            ("quantization", QUANTIZATIONS),
             ("kernels", KERNELS),
             ("policy", POLICY_NAMES),
             ("when_full", WHEN_FULL),

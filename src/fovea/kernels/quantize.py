@@ -17,7 +17,8 @@ from fovea.kernels.activation import finish
 INT4_LEVELS = (-127, -99, -77, -61, -46, -33, -21, -10, 0, 13, 24, 37, 50, 65, 83, 107)
 """Least squares for normal weights whose group is scaled so that its largest magnitude is -127, with an exact zero; see levels.h."""
 SCALES_TRIED = 12
-PIECE = 1 << 24
+QUANTIZED_AT_ONCE, MULTIPLIED_AT_ONCE = 1 << 20, 1 << 24
+"""Weights that pass through float32 together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +86,21 @@ class TorchQuantizedProduct:
     def __init__(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format
     ) -> None:
-        levels = quantize(weight, format)
-        self.values = levels.values if format.bits == 8 else _packed(levels.values)
-        self.scale = levels.scale.to(torch.bfloat16)
+        rows, self.k = weight.shape
+        groups, device = -(-self.k // format.group), weight.device
+        width = format.group * format.bits // 8
+        kind = torch.int8 if format.bits == 8 else torch.uint8
+        self.values = torch.empty(rows, groups, width, dtype=kind, device=device)
+        self.scale = torch.empty(rows, groups, dtype=torch.bfloat16, device=device)
+        step = max(1, QUANTIZED_AT_ONCE // self.k)
+        for first in range(0, rows, step):
+            levels = quantize(weight[first : first + step], format)
+            self.values[first : first + step] = levels.values if format.bits == 8 else _packed(levels.values)
+            self.scale[first : first + step] = levels.scale
         self.bias, self.activation, self.gated = bias, activation, gated
-        self.k = weight.shape[1]
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        step = max(1, PIECE // self.k)
+        step = max(1, MULTIPLIED_AT_ONCE // self.k)
         parts = [
             functional.linear(x, self._weight(slice(first, first + step), x.dtype))
             for first in range(0, len(self.values), step)
@@ -103,8 +111,8 @@ class TorchQuantizedProduct:
         return finish(y, self.activation, self.gated, residual)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows of the weight, dequantized: (*ids, k)."""
-        return self._weight(ids.flatten(), self.scale.dtype).view(*ids.shape, self.k)
+        """Rows of the weight, dequantized: (*ids, k) float32."""
+        return self._weight(ids.flatten(), torch.float32).view(*ids.shape, self.k)
 
     def _weight(self, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
         values = self.values[rows]

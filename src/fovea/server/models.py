@@ -108,4 +108,5 @@ def _card(state: ServerState) -> dict[str, Any]:
         "architecture": info.architecture,
         "parameters": info.parameters,
         "dtype": info.dtype,
+        "quantization": info.quantization,
     }

@@ -17,6 +17,7 @@ from fovea.engine.layers.mlp import GatedMLP
 from fovea.engine.layers.norm import RMSNorm
 from fovea.engine.layers.rope import Rotary
 from fovea.kernels.attention import AttentionPlan
+from fovea.kernels.quantize import Format
 from fovea.kernels.torch_kernels import PLAIN, Stack, StackLayer, StackShape, TorchKernels
 
 
@@ -171,17 +172,22 @@ class Decoder(nn.Module):
 
 
 class LanguageHead(nn.Module):
-    """Logits of rows. A tied head reads the embedding table; it is packed when that costs little memory."""
+    """Logits of rows. A tied head reads the embedding table, or shares a quantized one with it."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.tied = config.tied
         self.lm_head = Linear(config.hidden, config.vocab_size if not config.tied else 0, bias=False)
 
-    def tie(self, embedding: Embedding, kernels: TorchKernels | None) -> None:
-        """kernels: to repack with, which costs a copy, since the table is still read by row; None: as it is."""
+    def tie(self, embedding: Embedding, kernels: TorchKernels, format: Format | None, *, copy: bool) -> None:
+        """format: of the table that both read, or None: plain. copy: repack a plain one for the head all the same, which
+        costs memory, since the table is still read by row."""
         self.lm_head.weight = embedding.weight
-        if kernels is not None:
+        if format is not None:
+            table = kernels.quantized(embedding.weight.data, None, None, False, format)
+            self.lm_head.product = table
+            embedding.share(table)
+        elif copy:
             self.lm_head.pack(kernels, keep=True)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fovea.kernels.activation import check_activation, finish
-from fovea.kernels.torch_kernels import Product, TorchKernels
+from fovea.kernels.quantize import Format
+from fovea.kernels.torch_kernels import Product, TableProduct, TorchKernels
 
 
 class Linear(nn.Module):
@@ -40,12 +41,17 @@ class Linear(nn.Module):
         y = functional.linear(x, self.weight, self.bias)
         return finish(y, self.activation, self.gated, residual)
 
-    def pack(self, kernels: TorchKernels, *, keep: bool = False) -> None:
-        """Repack for this machine and drop the plain weight; `keep` it where something else reads it."""
+    def pack(self, kernels: TorchKernels, format: Format | None = None, *, keep: bool = False) -> None:
+        """Repack for this machine, quantized if a format is given, and drop the plain weight; `keep` it where something
+        else reads it."""
         if self.product is not None:
             return
         bias = None if self.bias is None else self.bias.data
-        self.product = kernels.product(self.weight.data, bias, self.activation, self.gated)
+        details = bias, self.activation, self.gated
+        if format is None:
+            self.product = kernels.product(self.weight.data, *details)
+        else:
+            self.product = kernels.quantized(self.weight.data, *details, format)
         if self.product is not None and not keep:
             self.weight.data = self.weight.data.new_empty(0)
 
@@ -96,14 +102,22 @@ class PatchLinear(Linear):
 
 
 class Embedding(nn.Module):
-    """A table of rows, (count, width)."""
+    """A table of rows, (count, width). quantized: reads them where a product keeps them, and the plain table is gone."""
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(count, width), requires_grad=False)
+        self.quantized: TableProduct | None = None
 
     def forward(self, ids: Tensor) -> Tensor:
+        if self.quantized is not None:
+            return self.quantized.rows(ids).to(self.weight.dtype)
         return functional.embedding(ids, self.weight)
+
+    def share(self, product: TableProduct) -> None:
+        """Rows come from the product's weight from now on."""
+        self.quantized = product
+        self.weight.data = self.weight.data.new_empty(0)
 
     def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:
         yield "weight", self.weight.data
@@ -132,10 +146,7 @@ def _resolve(path: str) -> str:
 
 
 def use_kernels(module: nn.Module, kernels: TorchKernels) -> None:
-    """Hand the set to every layer below `module`, and let linear maps repack, one at a time: the peak is one weight
-    above the total."""
+    """Hand the set to every layer below `module`; linear maps get theirs when they are packed."""
     for child in module.modules():
-        if isinstance(child, Linear):
-            child.pack(kernels)
-        elif hasattr(child, "kernels"):
+        if hasattr(child, "kernels"):
             setattr(child, "kernels", kernels)  # noqa: B010 - a plain attribute, whatever nn.Module declares

@@ -15,6 +15,7 @@ from fovea.engine.layers.linear import checkpoint_targets, use_kernels
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.slices import Slices, finished
+from fovea.kernels.quantize import Format
 from fovea.kernels.torch_kernels import PLAIN, TorchKernels
 
 TIED_HEAD_PACK_SHARE = 0.15
@@ -72,18 +73,18 @@ class VisionLanguageModel(nn.Module, ABC):
             else:
                 yield name, tensor
 
-    def finish_loading(self, kernels: TorchKernels) -> None:
-        """Weights are in: tie the head, and let every layer take the machine's kernels and layouts."""
+    def checkpoint_names(self, path: str, layer: nn.Module) -> list[str]:
+        """What `checkpoint_targets` calls the tensors of the layer at that path."""
+        return [name.removeprefix("head.") for name, _ in checkpoint_targets(layer, path + ".")]
+
+    def finish_loading(self, kernels: TorchKernels, head: Format | None, parameters: int) -> None:
+        """Weights are in, and layers packed: tie the head, in its format, and let every layer take the machine's kernels."""
         self.kernels = kernels
         if self.head.tied:
             table = self.decoder.embed_tokens
-            small = table.weight.numel() <= TIED_HEAD_PACK_SHARE * sum(p.numel() for p in self.parameters())
-            self.head.tie(table, kernels if small else None)
-        for name, part in self.named_children():
-            if name != "head":
-                use_kernels(part, kernels)
-        if not self.head.tied:
-            self.head.lm_head.pack(kernels)
+            small = table.weight.numel() <= TIED_HEAD_PACK_SHARE * parameters
+            self.head.tie(table, kernels, head, copy=small)
+        use_kernels(self, kernels)
         self.decoder.use_stack(kernels)
 
     def encoder_parts(self) -> list[nn.Module]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from fovea.core.types import ModelInfo
 from fovea.engine.config import EngineConfig
 from fovea.engine.files import read_json
 from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.recipe import RECIPES, Packer
 from fovea.engine.models.registry import architecture, build, takes_videos
 from fovea.engine.models.weights import checkpoint_dtype, load_weights, shard_files
 from fovea.engine.prompt import PromptBuilder
@@ -73,19 +75,27 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     config = read_config(folder)
     entry = architecture(config.model_type)
     if getattr(config, "quantization_config", None) is not None:
-        raise UnsupportedModel(f"{folder} is quantized; unquantized safetensors are supported")
+        raise UnsupportedModel(
+            f"{folder} is quantized; unquantized safetensors are supported, and --quantization quantizes them on the way in"
+        )
     files = shard_files(folder)
     device = pick_device(settings.device)
     dtype = pick_dtype(settings.dtype, device, checkpoint_dtype(files))
     model = _build(config, device, dtype)
-    load_weights(files, model.checkpoint_targets(), model.ignored)
     parameters = _count_parameters(model)
     kernels = choose(settings.kernels, device, dtype)
-    # Before the weights are repacked, and only where somebody asks: a large encoder takes a second to read.
+    recipe = RECIPES[settings.quantization]
+    # A fingerprint is of plain weights, and only where somebody asks: a large encoder takes a second to read.
+    stored = bool(settings.embed_disk_dir)
+    packer = Packer(model, kernels, recipe, later=model.encoder_parts() if stored else ())
+    load_weights(files, model.checkpoint_targets(), model.ignored, packer.filled)
     mark = ""
-    if settings.embed_disk_dir:
-        mark = fingerprint(model.encoder_parts(), entry.name, str(dtype), type(kernels).__name__)
-    model.finish_loading(kernels)
+    if stored:
+        details = entry.name, str(dtype), type(kernels).__name__, settings.quantization
+        mark = fingerprint(model.encoder_parts(), *details)
+    packer.rest()
+    model.finish_loading(kernels, recipe.head, parameters)
+    _give_back()
     tokenizer = ChatTokenizer.from_folder(folder, config, template=chat_template)
     images = read_json(folder / "preprocessor_config.json") or _nested_processor(folder)
     shapes, joint = config.to_dict(), read_json(folder / "processor_config.json")
@@ -98,6 +108,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         architecture=entry.name,
         parameters=parameters,
         dtype=str(dtype).removeprefix("torch."),
+        quantization=settings.quantization,
         device=str(device),
         max_context=model.decoder.config.max_positions,
         vocab_size=model.decoder.config.vocab_size,
@@ -170,6 +181,13 @@ def served_name(name: str) -> str:
     """A local folder is served by its last part, a hub id and the bundled model as they are."""
     path = Path(name).expanduser()
     return path.resolve().name if name != BUNDLED and path.is_dir() else name
+
+
+def _give_back() -> None:
+    """What loading has freed, and the C library keeps for later, becomes the system's again (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _count_parameters(model: VisionLanguageModel) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -89,14 +89,18 @@ def _entry(name: str, item: dict[str, Any]) -> TensorEntry:
 
 
 def load_weights(
-    files: Iterable[Path], targets: Iterator[tuple[str, Tensor]], ignored: Iterable[str] = ()
+    files: Iterable[Path],
+    targets: Iterator[tuple[str, Tensor]],
+    ignored: Iterable[str] = (),
+    filled: Callable[[str], None] = lambda name: None,
 ) -> int:
-    """Fill every target from the files; returns the bytes read.
+    """Fill every target from the files; returns the bytes read. `filled` is told each name when its tensor is in, and may
+    put the storage to another use.
 
-    Raises CheckpointError for a missing, unknown, misshapen or non-float tensor.
+    Raises CheckpointError for a missing, unknown, repeated, misshapen or non-float tensor.
     """
     table = dict(targets)
-    missing = set(table)
+    done: set[str] = set()
     unneeded = [re.compile(pattern) for pattern in (*ALWAYS_IGNORED, *ignored)]
     total = 0
     for path in files:
@@ -104,17 +108,20 @@ def load_weights(
             entries, begin = read_header(file, path)
             for entry in entries:
                 name = canonical(entry.name)
+                if name in done:
+                    raise CheckpointError(f"{path}: tensor {entry.name!r} comes a second time")
                 if name not in table:
                     if not any(pattern.search(name) for pattern in unneeded):
                         raise CheckpointError(
                             f"{path}: tensor {entry.name!r} is not part of this architecture"
                         )
                     continue
-                _fill(table[name], file, begin, entry, path)
-                missing.discard(name)
+                _fill(table.pop(name), file, begin, entry, path)
+                done.add(name)
+                filled(name)
                 total += entry.stop - entry.start
-    if missing:
-        raise CheckpointError(f"{len(missing)} tensors are missing, among them {sorted(missing)[:4]}")
+    if table:
+        raise CheckpointError(f"{len(table)} tensors are missing, among them {sorted(table)[:4]}")
     return total
 
 

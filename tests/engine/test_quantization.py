@@ -1,0 +1,171 @@
+"""Quantized at load: what every architecture then computes, what is left alone, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fovea import Engine
+from fovea.core.errors import CheckpointError, ConfigError
+from fovea.core.types import ChatPrompt, Completion
+from fovea.engine.config import EngineConfig
+from fovea.engine.layers.linear import Linear, PatchLinear
+from fovea.engine.models.load import load_model
+from fovea.engine.models.recipe import RECIPES
+from fovea.engine.models.weights import load_weights
+from fovea.evaluation.datasets import scene_cases
+from fovea.evaluation.scenes import HELD_OUT_SEED
+from fovea.evaluation.score import Result, report
+from fovea.kernels.build import library
+from fovea.kernels.product import NativeProduct
+from fovea.kernels.quantize import TorchQuantizedProduct, quantize
+from tests.support.checkpoints import ARCHITECTURES, write
+from tests.support.engines import ask, picture
+
+QUANTIZATIONS = ("int8", "int4")
+PLAIN: dict[str, Any] = {
+    "dtype": "float32",
+    "device": "cpu",
+    "kernels": "torch",
+    "threads": 1,
+    "kv_blocks": 64,
+}
+
+
+def linears(model: torch.nn.Module) -> Iterator[tuple[str, Linear]]:
+    for path, layer in model.named_modules():
+        if isinstance(layer, Linear):
+            yield path, layer
+
+
+def round_weights(model: torch.nn.Module, quantization: str) -> None:
+    """The model's plain weights become what they are after quantization."""
+    for path, layer in linears(model):
+        format = RECIPES[quantization].of(path, layer)
+        if format is not None and layer.weight.numel():
+            layer.weight.data = quantize(layer.weight.data, format).dequantized().to(layer.weight.dtype)
+
+
+def answer(engine: Engine, prompt: ChatPrompt) -> Completion:
+    return engine.generate(prompt, temperature=0, max_tokens=12, ignore_eos=True, logprobs=True)
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_answers_are_those_of_the_rounded_weights(
+    architecture: str, quantization: str, tmp_path: Path
+) -> None:
+    """In float32, so that nothing but the weights is rounded."""
+    folder = str(write(architecture, tmp_path / architecture))
+    prompt = ask("what is it?", picture(1, 90, 120))
+    with Engine.from_pretrained(folder, **PLAIN) as engine:
+        before = answer(engine, prompt)
+        engine.clear_caches()
+        round_weights(engine.loop.runner.model, quantization)
+        theirs = answer(engine, prompt)
+    with Engine.from_pretrained(folder, **PLAIN, quantization=quantization) as engine:
+        assert engine.info.quantization == quantization
+        ours = answer(engine, prompt)
+    assert ours.token_ids == theirs.token_ids
+    first, second = ([entry.logprob for entry in done.logprobs[0]] for done in (ours, theirs))
+    assert first == pytest.approx(second, abs=1e-4)
+    unrounded = [entry.logprob for entry in before.logprobs[0]]
+    assert first != pytest.approx(unrounded, abs=1e-4), "rounding changed nothing: it was not done"
+
+
+@pytest.mark.parametrize("architecture", ["qwen2_5_vl", "llava_next"])
+def test_what_is_quantized_and_what_is_not(architecture: str, tmp_path: Path) -> None:
+    folder = str(write(architecture, tmp_path / architecture))
+    model = load_model(folder, EngineConfig(**PLAIN, quantization="int4")).model
+    kinds: dict[str, set[int | None]] = {"decoder": set(), "head": set(), "patches": set(), "encoder": set()}
+    for path, layer in linears(model):
+        product = layer.product
+        bits = None
+        if isinstance(product, TorchQuantizedProduct):
+            bits = 4 if product.values.dtype is torch.uint8 else 8
+            assert layer.weight.numel() == 0, f"{path}: the plain weight is still held"
+        part = path.split(".")[0]
+        part = "patches" if isinstance(layer, PatchLinear) else part if part in kinds else "encoder"
+        kinds[part].add(bits)
+    assert kinds == {"decoder": {4}, "head": {8}, "patches": {None}, "encoder": {8}}
+
+
+def test_a_tied_table_is_kept_once() -> None:
+    plain = load_model("fovea-tiny", EngineConfig(**PLAIN)).model
+    assert plain.head.tied
+    ids = torch.tensor([5, 0, 7])
+    rows = plain.decoder.embed_tokens(ids)
+    model = load_model("fovea-tiny", EngineConfig(**PLAIN, quantization="int8")).model
+    assert model.decoder.embed_tokens.weight.numel() == model.head.lm_head.weight.numel() == 0
+    assert model.decoder.embed_tokens.quantized is model.head.lm_head.product
+    close = model.decoder.embed_tokens(ids)
+    assert close.dtype is rows.dtype
+    torch.testing.assert_close(close, rows, atol=0.01 * float(rows.abs().max()), rtol=0)
+    assert (model.dtype, model.device.type) == (torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_the_cpus_kernels_take_them_in_bf16(quantization: str) -> None:
+    if library() is None:
+        pytest.skip("this machine can not run the C++ kernels")
+    settings = EngineConfig(dtype="bfloat16", device="cpu", threads=1, quantization=quantization)
+    model = load_model("fovea-tiny", settings).model
+    assert model.decoder._stack is not None
+    for path, layer in linears(model):
+        assert isinstance(layer.product, NativeProduct), path
+        number = layer.product.weight.struct.format
+        format = RECIPES[quantization].of(path, layer)
+        assert number == (0 if format is None else format.number), path
+
+
+def accuracy(**settings: Any) -> float:
+    """Of the bundled model on scenes that a quantized one could get wrong."""
+    cases = list(scene_cases(6, ("colour", "counting", "reading", "position", "json"), HELD_OUT_SEED))
+    results = []
+    with Engine.from_pretrained("fovea-tiny", device="cpu", kv_cache_mib=64, threads=1, **settings) as engine:
+        for case in cases:
+            done = engine.generate(case.exchanges[0].question, case.images, temperature=0, max_tokens=48)
+            results.append(Result(case, (done.text,), 0, 0, 0))
+    return next(row for row in report(results) if row.kind == "all").accuracy
+
+
+def test_the_bundled_model_answers_nearly_as_well() -> None:
+    """30 questions; `fovea eval --count 200` asks 2,800, and docs/quantization.md has the table."""
+    exact = accuracy(dtype="float32")
+    for quantization in QUANTIZATIONS:
+        assert accuracy(quantization=quantization) >= exact - 0.1
+
+
+def test_an_encoders_stored_outputs_are_not_mixed_up(tmp_path: Path) -> None:
+    marks = {
+        load_model(
+            "fovea-tiny",
+            EngineConfig(device="cpu", threads=1, embed_disk_dir=str(tmp_path), quantization=quantization),
+        ).fingerprint
+        for quantization in ("none", "int8", "int4")
+    }
+    assert len(marks) == 3
+
+
+def test_an_unknown_quantization_is_refused() -> None:
+    with pytest.raises(ConfigError, match="quantization is 'int3'; accepted: none, int8, int4"):
+        EngineConfig(quantization="int3")
+
+
+def test_a_tensor_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    """A layer is packed as soon as it is whole; filling it again would be lost without a word."""
+    from safetensors.torch import save_file
+
+    files = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]
+    for file in files:
+        save_file({"model.norm.weight": torch.ones(4)}, file)
+    targets: list[tuple[str, Tensor]] = [("decoder.norm.weight", torch.empty(4))]
+    with pytest.raises(
+        CheckpointError, match="b.safetensors: tensor 'model.norm.weight' comes a second time"
+    ):
+        load_weights(files, iter(targets))
