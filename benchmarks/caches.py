@@ -7,6 +7,7 @@ The checkpoint of quick.py, except for the Zipf stream, which runs on the bundle
   follow-up     time to first token of a question about a known image, prefix cached, against the same text without any
                 image, at 256 and at 1,024 visual tokens
   encoded       the same question behind a new system prompt: the encoder's output is cached, the KV is not
+  pixels        making an image's pixels against encoding it: what keeping pixels can save
   together      8 simultaneous questions about one new image against a single one: images encoded, tokens computed
   restart       a known image after a restart with the disk tier: images encoded, time to first token against the first
   zipf          requests over 300 images, popularity ~ 1/rank^1.1, with room for a third of their outputs in memory and
@@ -80,6 +81,18 @@ def follow_up(engine: Engine, repeats: int) -> dict[str, float]:
             f"encoded, new prefix {tokens}": median(encoded) / median(cold),
             f"cold {tokens} ms": median(cold) * 1e3,
         }
+    return found
+
+
+def pixels(engine: Engine, repeats: int) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for side, tokens in ((448, 256), (896, 1024)):
+        shares = []
+        for repeat in range(repeats):
+            asked = prompt(part(2000 * side + repeat, side))
+            spent = engine.generate(asked, temperature=0.0, max_tokens=1, ignore_eos=True).timings
+            shares.append(spent.preprocess / spent.encode)
+        found[f"pixels {tokens}: making them, against encoding"] = statistics.median(shares)
     return found
 
 
@@ -189,7 +202,7 @@ def main() -> None:
     settings = {"dtype": "bfloat16", "threads": args.threads, "device": "cpu", "kv_cache_mib": 256}
     with Engine.from_pretrained(str(folder), **settings) as engine:
         ttft(engine, prompt(part(1, 448)))
-        found = follow_up(engine, args.repeats) | together(engine)
+        found = follow_up(engine, args.repeats) | pixels(engine, args.repeats) | together(engine)
     found |= restart(folder, settings) | zipf(args.zipf, args.threads)
     for name, value in found.items():
         print(f"{name:50} {value:10.2f}")

@@ -39,7 +39,9 @@ def lose_something(machine: Engine, rng: random.Random) -> None:
         embeddings.clear()
     elif kind < 0.7:
         slower.clear(rng.choice(["host", "disk"]))
-    elif kind < 0.8:
+    elif kind < 0.75:
+        machine._preparer.pixels.clear()
+    elif kind < 0.85:
         pool.forget_all()
     elif kind < 0.75:
         machine._kv.host.forget_all()

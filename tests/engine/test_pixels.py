@@ -1,4 +1,4 @@
-"""Pixels are made in worker threads, once for all who wait, and are gone when the encoder has read them."""
+"""Pixels are made in worker threads, once for all who wait; what nobody claims any more is a cache's."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fovea.core.errors import Unavailable
 from fovea.core.image import Image
+from fovea.engine.pixel_pool import PixelPool
 from fovea.engine.pixels import PixelStore
 from fovea.engine.prompt import PlannedImage
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 
+PIXEL_BYTES = 40
 PLAN = VisualPlan(1, 1, 1, (1, 2, 2), "@", "plan")
 
 
@@ -32,7 +35,7 @@ class Slow:
         self.made.append(image.identity)
         if self.error is not None:
             raise self.error
-        return ProcessedImage(image.identity, plan, {})
+        return ProcessedImage(image.identity, plan, {"pixel_values": np.zeros(PIXEL_BYTES // 4, np.float32)})
 
 
 def planned(name: str) -> PlannedImage:
@@ -47,7 +50,7 @@ def slow() -> Slow:
 @pytest.fixture
 def store(slow: Slow) -> Iterator[PixelStore]:
     processor: Any = slow
-    made = PixelStore(processor, 2, capacity=100)
+    made = PixelStore(processor, 2, PixelPool(100, idle=0))
     yield made
     slow.gate.set()
     made.close()
@@ -63,13 +66,14 @@ def test_all_who_wait_for_one_image_wait_for_one_piece_of_work(store: PixelStore
     assert slow.made == ["cat"]
 
 
-def test_reading_twice_makes_them_once_and_after_forgetting_again(store: PixelStore, slow: Slow) -> None:
+def test_reading_twice_makes_them_once_and_after_the_claim_again(store: PixelStore, slow: Slow) -> None:
     """The fifth of ten questions about one image made its pixels again, because the first had read them."""
     slow.gate.set()
     task = store.task(planned("cat"))
+    claim = store.pool.claim([task])
     assert task().identity == task().identity == "cat"
     assert slow.made == ["cat"]
-    task.forget()
+    claim.release()
     assert task().identity == "cat"
     assert slow.made == ["cat", "cat"]
 
@@ -115,49 +119,14 @@ def test_whoever_waits_when_the_store_closes_is_told(store: PixelStore, slow: Sl
     assert tasks[0]().identity == "a"
 
 
-def test_claims_are_granted_in_order_within_the_ceiling(store: PixelStore) -> None:
-    """One pixel counts 24 bytes, the ceiling is 100: four images fit, the fifth waits for one to leave."""
-    first = store.gate.claim([store.task(planned(name)) for name in "abc"])
-    second = store.gate.claim([store.task(planned("d"))])
-    third = store.gate.claim([store.task(planned("e"))])
-    nothing = store.gate.claim([])
-    assert [c.granted.done() for c in (first, second, third, nothing)] == [True, True, False, False]
-    assert store.gate.bytes == 96
-    second.release()
-    assert third.granted.done()
-    assert nothing.granted.done()
-    for claim in (first, third, nothing, second):
-        claim.release()
-    assert store.gate.bytes == 0
-
-
-def test_a_claim_beyond_the_ceiling_passes_alone(store: PixelStore) -> None:
-    small = store.gate.claim([store.task(planned("a"))])
-    large = store.gate.claim([store.task(planned(name)) for name in "bcdefgh"])
-    assert not large.granted.done()
-    small.release()
-    assert large.granted.done()
-    large.release()
-
-
-def test_whoever_leaves_while_waiting_leaves_the_queue(store: PixelStore) -> None:
-    held = store.gate.claim([store.task(planned(name)) for name in "abcd"])
-    gone, next_one = (store.gate.claim([store.task(planned(name))]) for name in "ef")
-    gone.release()
-    held.release()
-    assert next_one.granted.done()
-    assert not gone.granted.done()
-    assert store.gate.bytes == next_one.size
-
-
 def test_one_request_letting_go_does_not_take_the_pixels_from_another(store: PixelStore, slow: Slow) -> None:
     """Pixels are shared; a cancelled request threw them away, and the engine's thread made them again."""
     slow.gate.set()
     task = store.task(planned("cat"))
-    first, second = store.gate.claim([task]), store.gate.claim([task])
+    first, second = store.pool.claim([task]), store.pool.claim([task])
     for claim in (first, second):
         claim.granted.result(1)
-        claim.start()[0].result(20)
+        task.start().result(20)
     first.release()
     first.release()
     task()
@@ -165,3 +134,35 @@ def test_one_request_letting_go_does_not_take_the_pixels_from_another(store: Pix
     second.release()
     task()
     assert slow.made == ["cat", "cat"]
+
+
+def test_kept_pixels_are_taken_by_whoever_claims_the_image_next(slow: Slow) -> None:
+    slow.gate.set()
+    processor: Any = slow
+    store = PixelStore(processor, 1, PixelPool(1000, idle=500))
+    for _ in range(3):
+        task = store.task(planned("cat"))
+        claim = store.pool.claim([task])
+        task.start().result(20)
+        assert store.pool.stats().bytes == 0, "claimed pixels are no cache's"
+        claim.release()
+        assert store.pool.stats().bytes == PIXEL_BYTES
+        del task, claim
+        gc.collect()
+        assert len(store._tasks) == 0, "the decoded image is not kept with them"
+    assert slow.made == ["cat"]
+    assert (store.pool.stats().hits, store.pool.stats().misses) == (2, 1)
+    store.close()
+
+
+def test_what_is_made_without_a_claim_is_the_caches(slow: Slow) -> None:
+    """The encoder asks for pixels that nobody foresaw, after the request has let go."""
+    slow.gate.set()
+    processor: Any = slow
+    store = PixelStore(processor, 1, PixelPool(1000, idle=500))
+    task = store.task(planned("cat"))
+    task()
+    task()
+    assert slow.made == ["cat"]
+    assert store.pool.stats().entries == 1
+    store.close()

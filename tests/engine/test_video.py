@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from fovea import Engine
 from fovea.core.errors import InvalidRequest, InvalidVideo, PromptTooLong
 from fovea.core.types import ChatPrompt, Message, TextPart, TextPrompt, TokenPrompt, VideoPart
 from fovea.core.video import Video, VideoBudget
+from fovea.engine.clips import Clips
 from fovea.engine.inputs import to_video
 from fovea.engine.positions import mrope_positions
+from fovea.engine.vision.processor.video_settings import build_videos
 from tests.support.checkpoints import write
 from tests.support.clips import clip, noise
 from tests.support.engines import at_rest
@@ -39,9 +42,11 @@ class Counting:
     video: Video
     readings: list[tuple[int, ...]] = field(default_factory=list)
     fails: bool = False
+    before: Callable[[], None] = lambda: None
 
     def read(self, indices: Sequence[int]) -> Iterator[bytes]:
         self.readings.append(tuple(indices))
+        self.before()
         if self.fails:
             raise InvalidVideo("frame 3 is missing")
         return self.video.source.read(indices)
@@ -152,6 +157,67 @@ def test_features_of_a_pruned_group_are_rows_of_the_whole(engine: Engine) -> Non
             (a == b[list(part.plan.kept)]).all()
             for a, b in zip(features.deepstack, full.deepstack, strict=True)
         )
+
+
+def test_a_pruned_video_has_room_before_it_is_decoded_and_is_decoded_once(engine: Engine) -> None:
+    """It was decoded while its prompt was built: by every request, and outside the ceiling."""
+    video, source = counted(31, count=12)
+    half = prompt(video, VideoBudget(pruning_rate=0.5))
+    room: list[float] = []
+    source.before = lambda: room.append(engine.stats()["pixel_bytes"])
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: engine.generate(half, **GREEDY).token_ids, range(4)))
+    assert len(set(answers)) == 1
+    assert len(source.readings) == 1
+    frames = len(set(source.readings[0])) * 96 * 64 * 3
+    assert room[0] >= frames, "frames and pixels were claimed first"
+    assert engine.stats()["pixel_bytes"] == 0
+    engine.clear_caches("kv")
+    assert engine.generate(half, **GREEDY).token_ids == answers[0]
+    assert len(source.readings) == 1, "what was kept of it is known, and so are the encoder's outputs"
+    engine.generate(half, cache_salt="tenant", **GREEDY)
+    assert len(source.readings) == 2, "tenants share nothing"
+
+
+async def test_tokens_of_a_pruned_video_are_those_of_its_prompt(engine: Engine) -> None:
+    video, source = counted(32, count=12)
+    half = prompt(video, VideoBudget(pruning_rate=0.5))
+    ids = await engine.tokenize(half)
+    assert ids == build(engine, video, VideoBudget(pruning_rate=0.5)).ids
+    assert len(source.readings) == 1
+    assert engine.stats()["pixel_bytes"] == 0
+
+
+def test_an_outline_is_as_long_as_the_prompt(engine: Engine) -> None:
+    video, source = counted(33, count=12)
+    builder = engine._preparer.builder
+    outline = builder.outline(prompt(video, VideoBudget(pruning_rate=0.7)))
+    assert (len(outline.unsettled), list(outline.planned), source.readings) == (1, [], [])
+    settled = builder.settle(outline)
+    assert len(settled.ids) == len(outline.ids)
+    assert not settled.unsettled
+    assert sum(planned.plan.tokens for planned in settled.planned) == outline.image_tokens
+    assert builder.settle(settled) is settled
+
+
+def test_what_is_remembered_of_pruned_videos_is_bounded() -> None:
+    frames = noise(8, 96, 64, 1)
+    rule = build_videos("qwen2_vl", {}, {}, {}, {})
+    assert rule is not None
+    clips = Clips(kept_bytes=25_000)
+    budget = VideoBudget(pruning_rate=0.5)
+    known = []
+    for salt in "abc":
+        video = to_video(frames)
+        plan = rule.plan(video, budget)
+        clip = clips.clip(video, plan, rule, salt)
+        assert clips.clip(video, plan, rule, salt) is clip
+        assert clips.known(clip, plan.kept) is None
+        kept = clips.look(clip, plan.kept)
+        assert clips.look(clip, plan.kept) is kept
+        known.append((clip, plan.kept))
+    assert 0 < clips._bytes <= 25_000
+    assert [clips.known(*pair) is not None for pair in known] == [False, True, True]
 
 
 def test_keys_hold_content_sampling_budget_and_salt(engine: Engine) -> None:

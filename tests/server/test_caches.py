@@ -33,7 +33,9 @@ def test_what_the_caches_hold_and_that_it_can_be_forgotten(server: Server) -> No
     said = ask(server, 401)
     server.post("/v1/images", {"url": data_url(picture(seed=402))})
     before = stages(server)
-    assert list(before) == ["fetched", "decoded", "images", "encoder", "kv"], "there are no slower tiers here"
+    assert list(before) == ["fetched", "decoded", "images", "pixels", "encoder", "kv"], (
+        "there are no slower tiers here"
+    )
     assert before.pop("fetched")["capacity_bytes"] > 0
     for stage in before.values():
         assert 0 < stage["bytes"] <= stage["capacity_bytes"]
@@ -42,11 +44,12 @@ def test_what_the_caches_hold_and_that_it_can_be_forgotten(server: Server) -> No
         "decoded",
         "images",
         "kv",
+        "pixels",
         "encoder",
         "host",
         "disk",
     ]
-    assert [stage["bytes"] for stage in stages(server).values()] == [0] * 5
+    assert [stage["bytes"] for stage in stages(server).values()] == [0] * 6
     assert ask(server, 401) == said
 
 
@@ -97,15 +100,15 @@ def test_a_stage_that_is_not_there(server: Server) -> None:
     error = clear(server, "attic")["error"]
     assert isinstance(error, dict)
     assert error["code"] == "no_such_cache"
-    assert "there are fetched, decoded, images, kv, encoder, host, disk, and all" in error["message"]
+    assert "there are fetched, decoded, images, kv, pixels, encoder, host, disk, and all" in error["message"]
 
 
 def test_from_the_command_line(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     ask(server, 404)
     assert main(["caches", "--url", server.url]) == 0
     shown = capsys.readouterr().out
-    rows = ["fetched", "decoded", "images", "encoder", "kv"]
-    assert [line.split()[0] for line in shown.splitlines()[1:6]] == rows
+    rows = ["fetched", "decoded", "images", "pixels", "encoder", "kv"]
+    assert [line.split()[0] for line in shown.splitlines()[1:7]] == rows
     assert "prefix hits:" in shown
     assert main(["caches", "--url", server.url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["stages"]["encoder"]["entries"] >= 1

@@ -47,7 +47,9 @@ class EngineConfig:
     embed_disk_dir: folder for encoder outputs that outlive the process; may be shared by several. Empty: none.
     embed_disk_mib: ceiling of that folder. [1, 2**24].
     embed_ttl_s: encoder outputs older than so many seconds are misses, in every tier; 0: no bound.
-    pixel_pool_mib: ceiling of processed pixels that wait for the encoder; a request larger than that passes alone.
+    pixel_pool_mib: ceiling of processed pixels; a request that needs more passes alone.
+    pixel_cache_mib: at most so much of it keeps pixels that nobody needs, until somebody needs the room. 0: nothing.
+    pixel_ttl_s: such pixels are gone so many seconds after they were needed; 0: no bound.
     prefix_cache: share the KV of equal prefixes between requests.
     preprocess_workers: threads that resize and normalise images. [1, 64].
     kernels: on a CPU: "native" is Fovea's own C++ (bf16; weights packed without loss to 12 bits), "onednn" torch with
@@ -80,6 +82,8 @@ class EngineConfig:
     embed_disk_mib: int = 4096
     embed_ttl_s: int = 0
     pixel_pool_mib: int = 1024
+    pixel_cache_mib: int = 64
+    pixel_ttl_s: int = 0
     prefix_cache: bool = True
     preprocess_workers: int = 2
     kernels: str = "auto"
@@ -130,6 +134,8 @@ class EngineConfig:
             ("embed_disk_mib", 1, 1 << 24),
             ("embed_ttl_s", 0, 1 << 31),
             ("pixel_pool_mib", 1, 1 << 24),
+            ("pixel_cache_mib", 0, 1 << 24),
+            ("pixel_ttl_s", 0, 1 << 31),
             ("preprocess_workers", 1, 64),
         ):
             value = getattr(self, name)

@@ -45,7 +45,8 @@ from fovea.engine.job import Job
 from fovea.engine.loop import EngineLoop
 from fovea.engine.memory import host_slots, pool_blocks
 from fovea.engine.models.load import LoadedModel, load_model, prompt_builder
-from fovea.engine.pixels import Claim, PixelStore
+from fovea.engine.pixel_pool import Claim, PixelPool
+from fovea.engine.pixels import PixelStore
 from fovea.engine.prepare import Prepared, Preparer
 from fovea.engine.runner import Runner
 from fovea.engine.sample.sampler import Sampler
@@ -101,10 +102,15 @@ class Engine:
         )
         self.loop = EngineLoop(self.scheduler, runner, tokenizer)
         detail = DetailRule.of(self.config)
+        pixels = PixelPool(
+            self.config.pixel_pool_mib * MIB,
+            self.config.pixel_cache_mib * MIB,
+            self.config.pixel_ttl_s or None,
+        )
         self._preparer = Preparer(
             tokenizer,
             prompt_builder(loaded, replace(detail, policy=detail_policy or detail.policy)),
-            PixelStore(loaded.processor, self.config.preprocess_workers, self.config.pixel_pool_mib * MIB),
+            PixelStore(loaded.processor, self.config.preprocess_workers, pixels),
             self._embeddings,
             self._slower,
             model.visual_token_bytes,
@@ -200,8 +206,8 @@ class Engine:
         given = {"videos": videos, "video_budget": video_budget, **params}
         ask = partial(self.request, prompt, images, sampling=sampling, budget=budget, **given)
         # A request that is one already needs no decoding, so no thread: it is admitted and its clock starts at once.
-        ready = isinstance(prompt, GenerationRequest)
-        request = ask() if ready else await loop.run_in_executor(self._prepare_pool, ask)
+        complete = isinstance(prompt, GenerationRequest)
+        request = ask() if complete else await loop.run_in_executor(self._prepare_pool, ask)
         events: asyncio.Queue[Event] = asyncio.Queue()
 
         def sink(event: Event) -> None:
@@ -221,12 +227,16 @@ class Engine:
                 claim = self._preparer.claim(prepared)
                 self._wait_or_refuse(claim)
                 await shared(claim.granted)
-                found = await loop.run_in_executor(self._prepare_pool, self._preparer.read, prepared, claim)
-                await asyncio.gather(*(shared(made) for made in claim.start()))
+                settled = self._preparer.settle(prepared.prompt)
+                await shared(settled)
+                ready = await loop.run_in_executor(
+                    self._prepare_pool, self._preparer.read, prepared, settled.result(), claim
+                )
+                await asyncio.gather(*(shared(task.start()) for task in ready.needed))
             pixels_s = time.monotonic() - built
-            jobs = self._preparer.jobs(request, prepared, found, sink, arrival, pixels_s)
+            jobs = self._preparer.jobs(request, prepared, ready, claim, sink, arrival, pixels_s)
             self.loop.submit(jobs)
-            state = AnswerState(prepared.prompt, request.sampling.n)
+            state = AnswerState(ready.prompt, request.sampling.n)
             while not state.done:
                 delta = state.take(await events.get())
                 claim.release()
@@ -277,14 +287,21 @@ class Engine:
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         loop = asyncio.get_running_loop()
-        prepared = await loop.run_in_executor(
-            self._prepare_pool, self._preparer.builder.build, prompt, "", self._info.max_context
+        outline = await loop.run_in_executor(
+            self._prepare_pool, self._preparer.builder.outline, prompt, "", self._info.max_context
         )
-        return prepared.ids
+        claim = self._preparer.claim_frames(outline)
+        try:
+            await shared(claim.granted)
+            settled = self._preparer.settle(outline)
+            await shared(settled)
+        finally:
+            claim.release()
+        return settled.result().ids
 
     def clear_caches(self, *stages: CacheStage) -> None:
-        """Forget shared prefixes ("kv") and encoder outputs: of the device ("encoder"), in host memory ("host"), on disk
-        ("disk"); all by default.
+        """Forget shared prefixes ("kv"), processed pixels ("pixels"), and encoder outputs: of the device ("encoder"), in
+        host memory ("host"), on disk ("disk"); all by default.
 
         Answers stay the same; they only cost again.
         """
@@ -298,6 +315,8 @@ class Engine:
 
         self.loop.call(clear)
         self._slower.clear(*chosen)
+        if "pixels" in chosen:
+            self._preparer.pixels.clear()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block and encoder output is accounted for."""
@@ -342,13 +361,13 @@ class Engine:
             claim = self._preparer.claim(prepared)
             self._wait_or_refuse(claim)
             claim.granted.result()
-            found = self._preparer.read(prepared, claim)
-            for task in claim.tasks:
+            ready = self._preparer.read(prepared, self._preparer.settle(prepared.prompt).result(), claim)
+            for task in ready.needed:
                 task()
             pixels_s = time.monotonic() - built
-            jobs = self._preparer.jobs(request, prepared, found, events.put, arrival, pixels_s)
+            jobs = self._preparer.jobs(request, prepared, ready, claim, events.put, arrival, pixels_s)
             self.loop.submit(jobs)
-            state = AnswerState(prepared.prompt, request.sampling.n)
+            state = AnswerState(ready.prompt, request.sampling.n)
             while not state.done:
                 delta = state.take(events.get())
                 claim.release()

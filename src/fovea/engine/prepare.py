@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,17 +14,19 @@ from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.detokenize import TextStream
 from fovea.engine.events import Sink
 from fovea.engine.job import Job
-from fovea.engine.pixels import Claim, PixelStore, PixelTask
+from fovea.engine.pixel_pool import Claim, PixelPool
+from fovea.engine.pixels import BYTES_PER_PIXEL, PixelStore, PixelTask
 from fovea.engine.prompt import PreparedPrompt, PromptBuilder
 from fovea.engine.sequence import Sequence
 from fovea.engine.tokenizer import ChatTokenizer
 from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.tiers import SlowerTiers
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prompt that fits, and who makes its pixels, by image key. seconds: what building it took.
+    """The outline of a prompt that fits, and who makes its pixels, by image key. seconds: what building it took.
 
     stored: images whose encoder output lies in a slower tier, so that no pixels are needed if it can be read.
     """
@@ -33,6 +36,16 @@ class Prepared:
     tasks: dict[str, PixelTask]
     stored: frozenset[str]
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A prompt whose pixels have room. found: outputs of slower tiers, by image key. needed: those whose pixels are."""
+
+    prompt: PreparedPrompt
+    tasks: dict[str, PixelTask]
+    found: dict[str, VisualFeatures]
+    needed: tuple[PixelTask, ...]
 
 
 class Preparer:
@@ -60,7 +73,7 @@ class Preparer:
         """
         started = time.monotonic()
         fits = partial(check_lengths, sampling=request.sampling, info=info, usual=request.usual_tokens)
-        prompt = self.builder.build(request.prompt, request.cache_salt, info.max_context, fits, load)
+        prompt = self.builder.outline(request.prompt, request.cache_salt, info.max_context, load)
         max_tokens = fits(prompt)
         check_token_ids(prompt, request.sampling, info.vocab_size)
         tasks = {planned.key: self._pixels.task(planned) for planned in prompt.planned}
@@ -68,31 +81,65 @@ class Preparer:
         return Prepared(prompt, max_tokens, tasks, stored, time.monotonic() - started)
 
     def claim(self, prepared: Prepared) -> Claim:
-        """Room for the pixels that the encoder will need, or for its outputs in slower tiers. What memory holds needs none."""
-        missing = [image for image in prepared.prompt.planned if image.key not in self._embeddings]
-        pixels = [prepared.tasks[image.key] for image in missing if image.key not in prepared.stored]
-        outputs = sum(image.plan.tokens for image in missing if image.key in prepared.stored)
-        return self._pixels.gate.claim(pixels, outputs * self._token_bytes)
+        """Room for the pixels that the encoder will need, or for its outputs in slower tiers. What memory holds needs none.
 
-    def read(self, prepared: Prepared, claim: Claim) -> dict[str, VisualFeatures]:
-        """What lies in slower tiers. For a worker thread. An output that is gone after all becomes pixels of the claim."""
-        found = {}
-        planned = {span.key: span.tokens for span in prepared.prompt.spans}
-        for key in prepared.stored:
-            if key in self._embeddings:
-                continue
-            features = self._slower.get(key, planned[key])
-            if features is None:
-                claim.add(prepared.tasks[key])
-            else:
+        A pruned video that nobody has looked at claims its frames and the pixels of all of them.
+        """
+        missing = [image for image in prepared.prompt.planned if image.key not in self._embeddings]
+        tasks = [prepared.tasks[image.key] for image in missing if image.key not in prepared.stored]
+        outputs = sum(image.plan.tokens for image in missing if image.key in prepared.stored)
+        unseen = prepared.prompt.unsettled
+        things = [thing for task in tasks for thing in task.things] + [video.clip for video in unseen]
+        pixels = sum(video.pixels for video in unseen)
+        return self._pixels.pool.claim(things, outputs * self._token_bytes + pixels * BYTES_PER_PIXEL)
+
+    def claim_frames(self, outline: PreparedPrompt) -> Claim:
+        """Room for no more than a look at the videos."""
+        return self._pixels.pool.claim(video.clip for video in outline.unsettled)
+
+    def settle(self, outline: PreparedPrompt) -> Future[PreparedPrompt]:
+        """The prompt itself, when its videos have been looked at. For whoever's claim is granted.
+
+        Raises Unavailable when the engine has stopped.
+        """
+        if outline.unsettled:
+            return self._pixels.run(partial(self.builder.settle, outline))
+        settled: Future[PreparedPrompt] = Future()
+        settled.set_result(outline)
+        return settled
+
+    def read(self, prepared: Prepared, prompt: PreparedPrompt, claim: Claim) -> Ready:
+        """What lies in slower tiers, and whose pixels have to be made. For a worker thread. prompt: settled.
+
+        An output that is gone after all becomes pixels of the claim.
+        """
+        tasks = prepared.tasks | {
+            planned.key: self._pixels.task(planned)
+            for planned in prompt.planned
+            if planned.key not in prepared.tasks
+        }
+        missing = [planned for planned in prompt.planned if planned.key not in self._embeddings]
+        later = self._slower.find(planned.key for planned in missing if planned.key not in prepared.tasks)
+        found: dict[str, VisualFeatures] = {}
+        needed: dict[PixelTask, None] = {}
+        for planned in missing:
+            key = planned.key
+            stored = key in prepared.stored or key in later
+            features = self._slower.get(key, planned.plan.tokens) if stored else None
+            if features is not None:
                 found[key] = features
-        return found
+                continue
+            needed[tasks[key]] = None
+            for thing in tasks[key].things:
+                claim.add(thing, foreseen=key not in prepared.tasks)
+        return Ready(prompt, tasks, found, tuple(needed))
 
     def jobs(
         self,
         request: GenerationRequest,
         prepared: Prepared,
-        found: dict[str, VisualFeatures],
+        ready: Ready,
+        claim: Claim,
         sink: Sink,
         arrival: float,
         pixels_s: float,
@@ -102,10 +149,10 @@ class Preparer:
             Job(
                 seq=Sequence(
                     id=f"{request.id}:{choice}",
-                    prompt_ids=prepared.prompt.ids,
+                    prompt_ids=ready.prompt.ids,
                     sampling=request.sampling,
                     max_tokens=prepared.max_tokens,
-                    spans=prepared.prompt.spans,
+                    spans=ready.prompt.spans,
                     salt=request.cache_salt,
                     arrival=arrival,
                     deadline=None if request.timeout is None else arrival + request.timeout,
@@ -113,8 +160,8 @@ class Preparer:
                     encode_only=request.encode_only,
                 ),
                 choice=choice,
-                pixels=dict(prepared.tasks),
-                found=found,
+                pixels={key: partial(_made, task, claim) for key, task in ready.tasks.items()},
+                found=ready.found,
                 sink=sink,
                 text=self._text_stream(request.sampling),
                 fetch_s=request.fetch_s,
@@ -127,7 +174,11 @@ class Preparer:
     @property
     def pixel_bytes(self) -> int:
         """Processed pixels and outputs read from slower tiers that wait for their step, about."""
-        return self._pixels.gate.bytes
+        return self._pixels.pool.stats().claimed
+
+    @property
+    def pixels(self) -> PixelPool:
+        return self._pixels.pool
 
     def close(self) -> None:
         self._pixels.close()
@@ -139,6 +190,13 @@ class Preparer:
             sampling.stop,
             min_tokens=sampling.min_tokens,
         )
+
+
+def _made(task: PixelTask, claim: Claim) -> ProcessedImage:
+    """Pixels for the encoder. Where a cache has lost what made them needless, they are claimed now."""
+    for thing in task.things:
+        claim.add(thing)
+    return task()
 
 
 def check_lengths(

@@ -7,17 +7,19 @@ is touched, so a prompt that can not fit is refused from the headers alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, InvalidVideo, PromptTooLong
 from fovea.core.image import Image, PixelBudget, SeenImage
 from fovea.core.types import ChatPrompt, ImagePart, Prompt, TextPart, TextPrompt, TokenPrompt, VideoPart
-from fovea.engine.clip import Clip, PlannedFrames, PlannedVideo
+from fovea.engine.clip import PlannedFrames, PlannedVideo
+from fovea.engine.clips import Clips
 from fovea.engine.sequence import ImageSpan
 from fovea.engine.tokenizer import ChatTokenizer
 from fovea.engine.vision.detail import DetailRule, Full
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage, VisualPlan
+from fovea.engine.vision.processor.pruning import Kept
 from fovea.engine.vision.processor.video import QwenVideos
 
 
@@ -52,21 +54,30 @@ def process(planned: Planned, processor: ImageProcessor) -> ProcessedImage:
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
+    """source: the text with a marker for each image and video, and what errors call it."""
+
     ids: list[int]
     spans: tuple[ImageSpan, ...]
     images: tuple[PlannedImage, ...]
     videos: tuple[PlannedVideo, ...] = ()
+    source: tuple[str, str] = field(default=("", ""), repr=False)
 
     @property
     def image_tokens(self) -> int:
         return sum(span.tokens for span in self.spans)
 
     @property
+    def unsettled(self) -> tuple[PlannedVideo, ...]:
+        """Pruned videos whose frames decide what is kept, and nobody has looked at them."""
+        return tuple(video for video in self.videos if not video.settled)
+
+    @property
     def planned(self) -> Iterator[Planned]:
-        """All that is encoded for this prompt."""
+        """All that is encoded for this prompt, as far as it is known."""
         yield from self.images
         for video in self.videos:
-            yield from video.groups
+            if video.settled:
+                yield from video.groups
 
     @property
     def contents(self) -> str:
@@ -95,24 +106,25 @@ class PromptBuilder:
         self._accepting = accepting
         self.detail = detail or DetailRule(Full())
         self._videos = videos[0] if videos else None
+        self._clips = Clips()
         self._tokens = (image_token_id, *((videos[1],) if videos else ()))
         self._markers = tuple(tokenizer.token_text(token) for token in self._tokens)
         self._split = re.compile("(" + "|".join(map(re.escape, self._markers)) + ")")
 
     def build(
-        self,
-        prompt: Prompt,
-        salt: str = "",
-        limit: int | None = None,
-        admit: Callable[[PreparedPrompt], object] | None = None,
-        load: float = 0.0,
+        self, prompt: Prompt, salt: str = "", limit: int | None = None, load: float = 0.0
     ) -> PreparedPrompt:
-        """Raises InvalidRequest when images and markers do not match, or a budget can not be met.
+        """`outline` and `settle` in one."""
+        return self.settle(self.outline(prompt, salt, limit, load))
 
+    def outline(
+        self, prompt: Prompt, salt: str = "", limit: int | None = None, load: float = 0.0
+    ) -> PreparedPrompt:
+        """The prompt, but for pruned videos that nobody has looked at: in their place stand as many tokens, in other groups.
+
+        Raises InvalidRequest when images and markers do not match, or a budget can not be met.
         limit: tokens of the context. Text that can not fit by its length alone is refused before it is tokenized,
         which takes seconds for megabytes.
-        admit: raises for a prompt that is not to be run. It is called before the frames of a pruned video are decoded,
-        with a prompt that is as long as the one that will be returned.
         load: of the engine, for the rule that says what `auto` is.
         """
         if isinstance(prompt, TokenPrompt):
@@ -138,12 +150,15 @@ class PromptBuilder:
         videos = [self._plan_video(index, part, salt) for index, part in enumerate(clips)]
         _check_visual(videos, limit)
         what = "text" if isinstance(prompt, TextPrompt) else "messages"
-        prepared = self._lay_out(text, images, videos, what)
-        if not any(video.plan.pruned for video in videos):
-            return prepared
-        if admit is not None:
-            admit(prepared)
-        return self._lay_out(text, images, [self._settle(video) for video in videos], what)
+        return self._lay_out(text, images, videos, what)
+
+    def settle(self, outline: PreparedPrompt) -> PreparedPrompt:
+        """The prompt itself, as long as its outline; decodes videos, so it is for a worker thread that has room for them."""
+        if not outline.unsettled:
+            return outline
+        videos = [video if video.settled else self._settle(video) for video in outline.videos]
+        text, what = outline.source
+        return self._lay_out(text, outline.images, videos, what)
 
     def _lay_out(
         self, text: str, images: Sequence[PlannedImage], videos: Sequence[PlannedVideo], what: str
@@ -159,7 +174,7 @@ class PromptBuilder:
         ids = self._tokenizer.encode("".join(pieces))
         if not ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
-        return PreparedPrompt(ids, self._spans(ids, order), tuple(images), tuple(videos))
+        return PreparedPrompt(ids, self._spans(ids, order), tuple(images), tuple(videos), (text, what))
 
     def _from_ids(self, prompt: TokenPrompt) -> PreparedPrompt:
         size = self._tokenizer.vocab_size
@@ -209,15 +224,21 @@ class PromptBuilder:
             plan = self._videos.plan(part.video, part.budget)
         except InvalidMedia as error:
             raise InvalidVideo(error.reason, index=index, param=error.param) from error
-        return PlannedVideo(index, plan, Clip(index, part.video, plan, self._videos), salt)
+        clip = self._clips.clip(part.video, plan, self._videos, salt)
+        kept = self._clips.known(clip, plan.kept) if plan.pruned else None
+        video = PlannedVideo(index, plan, clip, salt, settled=not plan.pruned)
+        return video if kept is None else self._keeping(video, kept)
 
     def _settle(self, video: PlannedVideo) -> PlannedVideo:
-        """A pruned video with the cells that its frames choose; decodes them."""
-        if not video.plan.pruned:
-            return video
+        """A pruned video with the cells that its frames choose."""
+        try:
+            return self._keeping(video, self._clips.look(video.clip, video.plan.kept))
+        except InvalidMedia as error:
+            raise error.at(video.index) from error
+
+    def _keeping(self, video: PlannedVideo, kept: Kept) -> PlannedVideo:
         assert self._videos is not None
-        plan = self._videos.settle(video.clip.video, video.plan, video.clip.moving())
-        return replace(video, plan=plan)
+        return replace(video, plan=self._videos.settle(video.clip.video, video.plan, kept), settled=True)
 
     def _check_markers(
         self,

@@ -14,11 +14,19 @@ from fovea.engine.vision.tiers import SlowerTiers
 def engine_stats(
     scheduler: Scheduler, loop: EngineLoop, preparer: Preparer, slower: SlowerTiers
 ) -> dict[str, float]:
+    pixels = preparer.pixels.stats()
     return slower.stats() | {
         **scheduler_stats(scheduler),
         "oldest_waiting_seconds": _age(scheduler),
         "kv_block_bytes": loop.runner.kv.nbytes // scheduler.kv.pool.size,
-        "pixel_bytes": preparer.pixel_bytes,
+        "pixel_bytes": pixels.claimed,
+        "pixel_cache_bytes": pixels.bytes,
+        "pixel_cache_capacity_bytes": preparer.pixels.capacity,
+        "pixel_cache_entries": pixels.entries,
+        "pixel_cache_hits": pixels.hits,
+        "pixel_cache_misses": pixels.misses,
+        "pixel_cache_evictions": pixels.evictions,
+        "pixel_cache_expired": pixels.expired,
         "images_encoded": loop.encoded_images,
         "encode_seconds": loop.encode_seconds,
         "engine_steps": loop.steps,

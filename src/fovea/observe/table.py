@@ -65,6 +65,9 @@ GAUGES = {
     "image_store_capacity_bytes": "ceiling of these",
     "image_store_entries": "images that were sent ahead",
     "pixel_bytes": "bytes of processed pixels that wait for the encoder",
+    "pixel_cache_bytes": "bytes of processed pixels that nobody waits for",
+    "pixel_cache_capacity_bytes": "ceiling of processed pixels, waited for or not",
+    "pixel_cache_entries": "images whose processed pixels nobody waits for",
 }
 COUNTERS = {
     "prefix_query_tokens": "tokens looked up in the prefix cache",
@@ -75,6 +78,10 @@ COUNTERS = {
     "embed_cache_misses": "images that had to be encoded",
     "failed_steps": "steps that raised; their requests got an error",
     "embed_cache_evictions": "encoder outputs dropped for room",
+    "pixel_cache_hits": "images whose processed pixels were found",
+    "pixel_cache_misses": "images whose pixels had to be processed",
+    "pixel_cache_evictions": "images whose processed pixels made room",
+    "pixel_cache_expired": "images whose processed pixels were dropped for their age",
     "embed_cache_expired": "encoder outputs dropped for their age",
     "embed_host_hits": "encoder outputs that were read from host memory",
     "embed_host_misses": "encoder outputs that were looked for in host memory and not found",

@@ -60,6 +60,7 @@ def stages(stats: Mapping[str, float]) -> dict[str, dict[str, float]]:
         "fetched": of("fetch_cache", *USUAL, "expired", "revalidations"),
         "decoded": of("decoded_cache", *USUAL, "expired"),
         "images": of("image_store", *USUAL, "expired"),
+        "pixels": of("pixel_cache", *USUAL, "expired"),
         "encoder": of("embed_cache", *USUAL[:2], "held_bytes", *USUAL[2:], "expired"),
         "host": of("embed_host", *USUAL, "expired"),
         "disk": of("embed_disk", *USUAL, "expired", "corrupt", "off"),
@@ -81,4 +82,7 @@ def stages(stats: Mapping[str, float]) -> dict[str, dict[str, float]]:
         if stats.get("kv_host_blocks_total")
         else {},
     }
+    if found["pixels"]:
+        found["pixels"]["held_bytes"] = stats["pixel_bytes"]
+        found["pixels"]["bytes"] += stats["pixel_bytes"]
     return {name: values for name, values in found.items() if values}
