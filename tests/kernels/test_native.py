@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 from pathlib import Path
 
@@ -365,3 +366,26 @@ def test_no_home_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_heads_that_the_kernels_do_not_cover_get_masks(native: NativeKernels) -> None:
     """They went to torch without groups and masks, and a short context read what lies behind its end."""
     assert [dim for dim in (16, 64, 80, 96, 128, 256) if native.attends_in_place(dim)] == [64, 96, 128]
+
+
+def test_one_long_context_does_not_keep_its_memory(lib: ctypes.CDLL) -> None:
+    """Each thread's packed keys and values stayed as large as the longest context that it had ever seen."""
+    dim, block, longest, short = 64, 16, 1 << 19, 64
+    kv = torch.randn(1, block, 2, 1, dim).to(BF16)
+    table = torch.zeros(longest // block, dtype=torch.int64)
+    query, out = torch.randn(1, 1, dim).to(BF16), torch.empty(1, 1, dim, dtype=BF16)
+
+    def attend(keys: int) -> int:
+        """MiB of memory that the process has afterwards."""
+        lib.fovea_chunk_attention(
+            query.data_ptr(), dim, 1, keys - 1, 1, 1, dim, kv.data_ptr(), block, table.data_ptr(), dim**-0.5,
+            out.data_ptr(), 1,
+        )  # fmt: skip
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") >> 20
+
+    attend(short)
+    before = out.clone()
+    high = attend(longest)
+    assert attend(short) < high - 100, "keys and values of the long one are 64 MiB each"
+    assert torch.equal(out, before)

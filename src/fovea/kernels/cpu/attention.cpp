@@ -23,6 +23,20 @@ struct Rows {
     }
 };
 
+// Scratch stays with its thread from call to call. What one long context needed is given back when a call needs far
+// less; up to KEPT bytes a buffer stays, so that contexts of ordinary lengths in turn never wait for memory.
+constexpr int64_t KEPT = 8 << 20;
+
+template <class T>
+T* fit(std::vector<T>& scratch, int64_t size) {
+    const int64_t have = static_cast<int64_t>(scratch.size());
+    if (have < size || (have > 4 * size && have * static_cast<int64_t>(sizeof(T)) > KEPT)) {
+        std::vector<T>().swap(scratch);  // first: both at once would be more than either needs
+        scratch.resize(size);
+    }
+    return scratch.data();
+}
+
 constexpr int KEYS = 8;  // keys whose scores are computed together
 
 struct Decode {
@@ -99,10 +113,8 @@ void mix_values(const uint32_t* weights, const Rows& values, int64_t count, int6
 void decode_heads(Decode& scratch, const bf16* query, int heads, const Rows& keys, const Rows& values, int64_t count,
                   int64_t dim, float scale, bf16* out) {
     const int64_t room = (count + 1) / 2 * 2;
-    if (static_cast<int64_t>(scratch.scores.size()) < room * LANES) {
-        scratch.scores.resize(room * LANES);
-        scratch.weights.resize(room / 2 * LANES);
-    }
+    fit(scratch.scores, room * LANES);
+    fit(scratch.weights, room / 2 * LANES);
     scratch.queries.assign(dim / 2 * LANES, 0);
     for (int g = 0; g < heads; ++g)
         for (int64_t pair = 0; pair < dim / 2; ++pair)
@@ -125,8 +137,8 @@ struct Packed {
     std::vector<bf16> weights;
 
     static uint8_t* aligned(std::vector<uint8_t>& bytes, int64_t size) {
-        if (static_cast<int64_t>(bytes.size()) < size + 64) bytes.resize(size + 64);
-        return bytes.data() + (64 - reinterpret_cast<uintptr_t>(bytes.data()) % 64) % 64;
+        uint8_t* data = fit(bytes, size + 64);
+        return data + (64 - reinterpret_cast<uintptr_t>(data) % 64) % 64;
     }
 };
 
@@ -190,10 +202,8 @@ void one_head(Packed& scratch, const bf16* query, int64_t query_stride, int64_t 
     uint8_t* value_tiles = Packed::aligned(scratch.values, wide * room / 2 * TILES * TILE_PLAIN);
     pack_keys(keys, count, dim, key_tiles);
     pack_values(values, count, dim, room / 2, value_tiles);
-    if (static_cast<int64_t>(scratch.scores.size()) < ROWS * room) {
-        scratch.scores.resize(ROWS * room);
-        scratch.weights.resize(ROWS * room);
-    }
+    fit(scratch.scores, ROWS * room);
+    fit(scratch.weights, ROWS * room);
     float sums[ROWS * PANEL], inverse[ROWS];
     for (int64_t row = 0; row < queries; row += ROWS) {
         const int64_t rows = std::min<int64_t>(ROWS, queries - row);
