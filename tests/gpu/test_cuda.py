@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from PIL import Image
 
 from fovea import Engine
+from fovea.engine.vision.stream import CudaStream
 from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.reference import Reference
 
@@ -60,3 +62,41 @@ def test_eight_at_once_equal_one_by_one(tmp_path: Path) -> None:
 
         assert asyncio.run(all_at_once()) == alone
         engine.check_integrity()
+
+
+def test_images_are_encoded_beside_decodes(tmp_path: Path) -> None:
+    """On a stream of their own, while a text runs: both say what they say alone, and nothing is read too early."""
+    folder = write("qwen2_5_vl", tmp_path)
+    rng = np.random.default_rng(2)
+    images = [Image.fromarray(rng.integers(0, 255, (448, 448, 3), dtype=np.uint8)) for _ in range(6)]
+    options = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
+    settings = {"dtype": "float32", "device": "cuda", "kv_cache_mib": 64, "prefix_cache": False}
+    with Engine.from_pretrained(str(folder), **settings) as engine:
+        assert isinstance(engine.loop.runner._encoder._stream, CudaStream)
+        alone = [engine.generate("what?", [image], **options).token_ids[0] for image in images]
+        text = engine.generate("tell", **{**options, "max_tokens": 200}).token_ids[0]
+        engine.clear_caches()
+        with ThreadPoolExecutor(7) as pool:
+            running = pool.submit(engine.generate, "tell", **{**options, "max_tokens": 200})
+            asked = [pool.submit(engine.generate, "what?", [image], **options) for image in images]
+            assert [done.result().token_ids[0] for done in asked] == alone
+            assert running.result().token_ids[0] == text
+        engine.check_integrity()
+
+
+def test_the_host_tier_brings_back_what_the_card_had_no_room_for(tmp_path: Path) -> None:
+    folder = write("qwen3_vl", tmp_path)
+    rng = np.random.default_rng(3)
+    images = [Image.fromarray(rng.integers(0, 255, (96, 128, 3), dtype=np.uint8)) for _ in range(3)]
+    options = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
+    settings = {"dtype": "bfloat16", "device": "cuda", "kv_cache_mib": 64, "prefix_cache": False}
+    with Engine.from_pretrained(
+        str(folder), embed_cache_mib=0, embed_host_mib=16, embed_disk_dir=str(tmp_path / "disk"), **settings
+    ) as engine:
+        first = [engine.generate("what?", [image], **options).token_ids for image in images]
+        assert engine._slower.flush(30)
+        assert [engine.generate("what?", [image], **options).token_ids for image in images] == first
+        engine.clear_caches("host")
+        assert [engine.generate("what?", [image], **options).token_ids for image in images] == first
+        stats = engine.stats()
+        assert (stats["images_encoded"], stats["embed_host_hits"], stats["embed_disk_hits"]) == (3, 3, 3)

@@ -210,7 +210,7 @@ class EngineLoop:
         self.steps += 1
         self.computed_tokens += plan.tokens
         self.encoded_images += len(result.encoded)
-        self.encode_seconds += result.encode_s
+        self.encode_seconds += sum(result.encoded.values())
         for encode in plan.encode:
             self._jobs[encode.holders[0]].encode_s += result.encoded.get(encode.span.key, 0.0)
 

@@ -7,7 +7,6 @@ positions. It keeps no opinion about who goes next.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.moves import Move
+from fovea.engine.encoder import Encoder
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.positions import mrope_positions
 from fovea.engine.sample.sampler import Sampled, Sampler
@@ -26,7 +26,7 @@ from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
 from fovea.engine.sequence import Sequence
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.engine.vision.slices import Slices
+from fovea.engine.vision.stream import encoder_stream
 from fovea.engine.vision.tiers import SlowerTiers
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
 
@@ -38,22 +38,14 @@ PADDING_RATIO, PADDING_SLACK = 2, 64
 class StepResult:
     """sampled: by sequence id. failures: sequences whose image could not be encoded.
 
-    encoded: seconds that each image took whose encoding ended in this step. encode_s: the encoder's seconds in this step.
+    encoded: the encoder's seconds for each image whose encoding ended in this step. encode_s: this step's seconds that
+    went into encoding; on CUDA, where the encoder runs beside, those of launching it.
     """
 
     sampled: dict[str, Sampled] = field(default_factory=dict)
     failures: dict[str, Exception] = field(default_factory=dict)
     encoded: dict[str, float] = field(default_factory=dict)
     encode_s: float = 0.0
-
-
-@dataclass(slots=True)
-class _Encoding:
-    """An image that is being encoded: what is left of it, who waits for it, seconds spent."""
-
-    slices: Slices[VisualFeatures]
-    holders: tuple[str, ...]
-    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -94,14 +86,18 @@ class Runner:
             pin_memory=model.device.type == "cuda" and host_blocks > 0,
         )
         self._prompts: dict[str, _Prompt] = {}
-        self._encodings: dict[str, _Encoding] = {}
-        self._slice_s = 0.0
+        self._encoder = Encoder(
+            lambda image: model.encode_slices(image),
+            encoder_stream(model.device),
+            pixels=self._pixels,
+            alive=self._prompts.__contains__,
+        )
         self._attends_in_place = model.kernels.attends_in_place(config.head_dim)
 
     @property
     def encoding(self) -> bool:
         """Whether an image is encoded in part."""
-        return bool(self._encodings)
+        return self._encoder.working
 
     def add(self, seq: Sequence, choice: int, pixels: dict[str, PixelSource]) -> None:
         """`pixels` gives each image's processed pixels when the encoder needs them, by span key."""
@@ -121,7 +117,7 @@ class Runner:
         self._prompts.pop(seq.id, None)
         self.sampler.remove(seq)
         if not self._prompts:  # no further step would do it
-            self._close_encodings(set())
+            self._encoder.drop()
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, encode_s: float = math.inf) -> StepResult:
@@ -129,7 +125,7 @@ class Runner:
         result = StepResult()
         for move in plan.moves:
             self._move(move)
-        self._encode(plan.encode, encode_s, result)
+        self._encode(plan, encode_s, result)
         work = by_length([item for item in plan.work if item.seq.id not in result.failures])
         if not work:
             return result
@@ -155,67 +151,19 @@ class Runner:
         elif move.source != move.target:
             self.kv[:, move.target, : move.rows] = self.kv[:, move.source, : move.rows]
 
-    def _encode(self, jobs: Sequences[EncodeJob], seconds: float, result: StepResult) -> None:
-        """Go on with what has begun, then with what is wanted, until the next slice would take too long."""
-        self._close_encodings({job.span.key for job in jobs})
-        started, any_done = time.perf_counter(), False
-        for job in sorted(jobs, key=lambda job: job.span.key not in self._encodings):
-            done = False
-            while not done:
-                begun = time.perf_counter()
-                if any_done and begun - started + self._slice_s > seconds:
-                    return
-                done, any_done = self._advance(job, result), True
-                took = time.perf_counter() - begun
-                # Slices differ; the slowest of late is what the next one may take.
-                self._slice_s = max(took, 0.95 * self._slice_s)
-                result.encode_s += took
+    def _encode(self, plan: StepPlan, seconds: float, result: StepResult) -> None:
+        made = self._encoder.step(plan.encode, seconds, alone=not plan.work)
+        result.encode_s = made.seconds
+        for job in plan.encode:
+            if job.span.key in made.failures:
+                result.failures.update(dict.fromkeys(job.holders, made.failures[job.span.key]))
+        for key, image in made.images.items():
+            self.embeddings.put(key, image.features, image.features.nbytes, image.holders)
+            self.slower.made(key, image.features)
+            result.encoded[key] = image.seconds
 
-    def _close_encodings(self, wanted: set[str]) -> None:
-        """What nobody waits for any more is given up."""
-        for key, encoding in list(self._encodings.items()):
-            if key not in wanted and not any(holder in self._prompts for holder in encoding.holders):
-                self._encodings.pop(key).slices.close()
-
-    def _finish_launched(self) -> None:
-        """On CUDA a call returns when its work is launched; clocks must see it done."""
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize(self.model.device)
-
-    def _advance(self, job: EncodeJob, result: StepResult) -> bool:
-        """One slice of an image; whether it was the last."""
-        key, started = job.span.key, time.perf_counter()
-        encoding = self._encodings.get(key)
-        try:
-            if encoding is None:
-                pixels = self._prompts[job.holders[0]].pixels[key]
-                encoding = _Encoding(self.model.encode_slices(pixels()), ())
-                self._encodings[key] = encoding
-            encoding.holders = tuple(job.holders)
-            next(encoding.slices)
-        except StopIteration as stop:
-            features: VisualFeatures = stop.value
-            error = self._unlike(job, features)
-        except Exception as raised:  # noqa: BLE001 - whatever it is, it is this image's; the step goes on
-            error = raised
-        else:
-            self._finish_launched()
-            encoding.seconds += time.perf_counter() - started
-            return False
-        spent = self._encodings.pop(key).seconds if key in self._encodings else 0.0
-        if error is not None:
-            result.failures.update(dict.fromkeys(job.holders, error))
-            return True
-        self._finish_launched()
-        self.embeddings.put(key, features, features.nbytes, set(job.holders))
-        self.slower.made(key, features)
-        result.encoded[key] = spent + time.perf_counter() - started
-        return True
-
-    @staticmethod
-    def _unlike(job: EncodeJob, features: VisualFeatures) -> Exception | None:
-        made, planned = features.embeds.shape[0], job.span.tokens
-        return None if made == planned else RuntimeError(f"{made} visual tokens made, {planned} planned")
+    def _pixels(self, job: EncodeJob) -> ProcessedImage:
+        return self._prompts[job.holders[0]].pixels[job.span.key]()
 
     def _forward(self, work: list[Work]) -> Tensor:
         device = self.model.device

@@ -106,4 +106,8 @@ class VisionLanguageModel(nn.Module, ABC):
 
     def pixels(self, image: ProcessedImage, name: str = "pixel_values") -> Tensor:
         """One of the processor's arrays as a tensor of the model's type and place."""
-        return torch.from_numpy(image.arrays[name]).to(self.device, self.dtype)
+        array = torch.from_numpy(image.arrays[name])
+        if self.device.type == "cuda":
+            # A copy from other memory would wait for all that the stream has to do before it.
+            array = array.pin_memory().to(self.device, non_blocking=True)
+        return array.to(self.device, self.dtype)
