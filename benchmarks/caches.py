@@ -168,7 +168,7 @@ def zipf(requests: int, threads: int) -> dict[str, float]:
             )  # fmt: skip
             stats = engine.stats()
             highest["embed"] = max(highest["embed"], stats["embed_cache_bytes"])
-            highest["pixels"] = max(highest["pixels"], stats["pixel_bytes"])
+            highest["pixels"] = max(highest["pixels"], stats["pixel_bytes"] + stats["pixel_cache_bytes"])
             if number % 50 == 0:
                 memory.append(resident())
 
