@@ -28,6 +28,8 @@ class EngineConfig:
     kv_blocks: the pool in blocks instead of MiB; 0: by kv_cache_mib. Small pools are for tests.
     kv_host_mib: host memory for the KV of image prefixes that the pool gives up, so that a follow-up question loads it. For
         GPUs; on a CPU a larger pool is the same memory, used better. 0: none. [0, 2**24].
+    kv_ttl_s: a prefix is found for at most so many seconds after it was computed, often for less: prefixes belong to
+        generations of that length, and a new one finds nothing of the last. 0: no bound. [0, 2**31].
     max_context: tokens of prompt and answer together; 0 is the model's own limit, capped by the pool.
     max_running: sequences that share a step. [1, 4096].
     max_step_tokens: tokens computed per step, decodes first, prefill chunks in what is left. [1, 2**20].
@@ -64,6 +66,7 @@ class EngineConfig:
     kv_cache_mib: int = 0
     kv_blocks: int = 0
     kv_host_mib: int = 0
+    kv_ttl_s: int = 0
     max_context: int = 0
     max_running: int = 64
     max_step_tokens: int = 2048
@@ -122,6 +125,7 @@ class EngineConfig:
             ("kv_cache_mib", 0, 1 << 24),
             ("kv_blocks", 0, 1 << 30),
             ("kv_host_mib", 0, 1 << 24),
+            ("kv_ttl_s", 0, 1 << 31),
             ("max_context", 0, 1 << 24),
             ("max_running", 1, 4096),
             ("max_step_tokens", 1, 1 << 20),

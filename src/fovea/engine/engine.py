@@ -87,6 +87,7 @@ class Engine:
             self.config.block_size,
             share_prefixes=self.config.prefix_cache,
             host=HostBlocks(slots),
+            ttl_s=self.config.kv_ttl_s,
         )
         self.scheduler = Scheduler(
             self.config, self._kv, self._embeddings, visual_token_bytes=model.visual_token_bytes

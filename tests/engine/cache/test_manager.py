@@ -139,6 +139,14 @@ def test_integrity_sees_a_promise_without_a_promiser() -> None:
         kv.check_integrity()
 
 
+@pytest.mark.parametrize(("arrival", "found"), [(19.9, 1), (20.0, 0), (25.0, 0)])
+def test_a_prefix_is_found_in_its_own_generation_alone(arrival: float, found: int) -> None:
+    kv = KVManager(BlockPool(8), 4, ttl_s=10)
+    admit(kv, first := sequence("first", 5, arrival=10.0))
+    compute(kv, first)
+    assert len(kv.match(sequence("again", 5, arrival=arrival)).blocks) == found
+
+
 class ManagerMachine(RuleBasedStateMachine):
     """Sequences of two families of prefixes come, compute, grow and go; no name may ever point to other content."""
 

@@ -12,7 +12,7 @@ from fovea.engine.config import POLICY_NAMES
 from fovea.engine.sequence import Sequence
 from tests.support.brains import SlotRunner, answer, scheduler, sequence
 
-BLOCK = 2
+BLOCK, IMAGE = 2, 10
 PIECES = st.one_of(
     st.integers(0, 2),
     st.tuples(st.sampled_from(["cat", "dog", "elk"]), st.integers(1, 5)),
@@ -59,7 +59,7 @@ class Stress(RuleBasedStateMachine):
             max_passes=passes,
         )
         random = Random(seed)
-        self.runner = SlotRunner(self.brain, slices=lambda: random.randint(1, 3))
+        self.runner = SlotRunner(self.brain, image_bytes=IMAGE, slices=lambda: random.randint(1, 3))
         self.sequences: list[Sequence] = []
         self.cancelled: set[str] = set()
 
@@ -100,6 +100,8 @@ class Stress(RuleBasedStateMachine):
     def adds_up(self) -> None:
         if hasattr(self, "brain"):
             self.brain.check_integrity()
+            cache = self.brain.embeddings
+            assert cache.bytes <= cache.capacity + 3 * IMAGE, "more than the images of one request exceed"
             passed = [seq.passed for seq in self.sequences]
             assert max(passed, default=0) <= self.brain.config.max_passes, "a later one passed once too often"
 

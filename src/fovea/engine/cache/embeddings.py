@@ -62,10 +62,13 @@ class EmbeddingCache(Generic[Value]):
         entry = self._entries.get(key)
         return entry is not None and not self._is_stale(entry)
 
-    def hold(self, key: str, holder: str) -> bool:
-        """Keep `key` for `holder` until it is released. False: it is not here and must be encoded."""
+    def hold(self, key: str, holder: str, within: int | None = None) -> bool:
+        """Keep `key` for `holder` until it is released. False: it is not here and must be encoded, or more than `within`
+        bytes would be held."""
         entry = self._entries.get(key)
         if entry is None or (holder not in entry.holders and self._is_stale(entry)):
+            return False
+        if within is not None and not entry.holders and self._held + entry.size > within:
             return False
         self._entries.move_to_end(key)
         if holder not in entry.holders:

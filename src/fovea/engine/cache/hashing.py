@@ -14,9 +14,9 @@ from collections.abc import Sequence as Seq
 from fovea.engine.sequence import ImageSpan
 
 
-def root_hash(salt: str) -> bytes:
-    """The parent of a first block. Tenants with different salts have disjoint chains."""
-    return hashlib.sha256(b"fovea-kv:" + salt.encode()).digest()
+def root_hash(salt: str, generation: int = 0) -> bytes:
+    """The parent of a first block. Tenants with different salts have disjoint chains, and so have generations."""
+    return hashlib.sha256(b"fovea-kv:%d:" % generation + salt.encode()).digest()
 
 
 def block_hash(parent: bytes, tokens: Seq[int], start: int, spans: Seq[ImageSpan]) -> bytes:

@@ -36,14 +36,22 @@ class PrefixMatch:
 
 class KVManager:
     def __init__(
-        self, pool: BlockPool, block_size: int, *, share_prefixes: bool = True, host: HostBlocks | None = None
+        self,
+        pool: BlockPool,
+        block_size: int,
+        *,
+        share_prefixes: bool = True,
+        host: HostBlocks | None = None,
+        ttl_s: int = 0,
     ) -> None:
+        """ttl_s: how long a generation of prefixes lasts; 0: for ever."""
         self.pool = pool
         self.host = HostBlocks(0) if host is None else host
         self.block_size = block_size
         self.share_prefixes = share_prefixes
         self.hit_tokens = 0
         self.query_tokens = 0
+        self._ttl_s = ttl_s
         self._tables: dict[str, Sequence] = {}
         self._pending: dict[bytes, str] = {}
         self._promises: dict[str, set[bytes]] = {}
@@ -90,7 +98,7 @@ class KVManager:
         start, names = index * self.block_size, []
         for span in seq.spans:
             if start < span.end < start + self.block_size and span.end <= limit:
-                parent = seq.block_hashes[index - 1] if index else root_hash(seq.salt)
+                parent = seq.block_hashes[index - 1] if index else self._root(seq)
                 touched = seq.spans_between(start, span.end)
                 names.append(
                     (span.end - start, block_hash(parent, seq.tokens(start, span.end), start, touched))
@@ -248,10 +256,13 @@ class KVManager:
         if promised != set(self._pending.items()):
             raise RuntimeError("promises and pending prefixes do not agree")
 
+    def _root(self, seq: Sequence) -> bytes:
+        return root_hash(seq.salt, int(seq.arrival // self._ttl_s) if self._ttl_s else 0)
+
     def _name_blocks(self, seq: Sequence, count: int) -> None:
         size = self.block_size
         while len(seq.block_hashes) < count:
             start = len(seq.block_hashes) * size
-            parent = seq.block_hashes[-1] if seq.block_hashes else root_hash(seq.salt)
+            parent = seq.block_hashes[-1] if seq.block_hashes else self._root(seq)
             spans = seq.spans_between(start, start + size)
             seq.block_hashes.append(block_hash(parent, seq.tokens(start, start + size), start, spans))

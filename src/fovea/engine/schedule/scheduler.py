@@ -80,6 +80,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.preemptions = 0
         self._most = config.max_running
+        self._first: Sequence | None = None
 
     @property
     def idle(self) -> bool:
@@ -99,6 +100,7 @@ class Scheduler:
         """
         self._most = min(self.config.max_running, running or self.config.max_running)
         tokens = self.config.max_step_tokens
+        self._first = self._may_exceed()
         budget = _Budget(self.config, tokens if prompt_tokens is None else self.decodes + prompt_tokens)
         for seq in sorted(self.running, key=lambda s: (not s.decoding, s.arrival, s.id)):
             if seq.status is Status.RUNNING and budget.tokens > 0:
@@ -174,14 +176,14 @@ class Scheduler:
                 return
             if seq.encode_only:
                 if seq is not oldest:
-                    self._encode_only(seq, budget, ahead=True)
+                    self._encode_only(seq, budget)
                 continue
             match = self.kv.match(seq)
             if match.pending is not None:
                 continue
-            missing = self._missing_image(seq, self.kv.matched(match))
+            missing = self._missing_image(seq, self.kv.matched(match), budget)
             if missing is not None:
-                self._want(missing, seq, budget, ahead=seq is not oldest)
+                self._want(missing, seq, budget)
                 room = room and not self.policy.strict
                 continue
             if room and self._may_pass(seq):
@@ -192,20 +194,20 @@ class Scheduler:
     def _ask_first(self, seq: Sequence, budget: _Budget) -> None:
         """The image of the one who has waited longest is asked for before a policy puts others in front."""
         if seq.encode_only:
-            self._encode_only(seq, budget, ahead=False)
+            self._encode_only(seq, budget)
             return
         match = self.kv.match(seq)
         if match.pending is None:
-            missing = self._missing_image(seq, self.kv.matched(match))
+            missing = self._missing_image(seq, self.kv.matched(match), budget)
             if missing is not None:
-                self._want(missing, seq, budget, ahead=False)
+                self._want(missing, seq, budget)
 
-    def _encode_only(self, seq: Sequence, budget: _Budget, *, ahead: bool) -> None:
-        missing = next((span for span in seq.spans if not self.embeddings.hold(span.key, seq.id)), None)
+    def _encode_only(self, seq: Sequence, budget: _Budget) -> None:
+        missing = next((span for span in seq.spans if not self._hold(span, seq, budget)), None)
         if missing is None:
             budget.done.append(seq.id)
         else:
-            self._want(missing, seq, budget, ahead=ahead)
+            self._want(missing, seq, budget)
 
     def _admit(self, seq: Sequence, match: PrefixMatch, budget: _Budget) -> None:
         self.waiting.remove(seq)
@@ -246,29 +248,41 @@ class Scheduler:
                 if span.key not in self.embeddings:
                     self._want(span, seq, budget, ahead=True)
                     return count
-            elif not self.embeddings.hold(span.key, seq.id):
-                self._want(span, seq, budget, ahead=False)
+            elif not self._hold(span, seq, budget):
+                self._want(span, seq, budget)
                 return max(0, span.start - seq.computed)
         return count
 
-    def _missing_image(self, seq: Sequence, computed: int) -> ImageSpan | None:
+    def _missing_image(self, seq: Sequence, computed: int, budget: _Budget) -> ImageSpan | None:
         """The image that a sequence with so many tokens computed needs next, if it has yet to be encoded."""
         span = next((span for span in seq.spans if span.end > computed), None)
-        if span is None or self.embeddings.hold(span.key, seq.id):
+        if span is None or self._hold(span, seq, budget):
             return None
         return span
 
-    def _want(self, span: ImageSpan, seq: Sequence, budget: _Budget, *, ahead: bool) -> None:
-        """Ask for an image, once for all who do; ahead: only if its output finds room beside what is held.
+    def _may_exceed(self) -> Sequence | None:
+        """The one sequence whose images may take the cache of encoder outputs above its ceiling, so that somebody always
+        advances: the oldest that runs and has an image before it, else the one that has waited longest."""
+        reading = [s for s in self.running if s.spans and s.spans[-1].end > s.computed]
+        return min(reading or self.waiting[:1], key=lambda s: (s.arrival, s.id), default=None)
 
-        Never ahead are those who run and the one who has waited longest: somebody always advances.
+    def _hold(self, span: ImageSpan, seq: Sequence, budget: _Budget) -> bool:
+        """Whether its output is here, and there is room to keep it for the sequence beside what else is spoken for."""
+        within = None if seq is self._first else self.embeddings.capacity - budget.bytes
+        return self.embeddings.hold(span.key, seq.id, within)
+
+    def _want(self, span: ImageSpan, seq: Sequence, budget: _Budget, *, ahead: bool = False) -> None:
+        """Ask for an image, once for all who do, if its output finds room beside what is held.
+
+        ahead: not even the first may exceed the ceiling for it.
         """
         job = budget.jobs.get(span.key)
         if job is None:
             if budget.jobs and span.tokens > budget.visual:
                 return
             size = span.tokens * self.visual_token_bytes
-            if ahead and self.embeddings.held_bytes + budget.bytes + size > self.embeddings.capacity:
+            exceeds = self.embeddings.held_bytes + budget.bytes + size > self.embeddings.capacity
+            if exceeds and (ahead or seq is not self._first):
                 return
             budget.bytes += size
             job = budget.jobs[span.key] = EncodeJob(span)

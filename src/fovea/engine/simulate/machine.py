@@ -101,7 +101,9 @@ class Machine:
         self.cost = cost
         self.capacity = blocks * config.block_size
         self.embeddings: EmbeddingCache[None] = EmbeddingCache(config.embed_cache_mib * MIB)
-        kv = KVManager(BlockPool(blocks), config.block_size, share_prefixes=config.prefix_cache)
+        kv = KVManager(
+            BlockPool(blocks), config.block_size, share_prefixes=config.prefix_cache, ttl_s=config.kv_ttl_s
+        )
         self.scheduler = Scheduler(
             config, kv, self.embeddings, visual_token_bytes=cost.visual_token_bytes, policy=policy
         )
