@@ -149,8 +149,8 @@ class EngineLoop:
             self._fail([seq.id], DeadlineExceeded("the request's timeout ran out", param="timeout"))
         if self.scheduler.idle:
             return
-        others = self.unfinished - self.scheduler.decodes
-        tokens = self.pace.prompt_tokens(self.scheduler.decodes, others, encoding=self.runner.encoding)
+        readers, others = self.scheduler.readers, self.unfinished - self.scheduler.decodes
+        tokens = self.pace.prompt_tokens(readers, others, encoding=self.runner.encoding)
         plan = self.scheduler.schedule(tokens, self.batch.allowed())
         if not plan:
             time.sleep(STALL_S)
@@ -163,7 +163,7 @@ class EngineLoop:
         decodes = plan.decodes
         started = time.perf_counter()
         try:
-            result = self.runner.execute(plan, self.pace.encode_s(decodes, others, plan.tokens - decodes))
+            result = self.runner.execute(plan, self.pace.encode_s(readers, others, plan.tokens - decodes))
         except Exception as error:
             log.exception("a step failed")
             involved = [item.seq.id for item in plan.work]

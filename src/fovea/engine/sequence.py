@@ -50,7 +50,10 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Mutable state of one choice of one request. Only the scheduler and the cache manager write to it."""
+    """Mutable state of one choice of one request. Only the scheduler and the cache manager write to it.
+
+    passed: how many later ones joined before it. came, began: the steps in which it came and got its first token.
+    """
 
     id: str
     prompt_ids: list[int]
@@ -71,6 +74,8 @@ class Sequence:
     priority: int = 0
     encode_only: bool = False
     passed: int = 0
+    came: int = 0
+    began: int = 0
 
     @property
     def length(self) -> int:

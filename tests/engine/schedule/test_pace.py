@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from fovea.engine.schedule.pace import FEWEST_TOKENS, FIRST_TOKENS, LISTEN_S, Pace
+from fovea.engine.schedule.pace import CROWDING, FEWEST_TOKENS, FIRST_TOKENS, LISTEN_S, Pace
 
 
 def taught(pace: float = 3.0, target_s: float = 0.0, decode_s: float = 0.02, token_s: float = 0.0005) -> Pace:
@@ -54,8 +54,9 @@ def test_a_target_that_decodes_alone_miss_still_lets_prompts_advance() -> None:
 
 
 def test_where_more_wait_than_read_the_bound_grows_and_a_target_still_holds() -> None:
-    assert taught().spare_s(1, 7) == pytest.approx((18 - 1) * 0.02, rel=0.05)
-    assert taught().spare_s(8, 9) == pytest.approx((12 - 1) * 0.02, rel=0.05)
+    assert taught().spare_s(1, 2) == pytest.approx((3 - 1) * 0.02, rel=0.05)
+    assert taught().spare_s(1, 7) == pytest.approx((3 * 6**CROWDING - 1) * 0.02, rel=0.05)
+    assert taught().spare_s(8, 9) == pytest.approx((3 * 4**CROWDING - 1) * 0.02, rel=0.05)
     assert taught().spare_s(8, 1) == pytest.approx((3 - 1) * 0.02, rel=0.05)
     assert taught(target_s=0.1).spare_s(1, 7) == pytest.approx(0.08, rel=0.05)
 

@@ -480,3 +480,33 @@ def test_an_image_that_stands_twice_is_kept_until_its_second_place() -> None:
     runner.run()
     assert runner.encoded == ["cat"]
     assert seq.output_ids == answer(seq)
+
+
+def test_of_pictures_asked_about_at_once_the_first_answered_holds_nobody_up() -> None:
+    brain = scheduler(max_step_tokens=8)
+    runner = SlotRunner(brain)
+    burst = [sequence(f"cat{n}", [("cat", 4), n], arrival=n, max_tokens=20) for n in range(3)]
+    text = sequence("text", [50, 51], arrival=3, max_tokens=20)
+    for seq in (*burst, text):
+        brain.add(seq)
+    while not burst[0].output_ids or brain.decodes == len(burst) + 1:
+        runner.step()
+    waiting = [seq for seq in (*burst, text) if not seq.decoding]
+    assert waiting, "all of them began in one step"
+    assert brain.readers == sum(seq.decoding for seq in (text,)), "text has its rhythm kept against everybody"
+    while len(brain.running) < 4 or brain.decodes < 4:
+        runner.step()
+    assert brain.readers == 4, "nobody waits"
+    brain.add(sequence("late", [("dog", 4), 1], arrival=9))
+    assert brain.readers == 4, "they were here first"
+
+
+def test_a_target_holds_for_everybody() -> None:
+    brain = scheduler(max_step_tokens=8, target_itl_ms=10)
+    runner = SlotRunner(brain)
+    for n in range(3):
+        brain.add(sequence(f"cat{n}", [("cat", 4), n], arrival=n, max_tokens=20))
+    while not brain.decodes:
+        runner.step()
+    assert brain.decodes < 3
+    assert brain.readers == brain.decodes

@@ -23,6 +23,8 @@ FIRST_TOKENS = 128
 """The first chunk of all, from which is learnt what a token takes."""
 FEW_READERS = 4
 """So many decode at about the price of one."""
+CROWDING = 0.75
+"""The bound grows slower than those who wait: two of them do not make a reader wait twice as long, sixty get nearly all."""
 KEEP = 0.8
 """What is kept of an average when a new figure comes in."""
 
@@ -38,7 +40,7 @@ class Pace:
         self._token_s: float | None = None
 
     def spare_s(self, decodes: int, others: int = 0) -> float:
-        """Seconds that a step with that many decodes may take beside them; others: who waits for a first token."""
+        """Seconds that a step may take beside that many decodes whose rhythm counts; others: who waits for a first token."""
         if not decodes:
             return LISTEN_S
         alone = self.decode_s(decodes)
@@ -93,7 +95,7 @@ class Pace:
             self._guess = rest if self._guess is None else min(self._guess, rest)
 
     def _bound(self, alone: float, crowd: float) -> float:
-        bounds = [self.pace * max(1.0, crowd) * alone] if self.pace else []
+        bounds = [self.pace * math.pow(max(1.0, crowd), CROWDING) * alone] if self.pace else []
         if self.target_s:
             bounds.append(self.target_s)
         return max(alone, min(bounds))

@@ -79,6 +79,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.steps = 0
         self._most = config.max_running
         self._first: Sequence | None = None
 
@@ -87,11 +88,23 @@ class Scheduler:
         return not self.waiting and not self.running
 
     def add(self, seq: Sequence) -> None:
+        seq.came = self.steps
         self._wait(seq)
 
     @property
     def decodes(self) -> int:
         return sum(seq.decoding for seq in self.running)
+
+    @property
+    def readers(self) -> int:
+        """Decoding sequences whose rhythm counts against what waits for a first token: all but those that have images and
+        got their own first token when everybody who waits was here already. Of several pictures asked about at once, the
+        first to be answered has no right to hold up the others. A target in milliseconds holds for everybody.
+        """
+        if self.config.target_itl_ms:
+            return self.decodes
+        newest = max((s.came for s in (*self.waiting, *self.running) if not s.decoding), default=self.steps)
+        return sum(s.decoding and (not s.spans or s.began <= newest) for s in self.running)
 
     def schedule(self, prompt_tokens: int | None = None, running: int | None = None) -> StepPlan:
         """The next step; at most `prompt_tokens` beside the decodes, and nobody joins where `running` already run.
@@ -100,6 +113,7 @@ class Scheduler:
         """
         self._most = min(self.config.max_running, running or self.config.max_running)
         tokens = self.config.max_step_tokens
+        self.steps += 1
         self._first = self._may_exceed()
         budget = _Budget(self.config, tokens if prompt_tokens is None else self.decodes + prompt_tokens)
         for seq in sorted(self.running, key=lambda s: (not s.decoding, s.arrival, s.id)):
@@ -126,6 +140,7 @@ class Scheduler:
             if any(item.start < span.end <= seq.computed for span in seq.spans):
                 self._let_go_of_computed(seq)
             if seq.id in sampled:
+                seq.began = seq.began or self.steps
                 seq.output_ids.append(sampled[seq.id])
 
     def abandon(self) -> None:

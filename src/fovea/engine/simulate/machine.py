@@ -127,13 +127,13 @@ class Machine:
     def begin(self) -> Step:
         """The next step, decided and encoded; its tokens are there at `end`, `seconds` later."""
         scheduler, pace = self.scheduler, self.pace
-        others = len(self.unfinished) - scheduler.decodes
-        tokens = pace.prompt_tokens(scheduler.decodes, others, encoding=self.encoder.encoding)
+        readers, others = scheduler.readers, len(self.unfinished) - scheduler.decodes
+        tokens = pace.prompt_tokens(readers, others, encoding=self.encoder.encoding)
         plan = scheduler.schedule(tokens, self._control.allowed())
         step = Step(plan)
         if plan:
             decodes = plan.decodes
-            share = pace.encode_s(decodes, others, plan.tokens - decodes)
+            share = pace.encode_s(readers, others, plan.tokens - decodes)
             step.encode_s, step.encoded = self.encoder.encode(
                 plan.encode, share, self.unfinished.__contains__
             )
