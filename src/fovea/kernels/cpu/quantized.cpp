@@ -82,13 +82,18 @@ template <class Format, bool STREAM, int R>
 void multiply(const uint8_t* groups, int64_t first, int64_t count, const LevelRows& x, int64_t row, float* c) {
     constexpr bool CODES = STREAM && Format::CODED;
     constexpr int LEVELS = CODES || !Format::CODED ? Format::LEVELS : 2 * Format::LEVELS;
-    const int64_t stride = x.groups * Format::GROUP;
-    for (int64_t g = first; g < first + count; ++g, groups += LEVELS + 2 * PANEL) {
-        const int8_t* levels = x.levels + row * stride + g * Format::GROUP;
-        const int64_t at = row * x.groups + g;
+    const int64_t stride = x.groups * Format::GROUP, every = x.groups;
+    const int8_t* levels = x.levels + row * stride + first * Format::GROUP;
+    const float* x_scale = x.scale + row * every + first;
+    const int32_t* start = x.start + row * every + first;
+    // Not in c itself: the compiler would have to expect what the loop reads to lie there, and store everything twice.
+    __m512 totals[TILES][R];
+    for (int t = 0; t < TILES; ++t)
+        for (int r = 0; r < R; ++r) totals[t][r] = _mm512_loadu_ps(c + r * PANEL + t * LANES);
+    for (int64_t g = 0; g < count; ++g, groups += LEVELS + 2 * PANEL, levels += Format::GROUP) {
         __m512i sums[R][TILES];
         for (int r = 0; r < R; ++r)
-            for (int t = 0; t < TILES; ++t) sums[r][t] = _mm512_set1_epi32(x.start[at + r * x.groups]);
+            for (int t = 0; t < TILES; ++t) sums[r][t] = _mm512_set1_epi32(start[g + r * every]);
         if constexpr (CODES)
             add_codes<Format, R>(sums, groups, levels, stride);
         else
@@ -99,12 +104,13 @@ void multiply(const uint8_t* groups, int64_t first, int64_t count, const LevelRo
             const __m512 scale = load16(scales + t * LANES);
 #pragma GCC unroll 6
             for (int r = 0; r < R; ++r) {
-                float* to = c + r * PANEL + t * LANES;
-                const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(x.scale[at + r * x.groups]));
-                _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r][t]), both, _mm512_loadu_ps(to)));
+                const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(x_scale[g + r * every]));
+                totals[t][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r][t]), both, totals[t][r]);
             }
         }
     }
+    for (int t = 0; t < TILES; ++t)
+        for (int r = 0; r < R; ++r) _mm512_storeu_ps(c + r * PANEL + t * LANES, totals[t][r]);
 }
 
 template <class Format, bool STREAM, int R = ROWS>
