@@ -72,9 +72,14 @@ class Transformers:
 
 
 class Fovea:
-    def __init__(self, folder: Path, threads: int, device: str) -> None:
+    def __init__(self, folder: Path, threads: int, device: str, quantization: str = "none") -> None:
         self.engine = Engine.from_pretrained(
-            str(folder), dtype="bfloat16", threads=threads, device=device, kv_cache_mib=512
+            str(folder),
+            dtype="bfloat16",
+            threads=threads,
+            device=device,
+            kv_cache_mib=512,
+            quantization=quantization,
         )
 
     def ids(self, prompt: ChatPrompt) -> list[int]:

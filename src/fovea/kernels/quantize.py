@@ -97,6 +97,7 @@ class TorchQuantizedProduct:
             levels = quantize(weight[first : first + step], format)
             self.values[first : first + step] = levels.values if format.bits == 8 else _packed(levels.values)
             self.scale[first : first + step] = levels.scale
+        self.table = torch.tensor(INT4_LEVELS, dtype=torch.int8, device=device) if format.bits == 4 else None
         self.bias, self.activation, self.gated = bias, activation, gated
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
@@ -116,9 +117,8 @@ class TorchQuantizedProduct:
 
     def _weight(self, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
         values = self.values[rows]
-        if values.dtype is torch.uint8:
-            table = torch.tensor(INT4_LEVELS, dtype=torch.int8, device=values.device)
-            values = table[torch.stack((values & 15, values >> 4), dim=-1).flatten(-2).int()]
+        if self.table is not None:
+            values = self.table[torch.stack((values & 15, values >> 4), dim=-1).flatten(-2).int()]
         return (values * self.scale[rows].float()[..., None]).flatten(1)[:, : self.k].to(dtype)
 
 
