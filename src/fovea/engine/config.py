@@ -73,7 +73,7 @@ class EngineConfig:
     max_step_visual_tokens: int = 4096
     policy: str = "dual"
     max_passes: int = 32
-    pace: float = 2.75
+    pace: float = 2.5
     target_itl_ms: int = 0
     max_queue: int = 256
     when_full: str = "wait"

@@ -23,8 +23,8 @@ FIRST_TOKENS = 128
 """The first chunk of all, from which is learnt what a token takes."""
 FEW_READERS = 4
 """So many decode at about the price of one."""
-CROWDING = 0.75
-"""The bound grows slower than those who wait: two of them do not make a reader wait twice as long, sixty get nearly all."""
+CROWDING = 0.5
+"""The bound grows slower than those who wait: two of them do not make a reader wait twice as long."""
 KEEP = 0.8
 """What is kept of an average when a new figure comes in."""
 
