@@ -79,6 +79,29 @@ async def test_a_deadline_runs_while_pixels_are_made(engine: Engine, stuck: thre
     assert engine.stats()["pixel_bytes"] == 0
 
 
+async def test_text_does_not_wait_for_room_that_images_wait_for(engine: Engine) -> None:
+    """Claims are granted in the order of their arrival. A text, which claims nothing, stood in that line, too."""
+    pool = engine._preparer.pixels
+    held = pool.claim([], pool.capacity)
+    images = asyncio.create_task(answer(engine, [picture(64)]))
+    await asyncio.sleep(0.05)
+    assert await asyncio.wait_for(answer(engine, []), 20) == 4
+    assert not images.done()
+    held.release()
+    assert await images == 4
+
+
+def test_a_deadline_runs_in_threads_that_wait_for_room(engine: Engine) -> None:
+    """`generate` looked at its timeout only once the room was there."""
+    pool = engine._preparer.pixels
+    held = pool.claim([], pool.capacity)
+    with pytest.raises(DeadlineExceeded):
+        engine.generate("what?", [picture(96)], timeout=0.05)
+    held.release()
+    assert engine.stats()["pixel_bytes"] == 0
+    assert engine.generate("what?", [picture(96)], max_tokens=2)
+
+
 async def test_leaving_early_does_not_take_the_pixels_from_others(
     engine: Engine, stuck: threading.Event
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.inputs import to_image
 from fovea.engine.vision.features import VisualFeatures
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
+from tests.support.engines import all_at_once, ask, at_rest, engine, picture
 
 
 def tiny(folder: Path, **settings: Any) -> Engine:
@@ -116,3 +118,42 @@ def test_an_output_that_does_not_fit_the_plan_is_a_miss(tmp_path: Path) -> None:
         assert say(second, prompt()) == said
         assert second.stats()["failed_steps"] == 0
         assert second.stats()["images_encoded"] == 1
+
+
+def test_what_was_read_for_those_who_wait_stays_below_the_ceiling(qwen: Path, tmp_path: Path) -> None:
+    """Outputs went from the disk into the device's memory when their requests came, however many these were, and requests
+    kept them to their last token."""
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
+    asked = [ask("what?", picture(seed, 256, 256)) for seed in range(8)]
+    with engine(qwen, embed_disk_dir=str(tmp_path)) as first:
+        said = [first.generate(prompt, **options).token_ids for prompt in asked]
+        size = int(first.stats()["embed_cache_bytes"]) // len(asked)
+        written(first)
+    with engine(qwen, embed_disk_dir=str(tmp_path), embed_cache_mib=0, max_running=2) as second:
+        step, most = second.loop._step, [0]
+
+        def watched() -> None:
+            most.append(second._embeddings.bytes)
+            step()
+            most.append(second._embeddings.bytes)
+
+        second.loop._step = watched  # type: ignore[method-assign]
+        with ThreadPoolExecutor(len(asked)) as pool, all_at_once(second, len(asked)):
+            answers = [pool.submit(second.generate, prompt, **options) for prompt in asked]
+        assert [answer.result().token_ids for answer in answers] == said
+        assert max(most) == size
+        assert second.stats()["images_encoded"] == 0
+        at_rest(second)
+
+
+def test_a_request_lets_go_of_what_was_read_with_its_first_token(qwen: Path, tmp_path: Path) -> None:
+    asked = ask("what?", picture(1))
+    with engine(qwen, embed_disk_dir=str(tmp_path)) as machine:
+        machine.generate(asked, max_tokens=1)
+        written(machine)
+        machine.loop.call(machine._embeddings.clear)
+        running = machine.iterate(machine.request(asked, max_tokens=50, ignore_eos=True))
+        next(running)
+        assert [job.found for job in machine.loop._jobs.values()] == [{}]
+        running.close()
+        assert machine.stats()["images_encoded"] == 1

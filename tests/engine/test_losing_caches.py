@@ -43,7 +43,7 @@ def lose_something(machine: Engine, rng: random.Random) -> None:
         machine._preparer.pixels.clear()
     elif kind < 0.85:
         pool.forget_all()
-    elif kind < 0.75:
+    elif kind < 0.95:
         machine._kv.host.forget_all()
 
 

@@ -55,7 +55,7 @@ from fovea.engine.stats import engine_stats
 from fovea.engine.vision.detail import DetailPolicy, DetailRule
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.tiers import slower_tiers
-from fovea.engine.waiting import deadline, shared
+from fovea.engine.waiting import deadline, shared, until
 
 log = logging.getLogger("fovea.engine")
 PREPARE_THREADS = 4
@@ -241,6 +241,7 @@ class Engine:
             while not state.done:
                 delta = state.take(await events.get())
                 claim.release()
+                ready.found.clear()
                 yield delta
         finally:
             self._leave(ticket, jobs, claim)
@@ -361,10 +362,12 @@ class Engine:
             self._commit(ticket, request, prepared)
             claim = self._preparer.claim(prepared)
             self._wait_or_refuse(claim)
-            claim.granted.result()
-            ready = self._preparer.read(prepared, self._preparer.settle(prepared.prompt).result(), claim)
-            for task in ready.needed:
-                task()
+            ends = None if request.timeout is None else arrival + request.timeout
+            until(ends, claim.granted)
+            settled = until(ends, self._preparer.settle(prepared.prompt))
+            ready = self._preparer.read(prepared, settled, claim)
+            for made in [task.start() for task in ready.needed]:
+                until(ends, made)
             pixels_s = time.monotonic() - built
             jobs = self._preparer.jobs(request, prepared, ready, claim, events.put, arrival, pixels_s)
             self.loop.submit(jobs)
@@ -372,6 +375,7 @@ class Engine:
             while not state.done:
                 delta = state.take(events.get())
                 claim.release()
+                ready.found.clear()
                 yield delta
         finally:
             self._leave(ticket, jobs, claim)

@@ -20,7 +20,8 @@ class Job:
     """Seconds are durations; `admitted`, `first_token` and `last_token` are on the monotonic clock of `seq.arrival`.
 
     encoded_before_s: the part of encode_s that was spent before it was admitted.
-    pixels: makes each image's pixels when the encoder needs them, by span key. found: outputs that it need not make.
+    pixels: makes each image's pixels when the encoder needs them, by span key. found: outputs that it need not make; emptied as they
+    are handed to the cache, or are needed no more.
     """
 
     seq: Sequence

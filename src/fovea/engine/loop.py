@@ -223,14 +223,13 @@ class EngineLoop:
                 self._refuse(job, InvalidRequest(f"request {name!r} is running already", param="id"))
                 continue
             try:
-                self.runner.add(job.seq, job.choice, job.pixels)
+                self.runner.add(job.seq, job.choice, job.pixels, job.found)
             except Exception as error:
                 log.exception("a request could not be taken in")
                 self._refuse(job, EngineError(f"the request could not be taken in: {error}"))
                 continue
             self._jobs[job.seq.id] = job
-            for key, features in job.found.items():
-                self.scheduler.embeddings.restore(key, features, features.nbytes, job.seq.id, features.made)
+            self.runner.restore(job.seq)
             self.scheduler.add(job.seq)
 
     def _refuse(self, job: Job, error: FoveaError) -> None:

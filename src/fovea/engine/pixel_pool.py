@@ -2,7 +2,7 @@
 
 A request claims the bytes of its pixels before they are made, and lets go of them with its first token. Pixels that
 nobody claims any more may stay, least recently used out first, until a claim needs the room: a claim waits for other
-claims, never for them. The ceiling is on both together.
+claims, never for them. The ceiling is on both together. Who claims nothing, as text and known images do, never waits.
 """
 
 from __future__ import annotations
@@ -110,8 +110,11 @@ class PixelPool:
         """beside: bytes of other things that live as long."""
         claim = Claim(self, things, beside)
         with self._lock:
-            self._waiting.append(claim)
-            self._grant()
+            if claim.size:
+                self._waiting.append(claim)
+                self._grant()
+            else:
+                self._admit(claim)
         return claim
 
     def grow(self, claim: Claim, size: int) -> None:
@@ -162,13 +165,16 @@ class PixelPool:
     def _grant(self) -> None:
         while self._waiting:
             claim = self._waiting[0]
-            if self._held and self._stats.claimed + claim.size > self.capacity:
+            if self._stats.claimed and self._stats.claimed + claim.size > self.capacity:
                 return
             self._waiting.popleft()
-            self._held.add(claim)
-            self._stats.claimed += claim.size
-            self._shrink()
-            claim.granted.set_result(None)
+            self._admit(claim)
+
+    def _admit(self, claim: Claim) -> None:
+        self._held.add(claim)
+        self._stats.claimed += claim.size
+        self._shrink()
+        claim.granted.set_result(None)
 
     def _shrink(self) -> None:
         """Remove what is too old, then what claims have no room for beside them."""

@@ -40,7 +40,8 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A prompt whose pixels have room. found: outputs of slower tiers, by image key. needed: those whose pixels are."""
+    """A prompt whose pixels have room. found: outputs of slower tiers, by image key, until they are a cache's or the claim
+    ends. needed: those whose pixels are."""
 
     prompt: PreparedPrompt
     tasks: dict[str, PixelTask]

@@ -57,6 +57,7 @@ class _Prompt:
     delta: int
     visual: NDArray[np.int64]
     pixels: dict[str, PixelSource]
+    found: dict[str, VisualFeatures]
 
 
 class Runner:
@@ -99,8 +100,15 @@ class Runner:
         """Whether an image is encoded in part."""
         return self._encoder.working
 
-    def add(self, seq: Sequence, choice: int, pixels: dict[str, PixelSource]) -> None:
-        """`pixels` gives each image's processed pixels when the encoder needs them, by span key."""
+    def add(
+        self,
+        seq: Sequence,
+        choice: int,
+        pixels: dict[str, PixelSource],
+        found: dict[str, VisualFeatures] | None = None,
+    ) -> None:
+        """`pixels` gives each image's processed pixels when the encoder needs them, by span key; `found`: outputs that it
+        need not make. What is handed on of these is taken out."""
         ids = np.asarray(seq.prompt_ids, dtype=np.int64)
         merge = self.model.merge
         if merge is None:
@@ -110,8 +118,14 @@ class Runner:
         visual = (
             np.cumsum(self.model.visual(ids), dtype=np.int64) if seq.spans else np.zeros(0, dtype=np.int64)
         )
-        self._prompts[seq.id] = _Prompt(ids, positions, delta, visual, pixels)
+        self._prompts[seq.id] = _Prompt(ids, positions, delta, visual, pixels, {} if found is None else found)
         self.sampler.add(seq, choice)
+
+    def restore(self, seq: Sequence) -> None:
+        """Outputs that were found for it become the cache's, as far as they have room there beside what is held. The others
+        wait, claimed like pixels, until the scheduler asks for their image."""
+        for key in list(self._prompts[seq.id].found):
+            self._restore(key, (seq.id,), self.embeddings.capacity)
 
     def remove(self, seq: Sequence) -> None:
         self._prompts.pop(seq.id, None)
@@ -152,7 +166,8 @@ class Runner:
             self.kv[:, move.target, : move.rows] = self.kv[:, move.source, : move.rows]
 
     def _encode(self, plan: StepPlan, seconds: float, result: StepResult) -> None:
-        made = self._encoder.step(plan.encode, seconds, alone=not plan.work)
+        jobs = [job for job in plan.encode if not self._restore(job.span.key, job.holders)]
+        made = self._encoder.step(jobs, seconds, alone=not plan.work)
         result.encode_s = made.seconds
         for job in plan.encode:
             if job.span.key in made.failures:
@@ -161,6 +176,19 @@ class Runner:
             self.embeddings.put(key, image.features, image.features.nbytes, image.holders)
             self.slower.made(key, image.features)
             result.encoded[key] = image.seconds
+
+    def _restore(self, key: str, holders: Sequences[str], within: int | None = None) -> bool:
+        """Whether an output was found for one of them and is the cache's now, held for all of them."""
+        owner = next((holder for holder in holders if key in self._prompts[holder].found), None)
+        # Who asks may leave, and its outputs with it, at any time.
+        found = None if owner is None else self._prompts[owner].found.get(key)
+        if owner is None or found is None:
+            return False
+        for holder in holders:
+            if not self.embeddings.restore(key, found, found.nbytes, holder, found.made, within):
+                return False
+        self._prompts[owner].found.pop(key, None)
+        return True
 
     def _pixels(self, job: EncodeJob) -> ProcessedImage:
         return self._prompts[job.holders[0]].pixels[job.span.key]()

@@ -1,14 +1,17 @@
-"""Waiting for work in threads from an event loop."""
+"""Waiting for work in threads, from an event loop and from another thread."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from fovea.core.errors import DeadlineExceeded, Unavailable
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -29,3 +32,15 @@ async def shared(future: Future[Any]) -> None:
         if future.cancelled():
             raise Unavailable("the engine has stopped") from None
         raise
+
+
+def until(ends: float | None, future: Future[T]) -> T:
+    """The same for a thread, with the result. ends: on the monotonic clock; None: no deadline."""
+    try:
+        return future.result(None if ends is None else max(0.0, ends - time.monotonic()))
+    except CancelledError as error:
+        raise Unavailable("the engine has stopped") from error
+    except TimeoutError as error:
+        if future.done():
+            raise
+        raise DeadlineExceeded("the request's timeout ran out", param="timeout") from error

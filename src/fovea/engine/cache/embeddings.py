@@ -77,10 +77,27 @@ class EmbeddingCache(Generic[Value]):
             entry.holders.add(holder)
         return True
 
-    def restore(self, key: str, value: Value, size: int, holder: str, made: float | None = None) -> None:
-        """Store what was not encoded but read from a slower tier, for one who waits for it. made: when it was encoded."""
-        if not self.hold(key, holder):
-            self._store(key, value, size, {holder}, made)
+    def restore(
+        self,
+        key: str,
+        value: Value,
+        size: int,
+        holder: str,
+        made: float | None = None,
+        within: int | None = None,
+    ) -> bool:
+        """Store what was not encoded but read from a slower tier, for one who waits for it. made: when it was encoded.
+
+        False: more than `within` bytes would be held.
+        """
+        if self.hold(key, holder, within):
+            return True
+        entry = self._entries.get(key)
+        held = self._held - (entry.size if entry is not None and entry.holders else 0)
+        if within is not None and held + size > within:
+            return False
+        self._store(key, value, size, {holder}, made)
+        return True
 
     def put(self, key: str, value: Value, size: int, holders: set[str]) -> None:
         """Store an encoder output of `size` bytes for those who wait for it."""
