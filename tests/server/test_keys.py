@@ -7,6 +7,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from fovea import Engine
 from fovea.cli.main import main
@@ -136,3 +137,27 @@ def test_the_command_line_finds_its_key(
     assert "the admin key is not valid here" in capsys.readouterr().err
     monkeypatch.setenv("FOVEA_ADMIN_KEY", "admin")
     assert main(show) == 0
+
+
+def test_every_refusal_is_counted_by_its_code_whoever_refused(locked: Server) -> None:
+    """Only errors of routes were; wrong keys, large bodies and malformed requests were seen by nobody."""
+    key = {"Authorization": "Bearer first-key"}
+    asked = {
+        "missing_api_key": lambda: locked.post(CHAT, chat()),
+        "unknown_url": lambda: locked.get("/v1/none", headers=key),
+        "method_not_allowed": lambda: locked.get(CHAT, headers=key),
+        "model_not_found": lambda: locked.post(CHAT, chat(model="other"), headers=key),
+        "unknown_field": lambda: locked.post(CHAT, chat(colour=1), headers=key),
+        "payload_too_large": lambda: locked.post(CHAT, "x" * (65 << 20), headers=key),
+    }
+    before = refusals(locked)
+    found = {code: send().json()["error"]["code"] for code, send in asked.items()}
+    assert found == {code: code for code in asked}
+    after = refusals(locked)
+    assert {code: after[code] - before.get(code, 0.0) for code in asked} == dict.fromkeys(asked, 1.0)
+
+
+def refusals(server: Server) -> dict[str, float]:
+    families = text_string_to_metric_families(server.get("/metrics").text)
+    refused = (sample for family in families for sample in family.samples if "code" in sample.labels)
+    return {sample.labels["code"]: sample.value for sample in refused if sample.name.endswith("_total")}

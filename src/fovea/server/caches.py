@@ -71,6 +71,7 @@ def stages(stats: Mapping[str, float]) -> dict[str, dict[str, float]]:
             "visual_bytes": stats.get("kv_blocks_cached_visual", 0) * block,
             "hit_tokens": stats.get("prefix_hit_tokens", 0),
             "query_tokens": stats.get("prefix_query_tokens", 0),
+            "evictions": stats.get("kv_evictions", 0),
         },
         "kv_host": {
             "bytes": stats.get("kv_host_blocks", 0) * block,

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from fovea.api import schema
 from fovea.api.responses import error_body
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest, NotFound, Overloaded
+from fovea.observe.metrics import Metrics
 from fovea.server.explain import explain, shorten
 
 log = logging.getLogger("fovea.server")
@@ -21,6 +22,12 @@ log = logging.getLogger("fovea.server")
 class MethodNotAllowed(InvalidRequest):
     status = 405
     default_code = "method_not_allowed"
+
+
+def refusal(error: FoveaError, metrics: Metrics) -> JSONResponse:
+    """The response, counted."""
+    metrics.refused(error.code)
+    return response(error)
 
 
 def response(error: FoveaError) -> JSONResponse:
@@ -37,30 +44,34 @@ def response(error: FoveaError) -> JSONResponse:
 def install(app: FastAPI) -> None:
     """Handlers for our errors, for pydantic's, for unknown routes, and for defects."""
 
+    def refused(request: Request, error: FoveaError) -> JSONResponse:
+        return refusal(error, request.app.state.fovea.metrics)
+
     async def known(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, FoveaError)
-        request.app.state.fovea.metrics.refused(error.code)
-        return response(error)
+        return refused(request, error)
 
     async def malformed(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return response(explain(error.errors(), _fields_of(request)))
+        return refused(request, explain(error.errors(), _fields_of(request)))
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
-            return response(NotFound(f"there is no {shorten(request.url.path)} here", code="unknown_url"))
+            return refused(
+                request, NotFound(f"there is no {shorten(request.url.path)} here", code="unknown_url")
+            )
         if error.status_code == 405:
-            answer = response(
-                MethodNotAllowed(f"{request.method} is not accepted at {shorten(request.url.path)}")
+            answer = refused(
+                request, MethodNotAllowed(f"{request.method} is not accepted at {shorten(request.url.path)}")
             )
             answer.headers.update(error.headers or {})
             return answer
-        return response(_unreadable(error.__cause__) or InvalidRequest(str(error.detail)))
+        return refused(request, _unreadable(error.__cause__) or InvalidRequest(str(error.detail)))
 
-    async def defect(_: Request, error: Exception) -> JSONResponse:
+    async def defect(request: Request, error: Exception) -> JSONResponse:
         log.error("a request failed", exc_info=error)
-        return response(EngineError("the server failed on this request; see its log"))
+        return refused(request, EngineError("the server failed on this request; see its log"))
 
     app.add_exception_handler(FoveaError, known)
     app.add_exception_handler(RequestValidationError, malformed)

@@ -10,7 +10,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fovea.core.errors import FoveaError, PayloadTooLarge, Unavailable
-from fovea.server.errors import response
+from fovea.server.errors import refusal
 from fovea.server.keys import PROTECTED, Keys
 from fovea.server.settings import MIB
 from fovea.server.state import ServerState
@@ -47,7 +47,7 @@ class Guard:
         except FoveaError as error:
             if sent:
                 raise
-            await response(error)(scope, receive, record)
+            await refusal(error, self.state.metrics)(scope, receive, record)
         finally:
             if scope["path"].startswith(PROTECTED):
                 route = getattr(scope.get("route"), "path", "unknown")
