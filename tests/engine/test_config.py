@@ -11,7 +11,7 @@ import torch
 
 from fovea.core.errors import ConfigError
 from fovea.engine.config import MIB, EngineConfig
-from fovea.engine.memory import pool_blocks
+from fovea.engine.memory import host_slots, pool_blocks
 
 BOUNDS = {
     "threads": (0, 1024),
@@ -72,3 +72,13 @@ def test_the_pool_is_what_was_asked_for_and_no_more_than_can_be_used() -> None:
 def test_a_pool_too_small_for_one_block_is_refused() -> None:
     with pytest.raises(ConfigError, match="1 MiB hold no block of"):
         pool_blocks(EngineConfig(kv_cache_mib=1), model(MIB))
+
+
+def test_host_memory_for_prefixes_that_could_hold_none_is_refused() -> None:
+    """It was off then, and nobody was told."""
+    assert host_slots(EngineConfig(kv_host_mib=1, block_size=16), model(1024)) == MIB // (1024 * 16)
+    assert host_slots(EngineConfig(prefix_cache=False), model(1024)) == 0
+    with pytest.raises(ConfigError, match="kv_host_mib: 1 MiB hold no block of"):
+        host_slots(EngineConfig(kv_host_mib=1), model(MIB))
+    with pytest.raises(ConfigError, match="prefix_cache is off"):
+        host_slots(EngineConfig(kv_host_mib=1, prefix_cache=False), model(1024))

@@ -30,11 +30,20 @@ def pool_blocks(config: EngineConfig, model: VisionLanguageModel) -> int:
 
 
 def host_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
-    """Blocks of host memory for image prefixes that the pool gives up."""
-    if not config.prefix_cache:
+    """Blocks of host memory for image prefixes that the pool gives up. Raises ConfigError when they could hold none."""
+    if not config.kv_host_mib:
         return 0
+    if not config.prefix_cache:
+        raise ConfigError(
+            "kv_host_mib keeps prefixes that requests share, and prefix_cache is off", param="kv_host_mib"
+        )
     block = model.decoder.config.kv_bytes_per_token(model.dtype.itemsize) * config.block_size
-    return config.kv_host_mib * MIB // block
+    slots = config.kv_host_mib * MIB // block
+    if slots < 1:
+        raise ConfigError(
+            f"kv_host_mib: {config.kv_host_mib} MiB hold no block of {block} bytes", param="kv_host_mib"
+        )
+    return slots
 
 
 def _automatic(device: torch.device) -> int:

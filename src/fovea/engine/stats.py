@@ -7,7 +7,7 @@ import time
 from fovea.engine.loop import EngineLoop
 from fovea.engine.prepare import Preparer
 from fovea.engine.schedule.scheduler import Scheduler
-from fovea.engine.schedule.stats import scheduler_stats
+from fovea.engine.schedule.stats import scheduler_stats, waiting_ages
 from fovea.engine.vision.tiers import SlowerTiers
 
 
@@ -17,7 +17,7 @@ def engine_stats(
     pixels = preparer.pixels.stats()
     return slower.stats() | {
         **scheduler_stats(scheduler),
-        "oldest_waiting_seconds": _age(scheduler),
+        **waiting_ages(scheduler, time.monotonic()),
         "kv_block_bytes": loop.runner.kv.nbytes // scheduler.kv.pool.size,
         "pixel_bytes": pixels.claimed,
         "pixel_cache_bytes": pixels.bytes,
@@ -35,8 +35,3 @@ def engine_stats(
         "generation_tokens": loop.generated_tokens,
         "integrity_errors": loop.integrity_errors,
     }
-
-
-def _age(scheduler: Scheduler) -> float:
-    oldest = next(iter(tuple(scheduler.waiting)), None)
-    return 0.0 if oldest is None else max(0.0, time.monotonic() - oldest.arrival)

@@ -33,6 +33,8 @@ GAUGES = {
     "requests_waiting_ready": "of these, that need no image encoded first",
     "requests_waiting_image": "of these, that wait for an image to be encoded",
     "oldest_waiting_seconds": "how long the one has waited that waits longest",
+    "oldest_waiting_ready_seconds": "the same, of those that need no image encoded first",
+    "oldest_waiting_image_seconds": "the same, of those that wait for an image to be encoded",
     "kv_blocks_total": "KV blocks in the pool",
     "kv_blocks_used": "KV blocks that running sequences hold",
     "kv_blocks_cached": "KV blocks that a prefix could find",
@@ -72,6 +74,7 @@ GAUGES = {
 COUNTERS = {
     "prefix_query_tokens": "tokens looked up in the prefix cache",
     "prefix_hit_tokens": "tokens whose KV was found there",
+    "kv_evictions": "KV blocks that a prefix could find and that were taken for something else",
     "kv_host_loads": "KV blocks that came back from host memory",
     "kv_host_evictions": "KV blocks of host memory that were dropped for room",
     "embed_cache_hits": "images whose encoder output was found",

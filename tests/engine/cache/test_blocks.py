@@ -37,7 +37,10 @@ def test_taking_a_block_forgets_its_name() -> None:
     pool.release(block)
     assert pool.take() == block
     assert pool.find(b"a") is None
-    assert pool.cached == 0
+    assert (pool.cached, pool.evictions) == (0, 1)
+    pool.release(block)
+    pool.take()
+    assert pool.evictions == 1
 
 
 def test_blank_blocks_go_before_cached_ones_and_the_oldest_name_first() -> None:

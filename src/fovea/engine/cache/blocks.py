@@ -29,10 +29,11 @@ class Kind(IntEnum):
 
 
 class BlockPool:
-    """Integers only: the tensors that the numbers index live in the runner."""
+    """Integers only: the tensors that the numbers index live in the runner. evictions: names lost to what needed the block."""
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.evictions = 0
         self._refs = [0] * size
         self._kinds = [Kind.TEXT] * size
         self._used_visual = 0
@@ -82,6 +83,7 @@ class BlockPool:
     def take(self, kind: Kind = Kind.TEXT) -> int:
         """The least recently freed block, blank, for what is going to be in it. Raises KeyError when none is free."""
         block, _ = self._free.popitem(last=False)
+        self.evictions += self._hash_of[block] is not None
         self._forget(block)
         self._refs[block] = 1
         self._kinds[block] = kind

@@ -21,6 +21,7 @@ def scheduler_stats(scheduler: Scheduler) -> dict[str, float]:
         "kv_blocks_idle": pool.idle,
         "kv_blocks_used_visual": pool.used_visual,
         "kv_blocks_cached_visual": pool.cached_visual,
+        "kv_evictions": pool.evictions,
         "kv_host_blocks_total": host.size,
         "kv_host_blocks": len(host),
         "kv_host_loads": host.loads,
@@ -36,4 +37,17 @@ def scheduler_stats(scheduler: Scheduler) -> dict[str, float]:
         "embed_cache_evictions": embeddings.evictions,
         "embed_cache_expired": embeddings.expired,
         "preemptions": scheduler.preemptions,
+    }
+
+
+def waiting_ages(scheduler: Scheduler, now: float) -> dict[str, float]:
+    """Of the longest waiting of each queue and of both. now: on the clock of arrivals."""
+    ages = {True: 0.0, False: 0.0}
+    for seq in tuple(scheduler.waiting):
+        ready = scheduler.ready(seq)
+        ages[ready] = max(ages[ready], now - seq.arrival)
+    return {
+        "oldest_waiting_seconds": max(ages.values()),
+        "oldest_waiting_ready_seconds": ages[True],
+        "oldest_waiting_image_seconds": ages[False],
     }
