@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from process import Server
+
 from fovea.bench.client import Client
 from fovea.bench.measure import Round
 from fovea.bench.settings import Shape, Target
 from fovea.bench.stage import Stage
 from fovea.bench.suite import SUITE
-from process import Server
 
 SETTLE_S = 0.5
 """Between a round and the freeze: a stream that was left has to end."""
@@ -55,6 +56,7 @@ async def measure(servers: Mapping[str, Server], plan: Plan) -> tuple[Rounds, di
                     await client.connect()
                 except Exception as error:  # noqa: BLE001 - whatever it is, the page says it
                     refused[name] = f"{type(error).__name__}: {error}"
+                    print(f"{name} does not answer: {refused[name]}", flush=True)
                     continue
             clients[name] = client
         for repeat in range(-plan.warmups, plan.repeats):

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import httpx
 from engines.base import OFFLINE, SetupError, Start, tail
+
 from fovea.bench.memory import Memory, memory_of
 
-POLL_S, STOP_S = 0.5, 20.0
+POLL_S, ANSWER_S, STOP_S = 0.5, 120.0, 20.0
 
 
 def free_port() -> int:
@@ -40,16 +41,28 @@ class Server:
             )  # fmt: skip
 
     def wait(self, seconds: float) -> float:
-        """Until it lists its model; how long that took. Raises SetupError with the end of its log."""
+        """Until it answers a first question; how long that took. Raises SetupError with the end of its log."""
         began = time.monotonic()
         while time.monotonic() - began < seconds:
             if self._process.poll() is not None:
                 raise SetupError(f"the server ended with {self._process.returncode}: {tail(self._log)}")
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/v1/models", trust_env=False).status_code == 200:
+                if self._answers():
                     return time.monotonic() - began
             time.sleep(POLL_S)
         raise SetupError(f"the server did not answer within {seconds:.0f} s: {tail(self._log)}")
+
+    def _answers(self) -> bool:
+        """Some list their model long before they can use it."""
+        with httpx.Client(base_url=self.url, timeout=ANSWER_S, trust_env=False) as http:
+            listed = http.get("/v1/models")
+            if listed.status_code != 200:
+                return False
+            question = {
+                "model": listed.json()["data"][0]["id"], "max_tokens": 2, "stream": True,
+                "messages": [{"role": "user", "content": "Say something."}],
+            }  # fmt: skip
+            return http.post("/v1/chat/completions", json=question).status_code == 200
 
     def memory(self) -> Memory:
         return memory_of(self._process.pid)

@@ -110,7 +110,9 @@ def verdicts(
     """limits_mib: of the row memory."""
     sign = "at most" if row.lower else "at least"
     if row.name == "memory" and precision == "bf16":
-        return [Verdict(f"{sign} {limits_mib:.0f} MiB", _met(row, found, limits_mib))]
+        known = "" if math.isnan(limits_mib) else f" ({limits_mib:,.0f})"
+        words = f"{sign} {MEMORY_FACTOR:g}x the checkpoint and the pools{known}"
+        return [Verdict(words, _met(row, found, limits_mib))]
     said = []
     for target in row.targets.get(precision, ()):
         if target.of == "absolute":

