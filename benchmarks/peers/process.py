@@ -16,6 +16,8 @@ from engines.base import OFFLINE, SetupError, Start, tail
 
 from fovea.bench.memory import Memory, memory_of
 
+ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+"""A run that is killed leaves no frozen servers behind."""
 POLL_S, ANSWER_S, STOP_S = 0.5, 120.0, 20.0
 
 
@@ -35,7 +37,7 @@ class Server:
         threads = {name: str(len(cores)) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                ["taskset", "--cpu-list", ",".join(map(str, cores)), *start.command],
+                [*ENDS_WITH_US, "taskset", "--cpu-list", ",".join(map(str, cores)), *start.command],
                 stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, **OFFLINE, **threads, **start.env},
             )  # fmt: skip

@@ -9,7 +9,7 @@ from engines.base import Engine, Home, Start
 from fovea import __version__
 
 KV_MIB, EMBED_MIB = 512, 256
-FLAGS = {"bf16": (), "int8": ("--weights", "int8"), "int4": ("--weights", "int4")}
+QUANTIZATION = {"bf16": "none", "int8": "int8", "int4": "int4"}
 
 
 def install(home: Home) -> None:
@@ -20,14 +20,14 @@ def start(home: Home, model: Path, precision: str, port: int) -> Start:
     command = (
         str(Path(sys.executable).with_name("fovea")), "serve", str(model), "--port", str(port), "--log-level", "warning",
         "--threads", str(home.threads), "--dtype", "bfloat16", "--kv-cache-mib", str(KV_MIB),
-        "--embed-cache-mib", str(EMBED_MIB), *FLAGS[precision],
+        "--embed-cache-mib", str(EMBED_MIB), "--quantization", QUANTIZATION[precision],
     )  # fmt: skip
     return Start(command, pools_mib=KV_MIB + EMBED_MIB)
 
 
 ENGINE = Engine(
     title="Fovea",
-    precisions={"bf16": "bf16", "int8": "int8", "int4": "int4"},
+    precisions={"bf16": "bf16", "int8": "int8", "int4": "int4, encoder and head int8"},
     recipe="this tree",
     install=install,
     convert=lambda home, checkpoint, precision: checkpoint,
