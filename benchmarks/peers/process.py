@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-from engines.base import OFFLINE, SetupError, Start, tail
+from servers.base import OFFLINE, SetupError, Start, tail
 
 from fovea.bench.memory import Memory, memory_of
 

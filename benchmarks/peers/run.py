@@ -25,13 +25,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1]))
 
-import engines
 import page
-from engines.base import Engine, Home, SetupError
 from measure import Plan, measure
 from process import Server, free_port
+from servers import NAMES, load
+from servers.base import Engine, Home, SetupError
 
 from checkpoint import write_checkpoint
 from fovea.bench.settings import FIXED, Shape
@@ -92,7 +92,7 @@ def run(names: list[str], precisions: list[str], settings: Settings, out: Path) 
 def set_up(names: list[str], precisions: list[str], settings: Settings) -> None:
     """Install and convert, and say what came of it."""
     for name in names:
-        engine, home, began = engines.load(name), settings.home(name), time.monotonic()
+        engine, home, began = load(name), settings.home(name), time.monotonic()
         try:
             engine.set_up(home)
             for precision in set(precisions) & set(engine.precisions):
@@ -108,7 +108,7 @@ def compare(names: list[str], precision: str, settings: Settings) -> dict[str, A
     entries: dict[str, dict[str, Any]] = {}
     with _stopped_at_the_end() as servers:
         for name in names:
-            engine = engines.load(name)
+            engine = load(name)
             entries[name] = {"title": engine.title}
             try:
                 servers[name] = _started(name, engine, precision, settings, entries[name])
@@ -202,7 +202,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engines", default=",".join(engines.NAMES), help="(default: %(default)s)")
+    parser.add_argument("--engines", default=",".join(NAMES), help="(default: %(default)s)")
     parser.add_argument("--precision", default=",".join(PRECISIONS), help="(default: %(default)s)")
     parser.add_argument("--workloads", default=",".join(FIXED), help="(default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3)

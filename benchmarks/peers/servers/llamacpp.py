@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from engines.base import INSIDE, Engine, Home, SetupError, Start
+from servers.base import INSIDE, Engine, Home, SetupError, Start
 
 DISTRIBUTION = "llama-cpp-python==0.3.36"
 CMAKE = {

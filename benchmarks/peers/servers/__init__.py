@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from engines.base import Engine
+from servers.base import Engine
 
 NAMES = ("fovea", "vllm", "openvino", "llamacpp", "transformers")
 
 
 def load(name: str) -> Engine:
-    engine: Engine = import_module(f"engines.{name}").ENGINE
+    engine: Engine = import_module(f"servers.{name}").ENGINE
     return engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from engines.base import INSIDE, Engine, Home, Start
+from servers.base import INSIDE, Engine, Home, Start
 
 REQUIREMENTS = (
     "openvino-genai==2026.4.1.0",

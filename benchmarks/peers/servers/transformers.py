@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engines.base import INSIDE, Engine, Home, Start
+from servers.base import INSIDE, Engine, Home, Start
 
 REQUIREMENTS = ("transformers==5.23.0", "pillow", "jinja2")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from engines.base import Engine, Home, Start
 from fovea import __version__
+from servers.base import Engine, Home, Start
 
 KV_MIB, EMBED_MIB = 512, 256
 QUANTIZATION = {"bf16": "none", "int8": "int8", "int4": "int4"}

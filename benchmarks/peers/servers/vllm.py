@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from engines.base import INSIDE, Engine, Home, Start
+from servers.base import INSIDE, Engine, Home, Start
 
 VERSION = "0.32.0"
 LEFT_OUT = ("torch", "torchaudio", "torchcodec")
