@@ -112,30 +112,29 @@ def number(value: float) -> str:
 
 
 def chart(found: Mapping[str, Any], path: Path) -> None:
-    """A panel per row: bars of every engine and precision."""
+    """A panel per row that has figures: bars of every engine and precision."""
     from matplotlib.figure import Figure as Canvas
 
+    parts = found["precisions"].values()
+    rows = [row for row in ROWS if any(figures(row, part["engines"]) for part in parts)]
     columns = 3
-    canvas = Canvas(figsize=(15, 3.2 * math.ceil(len(ROWS) / columns)), dpi=110, layout="constrained")
+    canvas = Canvas(figsize=(15, 3.2 * math.ceil(len(rows) / columns)), dpi=110, layout="constrained")
     canvas.suptitle(f"{found['machine']['cpu']}, {len(found['machine']['cores'])} cores, {found['date']}")
-    panels = list(canvas.subplots(math.ceil(len(ROWS) / columns), columns).flat)
+    panels = list(canvas.subplots(math.ceil(len(rows) / columns), columns).flat)
     colours = {name: f"C{number}" for number, name in enumerate(_names(found))}
-    for panel, row in zip(panels, ROWS, strict=False):
+    for panel, row in zip(panels, rows, strict=False):
         bars = [
             (f"{found['precisions'][at]['engines'][name]['title']}, {at}", value, colours[name])
             for at in found["precisions"]
             for name, value in figures(row, found["precisions"][at]["engines"]).items()
         ]
         panel.set_title(f"{row.title}\n{row.unit}, {'less' if row.lower else 'more'} is better", fontsize=9)
-        if bars:
-            labels, values, colour = zip(*bars, strict=True)
-            spread = [[v.median - v.low for v in values], [v.high - v.median for v in values]]
-            panel.barh(
-                labels, [v.median for v in values], xerr=spread, color=colour, ecolor="black", capsize=2
-            )
-            panel.invert_yaxis()
+        labels, values, colour = zip(*bars, strict=True)
+        spread = [[v.median - v.low for v in values], [v.high - v.median for v in values]]
+        panel.barh(labels, [v.median for v in values], xerr=spread, color=colour, ecolor="black", capsize=2)
+        panel.invert_yaxis()
         panel.tick_params(labelsize=7)
-    for panel in panels[len(ROWS) :]:
+    for panel in panels[len(rows) :]:
         panel.set_axis_off()
     canvas.savefig(path)
 
