@@ -40,11 +40,11 @@ async def test_an_answer_is_noted() -> None:
 async def test_what_is_sent() -> None:
     script = Scripted()
     async with connected(script) as client:
-        await client.ask(Ask(ASK.messages, 5, priority=3))
+        await client.ask(Ask(ASK.messages, 5, priority=3, salt="s"))
     (body,) = script.questions
     assert body == {
         "model": "scripted", "messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": 5,
-        "stream_options": {"include_usage": True}, "ignore_eos": True, "temperature": 0, "priority": 3,
+        "stream_options": {"include_usage": True}, "ignore_eos": True, "temperature": 0, "priority": 3, "cache_salt": "s",
     }  # fmt: skip
 
 

@@ -37,6 +37,8 @@ class Dialect:
             body["temperature"] = 0
         if ask.priority:
             body["priority"] = ask.priority
+        if ask.salt:
+            body["cache_salt"] = ask.salt
         return body
 
     def without(self, refusal: str) -> Self | None:

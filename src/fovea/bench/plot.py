@@ -22,7 +22,7 @@ def check_plot(path: Path) -> None:
         raise ConfigError(
             f"--plot is {str(path)!r}; accepted: a name that ends in {', '.join(FORMATS)}", param="plot"
         )
-    _figure(1)
+    figure(1, 1)
 
 
 def draw(path: Path, results: Sequence[Result], title: str) -> None:
@@ -30,9 +30,9 @@ def draw(path: Path, results: Sequence[Result], title: str) -> None:
 
     Raises ConfigError when the file can not be written.
     """
-    figure = _figure(4)
-    figure.suptitle(title)
-    first, gaps, rates, ends = figure.subplots(2, 2).flat
+    chart = figure(12.8, 9.2)
+    chart.suptitle(title)
+    first, gaps, rates, ends = chart.subplots(2, 2).flat
     for result in results:
         whole = [s for part in result.rounds for s in part.samples if s.whole]
         _shares(first, [sample.ttft for sample in whole], result.name)
@@ -48,14 +48,19 @@ def draw(path: Path, results: Sequence[Result], title: str) -> None:
             whole = [s for part in result.rounds for s in part.samples if s.whole]
             _shares(ends, [sample.end_to_end for sample in whole], result.name)
         _label(ends, "whole answer", "ms", "share of requests")
+    save(chart, path)
+
+
+def save(chart: Figure, path: Path) -> None:
+    """Raises ConfigError when the file can not be written."""
     try:
-        figure.savefig(path)
+        chart.savefig(path)
     except OSError as error:
         raise ConfigError(f"{path} can not be written: {error.strerror}", param="plot") from error
 
 
-def _figure(scale: int) -> Figure:
-    """Without pyplot: no window, no state that outlives the chart."""
+def figure(width: float, height: float) -> Figure:
+    """Sides in inches. Without pyplot: no window, no state that outlives the chart. Raises Unavailable."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -63,7 +68,7 @@ def _figure(scale: int) -> Figure:
             "charts need matplotlib, which is not installed here; install it with: pip install 'fovea[bench]'",
             code="plot_unavailable",
         ) from error
-    return Figure(figsize=(3.2 * scale, 2.3 * scale), layout="constrained", dpi=110)
+    return Figure(figsize=(width, height), layout="constrained", dpi=110)
 
 
 def _shares(axes: Any, seconds: Sequence[float], name: str) -> None:

@@ -14,6 +14,7 @@ class Ask:
 
     messages: OpenAI's, as JSON values. max_tokens: of the answer, which goes on so long where the server can be told so.
     label: the class it is counted in. images: how many it shows. timeout: seconds of its own; none: the run's.
+    salt: an extension that Fovea and vLLM have: caches are shared with requests of the same salt only.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -22,6 +23,7 @@ class Ask:
     images: int = 0
     timeout: float | None = None
     priority: int = 0
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from fovea.bench.settings import FIXED, LOADS, Price, Shape, Target, Traffic
 from fovea.bench.sla import DOCUMENTED, read_sla
 from fovea.cli import options
 from fovea.cli.bench_progress import BenchProgress
+from fovea.cli.common import check_writable
 from fovea.core.errors import ConfigError
 from fovea.core.trace import read_trace
 
@@ -149,7 +150,7 @@ def _read(args: argparse.Namespace) -> Session:
     if args.plot:
         check_plot(args.plot)
     for path in filter(None, (args.out, args.plot)):
-        _check_writable(path)
+        check_writable(path)
     return session
 
 
@@ -162,13 +163,6 @@ def _names(args: argparse.Namespace) -> tuple[str, ...]:
             )
     implied = [name for flag, name in IMPLIED.items() if getattr(args, flag) is not None]
     return tuple(dict.fromkeys(args.words or implied[:1] or FIXED))
-
-
-def _check_writable(path: Path) -> None:
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise ConfigError(f"{path} can not be written: {error.strerror}") from error
 
 
 def _write(args: argparse.Namespace, found: dict[str, Any], results: Sequence[Result]) -> None:

@@ -145,6 +145,14 @@ def engine_loader(args: argparse.Namespace, file: Mapping[str, Any], **fixed: An
     return lambda: Engine.from_pretrained(name, config=config, chat_template=template)
 
 
+def check_writable(path: Path) -> None:
+    """Before an hour of measuring. Raises ConfigError."""
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise ConfigError(f"{path} can not be written: {error.strerror}") from error
+
+
 async def closing(engine: Engine, work: Coroutine[Any, Any, T]) -> T:
     """The work's result. However it ends, the engine ends before the event loop that its answers go to."""
     try:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from fovea.core.stage import stage
 from fovea.engine.schedule.plan import EncodeJob
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
@@ -115,7 +116,7 @@ class Encoder:
 
     def _slice(self, job: EncodeJob, made: Encoded) -> None:
         key = job.span.key
-        with self._stream.beside():
+        with self._stream.beside(), stage("encoder"):
             begun = self._stream.mark()
             try:
                 encoding = self._encodings.get(key)

@@ -48,6 +48,7 @@ from fovea.engine.models.load import LoadedModel, load_model, prompt_builder
 from fovea.engine.pixel_pool import Claim, PixelPool
 from fovea.engine.pixels import PixelStore
 from fovea.engine.prepare import Prepared, Preparer
+from fovea.engine.prompt import PreparedPrompt
 from fovea.engine.runner import Runner
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.scheduler import Scheduler
@@ -287,11 +288,13 @@ class Engine:
             )
         return SamplingParams(**{**self._info.default_sampling, **params})
 
+    def outline(self, prompt: Prompt) -> PreparedPrompt:
+        """The prompt as the decoder will see it: tokens and the plans of its images. No pixel is touched."""
+        return self._preparer.builder.outline(prompt, "", self._info.max_context)
+
     async def tokenize(self, prompt: Prompt) -> list[int]:
         loop = asyncio.get_running_loop()
-        outline = await loop.run_in_executor(
-            self._prepare_pool, self._preparer.builder.outline, prompt, "", self._info.max_context
-        )
+        outline = await loop.run_in_executor(self._prepare_pool, self.outline, prompt)
         claim = self._preparer.claim_frames(outline)
         try:
             await shared(claim.granted)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, InvalidRequest, Unavailable
+from fovea.core.stage import stage
 from fovea.core.types import FinishReason, StageTimings, TokenLogprob
 from fovea.engine.events import Event
 from fovea.engine.job import Job
@@ -112,7 +113,8 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while self._drain_inbox():
-                self._step()
+                with stage("schedule"):  # what the step computes is within, in spans of its own
+                    self._step()
         except BaseException as error:
             self._failure = error
             log.exception("the engine loop died")
@@ -140,7 +142,8 @@ class EngineLoop:
                 return True
             if command is None:
                 return False
-            command()
+            with stage("schedule"):
+                command()
             block = self.scheduler.idle
 
     def _step(self) -> None:
@@ -153,7 +156,8 @@ class EngineLoop:
         tokens = self.pace.prompt_tokens(readers, others, encoding=self.runner.encoding)
         plan = self.scheduler.schedule(tokens, self.batch.allowed())
         if not plan:
-            time.sleep(STALL_S)
+            with stage("waiting"):
+                time.sleep(STALL_S)
             return
         for seq_id in plan.done:
             job = self._jobs[seq_id]
@@ -259,9 +263,10 @@ class EngineLoop:
         self.generated_tokens += 1
         seq = job.seq
         reason = self._reason(seq, pick.token)
-        text = "" if reason == "stop" else job.text.push(pick.token)
-        if reason is not None:
-            text += job.text.finish()
+        with stage("detokenize"):
+            text = "" if reason == "stop" else job.text.push(pick.token)
+            if reason is not None:
+                text += job.text.finish()
         if job.text.stopped:
             reason = "stop"
         event = Event(

@@ -9,6 +9,7 @@ from functools import partial
 
 from fovea.core.errors import InvalidRequest, PromptTooLong
 from fovea.core.sampling import SamplingParams
+from fovea.core.stage import stage
 from fovea.core.types import GenerationRequest, ModelInfo
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.detokenize import TextStream
@@ -74,9 +75,10 @@ class Preparer:
         """
         started = time.monotonic()
         fits = partial(check_lengths, sampling=request.sampling, info=info, usual=request.usual_tokens)
-        prompt = self.builder.outline(request.prompt, request.cache_salt, info.max_context, load)
-        max_tokens = fits(prompt)
-        check_token_ids(prompt, request.sampling, info.vocab_size)
+        with stage("tokenize"):
+            prompt = self.builder.outline(request.prompt, request.cache_salt, info.max_context, load)
+            max_tokens = fits(prompt)
+            check_token_ids(prompt, request.sampling, info.vocab_size)
         tasks = {planned.key: self._pixels.task(planned) for planned in prompt.planned}
         stored = self._slower.find(key for key in tasks if key not in self._embeddings)
         return Prepared(prompt, max_tokens, tasks, stored, time.monotonic() - started)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, InvalidVideo, PromptTooLong
 from fovea.core.image import Image, PixelBudget, SeenImage
+from fovea.core.stage import stage
 from fovea.core.types import ChatPrompt, ImagePart, Prompt, TextPart, TextPrompt, TokenPrompt, VideoPart
 from fovea.engine.clip import PlannedFrames, PlannedVideo
 from fovea.engine.clips import Clips
@@ -47,9 +48,10 @@ Planned = PlannedImage | PlannedFrames
 
 def process(planned: Planned, processor: ImageProcessor) -> ProcessedImage:
     """The pixels of either. CPU-bound: for a worker thread."""
-    if isinstance(planned, PlannedFrames):
-        return planned.process()
-    return processor.process(planned.image, planned.plan)
+    with stage("patchify"):
+        if isinstance(planned, PlannedFrames):
+            return planned.process()
+        return processor.process(planned.image, planned.plan)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fovea.core.stage import stage
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.moves import Move
 from fovea.engine.encoder import Encoder
@@ -23,6 +24,7 @@ from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.positions import mrope_positions
 from fovea.engine.sample.sampler import Sampled, Sampler
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
+from fovea.engine.schedule.stage import forward_stage
 from fovea.engine.sequence import Sequence
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
@@ -143,7 +145,8 @@ class Runner:
         work = by_length([item for item in plan.work if item.seq.id not in result.failures])
         if not work:
             return result
-        hidden = self._forward(work)
+        with forward_stage(work):
+            hidden = self._forward(work)
         ends = np.cumsum([item.count for item in work]) - 1
         rows = [int(end) for end, item in zip(ends, work, strict=True) if item.samples]
         if rows:
@@ -151,7 +154,10 @@ class Runner:
             chosen = (
                 hidden if len(rows) == hidden.shape[0] else hidden[torch.tensor(rows, device=hidden.device)]
             )
-            picks = self.sampler.sample(self.model.logits(chosen), sequences)
+            with stage("head", rows=len(rows)):
+                logits = self.model.logits(chosen)
+            with stage("sampling", rows=len(rows)):
+                picks = self.sampler.sample(logits, sequences)
             result.sampled = {seq.id: pick for seq, pick in zip(sequences, picks, strict=True)}
         return result
 

@@ -34,6 +34,10 @@ class NativeProduct:
         self.width = weight.n // 2 if gated and self.kind is not None else weight.n
         self._library = library
 
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
         x = x.contiguous()
         rows = x.numel() // self.weight.k

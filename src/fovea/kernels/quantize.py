@@ -100,6 +100,10 @@ class TorchQuantizedProduct:
         self.table = torch.tensor(INT4_LEVELS, dtype=torch.int8, device=device) if format.bits == 4 else None
         self.bias, self.activation, self.gated = bias, activation, gated
 
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scale.nbytes
+
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
         step = max(1, MULTIPLIED_AT_ONCE // self.k)
         parts = [

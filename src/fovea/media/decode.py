@@ -18,6 +18,7 @@ from PIL import (
 
 from fovea.core.errors import FoveaError, InvalidImage
 from fovea.core.image import Image
+from fovea.core.stage import stage
 from fovea.media.colour import to_rgb
 from fovea.media.formats import Format
 from fovea.media.identity import identity_of_source
@@ -40,12 +41,13 @@ def decode(data: bytes, limits: MediaLimits, identity: str | None = None) -> Ima
 
     Raises InvalidImage and nothing else. CPU-bound: call in a thread.
     """
-    header = probe(data, limits)
-    check_still(header, limits)
-    kind = format_of(data)
-    assert kind is not None  # probe has just found it
-    picture = _upright_rgb(kind, kind.essence(data), header)
-    return Image(identity or identify(data, header), header.width, header.height, picture.tobytes())
+    with stage("image decode"):
+        header = probe(data, limits)
+        check_still(header, limits)
+        kind = format_of(data)
+        assert kind is not None  # probe has just found it
+        picture = _upright_rgb(kind, kind.essence(data), header)
+        return Image(identity or identify(data, header), header.width, header.height, picture.tobytes())
 
 
 def identify(data: bytes, header: ImageHeader) -> str:

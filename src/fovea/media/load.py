@@ -17,6 +17,7 @@ from typing import NoReturn, Protocol, TypeVar
 
 from fovea.core.errors import InvalidMedia, InvalidRequest, RequestError
 from fovea.core.image import Image
+from fovea.core.stage import stage
 from fovea.core.video import Video
 from fovea.media.decode import decode, identify
 from fovea.media.decoded import DecodedImages
@@ -175,7 +176,8 @@ class MediaLoader:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
 
     def _read_local(self, source: InlineSource | FileSource) -> tuple[ImageHeader, str, bytes]:
-        return self._look(source.read(self.limits))
+        with stage("fetch"):
+            return self._look(source.read(self.limits))
 
     def _look(self, data: bytes) -> tuple[ImageHeader, str, bytes]:
         header = probe(data, self.limits)

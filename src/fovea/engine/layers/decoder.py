@@ -183,7 +183,9 @@ class LanguageHead(nn.Module):
         """format: of the table that both read, or None: plain. copy: repack a plain one for the head all the same, which
         costs memory, since the table is still read by row."""
         self.lm_head.weight = embedding.weight
+        self.lm_head.out_features = embedding.weight.shape[0]
         if format is not None:
+            self.lm_head.format = format
             table = kernels.quantized(embedding.weight.data, None, None, False, format)
             self.lm_head.product = table
             embedding.share(table)

@@ -29,11 +29,13 @@ class Linear(nn.Module):
         gated: bool = False,
     ) -> None:
         super().__init__()
+        self.in_features, self.out_features = in_features, out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self.activation = None if activation is None else check_activation(activation)
         self.gated = gated
         self.product: Product | None = None
+        self.format: Format | None = None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if self.product is not None:
@@ -46,6 +48,7 @@ class Linear(nn.Module):
         else reads it."""
         if self.product is not None:
             return
+        self.format = format
         bias = None if self.bias is None else self.bias.data
         details = bias, self.activation, self.gated
         if format is None:
@@ -54,6 +57,13 @@ class Linear(nn.Module):
             self.product = kernels.quantized(self.weight.data, *details, format)
         if self.product is not None and not keep:
             self.weight.data = self.weight.data.new_empty(0)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What a product reads of the weight, in the form in which it is kept."""
+        kept: int | None = getattr(self.product, "nbytes", None)
+        plain = self.in_features * self.out_features * self.weight.dtype.itemsize
+        return plain if kept is None else kept
 
     def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:
         yield "weight", self.weight.data

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fovea.engine.layers.decoder import Decoder, DecoderConfig, LanguageHead
 from fovea.engine.layers.linear import checkpoint_targets, use_kernels
 from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
+from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, finished
 from fovea.kernels.quantize import Format
 from fovea.kernels.torch_kernels import PLAIN, TorchKernels
@@ -54,6 +55,14 @@ class VisionLanguageModel(nn.Module, ABC):
 
     def encode(self, image: ProcessedImage) -> VisualFeatures:
         return finished(self.encode_slices(image))
+
+    @abstractmethod
+    def visual_shape(self, plan: VisualPlan) -> VisualShape:
+        """How much the encoder has to compute for an image of that plan."""
+
+    @abstractmethod
+    def projector_parts(self) -> list[nn.Module]:
+        """What makes the tower's rows as wide as the decoder's."""
 
     def visual(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which ids of a prompt the encoder's output takes the places of."""

@@ -12,8 +12,9 @@ from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
 from fovea.engine.models.towers import siglip_tower
 from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.engine.vision.slices import Slices, by_rows
+from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
+from fovea.engine.vision.shape import VisualShape
+from fovea.engine.vision.slices import Slices, by_rows, projecting
 from fovea.engine.vision.vit import VisionTransformer
 
 
@@ -42,7 +43,13 @@ class Idefics3(VisionLanguageModel):
         patches = mask.unfold(1, size, size).unfold(2, size, size).flatten(3).any(-1)
         x = yield from self.vision.slices(pixels, patches)
         tokens = pixel_shuffle(x, self.factor).flatten(0, 1)
-        return VisualFeatures((yield from by_rows(self.projector, tokens)))
+        return VisualFeatures((yield from by_rows(projecting(self.projector), tokens)))
+
+    def visual_shape(self, plan: VisualPlan) -> VisualShape:
+        return self.vision.shape(1 + plan.grid[1] * plan.grid[2], joined=self.factor**2)
+
+    def projector_parts(self) -> list[nn.Module]:
+        return [self.projector]
 
 
 def pixel_shuffle(x: Tensor, factor: int) -> Tensor:

@@ -16,8 +16,9 @@ from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
 from fovea.engine.models.towers import clip_tower, siglip_tower
 from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.engine.vision.slices import Slices, by_rows
+from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
+from fovea.engine.vision.shape import VisualShape
+from fovea.engine.vision.slices import Slices, by_rows, projecting
 from fovea.engine.vision.vit import VisionTransformer, ViTConfig
 
 TOWERS = {"clip_vision_model": clip_tower, "siglip_vision_model": siglip_tower}
@@ -56,11 +57,17 @@ class Llava(VisionLanguageModel):
         tiles = yield from self.tiles(image)
         return VisualFeatures(tiles[0])
 
+    def visual_shape(self, plan: VisualPlan) -> VisualShape:
+        return self.vision.shape(1, drop=int(self.drop_first))
+
+    def projector_parts(self) -> list[nn.Module]:
+        return [self.projector]
+
     def tiles(self, image: ProcessedImage) -> Slices[Tensor]:
         """Projected patches of every tile, (tiles, patches, hidden)."""
         x = yield from self.vision.slices(self.pixels(image))
         x = x[:, 1:] if self.drop_first else x
-        rows = yield from by_rows(self.projector, x.flatten(0, 1))
+        rows = yield from by_rows(projecting(self.projector), x.flatten(0, 1))
         return rows.view(*x.shape[:2], -1)
 
 
@@ -81,6 +88,9 @@ class TiledLlava(Llava):
         ends = self.newline[:, None, None].expand(-1, picture.shape[1], 1)
         rows = torch.cat((picture, ends), dim=-1).flatten(1).transpose(0, 1)
         return VisualFeatures(torch.cat((tiles[0], rows)))
+
+    def visual_shape(self, plan: VisualPlan) -> VisualShape:
+        return self.vision.shape(1 + plan.grid[1] * plan.grid[2], drop=int(self.drop_first))
 
     def picture(self, tiles: Tensor, grid: tuple[int, int, int]) -> Tensor:
         """Tiles (rows * columns, side * side, hidden) laid side by side: (hidden, rows * side, columns * side)."""

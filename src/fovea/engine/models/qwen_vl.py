@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
 from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.qwen import QwenVisionConfig, QwenVisionTower
+from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices
 
 
@@ -34,6 +36,12 @@ class QwenVL(VisionLanguageModel):
             kept = torch.tensor(image.plan.kept, device=embeds.device)
             embeds, deepstack = embeds[kept], [features[kept] for features in deepstack]
         return VisualFeatures(embeds, tuple(deepstack))
+
+    def visual_shape(self, plan: VisualPlan) -> VisualShape:
+        return self.vision.shape(plan.grid)
+
+    def projector_parts(self) -> list[nn.Module]:
+        return [self.vision.merger, self.vision.deepstack_merger_list]
 
     @property
     def visual_token_bytes(self) -> int:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from fovea.engine.layers.linear import Embedding, Linear, PatchLinear
 from fovea.engine.layers.mlp import GatedMLP, PlainMLP
 from fovea.engine.layers.norm import LayerNorm, RMSNorm
-from fovea.engine.vision.slices import Slices, attend_slices, by_rows, cuts, slice_rows
+from fovea.engine.vision.shape import VisualShape
+from fovea.engine.vision.slices import Slices, attend_slices, by_rows, cuts, projecting, slice_rows
 from fovea.engine.vision.windows import bilinear_taps, patch_coordinates, window_order
 from fovea.kernels.torch_kernels import PLAIN, TorchKernels
 
@@ -192,9 +193,19 @@ class QwenVisionTower(nn.Module):
             x = yield from block.slices(x, geometry, geometry.full if wide else geometry.windows)
             if index in self.config.deepstack:
                 merger = self.deepstack_merger_list[self.config.deepstack.index(index)]
-                features.append((yield from by_rows(merger, x)))
-        merged = yield from by_rows(self.merger, x)
+                features.append((yield from by_rows(projecting(merger), x)))
+        merged = yield from by_rows(projecting(self.merger), x)
         return merged if geometry.back is None else merged[geometry.back], features
+
+    def shape(self, grid: tuple[int, int, int]) -> VisualShape:
+        geometry, config = self._make_geometry(grid), self.config  # of its own: not the engine's thread
+        patches = grid[0] * grid[1] * grid[2]
+        wide = len(config.full) if config.window else config.depth
+        full, windows = (
+            sum(groups * count**2 for groups, count in runs) for runs in (geometry.full, geometry.windows)
+        )
+        pairs = wide * full + (config.depth - wide) * windows
+        return VisualShape(patches, patches, patches // config.merge**2, config.hidden, pairs)
 
     def _tokens(self, patches: Tensor) -> Tensor:
         """(patches, ...) to (visual tokens, patches of each, ...)."""

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fovea.core.stage import stage
 from fovea.kernels.torch_kernels import TorchKernels
 
 Made = TypeVar("Made")
@@ -50,6 +51,16 @@ def by_rows(layer: Callable[[Tensor], Tensor], x: Tensor) -> Slices[Tensor]:
         parts.append(layer(x[rows]))
         yield
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def projecting(layer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The layer, as what stands between tower and decoder: a stage of its own to whoever measures."""
+
+    def apply(x: Tensor) -> Tensor:
+        with stage("projector"):
+            return layer(x)
+
+    return apply
 
 
 def attend_slices(

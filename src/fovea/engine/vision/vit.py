@@ -15,6 +15,7 @@ from torch.nn import functional
 from fovea.engine.layers.linear import Embedding, FusedLinear, Linear, PatchLinear
 from fovea.engine.layers.mlp import PlainMLP
 from fovea.engine.layers.norm import LayerNorm
+from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, cuts, slice_rows
 from fovea.kernels.torch_kernels import PLAIN, TorchKernels
 
@@ -121,6 +122,16 @@ class VisionTransformer(nn.Module):
         self.pre_layrnorm = LayerNorm(config.hidden, config.eps) if config.pre_norm else None
         self.encoder = _Encoder(config)
         self.post_layernorm = LayerNorm(config.hidden, config.eps) if config.post_norm else None
+
+    def shape(self, tiles: int, *, drop: int = 0, joined: int = 1) -> VisualShape:
+        """drop: rows of a tile that are not handed on. joined: rows that become one before the projector."""
+        config = self.config
+        patches = config.side**2
+        rows = patches + int(config.class_token)
+        pairs = tiles * config.depth * rows**2
+        return VisualShape(
+            tiles * patches, tiles * rows, tiles * (rows - drop) // joined, config.hidden, pairs
+        )
 
     def slices(self, pixels: Tensor, patch_mask: Tensor | None = None) -> Slices[Tensor]:
         """pixels (tiles, channels, H, W) to (tiles, patches [+1], hidden * taps).

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from PIL.Image import Resampling
 
 from fovea.core.image import Image
+from fovea.core.stage import stage
 from fovea.engine.vision.processor.settings import Settings
 
 Bytes = NDArray[np.uint8]
@@ -33,7 +34,10 @@ def picture(image: Image) -> PIL.Image.Image:
 
 def resize(source: PIL.Image.Image, height: int, width: int, resample: Resampling) -> PIL.Image.Image:
     """The source itself where nothing changes; PIL would copy it."""
-    return source if source.size == (width, height) else source.resize((width, height), resample)
+    if source.size == (width, height):
+        return source
+    with stage("resize"):
+        return source.resize((width, height), resample)
 
 
 def to_bytes(source: PIL.Image.Image) -> Bytes:

@@ -1,0 +1,187 @@
+"""The least that a stage can take: the bytes it must read over the machine's bandwidth, its operations over its peak.
+
+From the model's own shape, never from a measurement of the stage. Operations: a multiply and an add are two. Bytes: what is
+left out (activations, norms, position tables) only makes a floor lower, so it stays one.
+
+    linear map (n, k), T rows        2 T n k operations; its weight once per step, as packed or quantized
+    attention, P pairs per layer     4 heads head_dim P operations: scores, and the sum over values
+    KV, per token                    2 layers kv_heads head_dim itemsize bytes: written once by each row, and read once per
+                                     step for each position of each sequence
+    head, S rows that sample         2 S vocabulary hidden operations; the table once per step
+    sampling                         4 vocabulary bytes per row: float32 logits
+    encoder, an image of P patches   2 P (parameters of its linear maps) + 4 hidden (pairs of all blocks) operations; its
+                                     weights once
+    projector, M merged rows         2 M (parameters) operations; its weights once
+    fetch, a data URL                its base64 text and the bytes that come of it
+    image decode                     the file, and 3 bytes per pixel
+    resize                           3 bytes per pixel of source and of every result
+    patchify                         3 bytes per pixel, and the float32 values that the encoder gets
+
+Nothing that memory or arithmetic demand is in the rest: schedule, tokenize, detokenize, server and client have no floor.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from fovea.core.stage import Span
+from fovea.engine.layers.linear import Linear, PatchLinear
+from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.vision.processor.base import VisualPlan
+from fovea.kernels.calibrate import PLAIN, Machine
+from fovea.kernels.quantize import Format
+
+LOGIT_BYTES = PIXEL_BYTES = 4
+CHANNELS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """bytes that pass through memory; operations by the format of the weight that they multiply."""
+
+    bytes: float = 0.0
+    operations: Mapping[str, float] = field(default_factory=dict)
+
+    def __add__(self, other: Demand) -> Demand:
+        names = dict.fromkeys((*self.operations, *other.operations))
+        both = {name: self.operations.get(name, 0.0) + other.operations.get(name, 0.0) for name in names}
+        return Demand(self.bytes + other.bytes, both)
+
+    def __mul__(self, times: float) -> Demand:
+        return Demand(self.bytes * times, {name: count * times for name, count in self.operations.items()})
+
+    def floor(self, machine: Machine) -> Floor:
+        return Floor(
+            self.bytes / machine.bandwidth,
+            sum(count / machine.peak(name) for name, count in self.operations.items()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Seconds that memory and arithmetic need. A step can not be faster than the slower of the two; a sum of steps adds
+    up steps."""
+
+    memory_s: float = 0.0
+    arithmetic_s: float = 0.0
+    seconds: float = -1.0
+
+    def __post_init__(self) -> None:
+        if self.seconds < 0:
+            object.__setattr__(self, "seconds", max(self.memory_s, self.arithmetic_s))
+
+    def __add__(self, other: Floor) -> Floor:
+        return Floor(
+            self.memory_s + other.memory_s,
+            self.arithmetic_s + other.arithmetic_s,
+            self.seconds + other.seconds,
+        )
+
+    @property
+    def bound(self) -> str:
+        return "memory" if self.memory_s >= self.arithmetic_s else "arithmetic"
+
+
+@dataclass(frozen=True, slots=True)
+class Maps:
+    """Linear maps together. parameters: n k of each, by the name of its format. bytes: of the weights, as kept."""
+
+    parameters: Mapping[str, int]
+    bytes: int
+
+    @classmethod
+    def of(cls, layers: Iterable[Linear]) -> Maps:
+        parameters: Counter[str] = Counter()
+        total = 0
+        for layer in layers:
+            parameters[name_of(layer.format)] += layer.in_features * layer.out_features
+            total += layer.weight_bytes
+        return cls(dict(parameters), total)
+
+    def demand(self, rows: float) -> Demand:
+        return Demand(self.bytes, {name: 2.0 * rows * count for name, count in self.parameters.items()})
+
+
+class ModelFloor:
+    """What a model's stages demand."""
+
+    def __init__(self, model: VisionLanguageModel) -> None:
+        config = model.decoder.config
+        projectors = {layer for part in model.projector_parts() for layer in linears(part)}
+        encoder = [
+            layer for part in model.encoder_parts() for layer in linears(part) if layer not in projectors
+        ]
+        self._model = model
+        self._patch = next(layer for layer in encoder if isinstance(layer, PatchLinear))
+        self.formats = {layer.format for layer in linears(model)}
+        self.decoder = Maps.of(linears(model.decoder.layers))
+        self.head = Maps.of([model.head.lm_head])
+        self.embed = Maps.of([self._patch])
+        self.blocks = Maps.of(layer for layer in encoder if layer is not self._patch)
+        self.projector = Maps.of(projectors)
+        self._kv_bytes = config.kv_bytes_per_token(model.dtype.itemsize)
+        self._per_pair = 4.0 * config.layers * config.heads * config.head_dim
+        self._logits = LOGIT_BYTES * config.vocab_size
+
+    @property
+    def weight_bytes(self) -> int:
+        parts = (self.decoder, self.head, self.embed, self.blocks, self.projector)
+        return sum(part.bytes for part in parts)
+
+    def step(self, rows: float, keys: float, pairs: float) -> Demand:
+        """The decoder's layers over `rows` tokens that see `pairs` keys, of contexts with `keys` positions."""
+        kv = Demand(self._kv_bytes * (rows + keys), {PLAIN: self._per_pair * pairs})
+        return self.decoder.demand(rows) + kv
+
+    def logits(self, rows: float) -> Demand:
+        return self.head.demand(rows)
+
+    def sampling(self, rows: float) -> Demand:
+        return Demand(self._logits * rows)
+
+    def image(self, plan: VisualPlan, encoded_bytes: int) -> dict[str, Demand]:
+        """The stages of one image, each once. encoded_bytes: of its file."""
+        shape = self._model.visual_shape(plan)
+        source = CHANNELS * plan.width * plan.height
+        resized = [CHANNELS * height * width for height, width in plan.resized]
+        attention = Demand(0.0, {PLAIN: 4.0 * shape.hidden * shape.pairs})
+        found = {
+            "fetch": Demand(encoded_bytes + 4 * -(-encoded_bytes // 3)),
+            "image decode": Demand(encoded_bytes + source),
+            "patchify": Demand(
+                (resized or [source])[-1] + PIXEL_BYTES * shape.patches * self._patch.in_features
+            ),
+            "encoder": self.embed.demand(shape.patches) + self.blocks.demand(shape.rows) + attention,
+            "projector": self.projector.demand(shape.projected),
+        }
+        if any(size != (plan.height, plan.width) for size in plan.resized):
+            found["resize"] = Demand(source + sum(resized))
+        return found
+
+    def floors(self, spans: Iterable[Span], machine: Machine) -> dict[str, Floor]:
+        """Of the steps in these spans, stage by stage."""
+        found: dict[str, Floor] = {}
+        for span in spans:
+            notes = span.notes
+            if span.name == "head":
+                demand = self.logits(notes["rows"])
+            elif span.name == "sampling":
+                demand = self.sampling(notes["rows"])
+            elif "pairs" in notes:
+                demand = self.step(notes["rows"], notes["keys"], notes["pairs"])
+            else:
+                continue
+            found[span.name] = found.get(span.name, Floor(seconds=0.0)) + demand.floor(machine)
+        return found
+
+
+def linears(module: nn.Module) -> list[Linear]:
+    return [layer for layer in module.modules() if isinstance(layer, Linear)]
+
+
+def name_of(format: Format | None) -> str:
+    return PLAIN if format is None else format.name

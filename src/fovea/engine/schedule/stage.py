@@ -1,0 +1,26 @@
+"""What a step of tokens is called by whoever measures, and how much it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from fovea.core.stage import UNHEARD, listener, stage
+from fovea.engine.schedule.plan import Work
+
+
+def forward_stage(work: Sequence[Work]) -> AbstractContextManager[None]:
+    """ "decode step", "prefill", or "mixed step" where both are in one.
+
+    rows: tokens computed. keys: positions whose KV is read, each sequence's once. pairs: of a query and a key that it sees.
+    """
+    if listener() is None:
+        return UNHEARD
+    decodes = sum(item.seq.decoding for item in work)
+    name = "decode step" if decodes == len(work) else "mixed step" if decodes else "prefill"
+    return stage(
+        name,
+        rows=sum(item.count for item in work),
+        keys=sum(item.stop for item in work),
+        pairs=sum(item.count * (item.start + 1 + item.stop) // 2 for item in work),
+    )

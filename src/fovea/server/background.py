@@ -1,0 +1,59 @@
+"""A server in a thread, for who wants to ask it from the same process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import uvicorn
+from fastapi import FastAPI
+
+from fovea.core.errors import EngineError
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, up: threading.Event) -> None:
+        super().__init__(config)
+        self._up = up
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._up.set()
+
+
+@contextmanager
+def serving(app: FastAPI, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> Iterator[str]:
+    """The address of the application on a free port of this machine, on an event loop of the caller's making.
+
+    It is open when the block begins; with the block it ends, and the application with it. Raises EngineError when it
+    does not start.
+    """
+    up = threading.Event()
+    # By its full name, or asyncio would not know it for TCP and leave Nagle's algorithm on: events would wait for ACKs.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
+        listening.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(app, log_level="warning", access_log=False, http="httptools", loop="none")
+        server = _Server(config, up)
+
+        def run() -> None:
+            try:
+                # uvicorn leaves the process when an application does not start; here that is no process.
+                with suppress(SystemExit), asyncio.Runner(loop_factory=new_loop) as runner:
+                    runner.run(server.serve(sockets=[listening]))
+            finally:
+                up.set()  # whoever waits is told of a failure, too
+
+        thread = threading.Thread(target=run, name="fovea-server", daemon=True)
+        thread.start()
+        up.wait()
+        if not server.started:
+            thread.join()
+            raise EngineError("the server did not start; see the log")
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

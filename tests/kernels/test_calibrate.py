@@ -1,0 +1,41 @@
+"""The machine's own rates: what is divided by what. How fast a machine is, no test can say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fovea.kernels import calibrate as module
+from fovea.kernels.calibrate import LEAST, PLAIN, Machine, calibrate
+from fovea.kernels.quantize import INT4, INT8
+from fovea.kernels.torch_kernels import TorchKernels
+
+
+@pytest.fixture(autouse=True)
+def _two_seconds_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds(work: Callable[[], object], device: torch.device) -> float:
+        work()
+        return 2.0
+
+    monkeypatch.setattr(module, "_seconds", seconds)
+    monkeypatch.setattr(module, "CPU_PRODUCT", (4, 64))
+    monkeypatch.setattr(module, "CPU_ROWS", (2, 4))
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_bytes_and_operations_per_second(pack: bool) -> None:
+    machine = calibrate(
+        TorchKernels(pack=pack), torch.float32, torch.device("cpu"), (None, INT8, INT4, INT8), 100
+    )
+    assert machine.stream_bytes == LEAST
+    assert machine.bandwidth == LEAST / 2
+    assert machine.peaks == dict.fromkeys((PLAIN, "int8", "int4"), 2 * 4 * 64 * 64 / 2)
+    assert machine.threads == torch.get_num_threads()
+
+
+def test_the_better_of_two() -> None:
+    first = Machine(10, {PLAIN: 5, "int8": 7}, 1, 2, "torch")
+    second = Machine(9, {PLAIN: 6, "int8": 6}, 1, 2, "torch")
+    assert first.best(second) == Machine(10, {PLAIN: 6, "int8": 7}, 1, 2, "torch")
