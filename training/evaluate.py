@@ -9,41 +9,51 @@ from random import Random
 
 import torch
 
-from batches import Batch, Packer, collate, conversation, fitted
+from batches import fitted
 from fovea.evaluation.scenes.dataset import KINDS, content
 from fovea.evaluation.scenes.draw import draw
 from fovea.evaluation.scenes.vocabulary import HELD_OUT_SEED
 from model import Fovea
+from packing import Batch, Packer, Shown, collate, conversation
+from several import group_times, grouped
 
+VIDEO = "video"
+"""The kind `motion` with its frames as a video, two a second."""
 SIZES = ((192, 192), (160, 224), (256, 160))
 
 
 def held_out(
-    packer: Packer, count: int, sizes: tuple[tuple[int, int], ...] = SIZES, kinds: tuple[str, ...] = KINDS
+    packer: Packer,
+    count: int,
+    sizes: tuple[tuple[int, int], ...] = SIZES,
+    kinds: tuple[str, ...] = (*KINDS, VIDEO),
 ) -> dict[str, list[Batch]]:
     """By kind, batches of `count` samples in all; counts above 5 are left out; reading is 4 characters of 20 px."""
     found: dict[str, list[Batch]] = {}
     for kind in kinds:
-        frames = (3, 4) if kind == "motion" else (0,)
         by_shape: dict[tuple[int, int, int], tuple[list, list]] = {}
         made, index = 0, 0
         while made < count:
             index += 1
             rng = Random(f"{HELD_OUT_SEED}/train/{index}/{kind}")
             size = sizes[index % len(sizes)]
-            scenes, turns, facts = content(kind, rng, size)
+            scenes, turns, facts = content("motion" if kind == VIDEO else kind, rng, size)
             easy = (
                 facts.get("count", 0) <= 5
                 and facts.get("characters", 4) == 4
                 and facts.get("height", 20) >= 20
             )
-            if not easy or (kind == "motion" and len(scenes) not in frames):
+            if not easy:
                 continue
             made += 1
             grid = (size[1] // 32, size[0] // 32)
             sequences, pictures = by_shape.setdefault((*size, len(scenes)), ([], []))
-            sequences.append(conversation(packer, list(turns), len(scenes), grid, None, False))
-            pictures.append([fitted(draw(scene), size) for scene in scenes])
+            shown = (
+                Shown(grid, len(scenes)) if kind != VIDEO else Shown(grid, 0, group_times(len(scenes), 2.0))
+            )
+            drawn = [fitted(draw(scene), size) for scene in scenes]
+            sequences.append(conversation(packer, list(turns), shown, None, False))
+            pictures.append(grouped(drawn) if kind == VIDEO else drawn)
         found[kind] = [collate(*both) for both in by_shape.values()]
     return found
 
@@ -54,7 +64,7 @@ def exact_match(model: Fovea, batches: list[Batch], device: torch.device) -> flo
     for batch in batches:
         tensors = {key: torch.from_numpy(value).to(device) for key, value in batch.items()}
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
-            states, _ = model.hidden(tensors)
+            states, _, _ = model.hidden(tensors)
             row, column, token, group = tensors["targets"].unbind(1)
             hit = model.logits(states[row, column]).argmax(-1) == token
         key = row * 64 + group

@@ -14,11 +14,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForImageTextToText
 
-from batches import Packer, collate, conversation, fitted
+from batches import fitted
 from common import ASSETS
+from evaluate import VIDEO
 from fovea.evaluation.scenes.dataset import content
 from fovea.evaluation.scenes.draw import draw
-from model import Fovea
+from model import Fovea, patches
+from packing import Packer, Shown, collate, conversation
+from several import group_times, grouped
 
 
 def averaged(run: str) -> Fovea:
@@ -47,32 +50,38 @@ def difference(folder: Path) -> float:
     mine = Fovea(json.loads((folder / "config.json").read_text())).eval()
     names = {name: value for name, value in theirs.state_dict().items() if name.startswith("model.")}
     mine.load_state_dict(names, strict=False)
-    packer, worst = Packer(str(folder / "tokenizer.json")), 0.0
-    for index, kind in enumerate(("describe", "reading", "compare", "motion", "chat")):
-        size = (224, 160)
-        scenes, turns, _ = content(kind, Random(index), size)
-        packed = conversation(packer, list(turns), len(scenes), (5, 7), None, False)
-        batch = collate([packed], [[fitted(draw(scene), size) for scene in scenes]], pad_to=1)
+    packer, size, grid, worst = Packer(str(folder / "tokenizer.json")), (224, 160), (5, 7), 0.0
+    for index, kind in enumerate(("describe", "reading", "compare", "motion", "chat", VIDEO)):
+        scenes, turns, _ = content("motion" if kind == VIDEO else kind, Random(index), size)
+        pictures = [fitted(draw(scene), size) for scene in scenes]
+        shown = Shown(grid, len(scenes))
+        if kind == VIDEO:
+            pictures, shown = grouped(pictures), Shown(grid, 0, group_times(len(scenes), 2.0))
+        batch = collate([conversation(packer, list(turns), shown, None, False)], [pictures], pad_to=1)
         tensors = {key: torch.from_numpy(value) for key, value in batch.items()}
         with torch.no_grad():
-            states, _ = mine.hidden(tensors)
-            ours = mine.logits(states)
-            images = tensors["images"][0].permute(0, 3, 1, 2).float() * (2 / 255) - 1
-            count, rows, columns = len(scenes), 10, 14
-            patches = images.view(count, 3, rows // 2, 2, 16, columns // 2, 2, 16).permute(
-                0, 2, 5, 3, 6, 1, 4, 7
-            )
-            patches = (
-                patches.unsqueeze(6).expand(*patches.shape[:6], 2, 16, 16).reshape(count * rows * columns, -1)
-            )
-            other = theirs(
-                input_ids=tensors["tokens"],
-                pixel_values=patches,
-                image_grid_thw=torch.tensor([[1, rows, columns]] * count),
-                mm_token_type_ids=(tensors["tokens"] == packer.image).int(),
-            ).logits
+            ours = mine.logits(mine.hidden(tensors)[0])
+            other = theirs(**for_transformers(packer, tensors)).logits
         worst = max(worst, float((ours - other).abs().max()))
     return worst
+
+
+def for_transformers(packer: Packer, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What transformers' model takes for a batch of one sequence without padding."""
+    images, tokens = batch["images"][0], batch["tokens"]
+    video = images.ndim == 5
+    made = patches(images)
+    # A patch is a frame twice or two frames; transformers has channels before frames.
+    made = made.expand(-1, -1, 2, -1).unflatten(-1, (3, -1)).transpose(2, 3).flatten(0, 1).flatten(1)
+    count, rows, columns = len(images), images.shape[-3] // 16, images.shape[-2] // 16
+    kinds = (tokens == packer.image).int() + 2 * (tokens == packer.video).int()
+    common = {"input_ids": tokens, "mm_token_type_ids": kinds}
+    if video:
+        return common | {
+            "pixel_values_videos": made,
+            "video_grid_thw": torch.tensor([[count, rows, columns]]),
+        }
+    return common | {"pixel_values": made, "image_grid_thw": torch.tensor([[1, rows, columns]] * count)}
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """A compact Qwen3-VL for training: dense same-size batches, parameter names of the Hugging Face state dict.
 
 The two frames of a still image are equal, so the temporal halves of the patch kernel are added up first.
-Auxiliary heads predict what lies under each visual token; they are left out of the export.
+Auxiliary heads predict what lies under each visual token, and what lay there in the picture before; they are left out
+of the export.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ SHAPE_CLASSES, COLOUR_CLASSES, CHARACTER_CLASSES = 7, 9, 33
 CENTRE_CLASSES, RANKS, PLACES = 49, 6, 9
 PATCHES_PER_TOKEN, CHARACTER_SLOTS = 4, 8
 BLOCK = 64
+MIDDLE = 2
+"""The text layer after which a visual token is to know the picture before it: later ones can use that."""
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -91,7 +94,9 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv3d(3, config["hidden_size"], (2, side, side))
 
     def forward(self, patches: Tensor) -> Tensor:
-        return F.linear(patches, self.proj.weight.sum(2).flatten(1), self.proj.bias)
+        """(N, patches, frames, values): one frame of a still image, or the two of a group."""
+        weight = self.proj.weight.sum(2, keepdim=True) if patches.shape[2] == 1 else self.proj.weight
+        return F.linear(patches.flatten(2), weight.transpose(1, 2).flatten(1), self.proj.bias)
 
 
 def merge_order(grid: Tensor, rows: int, columns: int) -> Tensor:
@@ -99,6 +104,15 @@ def merge_order(grid: Tensor, rows: int, columns: int) -> Tensor:
     rest = grid.shape[2:]
     grid = grid.reshape(rows // 2, 2, columns // 2, 2, *rest).transpose(1, 2)
     return grid.reshape(rows * columns, *rest)
+
+
+def patches(images: Tensor) -> Tensor:
+    """(N, H, W, 3) or, of groups of a video, (N, 2, H, W, 3) uint8 to (N, patches, frames, 768) in [-1, 1], merge order."""
+    images = images.unsqueeze(1) if images.ndim == 4 else images
+    count, frames, height, width, _ = images.shape
+    x = images.view(count, frames, height // 32, 2, 16, width // 32, 2, 16, 3)
+    x = x.permute(0, 2, 5, 3, 6, 1, 8, 4, 7).reshape(count, height * width // 256, frames, 768)
+    return x.float() * (2 / 255) - 1
 
 
 class Vision(nn.Module):
@@ -130,12 +144,9 @@ class Vision(nn.Module):
         return angles.cos(), angles.sin()
 
     def forward(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """(N, H, W, 3) uint8 to (N, tokens, out) and as many DeepStack features."""
-        count, height, width, _ = images.shape
-        rows, columns = height // 16, width // 16
-        x = images.view(count, rows // 2, 2, 16, columns // 2, 2, 16, 3).permute(0, 1, 4, 2, 5, 7, 3, 6)
-        x = x.reshape(count, rows * columns, 768).float() * (2 / 255) - 1
-        x = self.patch_embed(x).float() + self.positions(rows, columns)
+        """Images as `patches` takes them to (N, tokens, out) and as many DeepStack features."""
+        rows, columns = images.shape[-3] // 16, images.shape[-2] // 16
+        x = self.patch_embed(patches(images)).float() + self.positions(rows, columns)
         cos, sin = self.rope(rows, columns, images.device)
         features = []
         for index, block in enumerate(self.blocks):
@@ -249,8 +260,11 @@ class Text(nn.Module):
         slots: Tensor,
         visual: Tensor,
         features: list[Tensor],
-    ) -> Tensor:
-        """slots: flat indices into (B * L) of the visual tokens, in order. Returns the last hidden states."""
+    ) -> tuple[Tensor, Tensor]:
+        """slots: flat indices into (B * L) of the visual tokens, in order.
+
+        Returns the last hidden states (B, L, hidden) and those of the visual tokens after layer MIDDLE, of unit mean square.
+        """
         x = self.embed_tokens(tokens)
         shape = x.shape
         if slots.numel():
@@ -260,7 +274,9 @@ class Text(nn.Module):
             x = layer(x, cos, sin, mask, prefix)
             if index < len(features) and slots.numel():
                 x = x.flatten(0, 1).index_add(0, slots, features[index].to(x.dtype)).view(shape)
-        return self.norm(x)
+            if index == MIDDLE:
+                middle = x.flatten(0, 1)[slots]
+        return self.norm(x), F.rms_norm(middle.float(), middle.shape[-1:])
 
 
 def added_mask(segment: Tensor, prefix: int) -> Tensor:
@@ -296,6 +312,8 @@ class Fovea(nn.Module):
                 "place": nn.Linear(hidden, PLACES),
                 "cell": nn.Linear(hidden, PATCHES_PER_TOKEN * (PLACES + 1)),
                 "count": nn.Linear(hidden, 4 * 10),
+                "moved": nn.Linear(hidden, PATCHES_PER_TOKEN * 3),
+                "before": nn.Linear(hidden, PATCHES_PER_TOKEN * CENTRE_CLASSES),
             }
         )
         self.reset()
@@ -329,22 +347,22 @@ class Fovea(nn.Module):
             block.compile(dynamic=True)
 
     def encode(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """(B, n, H, W, 3) to flat visual tokens and features, each (B * n * tokens, hidden)."""
+        """(B, n, H, W, 3) or (B, n, 2, H, W, 3) to flat visual tokens and features, each (B * n * tokens, hidden)."""
         visual, features = self.model["visual"](images.flatten(0, 1))
         return visual.flatten(0, 1), [feature.flatten(0, 1) for feature in features]
 
-    def hidden(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Last hidden states (B, L, hidden) and the visual tokens."""
+    def hidden(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Last hidden states (B, L, hidden), the visual tokens, and their states after layer MIDDLE."""
         prefix = int(batch["prefix"])
         mask = added_mask(batch["segment"], prefix)
         if batch["images"].numel():
             visual, features = self.encode(batch["images"])
         else:
             visual, features = torch.empty(0, device=batch["tokens"].device), []
-        states = self.model["language_model"](
+        states, middle = self.model["language_model"](
             batch["tokens"], batch["positions"], mask, prefix, batch["slots"], visual, features
         )
-        return states, visual
+        return states, visual, middle
 
     def logits(self, states: Tensor) -> Tensor:
         return F.linear(states, self.model["language_model"].embed_tokens.weight.to(states.dtype)).float()

@@ -3,7 +3,8 @@
     python train.py --run runs/first --minutes 110
     python train.py --run runs/first --minutes 60 --resume      # 60 more, with a fresh schedule
 
-The schedule follows the clock: a short warmup, a constant rate, and a linear decay to zero over the last part.
+The schedule follows the minutes of work: a short warmup, a constant rate, and a linear decay to zero over the last
+part. A process that was stopped for a while (SIGSTOP), or shared its cores, only ends later.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from torch.nn import functional as F
 
-from batches import Batch, Packer, scene_batch, several_batch, text_batch
+from batches import scene_batch, text_batch
 from common import ASSETS
 from evaluate import exact_match, held_out
 from model import Fovea
 from muon import Muon
+from packing import Batch, Packer
+from several import motion_batch, pair_batch, still_batch
 
 torch._dynamo.config.cache_size_limit = 32
 SMALL = (128, 160, 192, 224, 256)
@@ -46,6 +49,7 @@ class Settings:
     adam_rate: float = 2e-3
     images: int = 32
     minor: float = 0.6
+    large: float = 0.55
     asked: int = 8
     seed: int = 1
     threads: int = 3
@@ -54,7 +58,6 @@ class Settings:
     auxiliary: float = 1.0
     average: float = 0.99
     resume: bool = False
-    stop_at: str = ""
 
 
 def small_size(rng: Random) -> tuple[int, int]:
@@ -70,19 +73,20 @@ def large_size(rng: Random) -> tuple[int, int]:
 
 
 def minor_batch(rng: Random, packer: Packer, settings: Settings, large: bool) -> Batch:
-    """The smaller batch that goes with a step's main batch: conversations, pairs, frames, text, larger images."""
-    kind = rng.random()
-    if large and kind < 0.55:
+    """The smaller batch that goes with a step's main batch: larger images, conversations, pairs, frames, videos, text."""
+    if large and rng.random() < settings.large:
         size = large_size(rng)
         count = max(1, min(20, 3000 * 1024 // (size[0] * size[1])))
         return scene_batch(rng, packer, size, count, settings.asked, rng.random() < 0.1)
-    kind = rng.random()
-    if kind < 0.15:
-        return scene_batch(rng, packer, small_size(rng), settings.images // 3, 4, True)
+    kind, size, count = rng.random(), small_size(rng), settings.images
+    if kind < 0.08:
+        return scene_batch(rng, packer, size, count // 3, 4, True)
     if kind < 0.55:
-        return several_batch(rng, packer, small_size(rng), settings.images // 3, False)
-    if kind < 0.95:
-        return several_batch(rng, packer, small_size(rng), settings.images // 5, True)
+        return pair_batch(rng, packer, size, count // 2)
+    if kind < 0.88:
+        return motion_batch(rng, packer, size, count // 4, rng.random() < 0.5)
+    if kind < 0.97:
+        return still_batch(rng, packer, size, count // 3, settings.asked)
     return text_batch(rng, packer, 16)
 
 
@@ -103,9 +107,17 @@ def produce(queue: mp.Queue, settings: Settings, start: int, worker: int, progre
         step += settings.workers
 
 
+def dense_loss(logits: Tensor, target: Tensor, nothing: float) -> Tensor:
+    """Of one head; `nothing` is the weight of class 0, and -1 is not asked for."""
+    logits = logits.float().reshape(target.numel(), -1)
+    weight = torch.ones(logits.shape[1], device=logits.device)
+    weight[0] = nothing
+    return F.cross_entropy(logits, target.flatten(), weight=weight, ignore_index=-1)
+
+
 def losses(model: Fovea, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Mean losses: of answer tokens and of the three dense targets."""
-    states, visual = model.hidden(batch)
+    """Mean losses: of answer tokens and of the dense targets."""
+    states, visual, middle = model.hidden(batch)
     row, column, token, _ = batch["targets"].unbind(1)
     logits = model.logits(states[row, column])
     found = {"answer": F.cross_entropy(logits, token)}
@@ -120,12 +132,12 @@ def losses(model: Fovea, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         "place": (batch["places"], 1.0),
         "cell": (batch["cells"], NOTHING),
     }
+    if "moved" in batch:
+        dense["moved"] = (batch["moved"], NOTHING)
     for name, (target, nothing) in dense.items():
-        logits = model.auxiliary[name](visual).float()
-        logits = logits.reshape(target.numel(), -1)
-        weight = torch.ones(logits.shape[1], device=logits.device)
-        weight[0] = nothing
-        found[name] = F.cross_entropy(logits, target.flatten(), weight=weight)
+        found[name] = dense_loss(model.auxiliary[name](visual), target, nothing)
+    if "before" in batch and bool((batch["before"] >= 0).any()):
+        found["before"] = dense_loss(model.auxiliary["before"](middle), batch["before"], NOTHING)
     target = batch["counts"].flatten()
     if bool((target >= 0).any()):
         logits = model.auxiliary["count"](visual).float().reshape(len(target), -1)
@@ -161,6 +173,20 @@ class Courtesy:
             torch.set_num_threads(wanted)
 
 
+class WorkClock:
+    """Seconds of work since the start: on a CPU those of the process over its threads, so that neither pauses nor
+    neighbours count; on a GPU those of the wall."""
+
+    def __init__(self, threads: int, device: torch.device) -> None:
+        self.threads = threads if device.type == "cpu" else 1
+        self.read = time.process_time if device.type == "cpu" else time.monotonic
+        self.start = self.read()
+
+    @property
+    def seconds(self) -> float:
+        return (self.read() - self.start) / self.threads
+
+
 class Trainer:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -178,14 +204,14 @@ class Trainer:
         self.earlier = 0.0
         if settings.resume:
             self.load()
-        self.started = time.time()
+        self.clock = WorkClock(settings.threads, self.device)
         self.first_step = self.step
         self.running: dict[str, float] = {}
         self.packer = Packer(str(ASSETS / "tokenizer.json"))
 
     @property
     def elapsed(self) -> float:
-        return time.time() - self.started
+        return self.clock.seconds
 
     @property
     def progress(self) -> float:
@@ -235,9 +261,7 @@ class Trainer:
                 self.running[name] = 0.98 * self.running.get(name, float(value.detach())) + 0.02 * float(
                     value.detach()
                 )
-            self.images += batch["images"].shape[0] * (
-                batch["images"].shape[1] if batch["images"].numel() else 0
-            )
+            self.images += batch["images"].shape[:-3].numel() if batch["images"].numel() else 0
         torch.nn.utils.clip_grad_norm_(self.optimizer.others, 1.0)
         factor = self.factor()
         self.optimizer.step(self.settings.rate * factor, self.settings.adam_rate * factor)
@@ -274,8 +298,8 @@ class Trainer:
             progress.value = self.progress
             if courtesy is not None:
                 courtesy.adapt()
-            if not math.isfinite(self.running["answer"]):
-                raise RuntimeError("the loss is not finite")
+            if not all(math.isfinite(value) for value in self.running.values()):
+                raise RuntimeError(f"a loss is not finite: {self.running}")
             if self.step % 50 == 0:
                 speed = (self.images - seen) / (time.time() - since)
                 self.log(

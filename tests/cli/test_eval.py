@@ -63,6 +63,17 @@ def test_every_kind_is_asked_unless_some_are_chosen(evaluate: Any) -> None:
     assert [row["kind"] for row in rows if row["kind"] in KINDS] == list(KINDS)
 
 
+def test_frames_in_order_are_shown_as_a_video(evaluate: Any) -> None:
+    """Two frames make one group of visual tokens, so there are about half as many; other kinds stay as they are."""
+    words = ("--count", 2, "--kinds", "motion,colour", "--json")
+    images, video = (evaluate(*words, *more).json["rows"] for more in ((), ("--video",)))
+    before, now = ({row["kind"]: row["image_tokens"] for row in rows} for rows in (images, video))
+    assert now["colour"] == before["colour"]
+    halves = [-(-len(case.images) // 2) / len(case.images) for case in scene_cases(2, ("motion",))]
+    assert now["motion"] <= max(halves) * before["motion"]
+    assert now["motion"] >= 0.5 * before["motion"]
+
+
 def test_the_same_seed_asks_the_same(evaluate: Any) -> None:
     first = evaluate("--count", 3, "--kinds", "reading", "--json", "--seed", 7)
     assert evaluate("--count", 3, "--kinds", "reading", "--json", "--seed", 7, "--concurrency", 1) == first
@@ -194,6 +205,8 @@ def test_a_wrong_line_is_told_with_file_and_line(
         (("--data", "empty.jsonl", "--kinds", "colour"), "--kinds is of generated scenes"),
         (("--kinds", "colour,tint"), "unknown kind 'tint'; there are colour, shape, "),
         (("--kinds", "colour,"), "unknown kind ''; there are colour, shape, "),
+        (("--data", "empty.jsonl", "--video"), "--video is of generated scenes"),
+        (("--kinds", "colour", "--video"), "--video shows motion as a video; --kinds leaves it out"),
         (("--kinds", "colour", "--count", "1"), "'./none' is neither a folder"),
     ],
 )

@@ -24,8 +24,8 @@ from fovea.cli.common import (
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import FoveaError, InvalidRequest
 from fovea.core.image import PixelBudget
-from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, TextPart
-from fovea.evaluation.datasets import Case, read_jsonl, scene_cases
+from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, Part, TextPart, VideoPart
+from fovea.evaluation.datasets import MOVING, Case, read_jsonl, scene_cases
 from fovea.evaluation.scenes import HELD_OUT_SEED, KINDS
 from fovea.evaluation.score import Result, Row, report
 
@@ -57,6 +57,11 @@ def register(commands: Any) -> None:
         default=HELD_OUT_SEED,
         metavar="N",
         help="of the scenes; held out from 1000000000 on",
+    )
+    parser.add_argument(
+        "--video",
+        action="store_true",
+        help=f"show the frames of {MOVING} as a video instead of separate images",
     )
     parser.add_argument(
         "--concurrency", type=count, default=8, metavar="N", help="questions in flight (default: 8)"
@@ -109,9 +114,13 @@ def run(args: argparse.Namespace) -> int:
 def _cases(args: argparse.Namespace) -> list[Case]:
     if not args.data:
         kinds = tuple(dict.fromkeys(kind.strip() for kind in args.kinds.split(","))) if args.kinds else KINDS
-        return list(scene_cases(args.count, kinds, args.seed))
+        if args.video and MOVING not in kinds:
+            raise InvalidRequest(f"--video shows {MOVING} as a video; --kinds leaves it out", param="video")
+        return list(scene_cases(args.count, kinds, args.seed, args.video))
     if args.kinds:
         raise InvalidRequest("--kinds is of generated scenes; a file of --data has its own", param="kinds")
+    if args.video:
+        raise InvalidRequest("--video is of generated scenes; a file of --data has images", param="video")
     return read_jsonl(args.data)
 
 
@@ -159,15 +168,10 @@ class _Asker:
         )
 
     async def _converse(self, case: Case) -> AsyncIterator[Completion]:
-        from fovea.engine.inputs import to_image
-
-        def look() -> list[ImagePart]:
-            return [ImagePart(to_image(image), self._budget) for image in case.images]
-
-        images = await asyncio.to_thread(look)
+        visual = await asyncio.to_thread(_visual, case, self._budget)
         messages: list[Message] = []
         for index, exchange in enumerate(case.exchanges):
-            shown = images if index == 0 else []
+            shown = visual if index == 0 else []
             messages.append(Message("user", (*shown, TextPart(exchange.question))))
             builder = AnswerBuilder(1)
             async for delta in self._engine.stream(
@@ -177,6 +181,14 @@ class _Asker:
             answer = builder.build()
             messages.append(Message("assistant", (TextPart(answer.text),)))
             yield answer
+
+
+def _visual(case: Case, budget: PixelBudget) -> list[Part]:
+    from fovea.engine.inputs import to_image, to_video
+
+    if case.video:
+        return [VideoPart(to_video(list(case.images)))]
+    return [ImagePart(to_image(image), budget) for image in case.images]
 
 
 def _show_failures(failures: Sequence[tuple[str, str]]) -> None:

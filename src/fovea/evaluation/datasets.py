@@ -16,6 +16,8 @@ from typing import Any
 from fovea.core.errors import InvalidRequest
 from fovea.evaluation.scenes import HELD_OUT_SEED, KINDS, generate
 
+MOVING = "motion"
+"""The kind whose images are frames in order, so that they can be shown as a video."""
 OTHER = "other"
 """The kind of cases that name none."""
 FIELDS = ("id", "kind", "image", "images", "question", "answer", "answers")
@@ -31,23 +33,32 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """images: PIL images or paths, put before the first question. facts: numbers that reports group by."""
+    """images: PIL images or paths, put before the first question. facts: numbers that reports group by.
+    video: the images are the frames of one video, and shown as that.
+    """
 
     id: str
     kind: str
     images: tuple[Any, ...]
     exchanges: tuple[Exchange, ...]
     facts: Mapping[str, int] = field(default_factory=dict)
+    video: bool = False
 
 
-def scene_cases(per_kind: int, kinds: Sequence[str] = KINDS, seed: int = HELD_OUT_SEED) -> Iterator[Case]:
-    """Held-out scenes, `per_kind` of each kind, interleaved. Raises InvalidRequest for unknown kinds."""
+def scene_cases(
+    per_kind: int, kinds: Sequence[str] = KINDS, seed: int = HELD_OUT_SEED, video: bool = False
+) -> Iterator[Case]:
+    """Held-out scenes, `per_kind` of each kind, interleaved. Raises InvalidRequest for unknown kinds.
+
+    video: frames in order are shown as a video, not as separate images.
+    """
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:
         raise InvalidRequest(f"unknown kind {unknown[0]!r}; there are {', '.join(KINDS)}", param="kinds")
     for sample in generate(seed, per_kind * len(kinds), tuple(kinds)):
         exchanges = tuple(Exchange(turn.question, turn.accepted) for turn in sample.turns)
-        yield Case(sample.id, sample.kind, tuple(sample.images), exchanges, dict(sample.facts))
+        as_video = video and sample.kind == MOVING
+        yield Case(sample.id, sample.kind, tuple(sample.images), exchanges, dict(sample.facts), as_video)
 
 
 def read_jsonl(path: Path) -> list[Case]:

@@ -1,0 +1,125 @@
+"""What fovea-tiny is trained on is what the engine shows it: the same ids, positions and pixels for one conversation."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fovea import Engine
+from fovea.core.types import ChatPrompt, ImagePart, Message, Part, TextPart, VideoPart
+from fovea.core.video import video_of_images
+from fovea.engine.inputs import to_image
+from fovea.engine.positions import mrope_positions
+from fovea.engine.prompt import process
+from fovea.evaluation.scenes.sample import Turn
+from fovea.media.identity import from_pil
+from tests.support.clips import noise
+
+SCRIPTS = Path(__file__).parents[2] / "training"
+TURN = Turn("Which way did the red circle move?", "left", ("left",))
+
+
+@pytest.fixture(scope="module")
+def training() -> Iterator[SimpleNamespace]:
+    """The scripts import each other by name, from their own folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPTS)
+        names = ("batches", "common", "model", "packing", "several")
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.from_pretrained("fovea-tiny", threads=1, kv_cache_mib=16) as engine:
+        yield engine
+
+
+def engine_pixels(engine: Engine, prepared: Any) -> NDArray[np.float32]:
+    """(patches, frames, channels, values)"""
+    processor = engine._preparer._pixels._processor
+    made = [process(planned, processor).arrays["pixel_values"] for planned in prepared.planned]
+    return np.concatenate(made).reshape(-1, 3, 2, 256).swapaxes(1, 2)
+
+
+def assert_equal(
+    engine: Engine, training: SimpleNamespace, prompt: ChatPrompt, made: Any, shown: Any
+) -> None:
+    """made: the training sequence. shown: its images or groups of frames."""
+    prepared = engine._preparer.builder.build(prompt)
+    length = len(prepared.ids)
+    assert made.tokens[:length] == prepared.ids
+    assert engine.tokenizer.decode(made.tokens[length:]).startswith(TURN.answer)
+    assert made.graded == list(range(length, len(made.tokens)))
+    positions, delta = mrope_positions(length, prepared.spans, 2)
+    ours = np.array(made.positions).T
+    np.testing.assert_array_equal(ours[:, :length], positions)
+    # Answers go on where the engine lets them.
+    np.testing.assert_array_equal(
+        ours[:, length:], np.tile(np.arange(length, len(made.tokens)) + delta, (3, 1))
+    )
+    slots = [place for span in prepared.spans for place in range(span.start, span.end)]
+    assert made.slots == slots
+    pixels = training.model.patches(torch.from_numpy(np.stack(shown))).numpy()
+    pixels = np.broadcast_to(pixels, (*pixels.shape[:2], 2, pixels.shape[3])).reshape(-1, 2, 3, 256)
+    np.testing.assert_allclose(pixels, engine_pixels(engine, prepared), atol=1e-6)
+
+
+@pytest.mark.parametrize("system", [None, "Answer the question."])
+@pytest.mark.parametrize(
+    ("frames", "width", "height", "rate"),
+    [(1, 128, 128, 2.0), (2, 128, 96, 0.7), (3, 160, 128, 2.0), (4, 128, 256, 2.0), (7, 96, 160, 5.3)],
+)
+def test_a_video(
+    frames: int,
+    width: int,
+    height: int,
+    rate: float,
+    system: str | None,
+    engine: Engine,
+    training: SimpleNamespace,
+) -> None:
+    pictures = noise(frames, width, height)
+    packer = training.packing.Packer(str(training.common.ASSETS / "tokenizer.json"))
+    times = training.several.group_times(frames, rate)
+    shown = training.packing.Shown((height // 32, width // 32), 0, times)
+    made = training.packing.conversation(packer, [TURN], shown, system, False)
+    groups = training.several.grouped([training.batches.fitted(frame, (width, height)) for frame in pictures])
+    video = video_of_images([from_pil(frame) for frame in pictures], rate)
+    assert_equal(engine, training, _ask(VideoPart(video), system=system), made, groups)
+
+
+def test_images(engine: Engine, training: SimpleNamespace) -> None:
+    pictures = noise(3, 128, 160)
+    packer = training.packing.Packer(str(training.common.ASSETS / "tokenizer.json"))
+    made = training.packing.conversation(packer, [TURN], training.packing.Shown((5, 4), 3), None, False)
+    shown = [training.batches.fitted(picture, (128, 160)) for picture in pictures]
+    parts = [ImagePart(to_image(picture)) for picture in pictures]
+    assert_equal(engine, training, _ask(*parts), made, shown)
+
+
+def test_branches_stand_where_they_would_alone(training: SimpleNamespace) -> None:
+    """Several questions behind one video: each has the ids and positions of a conversation of its own."""
+    packer = training.packing.Packer(str(training.common.ASSETS / "tokenizer.json"))
+    shown = training.packing.Shown((3, 4), 0, (0.25, 1.0))
+    other = Turn("Which object moved?", "red circle", ("red circle",))
+    packed = training.packing.branches(packer, [TURN, other], shown, None)
+    found = []
+    for number in (1, 2):
+        kept = [at for at, segment in enumerate(packed.segment) if segment in (0, number)]
+        found.append(([packed.tokens[at] for at in kept], [packed.positions[at] for at in kept]))
+    for turn in (TURN, other):
+        alone = training.packing.conversation(packer, [turn], shown, None, False)
+        assert (alone.tokens, alone.positions) in found
+
+
+def _ask(*parts: Part, system: str | None = None) -> ChatPrompt:
+    head = (Message("system", (TextPart(system),)),) if system else ()
+    return ChatPrompt((*head, Message("user", (*parts, TextPart(TURN.question)))))
