@@ -48,8 +48,9 @@ class Settings:
     rate: float = 3e-3
     adam_rate: float = 2e-3
     images: int = 32
+    several: int = 12
     minor: float = 0.6
-    large: float = 0.55
+    large: float = 0.7
     asked: int = 8
     seed: int = 1
     threads: int = 3
@@ -73,21 +74,25 @@ def large_size(rng: Random) -> tuple[int, int]:
 
 
 def minor_batch(rng: Random, packer: Packer, settings: Settings, large: bool) -> Batch:
-    """The smaller batch that goes with a step's main batch: larger images, conversations, pairs, frames, videos, text."""
+    """A smaller batch that goes with a step's main batch: larger images, conversations, videos of one scene, text."""
     if large and rng.random() < settings.large:
         size = large_size(rng)
         count = max(1, min(20, 3000 * 1024 // (size[0] * size[1])))
         return scene_batch(rng, packer, size, count, settings.asked, rng.random() < 0.1)
-    kind, size, count = rng.random(), small_size(rng), settings.images
-    if kind < 0.08:
-        return scene_batch(rng, packer, size, count // 3, 4, True)
-    if kind < 0.55:
-        return pair_batch(rng, packer, size, count // 2)
-    if kind < 0.88:
-        return motion_batch(rng, packer, size, count // 4, rng.random() < 0.5)
-    if kind < 0.97:
-        return still_batch(rng, packer, size, count // 3, settings.asked)
+    kind, size = rng.random(), small_size(rng)
+    if kind < 0.4:
+        return scene_batch(rng, packer, size, settings.images // 2, 4, True)
+    if kind < 0.9:
+        return still_batch(rng, packer, size, settings.images // 2, settings.asked)
     return text_batch(rng, packer, 16)
+
+
+def several_batch(rng: Random, packer: Packer, settings: Settings) -> Batch:
+    """Pairs, or a motion, which is a video in half of the cases."""
+    size, count = small_size(rng), settings.several
+    if rng.random() < 0.4:
+        return pair_batch(rng, packer, size, count)
+    return motion_batch(rng, packer, size, count, rng.random() < 0.5)
 
 
 def produce(queue: mp.Queue, settings: Settings, start: int, worker: int, progress: mp.Value) -> None:
@@ -101,6 +106,8 @@ def produce(queue: mp.Queue, settings: Settings, start: int, worker: int, progre
         done = progress.value
         main = scene_batch(rng, packer, small_size(rng), settings.images, settings.asked, False)
         batches = [main]
+        if settings.several:
+            batches.append(several_batch(rng, packer, settings))
         if rng.random() < settings.minor:
             batches.append(minor_batch(rng, packer, settings, done > settings.large_from))
         queue.put([{key: torch.from_numpy(np.ascontiguousarray(v)) for key, v in b.items()} for b in batches])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,17 +21,7 @@ from fovea.evaluation.scenes.sample import Turn
 from fovea.media.identity import from_pil
 from tests.support.clips import noise
 
-SCRIPTS = Path(__file__).parents[2] / "training"
 TURN = Turn("Which way did the red circle move?", "left", ("left",))
-
-
-@pytest.fixture(scope="module")
-def training() -> Iterator[SimpleNamespace]:
-    """The scripts import each other by name, from their own folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPTS)
-        names = ("batches", "common", "model", "packing", "several")
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +75,9 @@ def test_a_video(
     training: SimpleNamespace,
 ) -> None:
     pictures = noise(frames, width, height)
-    packer = training.packing.Packer(str(training.common.ASSETS / "tokenizer.json"))
     times = training.several.group_times(frames, rate)
     shown = training.packing.Shown((height // 32, width // 32), 0, times)
-    made = training.packing.conversation(packer, [TURN], shown, system, False)
+    made = training.packing.conversation(training.packer, [TURN], shown, system, False)
     groups = training.several.grouped([training.batches.fitted(frame, (width, height)) for frame in pictures])
     video = video_of_images([from_pil(frame) for frame in pictures], rate)
     assert_equal(engine, training, _ask(VideoPart(video), system=system), made, groups)
@@ -98,8 +85,9 @@ def test_a_video(
 
 def test_images(engine: Engine, training: SimpleNamespace) -> None:
     pictures = noise(3, 128, 160)
-    packer = training.packing.Packer(str(training.common.ASSETS / "tokenizer.json"))
-    made = training.packing.conversation(packer, [TURN], training.packing.Shown((5, 4), 3), None, False)
+    made = training.packing.conversation(
+        training.packer, [TURN], training.packing.Shown((5, 4), 3), None, False
+    )
     shown = [training.batches.fitted(picture, (128, 160)) for picture in pictures]
     parts = [ImagePart(to_image(picture)) for picture in pictures]
     assert_equal(engine, training, _ask(*parts), made, shown)
@@ -107,16 +95,15 @@ def test_images(engine: Engine, training: SimpleNamespace) -> None:
 
 def test_branches_stand_where_they_would_alone(training: SimpleNamespace) -> None:
     """Several questions behind one video: each has the ids and positions of a conversation of its own."""
-    packer = training.packing.Packer(str(training.common.ASSETS / "tokenizer.json"))
     shown = training.packing.Shown((3, 4), 0, (0.25, 1.0))
     other = Turn("Which object moved?", "red circle", ("red circle",))
-    packed = training.packing.branches(packer, [TURN, other], shown, None)
+    packed = training.packing.branches(training.packer, [TURN, other], shown, None)
     found = []
     for number in (1, 2):
         kept = [at for at, segment in enumerate(packed.segment) if segment in (0, number)]
         found.append(([packed.tokens[at] for at in kept], [packed.positions[at] for at in kept]))
     for turn in (TURN, other):
-        alone = training.packing.conversation(packer, [turn], shown, None, False)
+        alone = training.packing.conversation(training.packer, [turn], shown, None, False)
         assert (alone.tokens, alone.positions) in found
 
 

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "training"
+NAMES = ("batches", "common", "dense", "model", "packing", "several")
+
+
+@pytest.fixture(scope="session")
+def training() -> Iterator[SimpleNamespace]:
+    """The modules of the folder `training`, which import each other by name from there, and a `packer`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPTS)
+        found = SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
+        found.packer = found.packing.Packer(str(found.common.ASSETS / "tokenizer.json"))
+        yield found
