@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fovea.core.errors import ConfigError
+from fovea.engine.compile_modes import CompileModes
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -56,6 +57,8 @@ class EngineConfig:
     preprocess_workers: threads that resize and normalise images. [1, 64].
     kernels: on a CPU: "native" is Fovea's own C++ (bf16; weights packed without loss to 12 bits), "onednn" torch with
         weights in oneDNN's layout, "torch" plain torch; "auto" the first of them that the machine and the type allow.
+    compile: what torch compiles before its first use, for the kernels "torch": "off", "default", "reduce-overhead" or
+        "max-autotune" for all, or by component: encoder=MODE,projector=MODE,decoder=MODE. docs/engines.md has figures.
     """
 
     dtype: str = "auto"
@@ -90,6 +93,7 @@ class EngineConfig:
     prefix_cache: bool = True
     preprocess_workers: int = 2
     kernels: str = "auto"
+    compile: str = "off"
 
     @property
     def room(self) -> int:
@@ -119,6 +123,7 @@ class EngineConfig:
             )
         if not isinstance(self.pace, int | float) or not (self.pace == 0 or 1 <= self.pace <= 1000):
             raise ConfigError(f"pace is {self.pace!r}; accepted: 0, or 1 to 1000", param="pace")
+        CompileModes.of(self.compile)
         for name, low, high in (
             ("threads", 0, 1024),
             ("block_size", 1, 256),

@@ -52,6 +52,11 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
+def compiler() -> list[str]:
+    """The command of the C++ compiler, with CXX's own flags; empty where there is none."""
+    return shlex.split(os.environ.get("CXX", "")) or [c for c in COMPILERS if shutil.which(c)][:1]
+
+
 def _built() -> Path:
     """The library in the cache folder, compiled now if it is not there, or not whole."""
     files = sorted(SOURCES.glob("*.cpp"))
@@ -89,7 +94,7 @@ def _digest(file: Path) -> str:
 
 
 def _compile(files: list[Path], openmp: str, scratch: Path) -> Path:
-    command = shlex.split(os.environ.get("CXX", "")) or [c for c in COMPILERS if shutil.which(c)][:1]
+    command = compiler()
     if not command:
         raise FileNotFoundError(f"no C++ compiler, looked for {', '.join(COMPILERS)} (set CXX to name one)")
 

@@ -66,6 +66,11 @@ class TorchKernels:
         """pack: let oneDNN keep weights in the layout that it multiplies fastest (CPU)."""
         self._pack = pack
 
+    @property
+    def plain(self) -> bool:
+        """Whether weights stay as torch keeps them, so that torch can compile what multiplies them."""
+        return not self._pack
+
     def product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool
     ) -> Product | None:

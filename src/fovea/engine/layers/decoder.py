@@ -72,20 +72,28 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.eps) if config.qk_norm else None
         self.eps = config.eps
 
-    def forward(self, x: Tensor, kv: Tensor, step: Step, residual: Tensor) -> Tensor:
-        rows = x.shape[0]
-        qkv = self.qkv(x).view(rows, self.heads + 2 * self.kv_heads, self.dim)
+    def mix(self, qkv: Tensor, kv: Tensor, step: Step) -> Tensor:
+        """Rows of queries, keys and values to rows of attended values, (T, heads * head_dim)."""
+        rows = qkv.shape[0]
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = self.q_norm.weight, self.k_norm.weight
         query = self.kernels.rotate_store(
-            qkv, self.heads, step.cos, step.sin, norms, self.eps, kv, step.attention.slots
+            qkv.view(rows, self.heads + 2 * self.kv_heads, self.dim),
+            self.heads,
+            step.cos,
+            step.sin,
+            norms,
+            self.eps,
+            kv,
+            step.attention.slots,
         )
-        out = self.kernels.attend(query, kv, step.attention, self.scale)
-        return self.o_proj(out.reshape(rows, -1), residual)  # type: ignore[no-any-return]
+        return self.kernels.attend(query, kv, step.attention, self.scale).reshape(rows, -1)
 
 
 class Layer(nn.Module):
+    rowwise = ("before", "after")
+
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden, config.eps)
@@ -94,7 +102,15 @@ class Layer(nn.Module):
         self.mlp = GatedMLP(config.hidden, config.intermediate, config.activation, bias=config.mlp_bias)
 
     def forward(self, x: Tensor, kv: Tensor, step: Step) -> Tensor:
-        x = self.self_attn(self.input_layernorm(x), kv, step, x)
+        return self.after(self.self_attn.mix(self.before(x), kv, step), x)
+
+    def before(self, x: Tensor) -> Tensor:
+        """Queries, keys and values of rows (T, hidden), not rotated yet."""
+        return self.self_attn.qkv(self.input_layernorm(x))  # type: ignore[no-any-return]
+
+    def after(self, mixed: Tensor, x: Tensor) -> Tensor:
+        """mixed: what the rows x attended to."""
+        x = self.self_attn.o_proj(mixed, x)
         return self.mlp(self.post_attention_layernorm(x), x)  # type: ignore[no-any-return]
 
     def parts(self) -> StackLayer:

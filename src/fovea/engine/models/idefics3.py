@@ -19,6 +19,8 @@ from fovea.engine.vision.vit import VisionTransformer
 
 
 class _Projection(nn.Module):
+    rowwise = ("forward",)
+
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
         self.proj = Linear(in_features, out_features, bias=False)

@@ -25,6 +25,8 @@ TOWERS = {"clip_vision_model": clip_tower, "siglip_vision_model": siglip_tower}
 
 
 class Projector(nn.Module):
+    rowwise = ("forward",)
+
     def __init__(self, config: Any, taps: int) -> None:
         super().__init__()
         width = config.text_config.hidden_size

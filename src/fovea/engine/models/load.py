@@ -13,9 +13,11 @@ import torch
 from fovea.core.errors import CheckpointError, ConfigError, InvalidRequest, UnsupportedModel
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
+from fovea.engine.compile_modes import CompileModes
 from fovea.engine.config import EngineConfig
 from fovea.engine.files import read_json
 from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.compiled import check_compile, compile_parts
 from fovea.engine.models.recipe import RECIPES, Packer
 from fovea.engine.models.registry import architecture, build, takes_videos
 from fovea.engine.models.weights import checkpoint_dtype, load_weights, shard_files
@@ -81,9 +83,10 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     files = shard_files(folder)
     device = pick_device(settings.device)
     dtype = pick_dtype(settings.dtype, device, checkpoint_dtype(files))
+    kernels, modes = choose(settings.kernels, device, dtype), CompileModes.of(settings.compile)
+    check_compile(modes, kernels, settings.quantization)
     model = _build(config, device, dtype)
     parameters = _count_parameters(model)
-    kernels = choose(settings.kernels, device, dtype)
     recipe = RECIPES[settings.quantization]
     # A fingerprint is of plain weights, and only where somebody asks: a large encoder takes a second to read.
     stored = bool(settings.embed_disk_dir)
@@ -95,6 +98,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         mark = fingerprint(model.encoder_parts(), *details)
     packer.rest()
     model.finish_loading(kernels, recipe.head, parameters)
+    compile_parts(model, modes)
     _give_back()
     tokenizer = ChatTokenizer.from_folder(folder, config, template=chat_template)
     images = read_json(folder / "preprocessor_config.json") or _nested_processor(folder)

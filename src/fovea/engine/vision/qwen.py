@@ -96,6 +96,8 @@ def _norm(config: QwenVisionConfig, width: int) -> nn.Module:
 
 
 class _Block(nn.Module):
+    rowwise = ("before", "after")
+
     def __init__(self, config: QwenVisionConfig) -> None:
         super().__init__()
         self.norm1 = _norm(config, config.hidden)
@@ -108,18 +110,28 @@ class _Block(nn.Module):
         attention = self.attn
         qkv = x.new_empty((x.shape[0], 3 * attention.heads, x.shape[1] // attention.heads))
         for rows in cuts(x.shape[0], slice_rows(x)):
-            qkv[rows] = attention.prepare(self.norm1(x[rows]), geometry.cos[rows], geometry.sin[rows])
+            qkv[rows] = self.before(x[rows], geometry.cos[rows], geometry.sin[rows])
             yield
         mixed = yield from attend_slices(attention.kernels, qkv, runs, attention.heads)
         for rows in cuts(x.shape[0], slice_rows(x)):
-            attended = attention.proj(mixed[rows], x[rows])
-            x[rows] = self.mlp(self.norm2(attended), attended)
+            x[rows] = self.after(mixed[rows], x[rows])
             yield
         return x
+
+    def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries, keys and values of rows x (T, hidden)."""
+        return self.attn.prepare(self.norm1(x), cos, sin)
+
+    def after(self, mixed: Tensor, x: Tensor) -> Tensor:
+        """mixed (T, hidden): what the rows x attended to."""
+        attended = self.attn.proj(mixed, x)
+        return self.mlp(self.norm2(attended), attended)  # type: ignore[no-any-return]
 
 
 class _Merger2(nn.Module):
     """Four patches to one token; Qwen2 and Qwen2.5 naming."""
+
+    rowwise = ("forward",)
 
     def __init__(self, config: QwenVisionConfig) -> None:
         super().__init__()
@@ -139,6 +151,8 @@ class _Merger2(nn.Module):
 
 class _Merger3(nn.Module):
     """Four patches to one token, Qwen3; DeepStack's mergers normalise after joining the four."""
+
+    rowwise = ("forward",)
 
     def __init__(self, config: QwenVisionConfig, *, joined_norm: bool) -> None:
         super().__init__()

@@ -80,7 +80,8 @@ class _Attention(nn.Module):
         self.qkv = FusedLinear(width, {"q_proj": width, "k_proj": width, "v_proj": width}, bias=True)
         self.out_proj = Linear(width, width, bias=True)
 
-    def forward(self, x: Tensor, mask: Tensor | None, residual: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """What the rows of every tile attended to, (tiles, length, width)."""
         tiles, length, width = x.shape
         qkv = self.qkv(x)
         if mask is None:
@@ -92,10 +93,12 @@ class _Attention(nn.Module):
             q, k, v = qkv.view(tiles, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
             out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             out = out.transpose(1, 2).reshape(tiles, length, width)
-        return self.out_proj(out, residual)  # type: ignore[no-any-return]
+        return out
 
 
 class _Layer(nn.Module):
+    rowwise = ("after",)
+
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.layer_norm1 = LayerNorm(config.hidden, config.eps)
@@ -104,7 +107,11 @@ class _Layer(nn.Module):
         self.mlp = PlainMLP(config.hidden, config.intermediate, config.activation, ("fc1", "fc2"))
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        x = self.self_attn(self.layer_norm1(x), mask, x)
+        return self.after(self.self_attn(self.layer_norm1(x), mask), x)
+
+    def after(self, mixed: Tensor, x: Tensor) -> Tensor:
+        """mixed (tiles, length, hidden): what the rows x attended to."""
+        x = self.self_attn.out_proj(mixed, x)
         return self.mlp(self.layer_norm2(x), x)  # type: ignore[no-any-return]
 
 

@@ -1,0 +1,31 @@
+"""Which components are compiled, and how, from one setting."""
+
+from __future__ import annotations
+
+import pytest
+
+from fovea.core.errors import ConfigError
+from fovea.engine.compile_modes import CompileModes
+from fovea.engine.config import EngineConfig
+
+
+def test_components_by_name() -> None:
+    modes = CompileModes.of("encoder=default, decoder=reduce-overhead")
+    assert modes == CompileModes("default", "off", "reduce-overhead")
+    assert modes.chosen == {"encoder": "default", "decoder": "reduce-overhead"}
+
+
+def test_one_word_is_for_all() -> None:
+    assert CompileModes.of("max-autotune") == CompileModes(*["max-autotune"] * 3)
+    assert not CompileModes.of("off").chosen
+
+
+@pytest.mark.parametrize(
+    "text", ["", "fast", "encoder", "encoder=fast", "head=default", "encoder=off,encoder=default", "default,"]
+)
+def test_what_is_not_accepted(text: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"accepted: one of off, default.*encoder, projector, decoder"
+    ) as told:
+        EngineConfig(compile=text)
+    assert told.value.param == "compile"
