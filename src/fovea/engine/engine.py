@@ -13,7 +13,6 @@ threads; everything that touches the model happens in the loop's thread.
 from __future__ import annotations
 
 import asyncio
-import logging
 import queue
 import time
 import uuid
@@ -26,39 +25,23 @@ from typing import Any
 import torch
 
 from fovea.core.answer import AnswerBuilder
-from fovea.core.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
+from fovea.core.errors import InvalidRequest, Unavailable
 from fovea.core.image import PixelBudget
 from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import Completion, Delta, GenerationRequest, ModelInfo, Prompt
 from fovea.core.video import VideoBudget
-from fovea.engine.admission import Admission, Ticket, cost
-from fovea.engine.cache.blocks import BlockPool
-from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.cache.host_blocks import HostBlocks
-from fovea.engine.cache.manager import KVManager
-from fovea.engine.collect import AnswerState
-from fovea.engine.config import MIB, EngineConfig
-from fovea.engine.events import Event
+from fovea.engine.assemble import assemble
+from fovea.engine.config import EngineConfig
+from fovea.engine.events import Event, Sink
 from fovea.engine.inputs import to_prompt
-from fovea.engine.job import Job
-from fovea.engine.loop import EngineLoop
-from fovea.engine.memory import host_slots, pool_blocks
-from fovea.engine.models.load import LoadedModel, load_model, prompt_builder
-from fovea.engine.pixel_pool import Claim, PixelPool
-from fovea.engine.pixels import PixelStore
-from fovea.engine.prepare import Prepared, Preparer
+from fovea.engine.intake import Visit, walk, walk_async
+from fovea.engine.models.load import LoadedModel, load_model
 from fovea.engine.prompt import PreparedPrompt
-from fovea.engine.runner import Runner
-from fovea.engine.sample.sampler import Sampler
-from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.stats import engine_stats
-from fovea.engine.vision.detail import DetailPolicy, DetailRule
-from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.tiers import slower_tiers
-from fovea.engine.waiting import deadline, shared, until
+from fovea.engine.vision.detail import DetailPolicy
+from fovea.engine.waiting import shared
 
-log = logging.getLogger("fovea.engine")
 PREPARE_THREADS = 4
 
 
@@ -74,64 +57,13 @@ class Engine:
         self.config = config or EngineConfig()
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
-        model, tokenizer = loaded.model, loaded.tokenizer
-        blocks, slots = pool_blocks(self.config, model), host_slots(self.config, model)
-        self.tokenizer = tokenizer
-        self._slower = slower_tiers(self.config, loaded.fingerprint, model.device)
-        self._embeddings: EmbeddingCache[VisualFeatures] = EmbeddingCache(
-            self.config.embed_cache_mib * MIB,
-            ttl_s=self.config.embed_ttl_s or None,
-            evicted=self._slower.evicted,
-        )
-        self._kv = KVManager(
-            BlockPool(blocks),
-            self.config.block_size,
-            share_prefixes=self.config.prefix_cache,
-            host=HostBlocks(slots),
-            ttl_s=self.config.kv_ttl_s,
-        )
-        self.scheduler = Scheduler(
-            self.config, self._kv, self._embeddings, visual_token_bytes=model.visual_token_bytes
-        )
-        runner = Runner(
-            model,
-            self._embeddings,
-            Sampler(frozenset(i for i in tokenizer.eos_ids if i < loaded.info.vocab_size)),
-            blocks=blocks,
-            block_size=self.config.block_size,
-            host_blocks=slots,
-            slower=self._slower,
-        )
-        self.loop = EngineLoop(self.scheduler, runner, tokenizer)
-        detail = DetailRule.of(self.config)
-        pixels = PixelPool(
-            self.config.pixel_pool_mib * MIB,
-            self.config.pixel_cache_mib * MIB,
-            self.config.pixel_ttl_s or None,
-        )
-        self._preparer = Preparer(
-            tokenizer,
-            prompt_builder(loaded, replace(detail, policy=detail_policy or detail.policy)),
-            PixelStore(loaded.processor, self.config.preprocess_workers, pixels),
-            self._embeddings,
-            self._slower,
-            model.visual_token_bytes,
-        )
+        parts = assemble(loaded, self.config, detail_policy)
+        self.tokenizer = loaded.tokenizer
+        self.scheduler, self.loop = parts.scheduler, parts.loop
+        self._info = parts.info
+        self._embeddings, self._slower, self._kv = parts.embeddings, parts.slower, parts.kv
+        self._preparer, self._admission, self._intake = parts.preparer, parts.admission, parts.intake
         self._prepare_pool = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="fovea-prepare")
-        limit = min(loaded.info.max_context, blocks * self.config.block_size)
-        if self.config.max_context > limit:
-            raise ConfigError(
-                f"max_context is {self.config.max_context}; the model allows {loaded.info.max_context} tokens, "
-                f"the KV pool holds {blocks * self.config.block_size}",
-                param="max_context",
-            )
-        self._info = replace(loaded.info, max_context=self.config.max_context or limit)
-        self._admission = Admission(
-            self.config.room,
-            blocks * self.config.block_size,
-            runner.kv.nbytes // (blocks * self.config.block_size),
-            refuse=self.config.when_full == "refuse",
-        )
         self._draining = False
         self.loop.start()
 
@@ -215,37 +147,13 @@ class Engine:
         def sink(event: Event) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-        ticket = self._enter(request)
-        arrival = time.monotonic()
-        jobs: list[Job] = []
-        claim: Claim | None = None
+        visit = self._visit(request, sink)
         try:
-            async with deadline(request.timeout):
-                prepared = await loop.run_in_executor(
-                    self._prepare_pool, self._preparer.build, request, self._info, self._admission.load
-                )
-                built = time.monotonic()
-                self._commit(ticket, request, prepared)
-                claim = self._preparer.claim(prepared)
-                self._wait_or_refuse(claim)
-                await shared(claim.granted)
-                settled = self._preparer.settle(prepared.prompt)
-                await shared(settled)
-                ready = await loop.run_in_executor(
-                    self._prepare_pool, self._preparer.read, prepared, settled.result(), claim
-                )
-                await asyncio.gather(*(shared(task.start()) for task in ready.needed))
-            pixels_s = time.monotonic() - built
-            jobs = self._preparer.jobs(request, prepared, ready, claim, sink, arrival, pixels_s)
-            self.loop.submit(jobs)
-            state = AnswerState(ready.prompt, request.sampling.n)
-            while not state.done:
-                delta = state.take(await events.get())
-                claim.release()
-                ready.found.clear()
-                yield delta
+            await walk_async(visit.steps(), self._prepare_pool, request.timeout)
+            while not visit.done:
+                yield visit.take(await events.get())
         finally:
-            self._leave(ticket, jobs, claim)
+            visit.leave()
 
     def request(
         self,
@@ -355,74 +263,19 @@ class Engine:
     def iterate(self, request: GenerationRequest) -> Iterator[Delta]:
         """`stream` without asyncio. Closing the generator cancels the request."""
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        ticket = self._enter(request)
-        arrival = time.monotonic()
-        jobs: list[Job] = []
-        claim: Claim | None = None
+        visit = self._visit(request, events.put)
         try:
-            prepared = self._preparer.build(request, self._info, self._admission.load)
-            built = time.monotonic()
-            self._commit(ticket, request, prepared)
-            claim = self._preparer.claim(prepared)
-            self._wait_or_refuse(claim)
-            ends = None if request.timeout is None else arrival + request.timeout
-            until(ends, claim.granted)
-            settled = until(ends, self._preparer.settle(prepared.prompt))
-            ready = self._preparer.read(prepared, settled, claim)
-            for made in [task.start() for task in ready.needed]:
-                until(ends, made)
-            pixels_s = time.monotonic() - built
-            jobs = self._preparer.jobs(request, prepared, ready, claim, events.put, arrival, pixels_s)
-            self.loop.submit(jobs)
-            state = AnswerState(ready.prompt, request.sampling.n)
-            while not state.done:
-                delta = state.take(events.get())
-                claim.release()
-                ready.found.clear()
-                yield delta
+            walk(visit.steps(), None if request.timeout is None else visit.arrival + request.timeout)
+            while not visit.done:
+                yield visit.take(events.get())
         finally:
-            self._leave(ticket, jobs, claim)
+            visit.leave()
 
     def check_room(self, choices: int, reserved: int = 0) -> None:
         if self._draining:
             raise Unavailable("the server is shutting down")
         self._admission.check(choices, reserved)
 
-    def _enter(self, request: GenerationRequest) -> Ticket:
+    def _visit(self, request: GenerationRequest, sink: Sink) -> Visit:
         self.check_room(request.sampling.n)
-        return self._admission.enter(request.sampling.n)
-
-    def _commit(self, ticket: Ticket, request: GenerationRequest, prepared: Prepared) -> None:
-        """What the request will take is known now; so is how closely its images are looked at."""
-        prompt = prepared.prompt
-        level = logging.DEBUG if self._preparer.builder.detail.lossless else logging.INFO
-        for index, image in enumerate(prompt.images):
-            seen = image.seen
-            log.log(
-                level,
-                "%s: image %d at %s (%d tokens): %s",
-                request.id,
-                index,
-                seen.detail,
-                seen.tokens,
-                seen.reason,
-            )
-        if not request.encode_only:
-            asked = request.sampling.max_tokens or request.usual_tokens
-            ticket.commit(cost(len(prompt.ids), prompt.image_tokens, asked, request.sampling.n))
-
-    def _wait_or_refuse(self, claim: Claim) -> None:
-        if self.config.when_full == "refuse" and not claim.granted.done():
-            raise Overloaded(
-                f"the request's images take about {claim.size / MIB:.1f} MiB of processed pixels; others have "
-                f"{self._preparer.pixel_bytes / MIB:.1f} of {self.config.pixel_pool_mib} MiB",
-                retry_after=1.0,
-            )
-
-    def _leave(self, ticket: Ticket, jobs: list[Job], claim: Claim | None) -> None:
-        if claim is not None:
-            claim.release()
-        ticket.leave()
-        unfinished = [job.seq.id for job in jobs if job.seq.finish_reason is None]
-        if unfinished:
-            self.loop.cancel(unfinished)
+        return self._intake.visit(request, sink)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from fovea.engine.schedule.budget import Budget
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
-from fovea.engine.schedule.scheduler import _Budget
 from fovea.engine.sequence import Sequence, Status
 from tests.support.brains import SlotRunner, answer, scheduler, sequence
 
@@ -114,7 +114,7 @@ def test_first_come_first_served_lets_nobody_pass_an_image() -> None:
 def test_images_of_those_who_wait_are_encoded_ahead_within_the_cache() -> None:
     """Two outputs of ten bytes fit beside each other; the third waits for room, except for who waited longest."""
     brain = scheduler(max_running=1, embed_bytes=25)
-    brain.visual_token_bytes = 2
+    brain.images.token_bytes = 2
     runner = SlotRunner(brain)
     brain.add(sequence("busy", [9], max_tokens=8))
     runner.step()
@@ -414,7 +414,7 @@ def test_two_images_with_room_for_one_or_none(embed_bytes: int) -> None:
 def test_a_refund_gives_back_tokens_and_the_images_that_nobody_else_waits_for() -> None:
     brain = scheduler(max_step_tokens=10, max_step_visual_tokens=20)
     leaves, stays = sequence("leaves", [("cat", 4), ("dog", 3)]), sequence("stays", [("cat", 4)])
-    budget = _Budget(brain.config, 10)
+    budget = Budget(10, brain.config.max_step_visual_tokens)
     budget.work = {"leaves": Work(leaves, 0, 7), "stays": Work(stays, 0, 2)}
     budget.tokens, budget.visual = 1, 13
     budget.jobs = {

@@ -26,38 +26,14 @@ from fovea.core.types import FinishReason
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.manager import KVManager, PrefixMatch
 from fovea.engine.config import EngineConfig
-from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
+from fovea.engine.schedule.budget import Budget
+from fovea.engine.schedule.images import ImageRequests
+from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.policy import POLICIES, Policy
-from fovea.engine.sequence import ImageSpan, Sequence, Status
+from fovea.engine.sequence import Sequence, Status
 
 LOOKAHEAD = 32
 """Waiting sequences that are looked at for images to encode ahead when nobody can join."""
-
-
-class _Budget:
-    """What is left of one step."""
-
-    def __init__(self, config: EngineConfig, tokens: int) -> None:
-        self.tokens = min(config.max_step_tokens, tokens)
-        self.visual = config.max_step_visual_tokens
-        self.bytes = 0
-        self.work: dict[str, Work] = {}
-        self.jobs: dict[str, EncodeJob] = {}
-        self.preempted: list[str] = []
-        self.done: list[str] = []
-
-    def refund(self, seq: Sequence) -> None:
-        """The sequence leaves the step after all. Images only it waited for are not encoded."""
-        work = self.work.pop(seq.id, None)
-        if work is not None:
-            self.tokens += work.count
-        for key in list(self.jobs):
-            job = self.jobs[key]
-            if seq.id in job.holders:
-                job.holders.remove(seq.id)
-            if not job.holders:
-                self.visual += job.span.tokens
-                del self.jobs[key]
 
 
 class Scheduler:
@@ -73,15 +49,14 @@ class Scheduler:
         """visual_token_bytes: what the encoder's output takes in memory, per visual token."""
         self.config = config
         self.policy = policy or POLICIES[config.policy]()
-        self.visual_token_bytes = visual_token_bytes
         self.kv = kv
         self.embeddings = embeddings
+        self.images = ImageRequests(embeddings, visual_token_bytes)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
         self.steps = 0
         self._most = config.max_running
-        self._first: Sequence | None = None
 
     @property
     def idle(self) -> bool:
@@ -114,8 +89,10 @@ class Scheduler:
         self._most = min(self.config.max_running, running or self.config.max_running)
         tokens = self.config.max_step_tokens
         self.steps += 1
-        self._first = self._may_exceed()
-        budget = _Budget(self.config, tokens if prompt_tokens is None else self.decodes + prompt_tokens)
+        self.images.begin(self.running, self.waiting)
+        if prompt_tokens is not None:
+            tokens = min(tokens, self.decodes + prompt_tokens)
+        budget = Budget(tokens, self.config.max_step_visual_tokens)
         for seq in sorted(self.running, key=lambda s: (not s.decoding, s.arrival, s.id)):
             if seq.status is Status.RUNNING and budget.tokens > 0:
                 self._continue(seq, budget)
@@ -138,7 +115,7 @@ class Scheduler:
                 continue
             self.kv.commit(seq, item.count)
             if any(item.start < span.end <= seq.computed for span in seq.spans):
-                self._let_go_of_computed(seq)
+                self.images.release_computed(seq)
             if seq.id in sampled:
                 seq.began = seq.began or self.steps
                 seq.output_ids.append(sampled[seq.id])
@@ -153,7 +130,7 @@ class Scheduler:
             return
         if seq.status is Status.WAITING:
             self.waiting.remove(seq)
-            self._let_go(seq)
+            self.images.release(seq)
         else:
             self._free(seq)
         seq.status = Status.FINISHED
@@ -167,8 +144,8 @@ class Scheduler:
         self.kv.check_integrity()
         self.embeddings.check_integrity({seq.id for seq in (*self.running, *self.waiting)})
 
-    def _continue(self, seq: Sequence, budget: _Budget) -> None:
-        count = self._up_to_missing_image(seq, min(seq.wanted, budget.tokens), budget)
+    def _continue(self, seq: Sequence, budget: Budget) -> None:
+        count = self.images.up_to_missing(seq, min(seq.wanted, budget.tokens), budget)
         if count == 0:
             return
         while not self.kv.can_extend(seq, seq.computed + count):
@@ -178,13 +155,13 @@ class Scheduler:
                 return
         self._take(seq, count, budget)
 
-    def _admit_waiting(self, budget: _Budget) -> None:
+    def _admit_waiting(self, budget: Budget) -> None:
         room = not budget.preempted
         looked_at = 0
         oldest = self.waiting[0] if self.waiting else None
         if oldest is not None:
             self._ask_first(oldest, budget)
-        for seq in self.policy.order(tuple(self.waiting), self.ready):
+        for seq in self.policy.order(tuple(self.waiting), self.images.ready):
             room = room and len(self.running) < self._most and budget.tokens > 0
             looked_at += 1
             if not room and looked_at > LOOKAHEAD:
@@ -196,9 +173,7 @@ class Scheduler:
             match = self.kv.match(seq)
             if match.pending is not None:
                 continue
-            missing = self._missing_image(seq, self.kv.matched(match), budget)
-            if missing is not None:
-                self._want(missing, seq, budget)
+            if self.images.ask_next(seq, self.kv.matched(match), budget):
                 room = room and not self.policy.strict
                 continue
             if room and self._may_pass(seq):
@@ -206,34 +181,29 @@ class Scheduler:
                 if room:
                     self._admit(seq, match, budget)
 
-    def _ask_first(self, seq: Sequence, budget: _Budget) -> None:
+    def _ask_first(self, seq: Sequence, budget: Budget) -> None:
         """The image of the one who has waited longest is asked for before a policy puts others in front."""
         if seq.encode_only:
             self._encode_only(seq, budget)
             return
         match = self.kv.match(seq)
         if match.pending is None:
-            missing = self._missing_image(seq, self.kv.matched(match), budget)
-            if missing is not None:
-                self._want(missing, seq, budget)
+            self.images.ask_next(seq, self.kv.matched(match), budget)
 
-    def _encode_only(self, seq: Sequence, budget: _Budget) -> None:
-        missing = next((span for span in seq.spans if not self._hold(span, seq, budget)), None)
-        if missing is None:
+    def _encode_only(self, seq: Sequence, budget: Budget) -> None:
+        if not self.images.ask_any(seq, budget):
             budget.done.append(seq.id)
-        else:
-            self._want(missing, seq, budget)
 
-    def _admit(self, seq: Sequence, match: PrefixMatch, budget: _Budget) -> None:
+    def _admit(self, seq: Sequence, match: PrefixMatch, budget: Budget) -> None:
         self.waiting.remove(seq)
         for other in self.waiting:
             if _passes(seq, other):
                 other.passed += 1
         self.kv.admit(seq, match)
-        self._let_go_of_computed(seq)
+        self.images.release_computed(seq)
         seq.status = Status.RUNNING
         self.running.append(seq)
-        count = self._up_to_missing_image(seq, min(seq.wanted, budget.tokens), budget)
+        count = self.images.up_to_missing(seq, min(seq.wanted, budget.tokens), budget)
         if count and self.kv.can_extend(seq, seq.computed + count):
             self._take(seq, count, budget)
 
@@ -243,69 +213,12 @@ class Scheduler:
             other.passed >= self.config.max_passes for other in self.waiting if _passes(seq, other)
         )
 
-    def ready(self, seq: Sequence) -> bool:
-        """Whether no image has to be encoded before it joins, as far as can be told without its prefix."""
-        return not seq.spans or seq.spans[0].key in self.embeddings
-
-    def _take(self, seq: Sequence, count: int, budget: _Budget) -> None:
+    def _take(self, seq: Sequence, count: int, budget: Budget) -> None:
         self.kv.extend(seq, seq.computed + count)
         budget.tokens -= count
         budget.work[seq.id] = Work(seq, seq.computed, count)
 
-    def _up_to_missing_image(self, seq: Sequence, count: int, budget: _Budget) -> int:
-        """`count`, or fewer where an image begins that is not encoded yet. The first of those is asked for, even where
-        these tokens do not reach it."""
-        stop = seq.computed + count
-        for span in seq.spans:
-            if span.end <= seq.computed:
-                continue
-            if span.start >= stop:
-                if span.key not in self.embeddings:
-                    self._want(span, seq, budget, ahead=True)
-                    return count
-            elif not self._hold(span, seq, budget):
-                self._want(span, seq, budget)
-                return max(0, span.start - seq.computed)
-        return count
-
-    def _missing_image(self, seq: Sequence, computed: int, budget: _Budget) -> ImageSpan | None:
-        """The image that a sequence with so many tokens computed needs next, if it has yet to be encoded."""
-        span = next((span for span in seq.spans if span.end > computed), None)
-        if span is None or self._hold(span, seq, budget):
-            return None
-        return span
-
-    def _may_exceed(self) -> Sequence | None:
-        """The one sequence whose images may take the cache of encoder outputs above its ceiling, so that somebody always
-        advances: the oldest that runs and has an image before it, else the one that has waited longest."""
-        reading = [s for s in self.running if s.spans and s.spans[-1].end > s.computed]
-        return min(reading or self.waiting[:1], key=lambda s: (s.arrival, s.id), default=None)
-
-    def _hold(self, span: ImageSpan, seq: Sequence, budget: _Budget) -> bool:
-        """Whether its output is here, and there is room to keep it for the sequence beside what else is spoken for."""
-        within = None if seq is self._first else self.embeddings.capacity - budget.bytes
-        return self.embeddings.hold(span.key, seq.id, within)
-
-    def _want(self, span: ImageSpan, seq: Sequence, budget: _Budget, *, ahead: bool = False) -> None:
-        """Ask for an image, once for all who do, if its output finds room beside what is held.
-
-        ahead: not even the first may exceed the ceiling for it.
-        """
-        job = budget.jobs.get(span.key)
-        if job is None:
-            if budget.jobs and span.tokens > budget.visual:
-                return
-            size = span.tokens * self.visual_token_bytes
-            exceeds = self.embeddings.held_bytes + budget.bytes + size > self.embeddings.capacity
-            if exceeds and (ahead or seq is not self._first):
-                return
-            budget.bytes += size
-            job = budget.jobs[span.key] = EncodeJob(span)
-            budget.visual -= span.tokens
-        if seq.id not in job.holders:
-            job.holders.append(seq.id)
-
-    def _preempt(self, seq: Sequence, budget: _Budget) -> None:
+    def _preempt(self, seq: Sequence, budget: Budget) -> None:
         budget.refund(seq)
         budget.preempted.append(seq.id)
         self._free(seq)
@@ -316,18 +229,7 @@ class Scheduler:
     def _free(self, seq: Sequence) -> None:
         self.running.remove(seq)
         self.kv.release(seq)
-        self._let_go(seq)
-
-    def _let_go_of_computed(self, seq: Sequence) -> None:
-        """Outputs of which every token is computed; one image may stand in a prompt twice."""
-        needed = {span.key for span in seq.spans if span.end > seq.computed}
-        for span in seq.spans:
-            if span.key not in needed:
-                self.embeddings.release(span.key, seq.id)
-
-    def _let_go(self, seq: Sequence) -> None:
-        for span in seq.spans:
-            self.embeddings.release(span.key, seq.id)
+        self.images.release(seq)
 
     def _wait(self, seq: Sequence) -> None:
         seq.status = Status.WAITING

@@ -9,7 +9,7 @@ def scheduler_stats(scheduler: Scheduler) -> dict[str, float]:
     pool, embeddings = scheduler.kv.pool, scheduler.embeddings
     host = scheduler.kv.host
     waiting = tuple(scheduler.waiting)
-    ready = sum(scheduler.ready(seq) for seq in waiting)
+    ready = sum(scheduler.images.ready(seq) for seq in waiting)
     return {
         "requests_running": len(scheduler.running),
         "requests_waiting": len(waiting),
@@ -44,7 +44,7 @@ def waiting_ages(scheduler: Scheduler, now: float) -> dict[str, float]:
     """Of the longest waiting of each queue and of both. now: on the clock of arrivals."""
     ages = {True: 0.0, False: 0.0}
     for seq in tuple(scheduler.waiting):
-        ready = scheduler.ready(seq)
+        ready = scheduler.images.ready(seq)
         ages[ready] = max(ages[ready], now - seq.arrival)
     return {
         "oldest_waiting_seconds": max(ages.values()),

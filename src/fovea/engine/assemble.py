@@ -1,0 +1,100 @@
+"""The engine's parts, put together: caches, KV, scheduler, runner, loop, and who prepares requests for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fovea.core.errors import ConfigError
+from fovea.core.types import ModelInfo
+from fovea.engine.admission import Admission
+from fovea.engine.cache.blocks import BlockPool
+from fovea.engine.cache.embeddings import EmbeddingCache
+from fovea.engine.cache.host_blocks import HostBlocks
+from fovea.engine.cache.manager import KVManager
+from fovea.engine.config import MIB, EngineConfig
+from fovea.engine.intake import Intake
+from fovea.engine.loop import EngineLoop
+from fovea.engine.memory import host_slots, pool_blocks
+from fovea.engine.models.load import LoadedModel, prompt_builder
+from fovea.engine.pixel_pool import PixelPool
+from fovea.engine.pixels import PixelStore
+from fovea.engine.prepare import Preparer
+from fovea.engine.runner import Runner
+from fovea.engine.sample.sampler import Sampler
+from fovea.engine.schedule.scheduler import Scheduler
+from fovea.engine.vision.detail import DetailPolicy, DetailRule
+from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.tiers import SlowerTiers, slower_tiers
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """info: the model's, with the context that this engine allows."""
+
+    embeddings: EmbeddingCache[VisualFeatures]
+    slower: SlowerTiers
+    kv: KVManager
+    scheduler: Scheduler
+    loop: EngineLoop
+    preparer: Preparer
+    admission: Admission
+    intake: Intake
+    info: ModelInfo
+
+
+def assemble(loaded: LoadedModel, config: EngineConfig, detail_policy: DetailPolicy | None = None) -> Parts:
+    """Nothing runs yet. detail_policy: in place of the configuration's.
+
+    Raises ConfigError where the context asked for is more than the model or the KV pool allows.
+    """
+    model, tokenizer = loaded.model, loaded.tokenizer
+    blocks, slots = pool_blocks(config, model), host_slots(config, model)
+    rows = blocks * config.block_size
+    slower = slower_tiers(config, loaded.fingerprint, model.device)
+    embeddings: EmbeddingCache[VisualFeatures] = EmbeddingCache(
+        config.embed_cache_mib * MIB, ttl_s=config.embed_ttl_s or None, evicted=slower.evicted
+    )
+    kv = KVManager(
+        BlockPool(blocks),
+        config.block_size,
+        share_prefixes=config.prefix_cache,
+        host=HostBlocks(slots),
+        ttl_s=config.kv_ttl_s,
+    )
+    scheduler = Scheduler(config, kv, embeddings, visual_token_bytes=model.visual_token_bytes)
+    runner = Runner(
+        model,
+        embeddings,
+        Sampler(frozenset(i for i in tokenizer.eos_ids if i < loaded.info.vocab_size)),
+        blocks=blocks,
+        block_size=config.block_size,
+        host_blocks=slots,
+        slower=slower,
+    )
+    loop = EngineLoop(scheduler, runner, tokenizer)
+    detail = DetailRule.of(config)
+    pixels = PixelPool(config.pixel_pool_mib * MIB, config.pixel_cache_mib * MIB, config.pixel_ttl_s or None)
+    preparer = Preparer(
+        tokenizer,
+        prompt_builder(loaded, replace(detail, policy=detail_policy or detail.policy)),
+        PixelStore(loaded.processor, config.preprocess_workers, pixels),
+        embeddings,
+        slower,
+        model.visual_token_bytes,
+    )
+    info = replace(loaded.info, max_context=_context(config, loaded.info, rows))
+    refuse = config.when_full == "refuse"
+    admission = Admission(config.room, rows, runner.kv.nbytes // rows, refuse=refuse)
+    intake = Intake(loop, preparer, admission, info, refuse=refuse)
+    return Parts(embeddings, slower, kv, scheduler, loop, preparer, admission, intake, info)
+
+
+def _context(config: EngineConfig, info: ModelInfo, rows: int) -> int:
+    limit = min(info.max_context, rows)
+    if config.max_context > limit:
+        raise ConfigError(
+            f"max_context is {config.max_context}; the model allows {info.max_context} tokens, "
+            f"the KV pool holds {rows}",
+            param="max_context",
+        )
+    return config.max_context or limit
