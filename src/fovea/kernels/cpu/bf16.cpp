@@ -24,8 +24,10 @@
 namespace fovea {
 
 constexpr int TWO_PACKED = 96, TWO_PLAIN = 128;  // bytes of two tiles
-constexpr int DEPTH = 512;  // pairs of k that are unpacked at a time: 128 KiB, a part of the L2 cache
-constexpr int FEW = 12;     // up to so many rows are multiplied straight from the packed stream
+constexpr int SHALLOW = 64;  // pairs of k in work at a time, few rows: 16 KiB of tiles stay in L1 beside what comes next
+constexpr int DEEP = 512;    // many rows: 128 KiB in L2, so that sums are seldom put aside
+constexpr int FEW = 36;      // rows
+constexpr int FAR = 6144;    // bytes that one block of rows asks memory for ahead of time
 
 namespace {
 
@@ -62,44 +64,39 @@ inline int place(int tile, int lane, int side) {
     return 16 * (word / 8) + 8 * tile + word % 8;
 }
 
-// c (R, 64) = rows of x times TILE_COUNT tiles of a panel, from tile `from` on, straight from the stream.
-template <int R, int TILE_COUNT, bool PACKED>
-void stream_rows(const uint8_t* panel, __m512i table, int from, int64_t pairs, const bf16* x, int64_t ldx, float* c) {
-    __m512 sums[R][TILE_COUNT];
-    for (auto& row : sums)
-        for (auto& sum : row) sum = _mm512_setzero_ps();
-    constexpr int bytes = PACKED ? TWO_PACKED : TWO_PLAIN;
+// c (R, 64) (+)= rows of x times a panel, straight from the stream: unpacking hides behind the products. tiles: where
+// the unpacked are left for other rows, or null. Memory is asked for `far` bytes ahead.
+template <int R, bool PACKED, bool KEEP>
+void stream_rows(int64_t rows, const uint8_t* panel, __m512i table, int64_t pairs, const bf16* x, int64_t ldx, float* c,
+                 bool fresh, uint8_t* tiles, int64_t far) {
+    if constexpr (R > 1) {
+        if (rows < R) return stream_rows<R - 1, PACKED, KEEP>(rows, panel, table, pairs, x, ldx, c, fresh, tiles, far);
+    }
+    constexpr int bytes = 2 * (PACKED ? TWO_PACKED : TWO_PLAIN), lines = KEEP ? 2 : bytes / 64;
+    const uint8_t* ahead = panel + far;
+    __m512 sums[R][TILES];
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < TILES; ++t)
+            sums[r][t] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(c + r * PANEL + t * LANES);
     for (int64_t pair = 0; pair < pairs; ++pair) {
-        const int64_t at = (pair * TILES + from) / 2;
-        for (int line = 0; line < TILE_COUNT / 2 * bytes; line += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(panel + at * bytes + 2048 + line), _MM_HINT_T0);
-        __m512i tiles[TILE_COUNT];
-        for (int t = 0; t < TILE_COUNT; t += 2) {
-            const Two two = two_tiles<PACKED>(panel, at + t / 2, table);
-            tiles[t] = two.left;
-            tiles[t + 1] = two.right;
+        for (int line = 0; line < lines; ++line)
+            _mm_prefetch(reinterpret_cast<const char*>(ahead + (pair * lines + line) * 64), KEEP ? _MM_HINT_T1 : _MM_HINT_T0);
+        __m512i tile[TILES];
+        for (int t = 0; t < TILES; t += 2) {
+            const Two two = two_tiles<PACKED>(panel, pair * TILES / 2 + t / 2, table);
+            tile[t] = two.left;
+            tile[t + 1] = two.right;
         }
+        if constexpr (KEEP)
+            for (int t = 0; t < TILES; ++t) _mm512_store_si512(tiles + (pair * TILES + t) * TILE_PLAIN, tile[t]);
         for (int r = 0; r < R; ++r) {
             const __m512i both = pair_of(x + r * ldx, pair);
-            for (int t = 0; t < TILE_COUNT; ++t)
-                sums[r][t] = _mm512_dpbf16_ps(sums[r][t], (__m512bh)both, (__m512bh)tiles[t]);
+            for (int t = 0; t < TILES; ++t)
+                sums[r][t] = _mm512_dpbf16_ps(sums[r][t], (__m512bh)both, (__m512bh)tile[t]);
         }
     }
     for (int r = 0; r < R; ++r)
-        for (int t = 0; t < TILE_COUNT; ++t) _mm512_storeu_ps(c + r * PANEL + (from + t) * LANES, sums[r][t]);
-}
-
-template <int R, bool PACKED>
-void few_rows(int64_t rows, const uint8_t* panel, __m512i table, int64_t pairs, const bf16* x, int64_t ldx, float* c) {
-    if constexpr (R > 1) {
-        if (rows < R) return few_rows<R - 1, PACKED>(rows, panel, table, pairs, x, ldx, c);
-    }
-    if constexpr (R <= ROWS) {
-        stream_rows<R, TILES, PACKED>(panel, table, 0, pairs, x, ldx, c);
-    } else {
-        stream_rows<R, TILES / 2, PACKED>(panel, table, 0, pairs, x, ldx, c);
-        stream_rows<R, TILES / 2, PACKED>(panel, table, TILES / 2, pairs, x, ldx, c);
-    }
+        for (int t = 0; t < TILES; ++t) _mm512_storeu_ps(c + r * PANEL + t * LANES, sums[r][t]);
 }
 
 struct Scratch {
@@ -107,7 +104,7 @@ struct Scratch {
     std::vector<uint8_t> tiles;
 
     uint8_t* aligned() {
-        if (tiles.empty()) tiles.resize(DEPTH * TILES * TILE_PLAIN + 64);
+        if (tiles.empty()) tiles.resize(DEEP * TILES * TILE_PLAIN + 64);
         return tiles.data() + (64 - reinterpret_cast<uintptr_t>(tiles.data()) % 64) % 64;
     }
 };
@@ -122,36 +119,43 @@ void add_exceptions(const Call& call, int64_t panel, int64_t start, int64_t rows
     }
 }
 
-// Rows [start, start + rows) of one panel. Few are multiplied as the stream comes; many share tiles unpacked to scratch.
+// Rows [start, start + rows) of one panel, in blocks of about the same size. The first block multiplies the stream as it
+// comes and leaves the tiles for the others; while they work, the rest of what comes next is on its way from memory.
 template <bool PACKED>
 void panel_rows(const Call& call, int64_t panel, int64_t start, int64_t rows, Scratch& scratch) {
     const Weight& w = call.weight;
+    constexpr int64_t bytes = 2 * (PACKED ? TWO_PACKED : TWO_PLAIN);
     const int64_t pairs = w.k / 2, ldx = call.ldx;
-    const uint8_t* data = w.data + panel * pairs * TILES * (PACKED ? TWO_PACKED : TWO_PLAIN) / 2;
+    const uint8_t* data = w.data + panel * pairs * bytes;
     const __m512i table = lookup(w.table);
     const bf16* x = call.x + start * ldx;
     if (static_cast<int64_t>(scratch.sums.size()) < rows * PANEL) scratch.sums.resize(rows * PANEL);
     float* c = scratch.sums.data();
-    if (rows <= FEW) {
-        few_rows<FEW, PACKED>(rows, data, table, pairs, x, ldx, c);
+    if (rows <= ROWS) {
+        stream_rows<ROWS, PACKED, false>(rows, data, table, pairs, x, ldx, c, true, nullptr, FAR);
         add_exceptions(call, panel, start, rows, c);
         return finish_rows(call, panel, start, rows, c);
     }
     uint8_t* tiles = scratch.aligned();
-    const int64_t steps = (pairs + DEPTH - 1) / DEPTH, depth = (pairs + steps - 1) / steps;
+    const int64_t most = rows <= FEW ? SHALLOW : DEEP;
+    const int64_t steps = (pairs + most - 1) / most, depth = (pairs + steps - 1) / steps;
+    const int64_t blocks = (rows + ROWS - 1) / ROWS;
     for (int64_t from = 0; from < pairs; from += depth) {
         const int64_t count = std::min(depth, pairs - from);
-        for (int64_t index = 0; index < count * TILES / 2; ++index) {
-            const Two two = two_tiles<PACKED>(data, from * TILES / 2 + index, table);
-            _mm512_store_si512(tiles + 2 * index * TILE_PLAIN, two.left);
-            _mm512_store_si512(tiles + (2 * index + 1) * TILE_PLAIN, two.right);
-        }
-        for (int64_t row = 0; row < rows; row += ROWS) {
-            const int64_t some = std::min<int64_t>(ROWS, rows - row);
-            block_rows<ROWS>(some, tiles, count, x + row * ldx + 2 * from, ldx, c + row * PANEL, PANEL, from == 0);
-            if (from + count < pairs) continue;
-            add_exceptions(call, panel, start + row, some, c + row * PANEL);
-            finish_rows(call, panel, start + row, some, c + row * PANEL);
+        const bool last = from + count == pairs;
+        const uint8_t* at = data + from * bytes;
+        for (int64_t block = 0; block < blocks; ++block) {
+            const int64_t row = rows * block / blocks, some = rows * (block + 1) / blocks - row;
+            const bf16* in = x + row * ldx + 2 * from;
+            float* sums = c + row * PANEL;
+            if (block == 0)
+                stream_rows<ROWS, PACKED, true>(some, at, table, count, in, ldx, sums, from == 0, tiles, count * bytes);
+            else
+                block_rows<ROWS>(some, tiles, count, in, ldx, sums, PANEL, from == 0,
+                                 block == 1 ? at + count * (bytes + 128) : nullptr);
+            if (!last) continue;
+            add_exceptions(call, panel, start + row, some, sums);
+            finish_rows(call, panel, start + row, some, sums);
         }
     }
 }

@@ -19,10 +19,12 @@ inline __m512i pair_of(const bf16* row, int64_t pair) {
 }
 
 // c (up to R rows of `ldc`, 64) (+)= rows of x times `pairs` * 4 tiles; fresh: c is overwritten.
+// ahead: memory to ask for meanwhile, a cache line a pair, or null.
 template <int R>
-inline void block_rows(int64_t rows, const uint8_t* tiles, int64_t pairs, const bf16* x, int64_t ldx, float* c, int64_t ldc, bool fresh) {
+inline void block_rows(int64_t rows, const uint8_t* tiles, int64_t pairs, const bf16* x, int64_t ldx, float* c,
+                       int64_t ldc, bool fresh, const uint8_t* ahead = nullptr) {
     if constexpr (R > 1) {
-        if (rows < R) return block_rows<R - 1>(rows, tiles, pairs, x, ldx, c, ldc, fresh);
+        if (rows < R) return block_rows<R - 1>(rows, tiles, pairs, x, ldx, c, ldc, fresh, ahead);
     }
     __m512 sums[R][TILES];
     for (int r = 0; r < R; ++r)
@@ -32,6 +34,7 @@ inline void block_rows(int64_t rows, const uint8_t* tiles, int64_t pairs, const 
         if (pair % 16 == 0)  // the rows that come next, one cache line of each
             for (int r = 0; r < R; ++r)
                 _mm_prefetch(reinterpret_cast<const char*>(x + (R + r) * ldx + 2 * pair), _MM_HINT_T0);
+        if (ahead) _mm_prefetch(reinterpret_cast<const char*>(ahead + pair * 64), _MM_HINT_T1);
         __m512i tile[TILES];
         for (int t = 0; t < TILES; ++t) tile[t] = _mm512_load_si512(tiles + (pair * TILES + t) * TILE_PLAIN);
         for (int r = 0; r < R; ++r) {
