@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -10,9 +11,7 @@ import torch
 from hypothesis import given, settings
 
 from fovea.core.sampling import SamplingParams
-from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.runner import Runner
-from fovea.engine.sample.sampler import Sampler
+from fovea.engine.attention_plan import AttentionPlanner
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence
 from fovea.kernels import reference
@@ -22,15 +21,10 @@ from fovea.kernels.torch_kernels import PLAIN
 DIM, SCALE = 8, 0.3
 
 
-def runner(blocks: int, size: int, kv_heads: int) -> Runner:
-    """A runner over nothing: what it makes of a plan needs the decoder's dimensions alone."""
-    model = SimpleNamespace(
-        decoder=SimpleNamespace(config=SimpleNamespace(layers=1, kv_heads=kv_heads, head_dim=DIM)),
-        kernels=PLAIN,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
-    return Runner(model, EmbeddingCache(0), Sampler(frozenset()), blocks=blocks, block_size=size)  # type: ignore[arg-type]
+def planner(size: int, kv_heads: int) -> AttentionPlanner:
+    """A plan depends on the kernels' ways and the number of heads alone."""
+    config: Any = SimpleNamespace(heads=kv_heads, kv_heads=kv_heads, head_dim=DIM)
+    return AttentionPlanner(PLAIN, config, size, torch.device("cpu"), torch.float32)
 
 
 def works(spans: list[tuple[int, int]], size: int, seed: int) -> tuple[list[Work], int]:
@@ -53,7 +47,7 @@ def check(spans: list[tuple[int, int]], size: int, heads: tuple[int, int], seed:
     kv = torch.randn(blocks, size, 2, kv_heads, DIM)
     rows = sum(item.count for item in work)
     query = torch.randn(rows, query_heads, DIM)
-    plan = runner(blocks, size, kv_heads)._attention(work)
+    plan = planner(size, kv_heads).plan(work)
     store(kv, torch.randn(rows, 2, kv_heads, DIM), plan.slots)
     ours = attend(query, kv, plan, SCALE)
     row = 0
@@ -98,7 +92,7 @@ def test_what_lies_behind_a_sequence_in_its_last_block_is_never_read() -> None:
     work, blocks = works([(4, 1), (20, 1), (2, 3)], 16, 1)
     kv = torch.randn(blocks, 16, 2, 2, DIM)
     query = torch.randn(5, 4, DIM)
-    plan = runner(blocks, 16, 2)._attention(work)
+    plan = planner(16, 2).plan(work)
     before = attend(query, kv, plan, SCALE)
     for item in work:
         kv[item.seq.blocks[-1], item.stop % 16 :] = 1e4

@@ -13,7 +13,7 @@ POLICY_NAMES = ("dual", "fcfs", "priority", "detail")
 DETAIL_POLICY_NAMES = ("full", "keywords")
 WHEN_FULL = ("wait", "refuse")
 QUANTIZATIONS = ("none", "int8", "int4")
-KERNELS = ("auto", "native", "onednn", "torch")
+KERNELS = ("auto", "native", "onednn", "torch", "triton")
 MIB = 1024 * 1024
 
 
@@ -56,7 +56,8 @@ class EngineConfig:
     prefix_cache: share the KV of equal prefixes between requests.
     preprocess_workers: threads that resize and normalise images. [1, 64].
     kernels: on a CPU: "native" is Fovea's own C++ (bf16; weights packed without loss to 12 bits), "onednn" torch with
-        weights in oneDNN's layout, "torch" plain torch; "auto" the first of them that the machine and the type allow.
+        weights in oneDNN's layout, "torch" plain torch; "auto" the first of them that the machine and the type allow. On
+        CUDA: "triton" (docs/gpu.md) and "torch"; "auto" is Triton where it is installed.
     compile: what torch compiles before its first use, for the kernels "torch": "off", "default", "reduce-overhead" or
         "max-autotune" for all, or by component: encoder=MODE,projector=MODE,decoder=MODE. docs/engines.md has figures.
     """

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fovea.core.stage import stage
+from fovea.engine.attention_plan import AttentionPlanner, by_length
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.moves import Move
 from fovea.engine.encoder import Encoder
@@ -30,10 +31,8 @@ from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.stream import encoder_stream
 from fovea.engine.vision.tiers import SlowerTiers
-from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
 
 PixelSource = Callable[[], ProcessedImage]
-PADDING_RATIO, PADDING_SLACK = 2, 64
 
 
 @dataclass(slots=True)
@@ -95,7 +94,7 @@ class Runner:
             pixels=self._pixels,
             alive=self._prompts.__contains__,
         )
-        self._attends_in_place = model.kernels.attends_in_place(config.head_dim)
+        self._planner = AttentionPlanner(model.kernels, config, block_size, model.device, model.dtype)
 
     @property
     def encoding(self) -> bool:
@@ -211,7 +210,7 @@ class Runner:
             x,
             torch.from_numpy(positions).to(device),
             self.kv,
-            self._attention(work),
+            self._planner.plan(work),
             visual_rows,
             deepstack,
         )
@@ -258,60 +257,3 @@ class Runner:
         levels = len(parts[0][0].deepstack)
         deepstack = [torch.cat([f.deepstack[level][where] for f, where in parts]) for level in range(levels)]
         return index, embeds, deepstack
-
-    def _attention(self, work: list[Work]) -> AttentionPlan:
-        size, device = self.block_size, self.model.device
-        slots: list[NDArray[np.int64]] = []
-        for item in work:
-            blocks = np.asarray(item.seq.blocks, dtype=np.int64)
-            places = np.arange(item.start, item.stop)
-            slots.append(blocks[places // size] * size + places % size)
-        decodes = next((i for i, item in enumerate(work) if item.count != 1), len(work))
-        chunks, row = [], decodes
-        for item in work[decodes:]:
-            used = -(-item.stop // size)
-            table = torch.tensor(item.seq.blocks[:used], device=device)
-            chunks.append(Chunk(row, item.count, item.start, table))
-            row += item.count
-        place = torch.from_numpy(np.concatenate(slots)).to(device)
-        singles = work[:decodes]
-        if self._attends_in_place:
-            groups = [self._decodes(singles, 0)] if singles else []
-        else:
-            groups, first = [], 0
-            for group in similar(singles):
-                groups.append(self._decodes(group, first))
-                first += len(group)
-        return AttentionPlan(place, tuple(groups), tuple(chunks))
-
-    def _decodes(self, work: list[Work], row: int) -> Decodes:
-        size, device = self.block_size, self.model.device
-        lengths = np.array([item.stop for item in work])
-        longest = int(lengths.max())
-        tables = np.zeros((len(work), -(-longest // size)), dtype=np.int64)
-        for number, item in enumerate(work):
-            used = -(-item.stop // size)
-            tables[number, :used] = item.seq.blocks[:used]
-        mask = None
-        if not self._attends_in_place and (lengths != longest).any():
-            allowed = torch.from_numpy(np.arange(longest)[None, :] < lengths[:, None])
-            mask = torch.zeros(allowed.shape, dtype=self.model.dtype)
-            mask = mask.masked_fill_(~allowed, float("-inf"))[:, None, None].to(device)
-        places = torch.from_numpy(tables).to(device), torch.from_numpy(lengths).to(device)
-        return Decodes(row, *places, longest, mask)
-
-
-def by_length(work: Sequences[Work]) -> list[Work]:
-    """Single tokens first, short contexts before long ones, so that neighbours can share a gathered length."""
-    return sorted(work, key=lambda item: (item.count != 1, item.stop if item.count == 1 else 0))
-
-
-def similar(work: Sequences[Work]) -> list[list[Work]]:
-    """Runs of sorted single tokens whose contexts differ by less than PADDING_RATIO: padding is read like keys."""
-    groups: list[list[Work]] = []
-    for item in work:
-        if groups and item.stop <= PADDING_RATIO * groups[-1][0].stop + PADDING_SLACK:
-            groups[-1].append(item)
-        else:
-            groups.append([item])
-    return groups

@@ -25,11 +25,25 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Shares:
+    """G runs of tokens, each of which several of B rows begin with, for kernels that read them once for all of those rows.
+
+    starts (B,): tokens of a row that a share reads for it, 0: none. members (G, R): rows of each share, padded with -1.
+    lengths (G,): tokens of each share, which stand in the blocks of its first member; 0: there is none.
+    """
+
+    starts: Tensor
+    members: Tensor
+    lengths: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Decodes:
     """B consecutive rows from `row` on, each the newest token of its sequence.
 
     tables (B, blocks): block tables, padded with block 0. lengths (B,): tokens of each context. length: L, the longest.
     mask (B, 1, 1, L) additive, or None when all contexts are that long, or are read where they lie.
+    shared: None where every row reads all of its blocks itself.
     """
 
     row: int
@@ -37,6 +51,7 @@ class Decodes:
     lengths: Tensor
     length: int
     mask: Tensor | None
+    shared: Shares | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +77,7 @@ def attend(query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tens
         _decode(query[group.row : group.row + group.tables.shape[0]], kv, group, scale)
         for group in plan.decodes
     ]
-    parts += [_prefill(query[chunk.row : chunk.row + chunk.count], kv, chunk, scale) for chunk in plan.chunks]
+    parts += [prefill(query[chunk.row : chunk.row + chunk.count], kv, chunk, scale) for chunk in plan.chunks]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -80,7 +95,8 @@ def _decode(query: Tensor, kv: Tensor, group: Decodes, scale: float) -> Tensor:
     return out.reshape(batch, heads, dim)
 
 
-def _prefill(query: Tensor, kv: Tensor, chunk: Chunk, scale: float) -> Tensor:
+def prefill(query: Tensor, kv: Tensor, chunk: Chunk, scale: float) -> Tensor:
+    """query (count, H, D) of one chunk over the blocks of its sequence; returns (count, H, D)."""
     count, heads, _ = query.shape
     kv_heads = kv.shape[3]
     length = chunk.first + count

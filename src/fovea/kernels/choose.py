@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import os
+from importlib.util import find_spec
+
 import torch
 
 from fovea.core.errors import ConfigError
@@ -9,15 +13,19 @@ from fovea.kernels.build import library
 from fovea.kernels.native import NativeKernels
 from fovea.kernels.torch_kernels import TorchKernels
 
+log = logging.getLogger("fovea.kernels")
+
 
 def choose(name: str, device: torch.device, dtype: torch.dtype) -> TorchKernels:
-    """name: "auto" is the best that device, type and machine allow; "native", "onednn", "torch" ask for one.
+    """name: "auto" is the best that device, type and machine allow; "native", "onednn", "torch", "triton" ask for one.
 
-    Raises ConfigError when "native" is asked for and can not be had.
+    Raises ConfigError when "native" or "triton" is asked for and can not be had.
     """
+    if name == "native" and device.type != "cpu":
+        raise ConfigError(f"native kernels are for CPUs, the device is {device}", param="kernels")
+    if name == "triton" or (name == "auto" and device.type == "cuda"):
+        return _triton(device, asked=name == "triton")
     if name == "torch" or device.type != "cpu":
-        if name == "native":
-            raise ConfigError(f"native kernels are for CPUs, the device is {device}", param="kernels")
         return TorchKernels()
     if name != "onednn" and dtype is torch.bfloat16:
         found = library()
@@ -30,3 +38,21 @@ def choose(name: str, device: torch.device, dtype: torch.dtype) -> TorchKernels:
             param="kernels",
         )
     return TorchKernels(pack=True)
+
+
+def _triton(device: torch.device, *, asked: bool) -> TorchKernels:
+    """CUDA builds of torch bring Triton along; where it is missing, torch does the work unless Triton was asked for."""
+    if find_spec("triton") is None:
+        if asked:
+            raise ConfigError(
+                "triton kernels need the package triton, which is not installed", param="kernels"
+            )
+        log.warning(
+            "triton is not installed: attention reads gathered copies of the KV cache, which is slower"
+        )
+        return TorchKernels()
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ConfigError(f"triton kernels are for CUDA, the device is {device}", param="kernels")
+    from fovea.kernels.triton_kernels import TritonKernels
+
+    return TritonKernels(device)

@@ -100,6 +100,11 @@ class TorchKernels:
         """Whether decodes read pages where they lie, or need groups of similar length and masks."""
         return False
 
+    def shared_rows(self, group: int) -> int:
+        """How many rows at most read blocks that all of them begin with once, together, where `group` query heads have one
+        KV head; 0: every row reads its own."""
+        return 0
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return reference.rms_norm(x, weight, eps)
 

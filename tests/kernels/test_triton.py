@@ -1,0 +1,205 @@
+"""The Triton kernels in Triton's interpreter against their twins. On a machine with CUDA: tests/gpu.
+
+Not in bfloat16 where there are products: the interpreter multiplies the bits (triton-lang/triton issue 11584).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+if os.environ.get("TRITON_INTERPRET") != "1":  # see tests/conftest.py
+    pytest.skip("there is a card: tests/gpu runs them on it", allow_module_level=True)
+
+from fovea.core.errors import ConfigError
+from fovea.core.sampling import SamplingParams
+from fovea.engine import attention_plan
+from fovea.engine.attention_plan import AttentionPlanner
+from fovea.engine.schedule import shares
+from fovea.engine.schedule.plan import Work
+from fovea.engine.sequence import Sequence
+from fovea.kernels import reference, triton_decode, triton_rows
+from fovea.kernels.choose import choose
+from fovea.kernels.torch_kernels import PLAIN
+from fovea.kernels.triton_kernels import TritonKernels
+
+CPU = torch.device("cpu")
+KERNELS = TritonKernels(CPU)
+CLOSE = {torch.float32: (1e-5, 1e-5), torch.float16: (2e-3, 2e-3), torch.bfloat16: (0.02, 0.02)}
+TYPES = pytest.mark.parametrize("dtype", list(CLOSE), ids=str)
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    atol, rtol = CLOSE[theirs.dtype]
+    torch.testing.assert_close(ours, theirs, atol=atol, rtol=rtol)
+
+
+@TYPES
+def test_norms(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, delta, weight = (
+        torch.randn(3, 40).to(dtype) * 5,
+        torch.randn(3, 40).to(dtype),
+        torch.randn(40).to(dtype),
+    )
+    close(triton_rows.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    total, normal = triton_rows.add_rms_norm(x, delta, weight, 1e-5)
+    close(total, x + delta)
+    close(normal, reference.rms_norm(x + delta, weight, 1e-5))
+    heads = torch.randn(2, 3, 40).to(dtype)
+    close(triton_rows.rms_norm(heads, weight, 1e-5), reference.rms_norm(heads, weight, 1e-5))
+
+
+@TYPES
+def test_a_gate_and_what_it_scales(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_rows, "GATED_AT_ONCE", 16)
+    x = torch.randn(3, 2 * 40, generator=torch.Generator().manual_seed(0)).to(dtype)
+    close(triton_rows.silu_mul(x), torch.nn.functional.silu(x[:, :40]) * x[:, 40:])
+
+
+@TYPES
+@pytest.mark.parametrize("norms", [True, False])
+def test_queries_and_keys_turn_and_keys_and_values_are_kept(dtype: torch.dtype, norms: bool) -> None:
+    torch.manual_seed(0)
+    heads, kv_heads, dim = 3, 2, 24
+    qkv = torch.randn(4, heads + 2 * kv_heads, dim).to(dtype)
+    angle = torch.randn(4, 1, dim // 2).repeat(1, 1, 2)
+    weights = (torch.randn(dim).to(dtype), torch.randn(dim).to(dtype)) if norms else None
+    slots = torch.tensor([9, 2, 0, 5])
+    pools = [torch.zeros(3, 4, 2, kv_heads, dim, dtype=dtype) for _ in range(2)]
+    arguments = [(qkv.clone(), heads, angle.cos(), angle.sin(), weights, 1e-6, pool, slots) for pool in pools]
+    close(KERNELS.rotate_store(*arguments[0]), PLAIN.rotate_store(*arguments[1]))
+    close(pools[0], pools[1])
+
+
+def planner(heads: int, kv_heads: int, dim: int, size: int) -> AttentionPlanner:
+    config: Any = SimpleNamespace(heads=heads, kv_heads=kv_heads, head_dim=dim)
+    return AttentionPlanner(KERNELS, config, size, CPU, torch.float32)
+
+
+def item(number: int, blocks: list[int], first: int, count: int) -> Work:
+    seq = Sequence(f"s{number}", [0] * (first + count), SamplingParams(), 1)
+    seq.blocks = blocks
+    return Work(seq, first, count)
+
+
+def check(
+    work: list[Work], heads: tuple[int, int], dim: int, size: int, dtype: torch.dtype = torch.float32
+) -> attention_plan.AttentionPlan:
+    query_heads, kv_heads = heads
+    torch.manual_seed(0)
+    blocks = 1 + max(max(each.seq.blocks) for each in work)
+    kv = torch.randn(blocks, size, 2, kv_heads, dim).to(dtype)
+    query = torch.randn(sum(each.count for each in work), query_heads, dim).to(dtype)
+    plan = planner(query_heads, kv_heads, dim, size).plan(work)
+    ours, row = KERNELS.attend(query, kv, plan, 0.3), 0
+    for each in work:
+        rows = query[row : row + each.count]
+        close(
+            ours[row : row + each.count],
+            reference.paged_attention(rows, kv, each.seq.blocks, each.start, 0.3),
+        )
+        row += each.count
+    return plan
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (7, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_decodes_of_any_length(heads: tuple[int, int], dtype: torch.dtype) -> None:
+    """One token, the end of a tile, just after it, several splits; blocks in no order; a chunk of a prompt beside."""
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(1)).tolist()
+    work = []
+    for number, stop in enumerate([1, 16, 64, 65, 200, 330]):
+        used = -(-stop // 16)
+        work.append(item(number, order[:used], stop - 1, 1))
+        order = order[used:]
+    plan = check([*work, item(9, order[:2], 3, 20)], heads, 24, 16, dtype)
+    assert plan.decodes[0].shared is None
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (7, 1)], ids=str)
+def test_a_shared_prefix_is_read_once_and_changes_nothing(
+    heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two crowds and one that is alone. That the common blocks are read through their first reader alone is seen by
+    taking them away from the others."""
+    monkeypatch.setattr(shares, "LEAST_ROWS", 2)
+    first, second = list(range(20)), list(range(20, 30))
+    work = [item(0, [50, 51], 20, 1)]
+    work += [item(1 + n, [*second, 30 + n], 161 + n, 1) for n in range(2)]
+    work += [item(3 + n, [*first, 40 + n], 321 + 3 * n, 1) for n in range(3)]
+    monkeypatch.setattr(
+        attention_plan, "shares", lambda *given: shares.shares(*given, least_rows=2, least_tokens=32)
+    )
+    plan = check(work, heads, 16, 16)
+    shared = plan.decodes[0].shared
+    assert shared is not None
+    assert shared.starts.tolist() == [0, 160, 160, 320, 320, 320]
+    assert sorted(shared.lengths.tolist()) == [160, 320]
+    query, kv = torch.randn(6, heads[0], 16), torch.randn(52, 16, 2, heads[1], 16)
+    before = KERNELS.attend(query, kv, plan, 0.3)
+    plan.decodes[0].tables[2, :10] = 51
+    plan.decodes[0].tables[4:, :20] = 51
+    torch.testing.assert_close(KERNELS.attend(query, kv, plan, 0.3), before, atol=0, rtol=0)
+
+
+def test_a_crowd_larger_than_a_share_and_shares_that_are_padding() -> None:
+    """Graphs are replayed with room for shares that a step does not have."""
+    rows = triton_decode.shared_rows(6)
+    work = [item(n, [*range(17), 20 + n], 273, 1) for n in range(rows + 2)]
+    plan = check(work, (6, 1), 16, 16)
+    (group,) = plan.decodes
+    assert group.shared is not None
+    assert len(group.shared.members) == 1
+    assert group.shared.starts.tolist() == [272] * rows + [0, 0]
+    query, kv = torch.randn(rows + 2, 6, 16), torch.randn(40, 16, 2, 1, 16)
+    before = KERNELS.attend(query, kv, plan, 0.3)
+    padded = attention_plan.Shares(
+        group.shared.starts,
+        torch.cat((group.shared.members, torch.full((2, rows), -1))),
+        torch.cat((group.shared.lengths, torch.zeros(2, dtype=torch.long))),
+    )
+    more = attention_plan.Decodes(0, group.tables, group.lengths, group.length, None, padded)
+    again = attention_plan.AttentionPlan(plan.slots, (more,), ())
+    torch.testing.assert_close(KERNELS.attend(query, kv, again, 0.3), before, atol=0, rtol=0)
+
+
+def test_as_many_splits_as_fill_the_card() -> None:
+    assert [triton_decode.splits(rows, 8, 132) for rows in (1, 2, 8, 64)] == [32, 16, 4, 1]
+    assert triton_decode.splits(1, 1, 132) == triton_decode.MOST_SPLITS
+
+
+def test_who_asks_for_triton_without_a_card_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(choose("triton", CPU, torch.float32), TritonKernels)
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ConfigError, match="triton kernels are for CUDA, the device is cpu"):
+        choose("triton", CPU, torch.float32)
+    monkeypatch.setattr("fovea.kernels.choose.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="need the package triton, which is not installed"):
+        choose("triton", CPU, torch.float32)
+    assert type(choose("auto", torch.device("cuda"), torch.float32)) is type(PLAIN)
+
+
+def test_every_kernel_compiles_for_a_hopper_card(tmp_path: Path) -> None:
+    """What the interpreter lets pass, the compiler may not. It needs no card."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.compile_triton"],
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
+        "norm", "add and norm", "silu", "rotate", "decode", "decode after a share", "share", "merge",
+    ]  # fmt: skip
