@@ -13,7 +13,19 @@ from collections.abc import Sequence
 from fovea import __version__
 from fovea.core.errors import FoveaError
 
-COMMANDS = ("ask", "chat", "serve", "batch", "evaluate", "models", "caches", "simulate", "bench", "profile")
+COMMANDS = (
+    "ask",
+    "chat",
+    "serve",
+    "batch",
+    "evaluate",
+    "models",
+    "caches",
+    "simulate",
+    "bench",
+    "profile",
+    "build",
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

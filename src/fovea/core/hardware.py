@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+VECTORS = (
+    "sse",
+    "ssse",
+    "avx",
+    "amx",
+    "fma",
+    "f16c",
+    "bmi",
+    "gfni",
+    "vaes",
+    "vpcl",
+    "asimd",
+    "sve",
+    "bf16",
+    "i8mm",
+)
+"""What the names of vector instruction sets begin with, in /proc/cpuinfo."""
 FALLBACK_BYTES = 2 * 1024**3
 
 
@@ -22,3 +39,16 @@ def available_memory() -> int:
     except (OSError, ValueError):
         return free
     return free if limit == "max" else min(free, max(0, int(limit) - used))
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """The vector instructions that compilers may use on this CPU, sorted; none where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ()
+    for line in lines:
+        name, _, flags = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return tuple(sorted(flag for flag in flags.split() if flag.startswith(VECTORS)))
+    return ()

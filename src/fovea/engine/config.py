@@ -60,6 +60,8 @@ class EngineConfig:
         CUDA: "triton" (docs/gpu.md) and "torch"; "auto" is Triton where it is installed.
     compile: what torch compiles before its first use, for the kernels "torch": "off", "default", "reduce-overhead" or
         "max-autotune" for all, or by component: encoder=MODE,projector=MODE,decoder=MODE. docs/engines.md has figures.
+    encoder_engines: encoders made by `fovea build`, for the images whose grid they were built for: "off", "auto" (the folder
+        beside the checkpoint) or a folder. They are machine code: whoever names a folder runs what is in it.
     """
 
     dtype: str = "auto"
@@ -95,6 +97,7 @@ class EngineConfig:
     preprocess_workers: int = 2
     kernels: str = "auto"
     compile: str = "off"
+    encoder_engines: str = "off"
 
     @property
     def room(self) -> int:
@@ -125,6 +128,11 @@ class EngineConfig:
         if not isinstance(self.pace, int | float) or not (self.pace == 0 or 1 <= self.pace <= 1000):
             raise ConfigError(f"pace is {self.pace!r}; accepted: 0, or 1 to 1000", param="pace")
         CompileModes.of(self.compile)
+        if not isinstance(self.encoder_engines, str) or not self.encoder_engines:
+            raise ConfigError(
+                f"encoder_engines is {self.encoder_engines!r}; accepted: off, auto, or a folder",
+                param="encoder_engines",
+            )
         for name, low, high in (
             ("threads", 0, 1024),
             ("block_size", 1, 256),

@@ -68,8 +68,8 @@ class TorchKernels:
 
     @property
     def plain(self) -> bool:
-        """Whether weights stay as torch keeps them, so that torch can compile what multiplies them."""
-        return not self._pack
+        """Whether all of it is torch, weights as it keeps them, so that torch can compile what layers do."""
+        return type(self) is TorchKernels and not self._pack
 
     def product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool

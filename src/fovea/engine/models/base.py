@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from fovea.engine.layers.decoder import Decoder, DecoderConfig, LanguageHead
 from fovea.engine.layers.linear import checkpoint_targets, use_kernels
+from fovea.engine.vision.built.engines import EncoderEngines
+from fovea.engine.vision.built.static import StaticEncoder
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.shape import VisualShape
@@ -48,6 +50,7 @@ class VisionLanguageModel(nn.Module, ABC):
         self.video_token_id = video_token_id
         self.merge = merge
         self.kernels = PLAIN
+        self.engines = EncoderEngines()
 
     @abstractmethod
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
@@ -55,6 +58,10 @@ class VisionLanguageModel(nn.Module, ABC):
 
     def encode(self, image: ProcessedImage) -> VisualFeatures:
         return finished(self.encode_slices(image))
+
+    def static_encoder(self) -> StaticEncoder | None:
+        """The vision tower as something that can be built for a grid; None: there is no such thing."""
+        return None
 
     @abstractmethod
     def visual_shape(self, plan: VisualPlan) -> VisualShape:

@@ -23,14 +23,14 @@ Rowwise = Callable[..., Tensor]
 
 
 def check_compile(modes: CompileModes, kernels: TorchKernels, quantization: str) -> None:
-    """Raises ConfigError where torch has nothing to compile: our own and oneDNN's products are opaque to it."""
+    """Raises ConfigError where torch can not see what it would compile: packed products, and kernels of our own."""
     if not modes.chosen:
         return
     asked = ", ".join(f"{name}={mode}" for name, mode in modes.chosen.items())
     if not kernels.plain:
         raise ConfigError(
-            f"compile asks for {asked}, but the model runs on packed products that torch can not compile; --kernels torch "
-            "keeps weights plain, at the price of the faster kernels",
+            f"compile asks for {asked}, but the model runs on kernels that torch can not look into; --kernels torch "
+            "can be compiled, and does without them",
             param="compile",
         )
     if quantization != "none":

@@ -17,6 +17,7 @@ from fovea.engine.compile_modes import CompileModes
 from fovea.engine.config import EngineConfig
 from fovea.engine.files import read_json
 from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.built import install, look, site
 from fovea.engine.models.compiled import check_compile, compile_parts
 from fovea.engine.models.recipe import RECIPES, Packer
 from fovea.engine.models.registry import architecture, build, takes_videos
@@ -88,13 +89,16 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     model = _build(config, device, dtype)
     parameters = _count_parameters(model)
     recipe = RECIPES[settings.quantization]
+    built = look(settings.encoder_engines, folder, model, settings.quantization)
     # A fingerprint is of plain weights, and only where somebody asks: a large encoder takes a second to read.
     stored = bool(settings.embed_disk_dir)
-    packer = Packer(model, kernels, recipe, later=model.encoder_parts() if stored else ())
+    packer = Packer(model, kernels, recipe, later=model.encoder_parts() if stored or built else ())
     load_weights(files, model.checkpoint_targets(), model.ignored, packer.filled)
     mark = ""
+    if built:
+        install(model, built, site(model, entry.name))
     if stored:
-        details = entry.name, str(dtype), type(kernels).__name__, settings.quantization
+        details = entry.name, str(dtype), type(kernels).__name__, settings.quantization, model.engines.digest
         mark = fingerprint(model.encoder_parts(), *details)
     packer.rest()
     model.finish_loading(kernels, recipe.head, parameters)

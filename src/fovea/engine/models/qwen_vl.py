@@ -10,9 +10,11 @@ from torch import nn
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
+from fovea.engine.vision.built.engines import run_parts
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.qwen import QwenVisionConfig, QwenVisionTower
+from fovea.engine.vision.qwen_parts import StaticQwen
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices
 
@@ -31,11 +33,17 @@ class QwenVL(VisionLanguageModel):
         self.vision = QwenVisionTower(vision)
 
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
-        embeds, deepstack = yield from self.vision.slices(self.pixels(image), image.plan.grid)
+        patches, grid = self.pixels(image), image.plan.grid
+        parts = self.engines.find(grid)
+        slices = self.vision.slices(patches, grid) if parts is None else run_parts(parts, patches)
+        embeds, deepstack = yield from slices
         if image.plan.kept is not None:
             kept = torch.tensor(image.plan.kept, device=embeds.device)
             embeds, deepstack = embeds[kept], [features[kept] for features in deepstack]
         return VisualFeatures(embeds, tuple(deepstack))
+
+    def static_encoder(self) -> StaticQwen:
+        return StaticQwen(self.vision)
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         return self.vision.shape(plan.grid)

@@ -51,7 +51,7 @@ class QwenVisionConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class _Geometry:
+class Geometry:
     """What depends on the grid alone, all of it in the order in which the tower keeps its patches.
 
     cos, sin (patches, 1, head_dim) float32. order: the merge-order number of each visual token that the tower holds,
@@ -67,6 +67,10 @@ class _Geometry:
     windows: tuple[tuple[int, int], ...]
     taps: Tensor | None
     tap_weights: Tensor | None
+
+    def runs(self, config: QwenVisionConfig, block: int) -> tuple[tuple[int, int], ...]:
+        """Which rows see each other in that block."""
+        return self.full if not config.window or block in config.full else self.windows
 
 
 class _Attention(nn.Module):
@@ -95,7 +99,7 @@ def _norm(config: QwenVisionConfig, width: int) -> nn.Module:
     return RMSNorm(width, 1e-6) if config.generation == "2.5" else LayerNorm(width, 1e-6)
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     rowwise = ("before", "after")
 
     def __init__(self, config: QwenVisionConfig) -> None:
@@ -105,7 +109,7 @@ class _Block(nn.Module):
         self.norm2 = _norm(config, config.hidden)
         self.mlp = _mlp(config)
 
-    def slices(self, x: Tensor, geometry: _Geometry, runs: Sequence[tuple[int, int]]) -> Slices[Tensor]:
+    def slices(self, x: Tensor, geometry: Geometry, runs: Sequence[tuple[int, int]]) -> Slices[Tensor]:
         """x (patches, hidden), changed in place."""
         attention = self.attn
         qkv = x.new_empty((x.shape[0], 3 * attention.heads, x.shape[1] // attention.heads))
@@ -183,12 +187,12 @@ class QwenVisionTower(nn.Module):
         self.config = config
         self.patch_embed = _PatchEmbed(config)
         self.pos_embed = Embedding(config.positions, config.hidden) if config.positions else None
-        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.merger = _Merger3(config, joined_norm=False) if config.generation == "3" else _Merger2(config)
         self.deepstack_merger_list = nn.ModuleList(
             _Merger3(config, joined_norm=True) for _ in config.deepstack
         )
-        self._geometries: OrderedDict[tuple[int, int, int], _Geometry] = OrderedDict()
+        self._geometries: OrderedDict[tuple[int, int, int], Geometry] = OrderedDict()
 
     def slices(self, patches: Tensor, grid: tuple[int, int, int]) -> Slices[tuple[Tensor, list[Tensor]]]:
         """patches (t*h*w, channels*temporal*patch*patch) to visual tokens (t*h*w/merge^2, out_hidden), and one such
@@ -202,9 +206,8 @@ class QwenVisionTower(nn.Module):
             learned = (self.pos_embed(geometry.taps) * geometry.tap_weights).sum(1)
             x += learned.to(x.dtype)
         features = []
-        for index, block in enumerate(cast("Iterable[_Block]", self.blocks)):
-            wide = not self.config.window or index in self.config.full
-            x = yield from block.slices(x, geometry, geometry.full if wide else geometry.windows)
+        for index, block in enumerate(cast("Iterable[Block]", self.blocks)):
+            x = yield from block.slices(x, geometry, geometry.runs(self.config, index))
             if index in self.config.deepstack:
                 merger = self.deepstack_merger_list[self.config.deepstack.index(index)]
                 features.append((yield from by_rows(projecting(merger), x)))
@@ -212,7 +215,7 @@ class QwenVisionTower(nn.Module):
         return merged if geometry.back is None else merged[geometry.back], features
 
     def shape(self, grid: tuple[int, int, int]) -> VisualShape:
-        geometry, config = self._make_geometry(grid), self.config  # of its own: not the engine's thread
+        geometry, config = self.geometry(grid), self.config
         patches = grid[0] * grid[1] * grid[2]
         wide = len(config.full) if config.window else config.depth
         full, windows = (
@@ -225,17 +228,18 @@ class QwenVisionTower(nn.Module):
         """(patches, ...) to (visual tokens, patches of each, ...)."""
         return patches.view(-1, self.config.merge**2, *patches.shape[1:])
 
-    def _geometry(self, grid: tuple[int, int, int]) -> _Geometry:
+    def _geometry(self, grid: tuple[int, int, int]) -> Geometry:
         geometry = self._geometries.get(grid)
         if geometry is None:
-            geometry = self._make_geometry(grid)
+            geometry = self.geometry(grid)
             self._geometries[grid] = geometry
             if len(self._geometries) > GEOMETRIES_KEPT:
                 self._geometries.popitem(last=False)
         self._geometries.move_to_end(grid)
         return geometry
 
-    def _make_geometry(self, grid: tuple[int, int, int]) -> _Geometry:
+    def geometry(self, grid: tuple[int, int, int]) -> Geometry:
+        """Made anew, so that any thread may ask."""
         config = self.config
         device = self.patch_embed.proj.weight.device
         half = config.hidden // config.heads // 2
@@ -254,7 +258,7 @@ class QwenVisionTower(nn.Module):
             numbers, windows = window_order(grid, config.merge, config.window)
             order = torch.from_numpy(numbers)
             angles = self._tokens(angles)[order].flatten(0, 1)
-        return _Geometry(
+        return Geometry(
             angles.cos().to(device),
             angles.sin().to(device),
             None if order is None else order.to(device),

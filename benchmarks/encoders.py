@@ -1,0 +1,185 @@
+"""One image through the vision encoder, on every set of kernels and every kind of built encoder, in one run.
+
+    python benchmarks/encoders.py [--sizes 448 896] [--dtypes bfloat16 float32] [--repeats 5] [--threads 2] [--folder PATH]
+
+The checkpoint of quick.py. Encoders are built first (minutes), into --engines, where a second run finds them. All candidates
+take turns, so that a neighbour on the machine disturbs all of them; figures are medians. The longest slice is what a running
+stream waits for. The difference is the largest from plain torch, over its largest output. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from checkpoint import write_checkpoint
+from fovea.core.image import Image, PixelBudget, content_identity
+from fovea.engine.config import EngineConfig
+from fovea.engine.models.built import look, site
+from fovea.engine.models.load import LoadedModel, load_model
+from fovea.engine.vision.built.build import Builder, largest_difference
+from fovea.engine.vision.processor.base import ProcessedImage
+
+BUILT = ("aot", "onnx")
+
+
+@dataclass
+class Candidate:
+    """A model whose encoder is measured. seconds, longest: of a run and of its longest slice, by size."""
+
+    name: str
+    loaded: LoadedModel
+    seconds: dict[int, list[float]] = field(default_factory=dict)
+    longest: dict[int, list[float]] = field(default_factory=dict)
+    difference: dict[int, float] = field(default_factory=dict)
+
+    @torch.inference_mode()
+    def run(self, image: ProcessedImage) -> tuple[float, float, torch.Tensor]:
+        slices, longest = self.loaded.model.encode_slices(image), 0.0
+        begun = last = time.perf_counter()
+        while True:
+            try:
+                next(slices)
+            except StopIteration as stop:
+                ended = time.perf_counter()
+                return ended - begun, max(longest, ended - last), stop.value.embeds
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+
+
+def picture(size: int) -> Image:
+    rgb = np.random.default_rng(size).integers(0, 255, (size, size, 3), dtype=np.uint8).tobytes()
+    return Image(content_identity("benchmark", size, size, rgb), size, size, rgb)
+
+
+def build(folder: Path, out: Path, format: str, base: EngineConfig, sizes: list[int]) -> float:
+    """Seconds that it took, 0 where it is there already."""
+    loaded = load_model(str(folder), replace(base, kernels="torch"))
+    encoder = loaded.model.static_encoder()
+    assert encoder is not None
+    here = site(loaded.model, loaded.info.architecture)
+    grids = {loaded.processor.plan(size, size, PixelBudget()).grid: [f"{size}x{size}"] for size in sizes}
+    if (out / "manifest.json").is_file():
+        found = look(str(out), folder, loaded.model, "none")
+        if (
+            found
+            and not found.manifest.misfit(here)
+            and {grid.grid for grid in found.manifest.grids} == set(grids)
+        ):
+            return 0.0
+    started = time.perf_counter()
+    model = loaded.model
+    Builder(encoder, format, 1, model.device, model.dtype, here, out, tell=print).build(grids)
+    return time.perf_counter() - started
+
+
+def candidates(
+    folder: Path, engines: Path, dtype: str, args: argparse.Namespace
+) -> tuple[list[Candidate], dict[str, float]]:
+    base = EngineConfig(dtype=dtype, device="cpu", threads=args.threads)
+    took: dict[str, float] = {}
+    kinds: dict[str, Callable[[], dict[str, Any]]] = {
+        "torch": lambda: {"kernels": "torch"},
+        "torch, compiled": lambda: {"kernels": "torch", "compile": "encoder=default,projector=default"},
+        "onednn": lambda: {"kernels": "onednn"},
+        "native": lambda: {"kernels": "native"},
+    }
+    for format in BUILT:
+        out = engines / f"{dtype}-{format}"
+
+        def built(out: Path = out, format: str = format) -> dict[str, Any]:
+            took[format] = build(folder, out, format, base, args.sizes)
+            return {"kernels": "torch", "encoder_engines": str(out)}
+
+        kinds[f"{format}, built"] = built
+    made = []
+    for name, settings in kinds.items():
+        try:
+            loaded = load_model(str(folder), replace(base, **settings()))
+            loaded.model.decoder.layers = torch.nn.ModuleList()  # nobody asks: six models are to fit
+            made.append(Candidate(name, loaded))
+        except Exception as error:  # noqa: BLE001 - what can not run here is said, and the others are measured
+            print(f"{dtype}, {name}: not measured: {error}")
+    return made, took
+
+
+def measure(made: list[Candidate], size: int, repeats: int) -> None:
+    image = picture(size)
+    processor = made[0].loaded.processor
+    ready = processor.process(image, processor.plan(size, size, PixelBudget()))
+    reference: torch.Tensor | None = None
+    for repeat in range(repeats + 1):
+        for candidate in made:
+            seconds, longest, embeds = candidate.run(ready)
+            if repeat:
+                candidate.seconds.setdefault(size, []).append(seconds)
+                candidate.longest.setdefault(size, []).append(longest)
+            else:  # the first one compiles, and is compared
+                reference = embeds if reference is None else reference
+                candidate.difference[size] = largest_difference(embeds, reference)
+
+
+def report(dtype: str, made: list[Candidate], sizes: list[int]) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    print(
+        f"\n| {dtype} | " + " | ".join(f"{size}x{size} | longest slice | difference" for size in sizes) + " |"
+    )
+    print("|---" * (1 + 3 * len(sizes)) + "|")
+    for candidate in made:
+        cells, result = [], {}
+        for size in sizes:
+            times = sorted(1000 * second for second in candidate.seconds[size])
+            took, longest = statistics.median(times), 1000 * statistics.median(candidate.longest[size])
+            cells += [
+                f"{took:.0f} ms ({times[0]:.0f}-{times[-1]:.0f})",
+                f"{longest:.1f} ms",
+                f"{candidate.difference[size]:.1g}",
+            ]
+            result[str(size)] = {
+                "ms": took,
+                "longest_slice_ms": longest,
+                "difference": candidate.difference[size],
+            }
+        print(f"| {candidate.name} | " + " | ".join(cells) + " |")
+        results[candidate.name] = result
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", type=int, nargs="+", default=[448, 896])
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/fovea-bench/qwen2.5-vl-0.5b-random"))
+    parser.add_argument("--engines", type=Path, default=Path("/tmp/fovea-bench/encoders"))
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")  # torch's compiler, about itself
+    torch.set_num_threads(args.threads)
+    folder = write_checkpoint(args.folder)
+    results: dict[str, Any] = {"threads": args.threads}
+    for dtype in args.dtypes:
+        made, took = candidates(folder, args.engines, dtype, args)
+        for size in args.sizes:
+            measure(made, size, args.repeats)
+        results[dtype] = report(dtype, made, args.sizes)
+        print(f"built in seconds: { {name: round(second, 1) for name, second in took.items()} }")
+        results[dtype]["build_s"] = took
+        del made
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

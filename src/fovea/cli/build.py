@@ -1,0 +1,131 @@
+"""fovea build MODEL: encoders compiled ahead of time, one per resolution, for `--encoder-engines`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fovea.cli import options
+from fovea.cli.common import DEFAULT_MODEL, config_file, count
+from fovea.core.errors import ConfigError, FoveaError, UnsupportedModel
+from fovea.core.image import LEVELS, PixelBudget
+from fovea.engine.config import EngineConfig
+from fovea.engine.vision.built.manifest import FORMATS, Manifest
+
+if TYPE_CHECKING:
+    from fovea.engine.models.load import LoadedModel
+    from fovea.engine.vision.built.manifest import Grid
+
+RESOLUTIONS = ("448x448", "896x896")
+SETTINGS = ("dtype", "device", "threads")
+
+
+def register(commands: Any) -> None:
+    parser = commands.add_parser(
+        "build",
+        help="compile the vision encoder for given resolutions",
+        description=f"{__doc__} What is built, when it is used and when it is faster: docs/engines.md.",
+    )
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help=f"a folder, a hub id, or {DEFAULT_MODEL} (default)"
+    )
+    parser.add_argument(
+        "--resolutions", nargs="+", type=_resolution, metavar="WxH", default=[_resolution(text) for text in RESOLUTIONS],
+        help=f"images to build for, width and height in pixels (default: {' '.join(RESOLUTIONS)})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--levels", nargs="+", choices=LEVELS, default=["high"],
+        help="levels of detail at which these are looked at (default: high)",
+    )  # fmt: skip
+    parser.add_argument("--format", choices=tuple(FORMATS), default="aot", help="(default: aot)")
+    parser.add_argument(
+        "--blocks-per-part", type=count, default=1, metavar="N",
+        help="blocks of the tower that run without a pause; streams wait for them (default: 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="(default: fovea-engines beside the checkpoint)"
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="TOML file of settings; flags and FOVEA_* come first"
+    )
+    skip = [name for name in options.field_names(EngineConfig) if name not in SETTINGS]
+    options.add_options(parser, "engine", EngineConfig, skip=skip)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    file = config_file(args)
+    # Parts are exported from plain weights, and what another engine would do with them is not asked.
+    config = options.settings(
+        EngineConfig, args, {name: value for name, value in file.items() if name in SETTINGS},
+        kernels="torch", quantization="none", encoder_engines="off", compile="off", embed_disk_dir="",
+    )  # fmt: skip
+    model = options.lookup("model", args, file)
+    manifest, folder = _build(str(model[0]) if model else DEFAULT_MODEL, config, args)
+    for grid in manifest.grids:
+        print(
+            f"{grid.grid[1]}x{grid.grid[2]} patches ({', '.join(grid.sources)}): {len(grid.parts)} parts in "
+            f"{len(set(grid.parts))} files, {manifest.precision}, largest difference {grid.difference:.2g}"
+        )
+    size = sum((folder / name).stat().st_size for name in manifest.checksums)
+    print(
+        f"{folder}: {len(manifest.checksums)} files, {size / 1e6:.1f} MB; use them with --encoder-engines {folder}"
+    )
+    return 0
+
+
+def _build(name: str, config: EngineConfig, args: argparse.Namespace) -> tuple[Manifest, Path]:
+    import torch
+
+    from fovea.engine.models.built import BESIDE, site
+    from fovea.engine.models.load import load_model, resolve
+    from fovea.engine.vision.built.build import Builder
+    from fovea.engine.vision.built.format import format_named
+
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    folder = args.out.expanduser() if args.out else resolve(name) / BESIDE
+    loaded = load_model(name, config)
+    model = loaded.model
+    format_named(args.format).check(model.device)
+    encoder = model.static_encoder()
+    if encoder is None:
+        raise UnsupportedModel(
+            f"{loaded.info.architecture} has no encoders to build; those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL can be"
+        )
+    builder = Builder(
+        encoder,
+        args.format,
+        args.blocks_per_part,
+        model.device,
+        model.dtype,
+        site(model, loaded.info.architecture),
+        folder,
+        tell=lambda line: print(line, file=sys.stderr),
+    )
+    return builder.build(_grids(loaded, args.resolutions, args.levels)), folder
+
+
+def _grids(loaded: LoadedModel, sizes: list[tuple[int, int]], levels: list[str]) -> dict[Grid, list[str]]:
+    """What the processor makes of every size at every level; several may come to one grid."""
+    grids: dict[Grid, list[str]] = {}
+    for width, height in sizes:
+        for level in levels:
+            try:
+                plan = loaded.processor.plan(width, height, PixelBudget(level))  # type: ignore[arg-type]
+            except FoveaError as error:
+                raise ConfigError(
+                    f"--resolutions {width}x{height}: {error.message}", param="resolutions"
+                ) from error
+            grids.setdefault(plan.grid, []).append(f"{width}x{height} {level}")
+    return grids
+
+
+def _resolution(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not WIDTHxHEIGHT in pixels")
+    return int(found[1]), int(found[2])

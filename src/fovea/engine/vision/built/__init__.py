@@ -1,0 +1,1 @@
+"""Encoders that are built ahead of time, one per grid of patches."""

@@ -1,0 +1,97 @@
+"""fovea build: what it makes, what it says, and what it refuses before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from fovea.engine.vision.built.manifest import Manifest
+from tests.cli.support import Caller
+from tests.support.checkpoints import write
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "engines"
+
+
+def test_resolutions_and_levels_become_grids(fovea: Caller, tiny: Path, out: Path) -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    done = fovea(
+        "build", tiny, "--resolutions", "96x64", "100x60", "--levels", "low", "high", "--format", "onnx",
+        "--blocks-per-part", 3, "--device", "cpu", "--out", out,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    manifest = Manifest.read(out)
+    assert [grid.grid for grid in manifest.grids] == [(1, 4, 6)]
+    assert manifest.grids[0].sources == ("96x64 low", "96x64 high", "100x60 low", "100x60 high")
+    assert manifest.site.versions["onnxruntime"] != "none"
+    assert (
+        "4x6 patches (96x64 low, 96x64 high, 100x60 low, 100x60 high): 1 parts in 1 files, float32"
+        in done.out
+    )
+    assert f"use them with --encoder-engines {out}" in done.out
+    from PIL import Image
+
+    Image.new("RGB", (96, 64), "red").save(out / "red.png")
+    words = ("ask", out / "red.png", "what?", "--model", tiny, "--max-tokens", 4, "--temperature", 0)
+    assert fovea(*words, "--encoder-engines", out).out == fovea(*words).out
+
+
+def test_the_checkpoint_of_an_architecture_without(fovea: Caller, tmp_path: Path, out: Path) -> None:
+    done = fovea("build", write("llava", tmp_path / "llava"), "--out", out)
+    assert done.code == 2
+    assert "LLaVA-1.5 has no encoders to build; those of Qwen2-VL" in done.told
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("text", ["448", "448x", "0x448", "448x448x3", "-1x2", "axb", "100000x5"])
+def test_a_resolution_that_is_none(fovea: Caller, tiny: Path, text: str) -> None:
+    done = fovea("build", tiny, f"--resolutions={text}")
+    assert done.code == 2
+    assert "is not WIDTHxHEIGHT" in done.err
+
+
+def test_a_resolution_that_the_processor_refuses(fovea: Caller, tiny: Path, out: Path) -> None:
+    done = fovea("build", tiny, "--resolutions", "1x9999", "--out", out)
+    assert done.code == 2
+    assert "--resolutions 1x9999: " in done.told
+
+
+def test_a_format_whose_package_is_missing(
+    fovea: Caller, tiny: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", None)  # type: ignore[arg-type]
+    done = fovea("build", tiny, "--format", "tensorrt", "--out", out)
+    assert done.code == 2
+    assert "tensorrt is not installed; pip install tensorrt" in done.told
+
+
+def test_a_folder_without_engines(fovea: Caller, tiny: Path, tmp_path: Path) -> None:
+    done = fovea("ask", "what?", "--model", tiny, "--encoder-engines", tmp_path)
+    assert done.code == 2
+    assert "has no manifest.json; fovea build makes one" in done.told
+
+
+def test_engines_of_another_model(fovea: Caller, tiny: Path, out: Path) -> None:
+    """Told, and the answer is the eager encoder's."""
+    site = {"model": "0", "dtype": "float32", "device": "cpu", "capability": [], "versions": {}}
+    out.mkdir()
+    manifest = {
+        "version": 1,
+        "format": "aot",
+        "precision": "float32",
+        "blocks": 1,
+        "site": site,
+        "grids": [],
+        "checksums": {},
+    }
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    words = ("ask", "what?", "--model", tiny, "--max-tokens", 4, "--temperature", 0, "--device", "cpu")
+    done = fovea(*words, "--encoder-engines", out)
+    assert done.code == 0
+    assert done.out == fovea(*words).out

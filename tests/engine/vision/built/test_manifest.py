@@ -1,0 +1,118 @@
+"""What a folder of built encoders says of itself, and every reason for not using it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fovea.engine.vision.built.manifest import NAME, BuiltGrid, Manifest, Site, Unusable, checksum
+
+HERE = Site("a" * 40, "float32", "cpu", ("avx2", "avx512f", "fma"), {"torch": "2.13.0", "onnx": "1.0"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("first.pt2", "later.pt2"):
+        (tmp_path / name).write_bytes(name.encode())
+    return tmp_path
+
+
+@pytest.fixture
+def manifest(folder: Path) -> Manifest:
+    grids = (
+        BuiltGrid((1, 4, 6), ("84x56 high", "90x60 high"), ("first.pt2", "later.pt2", "later.pt2"), 1e-6),
+    )
+    sums = {name: checksum(folder / name) for name in ("first.pt2", "later.pt2")}
+    made = Manifest("aot", "float32", 2, HERE, grids, sums)
+    made.write(folder)
+    return made
+
+
+def test_what_is_written_is_read(folder: Path, manifest: Manifest) -> None:
+    assert Manifest.read(folder) == manifest
+    assert manifest.misfit(HERE) is None
+    manifest.check(folder, manifest.grids[0])
+    assert sorted(path.name for path in folder.iterdir()) == ["first.pt2", "later.pt2", NAME]
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"model": "b" * 40}, "built for model aaaa"),
+        ({"dtype": "bfloat16"}, "built for dtype float32, this one is bfloat16"),
+        ({"device": "cuda"}, "built for device cpu"),
+        ({"versions": {"torch": "2.14.0"}}, "built with torch 2.13.0, here is 2.14.0"),
+        ({"versions": {}}, "here is none"),
+        ({"capability": ("avx2", "fma")}, "a processor with avx512f, which"),
+    ],
+)
+def test_why_it_does_not_fit(manifest: Manifest, changed: dict[str, Any], told: str) -> None:
+    assert told in str(manifest.misfit(replace(HERE, **changed)))
+
+
+def test_more_than_was_asked_for_is_fine(manifest: Manifest) -> None:
+    richer = replace(
+        HERE, capability=(*HERE.capability, "amx_bf16"), versions={"torch": "2.13.0", "onnx": "9"}
+    )
+    assert manifest.misfit(richer) is None
+
+
+def test_graphs_run_on_any_processor(manifest: Manifest) -> None:
+    """ONNX files hold no machine code, and any onnxruntime may read them."""
+    graphs = replace(manifest, format="onnx")
+    assert graphs.misfit(replace(HERE, capability=(), versions={})) is None
+
+
+def test_a_file_that_is_another_or_gone(folder: Path, manifest: Manifest) -> None:
+    (folder / "later.pt2").write_bytes(b"something else")
+    with pytest.raises(Unusable, match=r"later\.pt2 is not the file that was built"):
+        manifest.check(folder, manifest.grids[0])
+    (folder / "first.pt2").unlink()
+    with pytest.raises(Unusable, match=r"first\.pt2 can not be read"):
+        manifest.check(folder, manifest.grids[0])
+
+
+def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda v: v | {"version": 2}, "not of version 1"),
+        (lambda v: [v], "not of version 1"),
+        (lambda v: _without(v, "site"), "damaged: KeyError"),
+        (lambda v: v | {"site": _without(v["site"], "dtype")}, "damaged: TypeError"),
+        (lambda v: v | {"format": "exe"}, "format 'exe'"),
+        (lambda v: v | {"grids": [v["grids"][0] | {"grid": [1, 0, 6]}]}, "grid"),
+        (lambda v: v | {"grids": [v["grids"][0] | {"parts": ["../first.pt2"]}]}, "part '../first.pt2'"),
+        (lambda v: v | {"checksums": {}}, "part "),
+    ],
+)
+def test_a_damaged_manifest_is_none(folder: Path, manifest: Manifest, change: Any, told: str) -> None:
+    values = json.loads((folder / NAME).read_text())
+    (folder / NAME).write_text(json.dumps(change(values)))
+    with pytest.raises(Unusable, match=told):
+        Manifest.read(folder)
+
+
+def test_no_manifest(tmp_path: Path) -> None:
+    with pytest.raises(Unusable, match="can not be read: No such file"):
+        Manifest.read(tmp_path)
+    (tmp_path / NAME).write_text("{")
+    with pytest.raises(Unusable, match="not JSON"):
+        Manifest.read(tmp_path)
+
+
+def test_outputs_have_a_name(manifest: Manifest) -> None:
+    """Tokens that are kept on disk must not be taken for those of other engines."""
+    others = [
+        replace(manifest, precision="bfloat16"),
+        replace(manifest, format="onnx"),
+        replace(manifest, checksums=dict(manifest.checksums) | {"first.pt2": "0" * 64}),
+    ]
+    assert len({manifest.digest, *(other.digest for other in others)}) == 4
