@@ -59,7 +59,7 @@ class EngineConfig:
         weights in oneDNN's layout, "torch" plain torch; "auto" the first of them that the machine and the type allow. On
         CUDA: "triton" (docs/gpu.md) and "torch"; "auto" is Triton where it is installed.
     compile: what torch compiles before its first use, for the kernels "torch": "off", "default", "reduce-overhead" or
-        "max-autotune" for all, or by component: encoder=MODE,projector=MODE,decoder=MODE. docs/engines.md has figures.
+        "max-autotune" for all, or by component: encoder=MODE,projector=MODE,decoder=MODE. See docs/engines.md.
     encoder_engines: encoders made by `fovea build`, for the images whose grid they were built for: "off", "auto" (the folder
         beside the checkpoint) or a folder. They are machine code: whoever names a folder runs what is in it.
     """
