@@ -14,7 +14,7 @@ from fovea.engine.cache.manager import KVManager
 from fovea.engine.config import MIB, EngineConfig
 from fovea.engine.intake import Intake
 from fovea.engine.loop import EngineLoop
-from fovea.engine.memory import host_slots, pool_blocks
+from fovea.engine.memory import decode_padding, host_slots, pool_blocks
 from fovea.engine.models.load import LoadedModel, prompt_builder
 from fovea.engine.pixel_pool import PixelPool
 from fovea.engine.pixels import PixelStore
@@ -50,6 +50,7 @@ def assemble(loaded: LoadedModel, config: EngineConfig, detail_policy: DetailPol
     model, tokenizer = loaded.model, loaded.tokenizer
     blocks, slots = pool_blocks(config, model), host_slots(config, model)
     rows = blocks * config.block_size
+    info = replace(loaded.info, max_context=_context(config, loaded.info, rows))
     slower = slower_tiers(config, loaded.fingerprint, model.device)
     embeddings: EmbeddingCache[VisualFeatures] = EmbeddingCache(
         config.embed_cache_mib * MIB, ttl_s=config.embed_ttl_s or None, evicted=slower.evicted
@@ -70,6 +71,7 @@ def assemble(loaded: LoadedModel, config: EngineConfig, detail_policy: DetailPol
         block_size=config.block_size,
         host_blocks=slots,
         slower=slower,
+        padding=decode_padding(config, model, blocks, info.max_context),
     )
     loop = EngineLoop(scheduler, runner, tokenizer)
     detail = DetailRule.of(config)
@@ -82,9 +84,8 @@ def assemble(loaded: LoadedModel, config: EngineConfig, detail_policy: DetailPol
         slower,
         model.visual_token_bytes,
     )
-    info = replace(loaded.info, max_context=_context(config, loaded.info, rows))
     refuse = config.when_full == "refuse"
-    admission = Admission(config.room, rows, runner.kv.nbytes // rows, refuse=refuse)
+    admission = Admission(config.room, rows, runner.block_bytes // config.block_size, refuse=refuse)
     intake = Intake(loop, preparer, admission, info, refuse=refuse)
     return Parts(embeddings, slower, kv, scheduler, loop, preparer, admission, intake, info)
 

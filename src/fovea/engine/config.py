@@ -14,6 +14,7 @@ DETAIL_POLICY_NAMES = ("full", "keywords")
 WHEN_FULL = ("wait", "refuse")
 QUANTIZATIONS = ("none", "int8", "int4")
 KERNELS = ("auto", "native", "onednn", "torch", "triton")
+DECODE_GRAPHS = ("auto", "off", "padded")
 MIB = 1024 * 1024
 
 
@@ -58,6 +59,8 @@ class EngineConfig:
     kernels: on a CPU: "native" is Fovea's own C++ (bf16; weights packed without loss to 12 bits), "onednn" torch with
         weights in oneDNN's layout, "torch" plain torch; "auto" the first of them that the machine and the type allow. On
         CUDA: "triton" (docs/gpu.md) and "torch"; "auto" is Triton where it is installed.
+    decode_graphs: "auto" pads steps that only decode to a few batch sizes and replays them as CUDA graphs, with Triton's
+        kernels; "padded" pads the same and launches every kernel, to compare; "off" does neither.
     compile: what torch compiles before its first use, for the kernels "torch": "off", "default", "reduce-overhead" or
         "max-autotune" for all, or by component: encoder=MODE,projector=MODE,decoder=MODE. See docs/engines.md.
     encoder_engines: encoders made by `fovea build`, for the images whose grid they were built for: "off", "auto" (the folder
@@ -96,6 +99,7 @@ class EngineConfig:
     prefix_cache: bool = True
     preprocess_workers: int = 2
     kernels: str = "auto"
+    decode_graphs: str = "auto"
     compile: str = "off"
     encoder_engines: str = "off"
 
@@ -113,6 +117,7 @@ class EngineConfig:
             ("dtype", DTYPES),
             ("quantization", QUANTIZATIONS),
             ("kernels", KERNELS),
+            ("decode_graphs", DECODE_GRAPHS),
             ("policy", POLICY_NAMES),
             ("when_full", WHEN_FULL),
             ("detail_policy", DETAIL_POLICY_NAMES),

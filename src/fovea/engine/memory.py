@@ -1,4 +1,4 @@
-"""How many KV blocks fit: every pool has a ceiling before the first request."""
+"""How many KV blocks fit, and which batches are recorded: all memory has a ceiling before the first request."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fovea.core.errors import ConfigError
 from fovea.core.hardware import available_memory
 from fovea.engine.config import MIB, EngineConfig
 from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.schedule.padding import Padding, padded_sizes
 
 CPU_SHARE, CPU_CEILING = 0.25, 4096 * MIB
 CUDA_SHARE = 0.8
@@ -44,6 +45,30 @@ def host_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
             f"kv_host_mib: {config.kv_host_mib} MiB hold no block of {block} bytes", param="kv_host_mib"
         )
     return slots
+
+
+def decode_padding(
+    config: EngineConfig, model: VisionLanguageModel, blocks: int, max_context: int
+) -> Padding | None:
+    """What decodes are padded to, or None: they are not. Raises ConfigError where that is asked for and can not be."""
+    asked, decoder = config.decode_graphs, model.decoder.config
+    in_place = model.kernels.attends_in_place(decoder.head_dim)
+    if asked == "off" or (asked == "auto" and not (in_place and model.device.type == "cuda")):
+        return None
+    if not in_place:
+        raise ConfigError(
+            "decode_graphs is 'padded', and these kernels cut decodes by length; accepted with triton and native kernels",
+            param="decode_graphs",
+        )
+    return Padding(
+        sizes=padded_sizes(config.max_running),
+        width=-(-max_context // config.block_size),
+        axes=0 if model.merge is None else 3,
+        shared_rows=model.kernels.shared_rows(decoder.heads // decoder.kv_heads),
+        block_size=config.block_size,
+        scrap=blocks,
+        launched=asked == "padded",
+    )
 
 
 def _automatic(device: torch.device) -> int:

@@ -22,8 +22,10 @@ from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.moves import Move
 from fovea.engine.encoder import Encoder
 from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.padded import PaddedDecodes
 from fovea.engine.positions import mrope_positions
 from fovea.engine.sample.sampler import Sampled, Sampler
+from fovea.engine.schedule.padding import Padding
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
 from fovea.engine.schedule.stage import forward_stage
 from fovea.engine.sequence import Sequence
@@ -31,6 +33,7 @@ from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.stream import encoder_stream
 from fovea.engine.vision.tiers import SlowerTiers
+from fovea.kernels.attention import AttentionPlan
 
 PixelSource = Callable[[], ProcessedImage]
 
@@ -72,14 +75,17 @@ class Runner:
         block_size: int,
         host_blocks: int = 0,
         slower: SlowerTiers | None = None,
+        padding: Padding | None = None,
     ) -> None:
+        """padding: of steps that only decode, recorded as CUDA graphs where there is CUDA; None: they run as they come."""
         self.model = model
         self.embeddings = embeddings
         self.sampler = sampler
         self.block_size = block_size
         self.slower = slower or SlowerTiers()
         config = model.decoder.config
-        shape = (config.layers, blocks, block_size, 2, config.kv_heads, config.head_dim)
+        pool = blocks if padding is None else blocks + 1  # the scrap block is nobody's
+        shape = (config.layers, pool, block_size, 2, config.kv_heads, config.head_dim)
         # Zeroed, not empty: rows past a sequence's end are masked, but 0 * NaN would still be NaN.
         self.kv = torch.zeros(shape, dtype=model.dtype, device=model.device)
         self.host_kv = torch.empty(
@@ -95,6 +101,15 @@ class Runner:
             alive=self._prompts.__contains__,
         )
         self._planner = AttentionPlanner(model.kernels, config, block_size, model.device, model.dtype)
+        self._padded: PaddedDecodes | None = None
+        if padding is not None:
+            capture = model.device.type == "cuda" and not padding.launched
+            self._padded = PaddedDecodes(padding, self._decode, model.device, capture=capture)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one KV block, all layers."""
+        return self.kv[:, 0].nbytes
 
     @property
     def encoding(self) -> bool:
@@ -202,6 +217,8 @@ class Runner:
         device = self.model.device
         ids = np.concatenate([self._ids(item) for item in work])
         positions = np.concatenate([self._positions(item) for item in work], axis=-1)
+        if self._padded is not None and (rows := self._padded.padding.size(work)):
+            return self._padded.run(rows, work, ids, positions)
         x = self.model.decoder.embed_tokens(torch.from_numpy(ids).to(device))
         visual_rows, embeds, deepstack = self._visual(work)
         if visual_rows is not None and embeds is not None:
@@ -214,6 +231,11 @@ class Runner:
             visual_rows,
             deepstack,
         )
+        return hidden
+
+    def _decode(self, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
+        decoder = self.model.decoder
+        hidden: Tensor = decoder(decoder.embed_tokens(ids), positions, self.kv, plan)
         return hidden
 
     def _ids(self, item: Work) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ def engine_stats(
     return slower.stats() | {
         **scheduler_stats(scheduler),
         **waiting_ages(scheduler, time.monotonic()),
-        "kv_block_bytes": loop.runner.kv.nbytes // scheduler.kv.pool.size,
+        "kv_block_bytes": loop.runner.block_bytes,
         "pixel_bytes": pixels.claimed,
         "pixel_cache_bytes": pixels.bytes,
         "pixel_cache_capacity_bytes": preparer.pixels.capacity,

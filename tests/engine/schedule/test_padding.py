@@ -1,0 +1,83 @@
+"""Batches of fixed sizes, and what stands in their buffers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fovea.core.sampling import SamplingParams
+from fovea.engine.schedule.padding import MOST_ROWS, Layout, Padding, fill, padded_sizes
+from fovea.engine.schedule.plan import Work
+from fovea.engine.schedule.shares import Share, write_shares
+from fovea.engine.sequence import Sequence
+
+PADDING = Padding(sizes=padded_sizes(8), width=3, axes=3, shared_rows=4, block_size=4, scrap=50)
+
+
+def decode(length: int = 5) -> Work:
+    seq = Sequence("s", [1] * (length - 1), SamplingParams(), 9, output_ids=[7], computed=length - 1)
+    return Work(seq, length - 1, 1)
+
+
+def test_sizes_reach_what_may_run_and_end_where_padding_does() -> None:
+    assert padded_sizes(1) == (1,)
+    assert padded_sizes(5) == (1, 2, 4, 8)
+    assert padded_sizes(64) == (1, 2, 4, 8, 16, 24, 32, 48, 64)
+    assert padded_sizes(65)[-1] == 96
+    assert padded_sizes(4096)[-1] == MOST_ROWS
+
+
+def test_the_smallest_batch_that_holds_the_step_takes_it() -> None:
+    assert [PADDING.size([decode()] * count) for count in (1, 2, 3, 5, 8)] == [1, 2, 4, 8, 8]
+    assert PADDING.size([decode()] * 9) is None
+    assert PADDING.size([]) is None
+
+
+def test_a_step_that_does_more_than_decode_is_not_padded() -> None:
+    prompt = Work(Sequence("p", [1, 2, 3], SamplingParams(), 9), 0, 3)
+    last = Work(Sequence("l", [1, 2, 3], SamplingParams(), 9, computed=2), 2, 1)
+    assert PADDING.size([decode(), prompt]) is None
+    assert PADDING.size([decode(), last]) is None, "the end of a prompt may be an image's"
+
+
+def test_only_batches_that_can_hold_a_share_have_room_for_one() -> None:
+    assert PADDING.batches() == [(8, False), (8, True), (4, False), (4, True), (2, False), (1, False)]
+    alone = Padding(sizes=(1, 2, 4), width=3, axes=0, shared_rows=0, block_size=4, scrap=50)
+    assert alone.batches() == [(4, False), (2, False), (1, False)]
+    assert alone.layout(4, shared=False).shapes["positions"] == (4,)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_arrays_fill_the_buffer_and_never_each_other(shared: bool) -> None:
+    layout = PADDING.layout(8, shared=shared)
+    buffer = np.zeros(layout.total, dtype=np.int64)
+    for number, array in enumerate(layout.arrays(buffer).values(), 1):
+        assert not array.any()
+        array[...] = number
+    assert buffer.all()
+
+
+def test_rows_past_the_last_sequence_are_nobodys() -> None:
+    arrays = PADDING.layout(4, shared=True).arrays(
+        np.zeros(PADDING.layout(4, shared=True).total, dtype=np.int64)
+    )
+    for count in (4, 2):  # a smaller step after a larger one, over the same buffer
+        lengths = np.arange(5, 5 + count)
+        tables = np.arange(2 * count).reshape(count, 2) + 10
+        fill(arrays, PADDING, lengths, np.tile(lengths, (3, 1)), lengths + 100, tables, lengths)
+    assert arrays["ids"].tolist() == [5, 6, 0, 0]
+    assert arrays["positions"].tolist() == [[5, 6, 0, 0]] * 3
+    assert arrays["slots"].tolist() == [105, 106, 200, 200]
+    assert arrays["lengths"].tolist() == [5, 6, 1, 1]
+    assert arrays["tables"][:2, :2].tolist() == [[10, 11], [12, 13]]
+    assert arrays["tables"][2:, 0].tolist() == [50, 50]
+    write_shares([Share((0, 1), 2)], 4, arrays["starts"], arrays["members"], arrays["prefixes"])
+    assert arrays["starts"].tolist() == [8, 8, 0, 0]
+    assert (arrays["members"].tolist(), arrays["prefixes"].tolist()) == ([[0, 1, -1, -1]], [8])
+    write_shares([], 4, arrays["starts"], arrays["members"], arrays["prefixes"])
+    assert (arrays["members"].tolist(), arrays["prefixes"].tolist()) == ([[-1] * 4], [0])
+    assert not arrays["starts"].any()
+
+
+def test_a_layout_counts_what_it_holds() -> None:
+    assert Layout({"a": (2, 3), "b": (4,)}).total == 10
