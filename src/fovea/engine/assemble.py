@@ -66,7 +66,10 @@ def assemble(loaded: LoadedModel, config: EngineConfig, detail_policy: DetailPol
     runner = Runner(
         model,
         embeddings,
-        Sampler(frozenset(i for i in tokenizer.eos_ids if i < loaded.info.vocab_size)),
+        Sampler(
+            frozenset(i for i in tokenizer.eos_ids if i < loaded.info.vocab_size),
+            batched=model.device.type == "cuda",
+        ),
         blocks=blocks,
         block_size=config.block_size,
         host_blocks=slots,

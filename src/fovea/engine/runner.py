@@ -24,6 +24,7 @@ from fovea.engine.encoder import Encoder
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.padded import PaddedDecodes
 from fovea.engine.positions import mrope_positions
+from fovea.engine.sample.batched import index
 from fovea.engine.sample.sampler import Sampled, Sampler
 from fovea.engine.schedule.padding import Padding
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
@@ -165,9 +166,7 @@ class Runner:
         rows = [int(end) for end, item in zip(ends, work, strict=True) if item.samples]
         if rows:
             sequences = [item.seq for item in work if item.samples]
-            chosen = (
-                hidden if len(rows) == hidden.shape[0] else hidden[torch.tensor(rows, device=hidden.device)]
-            )
+            chosen = hidden if len(rows) == hidden.shape[0] else hidden[index(rows, hidden.device)]
             with stage("head", rows=len(rows)):
                 logits = self.model.logits(chosen)
             with stage("sampling", rows=len(rows)):

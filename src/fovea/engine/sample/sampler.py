@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fovea.engine.sample.batched import draw, filtered, index
 from fovea.engine.sample.logits import adjust, distribution, needs_adjusting
 from fovea.engine.sequence import Sequence
 
@@ -27,8 +28,11 @@ class Sampled:
 
 
 class Sampler:
-    def __init__(self, eos_ids: frozenset[int]) -> None:
+    def __init__(self, eos_ids: frozenset[int], *, batched: bool = False) -> None:
+        """batched: draw for many rows at once, and ask the device for the tokens of a step together. For CUDA; on a CPU
+        there is nothing to wait for, and a row by itself is rounded the same in any batch."""
         self._eos_ids = eos_ids
+        self._batched = batched
         self._streams: dict[str, random.Random] = {}
 
     def add(self, seq: Sequence, choice: int) -> None:
@@ -40,10 +44,47 @@ class Sampler:
 
     def sample(self, logits: Tensor, sequences: Seq[Sequence]) -> list[Sampled]:
         """logits (len(sequences), vocabulary) float32."""
-        best = logits.argmax(-1).tolist()
-        return [self._pick(logits[i], best[i], seq) for i, seq in enumerate(sequences)]
+        best = logits.argmax(-1)
+        drawn: dict[int, float] = {}
+        if self._batched:
+            drawn = self._points(sequences)
+            tokens, sure = self._draw(logits, best, sequences, drawn)
+        else:
+            tokens, sure = best.tolist(), [True] * len(sequences)
+        return [
+            self._pick(logits[i], tokens[i], seq, drawn.get(i), done=i in drawn and sure[i])
+            for i, seq in enumerate(sequences)
+        ]
 
-    def _pick(self, row: Tensor, best: int, seq: Sequence) -> Sampled:
+    def _points(self, sequences: Seq[Sequence]) -> dict[int, float]:
+        """A number of its own stream for each row that is drawn on the device: nothing is asked of it but a token."""
+        return {
+            i: self._streams[seq.id].random()
+            for i, seq in enumerate(sequences)
+            if not seq.sampling.greedy
+            and not seq.sampling.logprobs
+            and not needs_adjusting(seq.sampling, self._forbidden(seq))
+        }
+
+    def _draw(
+        self, logits: Tensor, best: Tensor, sequences: Seq[Sequence], points: dict[int, float]
+    ) -> tuple[list[int], list[bool]]:
+        """A token of each row, the most likely where nothing is drawn; and whether the draw had all candidates."""
+        made = torch.stack((best, torch.ones_like(best)))
+        for kind in (True, False):
+            rows = [i for i in points if filtered(sequences[i].sampling) == kind]
+            if rows:
+                asked = [sequences[i].sampling for i in rows]
+                chosen = logits if len(rows) == len(logits) else logits[index(rows, logits.device)]
+                found = draw(chosen, asked, [points[i] for i in rows])
+                made[:, index(rows, logits.device)] = torch.stack((found[0], found[1].long()))
+        tokens, sure = made.tolist()
+        return tokens, [bool(flag) for flag in sure]
+
+    def _pick(self, row: Tensor, best: int, seq: Sequence, point: float | None, *, done: bool) -> Sampled:
+        """best: the most likely token, or if `done` the one that was drawn. point: what the row's stream said already."""
+        if done:
+            return Sampled(best)
         params = seq.sampling
         forbidden = self._forbidden(seq)
         token = best
@@ -55,9 +96,9 @@ class Sampler:
         if not params.greedy:
             ids, probabilities = distribution(adjusted, params)
             bounds = probabilities.cumsum(0)
-            point = self._streams[seq.id].random() * float(bounds[-1])
-            index = int(torch.searchsorted(bounds, point, right=True))
-            token = int(ids[min(index, ids.shape[0] - 1)])
+            point = self._streams[seq.id].random() if point is None else point
+            place = int(torch.searchsorted(bounds, point * float(bounds[-1]), right=True))
+            token = int(ids[min(place, ids.shape[0] - 1)])
         if not params.logprobs:
             return Sampled(token)
         logprobs = torch.log_softmax(row, -1)
