@@ -120,7 +120,7 @@ WRONG = [
     (EngineConfig, "max_running", "1.5", "a whole number"),
     (EngineConfig, "max_running", "0", "1 to 4096"),
     (EngineConfig, "dtype", "int8", "auto, float32, bfloat16, float16"),
-    (EngineConfig, "quantization", "int3", "none, int8, int4"),
+    (EngineConfig, "quantization", "int3", "none, int8, int4, fp8"),
     (EngineConfig, "device", "tpu", "auto, cpu, cuda, cuda:N"),
     (EngineConfig, "prefix_cache", "maybe", "true or false"),
     (ServerSettings, "drain_seconds", "soon", "a number"),

@@ -153,7 +153,7 @@ def test_text_alone(fovea: Caller) -> None:
         (("--image", "/nowhere/a.png"), "/nowhere/a.png can not be read: No such file or directory"),
         (("--plot", "bars.gif"), "--plot is 'bars.gif'; accepted: a name that ends in .png, .svg, .pdf"),
         (("--trace", "/nowhere/t.json"), "/nowhere/t.json can not be written: No such file or directory"),
-        (("--quantization", "int3"), "--quantization: quantization is 'int3'; accepted: none, int8, int4"),
+        (("--quantization", "int3"), "--quantization: quantization is 'int3'; accepted: none, int8, int4, fp8"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_before_a_model_is_loaded(

@@ -153,7 +153,7 @@ def test_an_encoders_stored_outputs_are_not_mixed_up(tmp_path: Path) -> None:
 
 
 def test_an_unknown_quantization_is_refused() -> None:
-    with pytest.raises(ConfigError, match="quantization is 'int3'; accepted: none, int8, int4"):
+    with pytest.raises(ConfigError, match="quantization is 'int3'; accepted: none, int8, int4, fp8"):
         EngineConfig(quantization="int3")
 
 

@@ -12,7 +12,7 @@ DEVICES = ("auto", "cpu", "cuda")
 POLICY_NAMES = ("dual", "fcfs", "priority", "detail")
 DETAIL_POLICY_NAMES = ("full", "keywords")
 WHEN_FULL = ("wait", "refuse")
-QUANTIZATIONS = ("none", "int8", "int4")
+QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 KERNELS = ("auto", "native", "onednn", "torch", "triton")
 DECODE_GRAPHS = ("auto", "off", "padded")
 MIB = 1024 * 1024
@@ -22,7 +22,8 @@ MIB = 1024 * 1024
 class EngineConfig:
     """dtype: "auto" is the checkpoint's own on CUDA and on CPUs with bf16 units, float32 elsewhere.
     quantization: "none" keeps the weights as they are; "int8" and "int4" round them while they are read, to half and less
-        than a third of their bytes. Lossy: docs/quantization.md has the figures. Fast on CPUs with bf16 units.
+        than a third of their bytes. Lossy: docs/quantization.md has the figures. Fast on CPUs with bf16 units. "fp8": 8-bit
+        floats, for CUDA from Hopper on.
     device: "auto" is CUDA where torch sees it, else CPU.
     threads: CPU threads of torch; 0 leaves torch's own choice.
     block_size: tokens per KV block; prefixes are shared in whole blocks. [1, 256].

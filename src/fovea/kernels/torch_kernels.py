@@ -17,6 +17,7 @@ from torch.nn import functional
 from fovea.kernels import reference
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, attend, store
+from fovea.kernels.fp8 import FP8, Fp8Product
 from fovea.kernels.quantize import Format, TorchQuantizedProduct
 
 Product = Callable[[Tensor, Tensor | None], Tensor]
@@ -90,6 +91,8 @@ class TorchKernels:
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format
     ) -> TableProduct:
         """A product with a copy of `weight` in the format's levels."""
+        if format is FP8:
+            return Fp8Product(weight, bias, activation, gated)
         return TorchQuantizedProduct(weight, bias, activation, gated, format)
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:

@@ -31,6 +31,7 @@ from fovea.engine.vision.processor.video import QwenVideos
 from fovea.engine.vision.processor.video_settings import build_videos
 from fovea.engine.vision.stored import fingerprint
 from fovea.kernels.choose import choose
+from fovea.kernels.fp8 import check_fp8
 
 BUNDLED = "fovea-tiny"
 
@@ -86,6 +87,8 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     dtype = pick_dtype(settings.dtype, device, checkpoint_dtype(files))
     kernels, modes = choose(settings.kernels, device, dtype), CompileModes.of(settings.compile)
     check_compile(modes, kernels, settings.quantization)
+    if settings.quantization == "fp8":
+        check_fp8(device, dtype)
     model = _build(config, device, dtype)
     parameters = _count_parameters(model)
     recipe = RECIPES[settings.quantization]

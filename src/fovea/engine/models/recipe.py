@@ -9,6 +9,7 @@ from torch import nn
 
 from fovea.engine.layers.linear import Linear, PatchLinear
 from fovea.engine.models.base import VisionLanguageModel
+from fovea.kernels.fp8 import FP8
 from fovea.kernels.quantize import INT4, INT8, Format
 from fovea.kernels.torch_kernels import TorchKernels
 
@@ -39,6 +40,8 @@ RECIPES = {
     "int8": Recipe(INT8, INT8, INT8),
     # The encoder and the head are computed for many rows or once per token: 8 bits cost little time there.
     "int4": Recipe(INT4, INT8, INT8),
+    # Rows of the head are compared with each other, which rounding of activations disturbs most.
+    "fp8": Recipe(FP8, FP8, None),
 }
 """By the names of `EngineConfig.quantization`."""
 

@@ -1,0 +1,105 @@
+"""8-bit floats: the arithmetic of the twin, the shapes that the card's product asks for, and who is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fovea.core.errors import ConfigError
+from fovea.engine.config import EngineConfig
+from fovea.engine.models.load import load_model
+from fovea.kernels.fp8 import FLOAT8, FP8, MOST, Fp8Product, check_fp8, multiplied_by_cuda, rounded
+from fovea.kernels.torch_kernels import PLAIN
+
+BF16 = torch.bfloat16
+
+
+def test_a_row_is_rounded_to_3_bits_of_fraction_whatever_its_size() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 256) * torch.tensor([1e-6, 1.0, 1e3, 1e9, 0.0])[:, None]
+    values, scale = rounded(x)
+    assert (values.dtype, scale.shape) == (FLOAT8, (5, 1))
+    assert float(values[:4].float().abs().amax(1).min()) == MOST
+    back = values.float() * scale
+    # Half a step of 3 bits, and below the smallest normal number (2**-6) half of a fixed step.
+    assert bool(((back - x).abs() <= x.abs() / 16 + scale * 2**-10).all())
+    assert not back[4].any()
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (21, 35)], ids=str)
+@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
+def test_a_product_is_near_the_plain_one(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """(21, 35) has sides that the card does not take, and is padded."""
+    torch.manual_seed(0)
+    n, k = shape
+    weight, x = (torch.randn(n, k) * 0.05).to(dtype), torch.randn(2, 3, k).to(dtype)
+    bias, residual = torch.randn(n).to(dtype), torch.randn(2, 3, n).to(dtype)
+    product = PLAIN.quantized(weight, bias, None, False, FP8)
+    assert isinstance(product, Fp8Product)
+    ours = product(x, residual)
+    plain = torch.nn.functional.linear(x, weight)
+    error = (
+        ours - residual - bias - plain
+    ).float().square().mean().sqrt() / plain.float().square().mean().sqrt()
+    assert (ours.shape, ours.dtype) == ((2, 3, n), dtype)
+    assert 0.001 < float(error) < 0.06
+    picked = product.rows(torch.tensor([[3, 0]]))
+    assert picked.shape == (1, 2, k)
+    torch.testing.assert_close(picked[0], weight[[3, 0]].float(), atol=0.02, rtol=0.07)
+
+
+def test_the_gate_follows_the_product() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(32, 16) * 0.1, torch.randn(4, 16)
+    plain = Fp8Product(weight, None, None, False)(x, None)
+    gated = Fp8Product(weight, None, "silu", True)(x, None)
+    torch.testing.assert_close(gated, torch.nn.functional.silu(plain[:, :16]) * plain[:, 16:])
+
+
+def test_it_takes_half_the_memory_of_bf16() -> None:
+    assert Fp8Product(torch.zeros(64, 512, dtype=BF16), None, None, False).nbytes == 64 * (512 + 4)
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (21, 35)], ids=str)
+def test_the_card_is_given_what_it_asks_for(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layouts and sizes that torch._scaled_mm documents for scales by row."""
+    n, k = shape
+    seen: list[SimpleNamespace] = []
+
+    def scaled_mm(a: torch.Tensor, b: torch.Tensor, **rest: object) -> torch.Tensor:
+        seen.append(SimpleNamespace(a=a, b=b, **rest))
+        return torch.zeros(a.shape[0], b.shape[1], dtype=BF16)
+
+    monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
+    product = Fp8Product(torch.ones(n, k, dtype=BF16), None, None, False)
+    monkeypatch.setattr(product, "_multiply", multiplied_by_cuda)
+    assert product(torch.ones(3, k, dtype=BF16), None).shape == (3, n)
+    (call,) = seen
+    assert call.a.dtype is call.b.dtype is FLOAT8
+    assert call.a.is_contiguous()
+    assert call.b.T.is_contiguous()
+    assert all(side % 16 == 0 for side in call.b.shape)
+    assert (call.scale_a.shape, call.scale_b.shape) == ((3, 1), (1, call.b.shape[1]))
+    assert call.scale_a.dtype is call.scale_b.dtype is torch.float32
+    assert call.out_dtype is BF16
+
+
+def test_other_devices_are_refused_before_weights_are_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ConfigError, match="compute capability 9.0 and bfloat16: the device is cpu; accepted here: none"
+    ):
+        load_model("fovea-tiny", EngineConfig(device="cpu", quantization="fp8"))
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A card")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    with pytest.raises(ConfigError, match="A card has 8.9, the model runs in bfloat16"):
+        check_fp8(cuda, BF16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    check_fp8(cuda, BF16)
+    with pytest.raises(ConfigError, match="A card has 9.0, the model runs in float32"):
+        check_fp8(cuda, torch.float32)
