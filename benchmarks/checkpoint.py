@@ -32,7 +32,19 @@ TEMPLATE = (
 )
 
 
-def _words(models: Any, alphabet: list[str]) -> Any:
+LARGE_TEXT: dict[str, Any] = {
+    **TEXT, "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+    "intermediate_size": 18944, "vocab_size": 152_064, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "tie_word_embeddings": False,
+}  # fmt: skip
+LARGE_VISION: dict[str, Any] = {
+    **VISION, "depth": 32, "hidden_size": 1280, "num_heads": 16, "intermediate_size": 3420, "out_hidden_size": 3584,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+}  # fmt: skip
+"""The 8 B class: the shape of Qwen2.5-VL-7B."""
+
+
+def _words(models: Any, alphabet: list[str], count: int) -> Any:
     """A BPE in which every id has a text, and " abc" is one token for any three letters, as is every word of `fovea bench`.
 
     So a prompt has as many tokens as words, a stream of a random model never goes silent (an id without a text would be a
@@ -42,7 +54,7 @@ def _words(models: Any, alphabet: list[str]) -> Any:
     merges: list[tuple[str, str]] = []
 
     def add(stem: str, letter: str) -> None:
-        if stem + letter not in texts and len(texts) < TEXT["vocab_size"]:
+        if stem + letter not in texts and len(texts) < count:
             texts[stem + letter] = None
             merges.append((stem, letter))
 
@@ -58,8 +70,9 @@ def _words(models: Any, alphabet: list[str]) -> Any:
     return models.BPE(vocab={text: number for number, text in enumerate(texts)}, merges=merges)
 
 
-def write_checkpoint(folder: Path) -> Path:
-    """Write it once (about 1 GB, bf16); a folder that is complete is left as it is."""
+def write_checkpoint(folder: Path, *, large: bool = False, device: str = "cpu") -> Path:
+    """Write it once (about 1 GB, bf16; large: 17 GB); a folder that is complete is left as it is. device: draws the weights."""
+    text, vision = (LARGE_TEXT, LARGE_VISION) if large else (TEXT, VISION)
     done = folder / "complete"
     if done.exists():
         return folder
@@ -67,7 +80,7 @@ def write_checkpoint(folder: Path) -> Path:
     import transformers as hf
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    raw = Tokenizer(_words(models, pre_tokenizers.ByteLevel.alphabet()))
+    raw = Tokenizer(_words(models, pre_tokenizers.ByteLevel.alphabet(), text["vocab_size"]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens(SPECIALS)
@@ -83,8 +96,9 @@ def write_checkpoint(folder: Path) -> Path:
     }  # fmt: skip
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
-    config = hf.Qwen2_5_VLConfig(vision_config=VISION, text_config=TEXT, tie_word_embeddings=True, **ids)
-    model = hf.Qwen2_5_VLForConditionalGeneration(config)
+    config = hf.Qwen2_5_VLConfig(vision_config=vision, text_config=text, tie_word_embeddings=not large, **ids)
+    with torch.device(device):
+        model = hf.Qwen2_5_VLForConditionalGeneration(config)
     torch.set_default_dtype(torch.float32)
     model.save_pretrained(folder)
     words.save_pretrained(folder)

@@ -1,8 +1,8 @@
-"""Everything that needs CUDA, in one run under nine minutes: tests, then speed against transformers.
+"""Everything that needs CUDA, in one run under nine minutes: tests, then speed against the card and transformers.
 
     make gpu        # or: OUT=folder python benchmarks/gpu.py
 
-Writes gpu.md (card, versions, date, test verdict, figures) and the raw output under $OUT (default: out).
+Writes gpu.md (card, versions, date, test verdict, targets, figures) and the raw output under $OUT (default: out).
 """
 
 from __future__ import annotations
@@ -13,9 +13,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parent))
+
+from gpu_page import Shape, page
 
 ROOT = Path(__file__).resolve().parent.parent
-TEST_SECONDS, BENCH_SECONDS = 210, 300
+TEST_SECONDS, SPEED_SECONDS = 170, 340
 
 
 def run(command: list[str], log: Path, seconds: int) -> tuple[int, str]:
@@ -37,6 +42,18 @@ def run(command: list[str], log: Path, seconds: int) -> tuple[int, str]:
     return code, log.read_text()
 
 
+def last_result(text: str) -> dict[str, Any] | None:
+    """The last line that is a JSON object: what was measured before the time ran out, or all of it."""
+    for line in reversed(text.splitlines()):
+        if line.startswith("{"):
+            try:
+                found: dict[str, Any] = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            return found
+    return None
+
+
 def main() -> int:
     import torch
     import transformers
@@ -48,26 +65,19 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     pytest = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu", "-W", "default"]
     tests, tests_text = run(pytest, out / "gpu-tests.txt", TEST_SECONDS)
-    quick = [sys.executable, "benchmarks/quick.py", "--device", "cuda", "--threads", "8"]
-    bench, bench_text = run(quick, out / "gpu-quick.txt", BENCH_SECONDS)
-    lines = [
-        f"# {torch.cuda.get_device_name()}, {datetime.date.today().isoformat()}",
-        "",
+    speed, speed_text = run([sys.executable, "benchmarks/gpu_speed.py"], out / "gpu-speed.txt", SPEED_SECONDS)
+    result = last_result(speed_text)
+    text = page(
+        f"{torch.cuda.get_device_name()}, {datetime.date.today().isoformat()}",
         f"torch {torch.__version__}, transformers {transformers.__version__}, CUDA {torch.version.cuda}",
-        "",
-        f"Tests: exit code {tests}: {tests_text.strip().splitlines()[-1] if tests_text.strip() else 'no output'}",
-        "",
-    ]
-    if bench == 0:
-        result = json.loads(bench_text.strip().splitlines()[-1])
-        lines += ["| figure | median |", "|---|---|"]
-        lines += [f"| {name} | {value:.1f} |" for name, value in result["medians"].items()]
-        lines += [f"| {name} | {value:.2f}x |" for name, value in result["ratios"].items()]
-    else:
-        lines.append(f"benchmarks/quick.py ended with exit code {bench}; see gpu-quick.txt")
-    (out / "gpu.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
-    return tests or bench
+        f"exit code {tests}: {tests_text.strip().splitlines()[-1] if tests_text.strip() else 'no output'}",
+        result["measured"] if result else {},
+        Shape(**result["shape"]) if result else None,
+        f"benchmarks/gpu_speed.py ended with exit code {speed}; see gpu-speed.txt" if speed else "",
+    )
+    (out / "gpu.md").write_text(text)
+    print(text)
+    return tests or speed
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import json
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,9 +43,9 @@ def question(seed: int, words: str = "") -> ChatPrompt:
 
 
 class Transformers:
-    """`generate` as its documentation shows it, with its own processor for pixels and our ids for text."""
+    """`generate` as its documentation shows it, with its own processor for pixels and our ids for text. options: of it."""
 
-    def __init__(self, folder: Path, device: str) -> None:
+    def __init__(self, folder: Path, device: str, **options: Any) -> None:
         import transformers as hf
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -52,6 +53,7 @@ class Transformers:
         model = hf.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.bfloat16)
         self.model = model.to(device).eval()
         self.device = device
+        self.options = options
         self.processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
 
     @torch.inference_mode()
@@ -66,20 +68,22 @@ class Transformers:
             mm_token_type_ids=(text == self.model.config.image_token_id).int(),
             pixel_values=made["pixel_values"].to(self.device, torch.bfloat16),
             image_grid_thw=made["image_grid_thw"].to(self.device),
-            max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0,
+            max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0, **self.options,
         )  # fmt: skip
         return time.perf_counter() - started
 
 
 class Fovea:
-    def __init__(self, folder: Path, threads: int, device: str, quantization: str = "none") -> None:
+    def __init__(
+        self, folder: Path, threads: int, device: str, quantization: str = "none", **settings: Any
+    ) -> None:
         self.engine = Engine.from_pretrained(
             str(folder),
             dtype="bfloat16",
             threads=threads,
             device=device,
-            kv_cache_mib=512,
             quantization=quantization,
+            **{"kv_cache_mib": 512, **settings},
         )
 
     def ids(self, prompt: ChatPrompt) -> list[int]:

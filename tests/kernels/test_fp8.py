@@ -11,7 +11,16 @@ import torch
 from fovea.core.errors import ConfigError
 from fovea.engine.config import EngineConfig
 from fovea.engine.models.load import load_model
-from fovea.kernels.fp8 import FLOAT8, FP8, MOST, Fp8Product, check_fp8, multiplied_by_cuda, rounded
+from fovea.kernels.fp8 import (
+    FLOAT8,
+    FP8,
+    MOST,
+    Fp8Product,
+    check_fp8,
+    multiplied,
+    multiplied_by_cuda,
+    rounded,
+)
 from fovea.kernels.torch_kernels import PLAIN
 
 BF16 = torch.bfloat16
@@ -85,6 +94,14 @@ def test_the_card_is_given_what_it_asks_for(shape: tuple[int, int], monkeypatch:
     assert (call.scale_a.shape, call.scale_b.shape) == ((3, 1), (1, call.b.shape[1]))
     assert call.scale_a.dtype is call.scale_b.dtype is torch.float32
     assert call.out_dtype is BF16
+
+
+def test_torchs_product_is_the_twins() -> None:
+    """On the CPU, where torch has the same operator."""
+    torch.manual_seed(0)
+    x, weight = rounded(torch.randn(5, 64)), rounded(torch.randn(32, 64))
+    theirs = multiplied_by_cuda(*x, *weight, BF16)
+    torch.testing.assert_close(multiplied(*x, *weight, BF16), theirs, atol=0.02, rtol=0.02)
 
 
 def test_other_devices_are_refused_before_weights_are_read(

@@ -1,0 +1,134 @@
+"""Fovea on a card, beside what the card can do and transformers' `generate` with a compiled static cache.
+
+    python benchmarks/gpu_speed.py [--small] [--without-transformers] [--folder PATH]
+
+Random bf16 weights in the shape of Qwen2.5-VL-7B (--small: the 0.5 B shape of quick.py). What the card can do is measured
+first: a stream over weights, and a large product. Prefill is timed from the submission of 8 requests, whose images are
+encoded already, to the first token of the last, so that everything around the products counts. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from checkpoint import write_checkpoint
+from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
+from fovea.engine.inputs import to_image
+from fovea.engine.layers.linear import Linear
+from fovea.kernels.calibrate import PLAIN, calibrate
+from gpu_page import Shape
+from quick import ANSWER, Fovea, Transformers, question
+
+PREFILLS, SIDE, VISUAL = 8, 896, 1024
+CROWD, DECODED, REPEATS = 32, 256, 3
+SETTINGS = {"max_running": CROWD, "max_step_tokens": 16384, "max_step_visual_tokens": 16384, "kv_cache_mib": 8192, "pace": 0.0,
+            "embed_cache_mib": 1024, "pixel_pool_mib": 4096}  # fmt: skip
+
+
+def large_picture(seed: int) -> ChatPrompt:
+    pixels = np.random.default_rng(seed).integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)
+    return ChatPrompt(
+        (Message("user", (ImagePart(to_image(Image.fromarray(pixels))), TextPart("What is it?"))),)
+    )
+
+
+def shape_of(ours: Fovea) -> Shape:
+    model = ours.engine.loop.runner.model
+    config = model.decoder.config
+    linear = sum(
+        layer.in_features * layer.out_features
+        for layer in model.decoder.modules()
+        if isinstance(layer, Linear)
+    )
+    return Shape(
+        config.layers,
+        config.heads,
+        config.kv_heads,
+        config.head_dim,
+        linear,
+        config.hidden * config.vocab_size,
+    )
+
+
+def measure(ours: Fovea) -> dict[str, float]:
+    model = ours.engine.loop.runner.model
+    machine = calibrate(model.kernels, torch.bfloat16, model.device, (None,), 1 << 30)
+    found = {"bandwidth": machine.bandwidth, "peak": machine.peaks[PLAIN]}
+    ours.run([question(1)], 8)
+    prompt = question(2)
+    rates = [ours.run([prompt], DECODED)[2][0] for _ in range(REPEATS)]
+    found |= {"decode_tok_s": max(rates), "context": len(ours.ids(prompt)) + DECODED / 2}
+    crowd = [large_picture(10 + number) for number in range(PREFILLS)]
+    seconds = []
+    for _ in range(REPEATS + 1):  # the first encodes the images
+        seconds.append(max(ours.run(crowd, 1)[1]))
+        ours.engine.clear_caches("kv")
+    tokens = len(ours.ids(crowd[0]))
+    found |= {
+        "prefill_s": min(seconds[1:]),
+        "prompts": PREFILLS,
+        "prompt_tokens": tokens,
+        "visual_tokens": VISUAL,
+    }
+    ours.run([question(100 + number) for number in range(CROWD)], 8)
+    took = ours.run([question(200 + number) for number in range(CROWD)], ANSWER)[0]
+    return found | {"tok_s_32": CROWD * ANSWER / took}
+
+
+def measure_transformers(folder: Path, ids: list[int]) -> dict[str, float]:
+    """Each batch once to compile, then as it is measured."""
+    theirs = Transformers(folder, "cuda", cache_implementation="static")
+    found = {}
+    for name, seeds in (
+        ("transformers_tok_s", [300]),
+        ("transformers_32_tok_s", list(range(400, 400 + CROWD))),
+    ):
+        theirs.run(ids, seeds, ANSWER)
+        found[name] = len(seeds) * ANSWER / theirs.run(ids, seeds, ANSWER)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--without-transformers", action="store_true")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "fovea-bench")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("benchmarks/gpu_speed.py: torch sees no CUDA device; nothing was measured", file=sys.stderr)
+        return 2
+    started = time.monotonic()
+    name = "qwen2.5-vl-0.5b-random" if args.small else "qwen2.5-vl-7b-random"
+    folder = write_checkpoint(args.folder / name, large=not args.small, device="cuda")
+    torch.cuda.empty_cache()
+    ours = Fovea(folder, 8, "cuda", **SETTINGS)
+    shape, ids = shape_of(ours), ours.ids(question(0))
+    found = measure(ours)
+    result = {"shape": asdict(shape), "measured": found}
+    print(json.dumps(result), flush=True)  # kept if what follows takes too long
+    ours.engine.shutdown()
+    del ours
+    gc.collect()
+    torch.cuda.empty_cache()
+    if not args.without_transformers:
+        found |= measure_transformers(folder, ids)
+    print(f"{time.monotonic() - started:.0f} s")
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Kernels, graphs, draws and 8-bit floats on the card, against their twins. Run by `make gpu`."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fovea import Engine
+from fovea.core.sampling import SamplingParams
+from fovea.engine.sample.sampler import Sampler
+from fovea.engine.schedule.shares import shares, write_shares
+from fovea.engine.sequence import Sequence
+from fovea.kernels import reference
+from fovea.kernels.activation import finish
+from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Shares
+from fovea.kernels.fp8 import HOPPER, Fp8Product, multiplied, multiplied_by_cuda, rounded
+from fovea.kernels.torch_kernels import PLAIN
+from tests.support.checkpoints import write
+from tests.support.engines import all_at_once, ask, picture
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+CUDA = torch.device("cuda")
+BF16 = torch.bfloat16
+
+
+def kernels() -> Any:
+    pytest.importorskip("triton", reason="triton is not installed")
+    from fovea.kernels.triton_kernels import TritonKernels
+
+    return TritonKernels(CUDA)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("heads", [(28, 4), (32, 8), (16, 16), (14, 2)], ids=str)
+def test_attention_over_pages(heads: tuple[int, int], dtype: torch.dtype) -> None:
+    """Contexts of any length, nine of which share a prefix, and a chunk of a prompt."""
+    torch.manual_seed(0)
+    query_heads, kv_heads = heads
+    size, dim, lengths = 16, 128, np.array([1, 17, 4000, *(1030 + number for number in range(9))])
+    width = int(-(-lengths.max() // size))
+    tables = np.random.default_rng(0).permutation(width * 13)[: width * 12].reshape(12, width)
+    tables[3:, :64] = tables[3, :64]
+    found = shares(tables, lengths, size, kernels().shared_rows(query_heads // kv_heads))
+    starts, prefixes = np.zeros(12, dtype=np.int64), np.zeros(len(found), dtype=np.int64)
+    members = np.zeros((len(found), kernels().shared_rows(query_heads // kv_heads)), dtype=np.int64)
+    write_shares(found, size, starts, members, prefixes)
+    assert starts[3:].max() == 1024
+    kv = torch.randn(width * 13, size, 2, kv_heads, dim, device=CUDA).to(dtype)
+    query = torch.randn(12 + 100, query_heads, dim, device=CUDA).to(dtype)
+    on_card = [torch.from_numpy(array).to(CUDA) for array in (tables, lengths, starts, members, prefixes)]
+    decodes = Decodes(0, on_card[0], on_card[1], int(lengths.max()), None, Shares(*on_card[2:]))
+    chunk = Chunk(12, 100, 50, on_card[0][2, :10])
+    plan = AttentionPlan(torch.zeros(0), (decodes,), (chunk,))
+    ours = kernels().attend(query, kv, plan, dim**-0.5)
+    tolerance = {BF16: 0.02, torch.float16: 0.004, torch.float32: 1e-4}[dtype]
+    rows = [(number, 1, int(length) - 1, tables[number]) for number, length in enumerate(lengths)]
+    for row, count, first, table in [*rows, (12, 100, 50, tables[2, :10])]:
+        theirs = reference.paged_attention(query[row : row + count], kv, table.tolist(), first, dim**-0.5)
+        torch.testing.assert_close(ours[row : row + count], theirs, atol=tolerance, rtol=tolerance)
+
+
+def test_rows() -> None:
+    from fovea.kernels import triton_rows
+
+    torch.manual_seed(0)
+    x, delta, weight = (
+        torch.randn(*shape, device=CUDA).to(BF16) for shape in ((70, 3584), (70, 3584), (3584,))
+    )
+    close: dict[str, float] = {"atol": 0.02, "rtol": 0.02}
+    total, normal = triton_rows.add_rms_norm(x, delta, weight, 1e-6)
+    torch.testing.assert_close(total, x + delta)
+    torch.testing.assert_close(normal, reference.rms_norm(x + delta, weight, 1e-6), **close)
+    torch.testing.assert_close(triton_rows.silu_mul(x), finish(x, "silu", True, None), **close)
+    qkv, angle = (
+        torch.randn(70, 36, 128, device=CUDA).to(BF16),
+        torch.randn(70, 1, 64, device=CUDA).repeat(1, 1, 2),
+    )
+    norms = (weight[:128].contiguous(), weight[128:256].contiguous())
+    pools = [torch.zeros(9, 16, 2, 4, 128, device=CUDA, dtype=BF16) for _ in range(2)]
+    slots = torch.randperm(144, device=CUDA)[:70]
+    queries = [
+        each.rotate_store(qkv.clone(), 28, angle.cos(), angle.sin(), norms, 1e-6, pool, slots)
+        for each, pool in zip((kernels(), PLAIN), pools, strict=True)
+    ]
+    torch.testing.assert_close(*queries, **close)
+    torch.testing.assert_close(*pools, **close)
+
+
+def test_graphs_change_no_answer(tmp_path: Path) -> None:
+    """In float32, ten at once with staggered ends: recorded, padded but launched, and neither."""
+    kernels()
+    folder = str(write("qwen3_vl", tmp_path))
+    prompts = [
+        ask(text, picture(1, 256, 256)) for text in ("what?", "describe", "the red", "please", "is it?")
+    ] * 2
+    answers = []
+    for graphs in ("auto", "padded", "off"):
+        with Engine.from_pretrained(
+            folder, dtype="float32", device="cuda", kv_cache_mib=64, max_running=10, decode_graphs=graphs
+        ) as engine:
+            with ThreadPoolExecutor(10) as pool, all_at_once(engine, 10):
+                said = [
+                    pool.submit(
+                        engine.generate, prompt, temperature=0, max_tokens=24 + 3 * i, ignore_eos=True
+                    )
+                    for i, prompt in enumerate(prompts)
+                ]
+            answers.append([future.result().token_ids for future in said])
+            padded = engine.loop.runner._padded
+            assert (padded is not None) == (graphs != "off")
+            if padded is not None:
+                assert all(
+                    (batch._graph is not None) == (graphs == "auto") for batch in padded._batches.values()
+                )
+            engine.check_integrity()
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_draws_of_a_batch_are_those_of_its_rows() -> None:
+    rows = torch.randn(64, 150_000, generator=torch.Generator().manual_seed(1)).mul(4).to(CUDA)
+    params = [
+        SamplingParams(seed=i, top_p=(1.0, 0.9, 0.5)[i % 3], top_k=(0, 40)[i % 2], temperature=0.7)
+        for i in range(64)
+    ]
+    picks = []
+    for batched in (True, False):
+        sampler = Sampler(frozenset(), batched=batched)
+        sequences = [Sequence(f"s{i}", [1], each, 9) for i, each in enumerate(params)]
+        for seq in sequences:
+            sampler.add(seq, 0)
+        picks.append([pick.token for pick in sampler.sample(rows, sequences)])
+    same = sum(ours == theirs for ours, theirs in zip(*picks, strict=True))
+    assert same >= 63, (
+        "sums are rounded in other orders, which moves a border between two tokens now and then"
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 3584, 18944), (300, 1280, 3420)], ids=str)
+def test_fp8_products_are_the_twins(shape: tuple[int, int, int]) -> None:
+    if torch.cuda.get_device_capability() < HOPPER:
+        pytest.skip("this card has no such products")
+    rows, k, n = shape
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, k, device=CUDA).to(BF16), (torch.randn(n, k, device=CUDA) * 0.02).to(BF16)
+    product = Fp8Product(weight, None, None, False)
+    assert product(x, None).shape == (rows, n)
+    padded = rounded(torch.nn.functional.pad(x, (0, -k % 16)))
+    theirs = multiplied(*padded, product.values, product.scale, BF16)
+    ours = multiplied_by_cuda(*padded, product.values, product.scale, BF16)
+    torch.testing.assert_close(ours, theirs, atol=0.05, rtol=0.05)
+
+
+def test_a_quantized_model_answers_from_graphs(tmp_path: Path) -> None:
+    if torch.cuda.get_device_capability() < HOPPER:
+        pytest.skip("this card has no such products")
+    with Engine.from_pretrained("fovea-tiny", dtype="bfloat16", device="cuda", quantization="fp8") as engine:
+        done = engine.generate(ask("what?", picture(1)), temperature=0, max_tokens=8, ignore_eos=True)
+    assert len(done.token_ids[0]) == 8
