@@ -45,10 +45,6 @@ class TritonKernels(TorchKernels):
         if device.type == "cuda":
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
 
-    @property
-    def plain(self) -> bool:
-        return False
-
     def product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool
     ) -> Product | None:
