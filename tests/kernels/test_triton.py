@@ -179,6 +179,12 @@ def test_as_many_splits_as_fill_the_card() -> None:
 
 def test_who_asks_for_triton_without_a_card_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(choose("triton", CPU, torch.float32), TritonKernels)
+    second = torch.device("cuda", 1)
+    with pytest.raises(
+        ConfigError, match="first visible card, the device is cuda:1; choose it by CUDA_VISIBLE_DEVICES"
+    ):
+        choose("triton", second, torch.float32)
+    assert type(choose("auto", second, torch.float32)) is type(PLAIN)
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(ConfigError, match="triton kernels are for CUDA, the device is cpu"):
         choose("triton", CPU, torch.float32)

@@ -41,18 +41,25 @@ def choose(name: str, device: torch.device, dtype: torch.dtype) -> TorchKernels:
 
 
 def _triton(device: torch.device, *, asked: bool) -> TorchKernels:
-    """CUDA builds of torch bring Triton along; where it is missing, torch does the work unless Triton was asked for."""
-    if find_spec("triton") is None:
-        if asked:
-            raise ConfigError(
-                "triton kernels need the package triton, which is not installed", param="kernels"
-            )
-        log.warning(
-            "triton is not installed: attention reads gathered copies of the KV cache, which is slower"
-        )
+    """CUDA builds of torch bring Triton along; where it can not be had, torch does the work unless Triton was asked for."""
+    missing = _no_triton(device)
+    if missing and asked:
+        raise ConfigError(missing, param="kernels")
+    if missing:
+        log.warning("%s; torch does without, and reads gathered copies of the KV cache", missing)
         return TorchKernels()
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise ConfigError(f"triton kernels are for CUDA, the device is {device}", param="kernels")
     from fovea.kernels.triton_kernels import TritonKernels
 
     return TritonKernels(device)
+
+
+def _no_triton(device: torch.device) -> str:
+    """Why its kernels can not run; empty: they can."""
+    if find_spec("triton") is None:
+        return "triton kernels need the package triton, which is not installed"
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"triton kernels are for CUDA, the device is {device}"
+    if device.index:
+        # Triton launches on the calling thread's current card, which is the first in every new thread.
+        return f"triton kernels run on the first visible card, the device is {device}; choose it by CUDA_VISIBLE_DEVICES"
+    return ""
