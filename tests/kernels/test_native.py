@@ -17,7 +17,7 @@ from fovea.core.errors import ConfigError
 from fovea.engine.vision.slices import attend_slices, finished
 from fovea.kernels import build, reference
 from fovea.kernels.activation import finish
-from fovea.kernels.attention import AttentionPlan, Chunk, Decodes
+from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Shares
 from fovea.kernels.choose import choose
 from fovea.kernels.native import NativeKernels
 from fovea.kernels.packed import PackedWeight, weight_rows
@@ -219,6 +219,51 @@ def test_attention_over_pages(
             query[row : row + 1].float(), kv.float(), tables[row].tolist(), length - 1, dim**-0.5
         )
         torch.testing.assert_close(ours[row : row + 1].float(), theirs, atol=0.02, rtol=0.02)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    families=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    shared=st.integers(1, 40),
+    own=st.integers(1, 30),
+    block=st.sampled_from([1, 3, 16]),
+    heads=st.sampled_from([(4, 4), (14, 2), (6, 1), (20, 1), (9, 3)]),
+    dim=st.sampled_from([32, 96, 128]),
+    seed=st.integers(0, 99),
+)
+def test_blocks_that_rows_share_are_read_once_and_nothing_changes_to_the_bit(
+    lib: ctypes.CDLL,
+    families: list[int],
+    shared: int,
+    own: int,
+    block: int,
+    heads: tuple[int, int],
+    dim: int,
+    seed: int,
+) -> None:
+    generator = torch.manual_seed(seed)
+    query_heads, kv_heads = heads
+    rows, width = sum(families), shared + own
+    blocks = torch.randperm(rows * width + 2)
+    tables = blocks[: rows * width].view(rows, width)
+    lengths = torch.randint(shared * block + 1, width * block + 1, (rows,), generator=generator)
+    order, members, begin = torch.randperm(rows), torch.full((len(families), 8), -1), 0
+    for number, count in enumerate(families):
+        mine = order[begin : begin + count].sort().values
+        tables[mine, :shared] = tables[mine[0], :shared].clone()
+        members[number, :count] = mine
+        begin += count
+    kv = torch.randn(len(blocks), block, 2, kv_heads, dim).to(BF16)
+    query = torch.randn(rows, query_heads, dim).to(BF16)
+    starts = torch.full((rows,), shared * block)
+    together = Shares(starts, members, torch.full((len(families),), shared * block))
+
+    def attend(shares: Shares | None) -> Tensor:
+        group = Decodes(0, tables, lengths, int(lengths.max()), None, shares)
+        plan = AttentionPlan(torch.zeros(rows, dtype=torch.int64), (group,), ())
+        return NativeKernels(lib).attend(query, kv, plan, dim**-0.5)
+
+    assert torch.equal(bits(attend(together)), bits(attend(None)))
 
 
 def test_what_the_kernels_do_not_cover_goes_to_torch(native: NativeKernels) -> None:

@@ -32,6 +32,7 @@ class AttentionPlanner:
         self._block_size, self._device, self._dtype = block_size, device, dtype
         self._in_place = kernels.attends_in_place(config.head_dim)
         self._shared_rows = kernels.shared_rows(config.heads // config.kv_heads)
+        self._least_rows = kernels.least_shared_rows
 
     def plan(self, work: Sequence[Work]) -> AttentionPlan:
         decodes = next((i for i, item in enumerate(work) if item.count != 1), len(work))
@@ -67,7 +68,7 @@ class AttentionPlanner:
         return Decodes(row, self._tensor(tables), self._tensor(lengths), longest, mask, shared)
 
     def _shares(self, tables: NDArray[np.int64], lengths: NDArray[np.int64]) -> Shares | None:
-        found = shares(tables, lengths, self._block_size, self._shared_rows)
+        found = shares(tables, lengths, self._block_size, self._shared_rows, least_rows=self._least_rows)
         if not found:
             return None
         starts = np.empty(len(tables), dtype=np.int64)

@@ -13,9 +13,10 @@ from fovea.kernels.attention import AttentionPlan
 from fovea.kernels.packed import PackedWeight, QuantizedWeight
 from fovea.kernels.product import NativeProduct, fuses
 from fovea.kernels.quantize import Format
-from fovea.kernels.stack import NativeStack, native_products
+from fovea.kernels.stack import NativeStack, native_products, shares_struct
 from fovea.kernels.torch_kernels import Product, Stack, StackLayer, StackShape, TableProduct, TorchKernels
 
+MOST_SHARED_ROWS = 32
 _P, _L, _I, _F = c_void_p, c_int64, c_int, c_float
 SIGNATURES = {
     "fovea_exponents": [_P, _L, _P],
@@ -29,11 +30,13 @@ SIGNATURES = {
     "fovea_group_attention": [_P, _L, _L, _L, _L, _L, _L, _F, _P, _I],
     "fovea_chunk_attention": [_P, _L, _L, _L, _L, _L, _L, _P, _L, _P, _F, _P, _I],
     "fovea_decoder": [_P, _L, _P, _P, _P, _L, _P, _I],
-    "fovea_decode_attention": [_P, _L, _L, _L, _L, _L, _P, _L, _P, _L, _P, _F, _P, _I],
+    "fovea_decode_attention": [_P, _L, _L, _L, _L, _L, _P, _L, _P, _L, _P, _P, _F, _P, _I],
 }
 
 
 class NativeKernels(TorchKernels):
+    least_shared_rows = 2
+
     def __init__(self, library: ctypes.CDLL) -> None:
         super().__init__(pack=True)
         self.library = library
@@ -70,6 +73,9 @@ class NativeKernels(TorchKernels):
 
     def attends_in_place(self, head_dim: int) -> bool:
         return head_dim % 32 == 0 and head_dim <= 128
+
+    def shared_rows(self, group: int) -> int:
+        return MOST_SHARED_ROWS
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype is not torch.bfloat16:
@@ -125,9 +131,10 @@ class NativeKernels(TorchKernels):
         pages = kv.data_ptr(), kv.shape[1]
         for group in plan.decodes:
             count, width = group.tables.shape
+            shared = shares_struct(group)
             self.library.fovea_decode_attention(
                 at + 2 * group.row * stride, stride, count, heads, kv.shape[3], dim, *pages, group.tables.data_ptr(),
-                width, group.lengths.data_ptr(), scale, out[group.row :].data_ptr(), threads,
+                width, group.lengths.data_ptr(), ctypes.byref(shared) if shared else None, scale, out[group.row :].data_ptr(), threads,
             )  # fmt: skip
         for chunk in plan.chunks:
             self.library.fovea_chunk_attention(

@@ -9,7 +9,7 @@ from ctypes import c_float, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from fovea.kernels.attention import AttentionPlan
+from fovea.kernels.attention import AttentionPlan, Decodes
 from fovea.kernels.product import NativeProduct
 from fovea.kernels.torch_kernels import StackLayer, StackShape
 
@@ -32,11 +32,23 @@ class _Chunk(ctypes.Structure):
     _fields_ = [("row", c_int64), ("count", c_int64), ("first", c_int64), ("table", c_void_p)]
 
 
+class _Shares(ctypes.Structure):
+    _fields_ = [("count", c_int64), ("width", c_int64), ("members", c_void_p), ("lengths", c_void_p)]
+
+
+def shares_struct(group: Decodes) -> _Shares | None:
+    """What the C++ kernels are told of `group.shared`; its tensors have to outlive it."""
+    if group.shared is None:
+        return None
+    members, lengths = group.shared.members, group.shared.lengths
+    return _Shares(*members.shape, members.data_ptr(), lengths.data_ptr())
+
+
 class _Attention(ctypes.Structure):
     _fields_ = [
         ("cos", c_void_p), ("sin", c_void_p), ("slots", c_void_p), ("block", c_int64), ("layer_stride", c_int64),
         ("decodes", c_int64), ("table_width", c_int64), ("tables", c_void_p), ("lengths", c_void_p),
-        ("chunks", c_int64), ("chunk", ctypes.POINTER(_Chunk)),
+        ("shared", ctypes.POINTER(_Shares)), ("chunks", c_int64), ("chunk", ctypes.POINTER(_Chunk)),
     ]  # fmt: skip
 
 
@@ -71,12 +83,15 @@ class NativeStack:
         x = x.clone(memory_format=torch.contiguous_format)
         attention = _Attention(
             cos.data_ptr(), sin.data_ptr(), plan.slots.data_ptr(), kv.shape[2], kv.stride(0), 0, 0, None, None,
-            len(plan.chunks),
+            None, len(plan.chunks),
         )  # fmt: skip
         if plan.decodes:
             (group,) = plan.decodes
             attention.decodes, attention.table_width = group.tables.shape
             attention.tables, attention.lengths = group.tables.data_ptr(), group.lengths.data_ptr()
+            shared = shares_struct(group)
+            if shared is not None:
+                attention.shared = ctypes.pointer(shared)
         if plan.chunks:
             chunks = [_Chunk(c.row, c.count, c.first, c.table.data_ptr()) for c in plan.chunks]
             attention.chunk = (_Chunk * len(chunks))(*chunks)

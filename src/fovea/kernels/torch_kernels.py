@@ -103,6 +103,9 @@ class TorchKernels:
         """Whether decodes read pages where they lie, or need groups of similar length and masks."""
         return False
 
+    least_shared_rows = 4
+    """Fewer rows that begin with the same blocks read them each for itself."""
+
     def shared_rows(self, group: int) -> int:
         """How many rows at most read blocks that all of them begin with once, together, where `group` query heads have one
         KV head; 0: every row reads its own."""

@@ -1,135 +1,16 @@
-// Attention. One query per sequence reads its pages where they lie: no copy, no padding, no mask. Many queries at once
-// (a chunk of a prompt, the patches of an image) multiply tiles of keys and values, packed once per head.
+// Attention of many queries at once, a chunk of a prompt or the patches of an image: they multiply tiles of keys and
+// values, packed once per head.
 
 #include <algorithm>
 #include <vector>
 
 #include "kernels.h"
+#include "pages.h"
 #include "tiles.h"
 
 using namespace fovea;
 
 namespace {
-
-// Where the key or value of token t lies: in pages, or, without a table, row after row.
-struct Rows {
-    const bf16* base;
-    int64_t stride;
-    const int64_t* table;
-    int64_t block;
-
-    const bf16* at(int64_t t) const {
-        return base + (table ? table[t / block] * block + t % block : t) * stride;
-    }
-};
-
-// Scratch stays with its thread from call to call. What one long context needed is given back when a call needs far
-// less; up to KEPT bytes a buffer stays, so that contexts of ordinary lengths in turn never wait for memory.
-constexpr int64_t KEPT = 8 << 20;
-
-template <class T>
-T* fit(std::vector<T>& scratch, int64_t size) {
-    const int64_t have = static_cast<int64_t>(scratch.size());
-    if (have < size || (have > 4 * size && have * static_cast<int64_t>(sizeof(T)) > KEPT)) {
-        std::vector<T>().swap(scratch);  // first: both at once would be more than either needs
-        scratch.resize(size);
-    }
-    return scratch.data();
-}
-
-constexpr int KEYS = 8;  // keys whose scores are computed together
-
-struct Decode {
-    std::vector<float> scores;      // (tokens, 16): a lane per query head
-    std::vector<uint32_t> weights;  // (tokens / 2, 16): two bf16 weights, of neighbouring tokens
-    std::vector<int32_t> queries;   // (dim / 2, 16): two bf16 of each query head
-};
-
-// scores (count, 16): products of up to 16 query heads with each key, a query head per lane.
-void score_keys(const int32_t* queries, const Rows& keys, int64_t count, int64_t dim, float scale, float* scores) {
-    for (int64_t start = 0; start < count; start += KEYS) {
-        const bf16* key[KEYS];
-        for (int64_t i = 0; i < KEYS; ++i) {
-            key[i] = keys.at(std::min(start + i, count - 1));
-            const bf16* later = keys.at(std::min(start + KEYS + i, count - 1));
-            for (int64_t d = 0; d < dim; d += 32) _mm_prefetch(reinterpret_cast<const char*>(later + d), _MM_HINT_T0);
-        }
-        __m512 sums[KEYS];
-        for (auto& sum : sums) sum = _mm512_setzero_ps();
-        for (int64_t pair = 0; pair < dim / 2; ++pair) {
-            const __m512i tile = _mm512_loadu_si512(queries + pair * LANES);
-            for (int i = 0; i < KEYS; ++i)
-                sums[i] = _mm512_dpbf16_ps(sums[i], (__m512bh)pair_of(key[i], pair), (__m512bh)tile);
-        }
-        for (int64_t i = 0; i < KEYS && start + i < count; ++i)
-            _mm512_storeu_ps(scores + (start + i) * LANES, _mm512_mul_ps(sums[i], _mm512_set1_ps(scale)));
-    }
-}
-
-// Softmax down the lanes of scores (count, 16): weights in pairs of tokens, and 1 / their sums.
-__m512 weigh_lanes(const float* scores, int64_t count, uint32_t* weights) {
-    __m512 most = _mm512_loadu_ps(scores), sum = _mm512_setzero_ps();
-    for (int64_t t = 1; t < count; ++t) most = _mm512_max_ps(most, _mm512_loadu_ps(scores + t * LANES));
-    for (int64_t t = 0; t < count; t += 2) {
-        const __m512 even = exp16(_mm512_sub_ps(_mm512_loadu_ps(scores + t * LANES), most));
-        const __m512 odd = t + 1 < count ? exp16(_mm512_sub_ps(_mm512_loadu_ps(scores + (t + 1) * LANES), most))
-                                         : _mm512_setzero_ps();
-        sum = _mm512_add_ps(sum, _mm512_add_ps(even, odd));
-        const __m512i low = _mm512_cvtepu16_epi32(narrow(even)), high = _mm512_cvtepu16_epi32(narrow(odd));
-        _mm512_storeu_si512(weights + t / 2 * LANES, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-    }
-    return _mm512_div_ps(_mm512_set1_ps(1.0f), sum);
-}
-
-// out (G, 32 of dim) = weighted sums of 32 dimensions of the values, for G query heads from lane 0 of `weights` on.
-template <int G>
-void mix_values(const uint32_t* weights, const Rows& values, int64_t count, int64_t d, const float* inverse, int heads,
-                bf16* out, int64_t stride) {
-    __m512 sums[G][2];
-    for (auto& sum : sums) sum[0] = sum[1] = _mm512_setzero_ps();
-    for (int64_t t = 0; t < count; t += 2) {
-        const __m512i even = _mm512_loadu_si512(values.at(t) + d);
-        const __m512i odd = _mm512_loadu_si512(values.at(std::min(t + 1, count - 1)) + d);
-        _mm_prefetch(reinterpret_cast<const char*>(values.at(std::min(t + 8, count - 1)) + d), _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(values.at(std::min(t + 9, count - 1)) + d), _MM_HINT_T0);
-        const __m512i low = _mm512_unpacklo_epi16(even, odd), high = _mm512_unpackhi_epi16(even, odd);
-        for (int g = 0; g < G; ++g) {
-            const __m512i weight = _mm512_set1_epi32(static_cast<int>(weights[t / 2 * LANES + g]));
-            sums[g][0] = _mm512_dpbf16_ps(sums[g][0], (__m512bh)weight, (__m512bh)low);
-            sums[g][1] = _mm512_dpbf16_ps(sums[g][1], (__m512bh)weight, (__m512bh)high);
-        }
-    }
-    // The weave went by 128-bit lanes: four dimensions from the one, four from the other.
-    const __m512i left = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const __m512i right = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-    for (int g = 0; g < heads; ++g) {
-        const __m512 scale = _mm512_set1_ps(inverse[g]);
-        store16(out + g * stride + d, _mm512_mul_ps(scale, _mm512_permutex2var_ps(sums[g][0], left, sums[g][1])));
-        store16(out + g * stride + d + 16, _mm512_mul_ps(scale, _mm512_permutex2var_ps(sums[g][0], right, sums[g][1])));
-    }
-}
-
-// `heads` (up to 16) query heads of one KV head; query and out (heads, dim).
-void decode_heads(Decode& scratch, const bf16* query, int heads, const Rows& keys, const Rows& values, int64_t count,
-                  int64_t dim, float scale, bf16* out) {
-    const int64_t room = (count + 1) / 2 * 2;
-    fit(scratch.scores, room * LANES);
-    fit(scratch.weights, room / 2 * LANES);
-    scratch.queries.assign(dim / 2 * LANES, 0);
-    for (int g = 0; g < heads; ++g)
-        for (int64_t pair = 0; pair < dim / 2; ++pair)
-            std::memcpy(&scratch.queries[pair * LANES + g], query + g * dim + 2 * pair, 4);
-    score_keys(scratch.queries.data(), keys, count, dim, scale, scratch.scores.data());
-    float inverse[LANES];
-    _mm512_storeu_ps(inverse, weigh_lanes(scratch.scores.data(), count, scratch.weights.data()));
-    for (int from = 0; from < heads; from += 8) {
-        const int some = std::min(8, heads - from);
-        for (int64_t d = 0; d < dim; d += 32) {
-            const auto mix = some == 1 ? mix_values<1> : some <= 2 ? mix_values<2> : some <= 4 ? mix_values<4> : mix_values<8>;
-            mix(scratch.weights.data() + from, values, count, d, inverse + from, some, out + from * dim, dim);
-        }
-    }
-}
 
 struct Packed {
     std::vector<uint8_t> keys, values;
@@ -233,29 +114,6 @@ void one_head(Packed& scratch, const bf16* query, int64_t query_stride, int64_t 
 }  // namespace
 
 extern "C" {
-
-// query: rows of `heads` heads of dim values, `query_stride` apart. kv (blocks, block, 2, kv_heads, dim).
-// tables (rows, width): block numbers; lengths (rows): tokens to see, the row's own included. out (rows, heads, dim).
-void fovea_decode_attention(const bf16* query, int64_t query_stride, int64_t rows, int64_t heads, int64_t kv_heads,
-                            int64_t dim, const bf16* kv, int64_t block, const int64_t* tables, int64_t width,
-                            const int64_t* lengths, float scale, bf16* out, int threads) {
-    const int64_t group = heads / kv_heads, stride = 2 * kv_heads * dim;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) collapse(2)
-    for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
-            thread_local Decode scratch;
-            const bf16* base = kv + kv_head * dim;
-            const Rows keys{base, stride, tables + row * width, block};
-            const Rows values{base + kv_heads * dim, stride, tables + row * width, block};
-            for (int64_t from = 0; from < group; from += LANES) {
-                const int64_t head = kv_head * group + from;
-                decode_heads(scratch, query + row * query_stride + head * dim,
-                             static_cast<int>(std::min<int64_t>(LANES, group - from)), keys, values, lengths[row], dim,
-                             scale, out + (row * heads + head) * dim);
-            }
-        }
-    }
-}
 
 // Groups of `queries` rows that see all keys of their own group, as the windows and frames of an image do.
 // qkv (groups * queries, 3, heads, dim), out (groups * queries, heads, dim); heads [from, to) of them.

@@ -30,6 +30,7 @@ struct DecoderAttention {
     int64_t block, layer_stride;  // tokens of a block; values of kv from one layer to the next
     int64_t decodes, table_width;
     const int64_t *tables, *lengths;
+    const DecodeShares* shared;  // null: no row shares its blocks
     int64_t chunks;
     const DecoderChunk* chunk;
 };
@@ -54,7 +55,7 @@ void fovea_decoder(const DecoderLayer* layers, int64_t count, const DecoderShape
                            layer.k_norm, s.eps, kv, plan->slots, threads);
         if (plan->decodes)
             fovea_decode_attention(qkv.data(), heads * s.dim, plan->decodes, s.heads, s.kv_heads, s.dim, kv, plan->block,
-                                   plan->tables, plan->table_width, plan->lengths, s.scale, mixed.data(), threads);
+                                   plan->tables, plan->table_width, plan->lengths, plan->shared, s.scale, mixed.data(), threads);
         for (int64_t c = 0; c < plan->chunks; ++c) {
             const DecoderChunk& chunk = plan->chunk[c];
             fovea_chunk_attention(qkv.data() + chunk.row * heads * s.dim, heads * s.dim, chunk.count, chunk.first,

@@ -21,6 +21,13 @@ struct Weight {
     int64_t n, k, format;
 };
 
+// Runs of tokens that several rows of a step begin with: members (count, width) rows, padded with -1; lengths (count)
+// tokens of each run. The same order as `_Shares` in stack.py.
+struct DecodeShares {
+    int64_t count, width;
+    const int64_t *members, *lengths;
+};
+
 enum Format : int64_t { BF16, INT8, INT4 };
 
 enum Activation : int { NONE, SILU_GATED, GELU_TANH_GATED, GELU_GATED, GELU_TANH, GELU, QUICK_GELU, SILU };
@@ -37,7 +44,8 @@ void fovea_rotate_store(fovea::bf16* x, int64_t rows, int64_t heads, int64_t kv_
                         fovea::bf16* kv, const int64_t* slots, int threads);
 void fovea_decode_attention(const fovea::bf16* query, int64_t query_stride, int64_t rows, int64_t heads,
                             int64_t kv_heads, int64_t dim, const fovea::bf16* kv, int64_t block, const int64_t* tables,
-                            int64_t width, const int64_t* lengths, float scale, fovea::bf16* out, int threads);
+                            int64_t width, const int64_t* lengths, const fovea::DecodeShares* shared, float scale,
+                            fovea::bf16* out, int threads);
 void fovea_chunk_attention(const fovea::bf16* query, int64_t query_stride, int64_t queries, int64_t first_key,
                            int64_t heads, int64_t kv_heads, int64_t dim, const fovea::bf16* kv, int64_t block,
                            const int64_t* table, float scale, fovea::bf16* out, int threads);
