@@ -7,14 +7,14 @@ import uuid
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from fovea.api.convert import chat_prompt, image_references, sampling, video_references, wire_names
+from fovea.api.convert import chat_prompt, sampling, wire_names
 from fovea.api.responses import ChatBodies
 from fovea.api.schema import ChatRequest
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import GenerationRequest
 from fovea.server.answer import Deadline, while_connected, whole
 from fovea.server.docs import GENERATES
-from fovea.server.images import load_images
+from fovea.server.images import load_media
 from fovea.server.state import ServerState, Share, share_of, state_of
 from fovea.server.streaming import stream_response
 
@@ -43,15 +43,10 @@ async def _request(
 ) -> GenerationRequest:
     """Images and videos count against the request's timeout; the engine gets what they left of it."""
     deadline = Deadline(state.timeout(body.timeout))
-    pictures, clips = image_references(body.messages), video_references(body.messages)
-    loaded = await deadline.reading(
-        load_images(state, [r.url for r in pictures], [r.param for r in pictures], share)
-    )
-    opened = await deadline.reading(
-        state.media.open_videos([r.url for r in clips], [r.param for r in clips], share.salt)
-    )
-    state.metrics.images(len(pictures))
-    state.metrics.videos(len(clips))
+    loaded, opened = await deadline.reading(load_media(state, body.messages, share))
+    state.metrics.images(len(loaded.images))
+    state.metrics.videos(len(opened.videos))
+    read, watched = loaded.waited, opened.waited
     return GenerationRequest(
         id=uuid.uuid4().hex,
         prompt=chat_prompt(body, loaded.images, opened.videos),
@@ -59,6 +54,6 @@ async def _request(
         cache_salt=share.salt,
         timeout=deadline.left,
         priority=body.priority or 0,
-        fetch_s=loaded.waited.fetch_s + opened.waited.fetch_s,
-        media_decode_s=loaded.waited.decode_s + opened.waited.decode_s,
+        fetch_s=max(read.fetch_s, watched.fetch_s),
+        media_decode_s=max(read.decode_s, watched.decode_s),
     )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 
-from fovea.api.schema import ImageUpload
+from fovea.api.convert import image_references, video_references
+from fovea.api.schema import ChatMessage, ImageUpload
 from fovea.core.errors import InvalidImage, InvalidRequest, NotFound
 from fovea.core.image import Image, PixelBudget
 from fovea.core.types import ChatPrompt, GenerationRequest, ImagePart, Message
-from fovea.media.loaded import Loaded, MediaTimings
+from fovea.media.loaded import Loaded, MediaTimings, Opened
 from fovea.media.store import SCHEME, StoredImage
 from fovea.server.answer import Deadline, while_connected, whole
 from fovea.server.docs import ERRORS, NAMED
@@ -70,6 +72,25 @@ async def forget(name: str, http: Request) -> dict[str, Any]:
     _found(state, name, share_of(http, None).tenant)
     state.images.drop(name)
     return {"id": name, "object": "image.deleted", "deleted": True}
+
+
+async def load_media(
+    state: ServerState, messages: Sequence[ChatMessage], share: Share
+) -> tuple[Loaded, Opened]:
+    """The images and the videos of a conversation, read at the same time; the first that fails ends the others."""
+    pictures, clips = image_references(messages), video_references(messages)
+    try:
+        async with asyncio.TaskGroup() as group:
+            loading = group.create_task(
+                load_images(state, [r.url for r in pictures], [r.param for r in pictures], share)
+            )
+            opening = group.create_task(
+                state.media.open_videos([r.url for r in clips], [r.param for r in clips], share.salt)
+            )
+    except BaseExceptionGroup as failures:
+        first = failures.exceptions[0]
+        raise first from first.__cause__
+    return loading.result(), opening.result()
 
 
 async def load_images(state: ServerState, urls: Sequence[str], places: Sequence[str], share: Share) -> Loaded:

@@ -8,14 +8,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from fovea import __version__
-from fovea.api.convert import chat_prompt, image_references, video_references, wire_names
+from fovea.api.convert import chat_prompt, wire_names
 from fovea.api.schema import ChatRequest, TokenizeRequest
 from fovea.core.errors import InvalidRequest, NotFound, Unavailable
 from fovea.core.types import Prompt, TextPrompt
 from fovea.server.docs import ERRORS, NAMED
 from fovea.server.errors import response
 from fovea.server.explain import shorten
-from fovea.server.images import load_images
+from fovea.server.images import load_media
 from fovea.server.state import ServerState, share_of, state_of
 
 router = APIRouter()
@@ -54,10 +54,7 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
             video_pruning_rate=body.video_pruning_rate,
         )
         share = share_of(http, None)
-        references = image_references(chat.messages)
-        loaded = await load_images(state, [r.url for r in references], [r.param for r in references], share)
-        clips = video_references(chat.messages)
-        opened = await state.media.open_videos([r.url for r in clips], [r.param for r in clips], share.salt)
+        loaded, opened = await load_media(state, chat.messages, share)
         prompt = chat_prompt(chat, loaded.images, opened.videos)
     else:
         prompt = TextPrompt(body.prompt or "")
