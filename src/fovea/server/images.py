@@ -79,18 +79,22 @@ async def load_media(
 ) -> tuple[Loaded, Opened]:
     """The images and the videos of a conversation, read at the same time; the first that fails ends the others."""
     pictures, clips = image_references(messages), video_references(messages)
+
+    async def read() -> Loaded:
+        return await load_images(state, [r.url for r in pictures], [r.param for r in pictures], share)
+
+    async def opened() -> Opened:
+        return await state.media.open_videos([r.url for r in clips], [r.param for r in clips], share.salt)
+
+    if not (pictures and clips):  # tasks would let others go first, for nothing
+        return await read(), await opened()
     try:
         async with asyncio.TaskGroup() as group:
-            loading = group.create_task(
-                load_images(state, [r.url for r in pictures], [r.param for r in pictures], share)
-            )
-            opening = group.create_task(
-                state.media.open_videos([r.url for r in clips], [r.param for r in clips], share.salt)
-            )
+            tasks = group.create_task(read()), group.create_task(opened())
     except BaseExceptionGroup as failures:
         first = failures.exceptions[0]
         raise first from first.__cause__
-    return loading.result(), opening.result()
+    return tasks[0].result(), tasks[1].result()
 
 
 async def load_images(state: ServerState, urls: Sequence[str], places: Sequence[str], share: Share) -> Loaded:
