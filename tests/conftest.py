@@ -1,9 +1,18 @@
-"""Triton decides when it is first imported whether kernels are compiled for a card or interpreted on the CPU."""
+"""Before any test is imported.
+
+Triton decides when it is first imported whether kernels are compiled for a card or interpreted on the CPU. Hypothesis fails an
+example that took longer than 200 ms, which a busy machine can make of any.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from hypothesis import settings
+
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+
+settings.register_profile("fovea", deadline=None)
+settings.load_profile("fovea")
