@@ -14,9 +14,11 @@
 namespace fovea {
 namespace {
 
-constexpr int CHUNK = 1024;  // of k, whose levels (64 KiB) stay in the L2 cache while all rows pass
-constexpr int FEW = 12;      // up to so many rows take what comes from memory as it comes
-constexpr int AHEAD = 4096;  // bytes
+constexpr int CHUNK = 1024;              // of k, whose levels (64 KiB) stay in the L2 cache while all rows pass
+constexpr int NEAR = 256;                // few rows: 16 KiB, which stay in L1 beside what comes next
+constexpr int FEW = 16, FEW_CODED = 36;  // rows; unpacked levels gain more from L1
+constexpr int CODE_ROWS = 12;            // up to so many rows unpack codes each time: it hides behind the products
+constexpr int AHEAD = 4096;              // bytes that one block of rows asks memory for ahead of time
 
 inline __m512i tile_at(const uint8_t* at) { return _mm512_loadu_si512(at); }
 
@@ -42,15 +44,19 @@ inline Pair unpacked(__m512i line, __m512i table) {
             _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(line, 4), mask))};
 }
 
-inline void fetch_ahead(const uint8_t* from) {
-    for (int t = 0; t < TILES; ++t) _mm_prefetch(reinterpret_cast<const char*>(from + AHEAD + t * 64), _MM_HINT_T0);
+// Asks memory for LINES cache lines, and moves on by them.
+template <int LINES>
+inline void fetch(const uint8_t*& ahead) {
+    for (int line = 0; line < LINES; ++line, ahead += 64)
+        _mm_prefetch(reinterpret_cast<const char*>(ahead), LINES == TILES ? _MM_HINT_T0 : _MM_HINT_T1);
 }
 
 // sums (R, 4 tiles) += R rows, `stride` apart, times a group of levels.
-template <class Format, bool STREAM, int R>
-inline void add_levels(__m512i (&sums)[R][TILES], const uint8_t* group, const int8_t* x, int64_t stride) {
+template <class Format, int LINES, int R>
+inline void add_levels(__m512i (&sums)[R][TILES], const uint8_t* group, const int8_t* x, int64_t stride,
+                       const uint8_t*& ahead) {
     for (int quad = 0; quad < Format::QUADS; ++quad, group += TILES * 64) {
-        if (STREAM) fetch_ahead(group);
+        fetch<LINES>(ahead);
         __m512i tile[TILES];
         for (int t = 0; t < TILES; ++t) tile[t] = tile_at(group + t * 64);
         for (int r = 0; r < R; ++r) {
@@ -61,11 +67,12 @@ inline void add_levels(__m512i (&sums)[R][TILES], const uint8_t* group, const in
 }
 
 // The same from codes.
-template <class Format, int R>
-inline void add_codes(__m512i (&sums)[R][TILES], const uint8_t* group, const int8_t* x, int64_t stride) {
+template <class Format, int LINES, int R>
+inline void add_codes(__m512i (&sums)[R][TILES], const uint8_t* group, const int8_t* x, int64_t stride,
+                      const uint8_t*& ahead) {
     const __m512i table = lookup4();
     for (int quad = 0; quad < Format::QUADS; quad += 2, group += TILES * 64) {
-        fetch_ahead(group);
+        fetch<LINES>(ahead);
         for (int t = 0; t < TILES; ++t) {
             const Pair pair = unpacked(tile_at(group + t * 64), table);
             for (int r = 0; r < R; ++r) {
@@ -76,11 +83,12 @@ inline void add_codes(__m512i (&sums)[R][TILES], const uint8_t* group, const int
     }
 }
 
-// c (R, 64) += rows of x times groups [first, first + count) of a panel, whose bytes begin at `groups`.
-// STREAM: they come from memory, as they are stored; else they are levels that lie in a cache.
-template <class Format, bool STREAM, int R>
-void multiply(const uint8_t* groups, int64_t first, int64_t count, const LevelRows& x, int64_t row, float* c) {
-    constexpr bool CODES = STREAM && Format::CODED;
+// c (R, 64) += rows of x times groups [first, first + count) of a panel, whose bytes begin at `groups`: as they are stored
+// (STORED), or levels. Meanwhile memory is asked for what lies at `ahead`, LINES cache lines per tile of each output.
+template <class Format, bool STORED, int LINES, int R>
+void multiply(const uint8_t* groups, int64_t first, int64_t count, const LevelRows& x, int64_t row, float* c,
+              const uint8_t* ahead) {
+    constexpr bool CODES = STORED && Format::CODED;
     constexpr int LEVELS = CODES || !Format::CODED ? Format::LEVELS : 2 * Format::LEVELS;
     const int64_t stride = x.groups * Format::GROUP, every = x.groups;
     const int8_t* levels = x.levels + row * stride + first * Format::GROUP;
@@ -95,9 +103,9 @@ void multiply(const uint8_t* groups, int64_t first, int64_t count, const LevelRo
         for (int r = 0; r < R; ++r)
             for (int t = 0; t < TILES; ++t) sums[r][t] = _mm512_set1_epi32(start[g + r * every]);
         if constexpr (CODES)
-            add_codes<Format, R>(sums, groups, levels, stride);
+            add_codes<Format, LINES, R>(sums, groups, levels, stride, ahead);
         else
-            add_levels<Format, STREAM, R>(sums, groups, levels, stride);
+            add_levels<Format, LINES, R>(sums, groups, levels, stride, ahead);
         const bf16* scales = reinterpret_cast<const bf16*>(groups + LEVELS);
 #pragma GCC unroll 4  // or the sums live in memory, since a loop's index picks them
         for (int t = 0; t < TILES; ++t) {
@@ -113,13 +121,13 @@ void multiply(const uint8_t* groups, int64_t first, int64_t count, const LevelRo
         for (int r = 0; r < R; ++r) _mm512_storeu_ps(c + r * PANEL + t * LANES, totals[t][r]);
 }
 
-template <class Format, bool STREAM, int R = ROWS>
+template <class Format, bool STORED, int LINES, int R = ROWS>
 void multiply_some(int64_t rows, const uint8_t* groups, int64_t first, int64_t count, const LevelRows& x, int64_t row,
-                   float* c) {
+                   float* c, const uint8_t* ahead) {
     if constexpr (R > 1) {
-        if (rows < R) return multiply_some<Format, STREAM, R - 1>(rows, groups, first, count, x, row, c);
+        if (rows < R) return multiply_some<Format, STORED, LINES, R - 1>(rows, groups, first, count, x, row, c, ahead);
     }
-    multiply<Format, STREAM, R>(groups, first, count, x, row, c);
+    multiply<Format, STORED, LINES, R>(groups, first, count, x, row, c, ahead);
 }
 
 // Groups of codes as groups of levels, each with its scales behind.
@@ -149,38 +157,45 @@ struct Scratch {
     }
 };
 
-template <class Format>
-void few_rows(const Call& call, const uint8_t* data, int64_t start, int64_t rows, float* c) {
-    for (int64_t row = 0; row < rows; row += ROWS)
-        multiply_some<Format, true>(rows - row, data, 0, call.rows.groups, call.rows, start + row, c + row * PANEL);
-}
-
-template <class Format>
-void many_rows(const Call& call, const uint8_t* data, int64_t start, int64_t rows, Scratch& scratch, float* c) {
-    const int64_t step = CHUNK / Format::GROUP, groups = call.rows.groups;
-    for (int64_t first = 0; first < groups; first += step) {
-        const int64_t count = std::min(step, groups - first);
-        const uint8_t* levels = data + first * Format::BYTES;
-        if constexpr (Format::CODED) {
-            uint8_t* room = scratch.aligned(step * (2 * Format::LEVELS + 2 * PANEL));
-            unpack<Format>(levels, count, room);
-            levels = room;
-        }
-        for (int64_t row = 0; row < rows; row += ROWS)
-            multiply_some<Format, false>(rows - row, levels, first, count, call.rows, start + row, c + row * PANEL);
-    }
-}
-
+// Rows in blocks of about the same size, a chunk of k at a time. While the first two blocks work on few rows, the next
+// chunk is on its way from memory, half of it each.
 template <class Format>
 void panel_rows(const Call& call, int64_t panel, int64_t start, int64_t rows) {
     thread_local Scratch scratch;
-    const uint8_t* data = call.weight.data + panel * call.rows.groups * Format::BYTES;
+    const int64_t groups = call.rows.groups, few = Format::CODED ? FEW_CODED : FEW;
+    const int64_t step = (rows <= few ? NEAR : CHUNK) / Format::GROUP;
+    const uint8_t* data = call.weight.data + panel * groups * Format::BYTES;
     scratch.sums.assign(rows * PANEL, 0.0f);
     float* c = scratch.sums.data();
-    if (rows <= FEW)
-        few_rows<Format>(call, data, start, rows, c);
-    else
-        many_rows<Format>(call, data, start, rows, scratch, c);
+    if (rows <= ROWS) {
+        multiply_some<Format, true, TILES>(rows, data, 0, groups, call.rows, start, c, data + AHEAD);
+        return finish_rows(call, panel, start, rows, c);
+    }
+    const int64_t blocks = (rows + ROWS - 1) / ROWS;
+    for (int64_t first = 0; first < groups; first += step) {
+        const int64_t count = std::min(step, groups - first), bytes = count * Format::BYTES;
+        const uint8_t* stored = data + first * Format::BYTES;
+        const uint8_t* levels = stored;
+        const bool coded = Format::CODED && rows <= CODE_ROWS;
+        if constexpr (Format::CODED) {
+            if (!coded) {
+                uint8_t* room = scratch.aligned(step * (2 * Format::LEVELS + 2 * PANEL));
+                unpack<Format>(stored, count, room);
+                levels = room;
+            }
+        }
+        for (int64_t block = 0; block < blocks; ++block) {
+            const int64_t row = rows * block / blocks, some = rows * (block + 1) / blocks - row;
+            const uint8_t* ahead = stored + bytes + block * bytes / 2;
+            float* sums = c + row * PANEL;
+            if (coded)
+                multiply_some<Format, true, 2>(some, stored, first, count, call.rows, start + row, sums, ahead);
+            else if (block < 2)
+                multiply_some<Format, false, Format::CODED ? 1 : 2>(some, levels, first, count, call.rows, start + row, sums, ahead);
+            else
+                multiply_some<Format, false, 0>(some, levels, first, count, call.rows, start + row, sums, ahead);
+        }
+    }
     finish_rows(call, panel, start, rows, c);
 }
 
