@@ -69,7 +69,9 @@ def test_padding_changes_no_answer(sizes: list[tuple[int, bool]]) -> None:
     plain = answers("fovea-tiny", PROMPTS, 10, dtype="bfloat16")
     assert not sizes
     assert answers("fovea-tiny", PROMPTS, 10, dtype="bfloat16", decode_graphs="padded") == plain
-    assert {size for size, _ in sizes} == {1, 2, 4, 8}
+    seen = {size for size, _ in sizes}
+    assert seen <= {1, 2, 4, 8}
+    assert max(seen) > 1, "nobody shared a step"
 
 
 def test_padding_changes_no_answer_on_tritons_kernels(
