@@ -281,6 +281,7 @@ def test_a_folder_that_can_not_be_written(one: Path, tmp_path: Path, eager: Eage
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch imports its own
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 def test_aot(checkpoint: Path, tmp_path: Path, kernels: str) -> None:
     """Built for real; where products are packed, plain weights are still there for the built encoder."""
