@@ -1,6 +1,7 @@
 # make demo   set up and ask the bundled model about the pictures in examples/
 # make test   set up, check and test (minutes)
 # make check  lint, types, import walls (seconds)
+# make bench  every figure of README.md; the first time installs the engines to compare with (an hour, 12 GB)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -47,6 +48,8 @@ serve: $(VENV)/.installed
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/quick.py
+	$(BIN)/python benchmarks/stall.py
+	$(BIN)/python benchmarks/peers/run.py
 
 # Uses the python that is there (a GPU machine has its own torch); results under $(OUT).
 gpu:
