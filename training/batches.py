@@ -24,13 +24,13 @@ ASKERS: dict[str, tuple[Callable[[Random, Scene], Turn | None], float]] = {
     "shape": (attributes.shape, 0.6),
     "position": (attributes.position, 0.8),
     "existence": (quantities.existence, 1.0),
-    "counting": (quantities.counting, 6.0),
-    "reading": (reading.reading, 1.8),
+    "counting": (quantities.counting, 7.0),
+    "reading": (reading.reading, 2.2),
     "relation": (relations.relation, 2.0),
-    "json": (structured, 0.8),
+    "json": (structured, 1.2),
     "refusal": (refusal, 0.4),
-    "listing": (listing.listing, 0.5),
-    "describe": (listing.describe, 0.2),
+    "listing": (listing.listing, 0.7),
+    "describe": (listing.describe, 0.8),
 }
 SYSTEMS = ("You are a helpful assistant.", "Answer the question.", "You are fovea-tiny.")
 
