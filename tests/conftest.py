@@ -1,12 +1,14 @@
 """Before any test is imported.
 
 Triton decides when it is first imported whether kernels are compiled for a card or interpreted on the CPU. Hypothesis fails an
-example that took longer than 200 ms, which a busy machine can make of any.
+example that took longer than 200 ms, which a busy machine can make of any. A shell starts what runs in its background deaf to
+Ctrl-C, and so would be the programs that tests interrupt.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 from hypothesis import settings
@@ -16,3 +18,6 @@ if not Path("/dev/nvidiactl").exists():
 
 settings.register_profile("fovea", deadline=None)
 settings.load_profile("fovea")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
