@@ -41,14 +41,19 @@ def available_memory() -> int:
     return free if limit == "max" else min(free, max(0, int(limit) - used))
 
 
-def instruction_sets() -> tuple[str, ...]:
-    """The vector instructions that compilers may use on this CPU, sorted; none where the system does not tell."""
+def cpu_flags() -> frozenset[str]:
+    """What this CPU can do, by the names of /proc/cpuinfo; nothing where the system does not tell."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return ()
+        return frozenset()
     for line in lines:
         name, _, flags = line.partition(":")
         if name.strip() in ("flags", "Features"):
-            return tuple(sorted(flag for flag in flags.split() if flag.startswith(VECTORS)))
-    return ()
+            return frozenset(flags.split())
+    return frozenset()
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """The vector instructions that compilers may use on this CPU, sorted."""
+    return tuple(sorted(flag for flag in cpu_flags() if flag.startswith(VECTORS)))

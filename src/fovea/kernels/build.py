@@ -19,6 +19,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from fovea.core.hardware import cpu_flags
+
 log = logging.getLogger("fovea.kernels")
 SOURCES = Path(__file__).parent / "cpu"
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq",
@@ -31,12 +33,7 @@ BUILD_TIMEOUT_S = 300
 
 def supported() -> bool:
     """Whether this processor has the instructions."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return False
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return set(flags.split()) >= NEEDED
+    return cpu_flags() >= NEEDED
 
 
 @functools.cache

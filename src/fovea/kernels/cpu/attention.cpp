@@ -14,7 +14,7 @@ namespace {
 
 struct Packed {
     std::vector<uint8_t> keys, values;
-    std::vector<float> scores, sums;
+    std::vector<float> scores;
     std::vector<bf16> weights;
 
     static uint8_t* aligned(std::vector<uint8_t>& bytes, int64_t size) {
