@@ -1,0 +1,108 @@
+"""Which ways there are to spend fewer visual tokens, and how many are kept: names and arithmetic, no tensors.
+
+How many tokens an image keeps follows from its shape and the ratio alone, so that a prompt is laid out, and its cost known,
+before a pixel is seen; pixels (and, where a method is query-aware, words) only say which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Literal, TypeVar
+
+from fovea.core.errors import InvalidRequest
+
+PARAM = "visual_tokens"
+Need = Literal["query", "attention", "keys", "probe"]
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One way to spend fewer visual tokens.
+
+    query_aware: which tokens are kept depends on the user's words, which are then part of the KV's key. The encoder's
+        output is not changed by any method after it and stays good for every question.
+    for_text: false where fine print is known to get lost, so that a user has to ask for it by name.
+    after: what has to be done first. "resize": the picture is made smaller, and the encoder's work with it. "encoder": tokens
+        are left out of the encoder's output. "relevance": regions are chosen before the encoder sees them.
+    needs: what it looks at beside the visual tokens; see `base.Seen`. Without a query (there are no words, or none yet) a
+        method that needs one does what its query-agnostic twin does.
+    merges: tokens that are not kept are averaged into kept ones instead of being dropped.
+    """
+
+    name: str
+    query_aware: bool = False
+    for_text: bool = True
+    after: Literal["resize", "encoder", "relevance"] = "encoder"
+    needs: frozenset[Need] = frozenset()
+    merges: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A method and its ratio under one name. method: None where every token is kept."""
+
+    name: str
+    method: str | None
+    keep: float
+
+
+def _table(*methods: Method) -> Mapping[str, Method]:
+    return MappingProxyType({method.name: method for method in methods})
+
+
+METHODS: Mapping[str, Method] = _table(
+    Method("resize", after="resize"),
+    Method("uniform"),
+    Method("random"),
+    Method("dart"),
+    Method("dart_query", query_aware=True, needs=frozenset({"query"})),
+    Method("dart_k", query_aware=True, needs=frozenset({"probe"})),
+    Method("dpp"),
+    Method("dpp_query", query_aware=True, needs=frozenset({"query"})),
+    Method("visionzip", needs=frozenset({"attention", "keys"}), merges=True),
+    Method("tome", merges=True),
+    Method("fastv", query_aware=True, for_text=False, needs=frozenset({"probe"})),
+    Method("relevance", query_aware=True, after="relevance"),
+)
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {
+        # Fine print suffers first from every method, so whoever reads documents lowers max_pixels instead.
+        "document": Preset("document", None, 1.0),
+        "general": Preset("general", "dart", 0.75),
+        "fast": Preset("fast", "dart", 0.5),
+    }
+)
+
+
+def method(name: str) -> Method:
+    """Raises InvalidRequest for a name that there is not."""
+    return _named(name, METHODS, "method")
+
+
+def preset(name: str) -> Preset:
+    """Raises InvalidRequest for a name that there is not."""
+    return _named(name, PRESETS, "preset")
+
+
+def _named(name: str, known: Mapping[str, Kind], what: str) -> Kind:
+    if name not in known:
+        raise InvalidRequest(
+            f"{PARAM}: there is no {what} {name!r}; accepted: {', '.join(known)}", param=PARAM
+        )
+    return known[name]
+
+
+def keep_count(tokens: int, ratio: float) -> int:
+    """How many of an image's tokens are kept: tokens * ratio, rounded up, at least 1, so that no image of several starves.
+
+    The ratio is taken as it is written: 0.07 of 100 tokens is 7, not the 8 of binary fractions.
+    Raises InvalidRequest unless 0 < ratio <= 1.
+    """
+    if not 0 < ratio <= 1:
+        raise InvalidRequest(f"{PARAM}: keep is {ratio!r}; accepted: more than 0, at most 1", param=PARAM)
+    return max(1, math.ceil(tokens * Fraction(str(ratio))))
