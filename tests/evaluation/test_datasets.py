@@ -10,7 +10,7 @@ import pytest
 
 from fovea.core.errors import InvalidRequest
 from fovea.evaluation.datasets import Case, Exchange, read_jsonl, scene_cases
-from fovea.evaluation.scenes import HELD_OUT_SEED, KINDS, generate
+from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS, generate
 
 
 def test_scene_cases_are_the_samples() -> None:
@@ -27,6 +27,10 @@ def test_every_kind_has_its_share() -> None:
     kinds = [case.kind for case in scene_cases(1)]
     assert kinds == list(KINDS)
     assert len({case.id for case in scene_cases(3, ("reading", "json"))}) == 6
+
+
+def test_kinds_in_large_images_come_when_they_are_named() -> None:
+    assert [case.kind for case in scene_cases(1, (*DETAIL_KINDS, "colour"))] == [*DETAIL_KINDS, "colour"]
 
 
 def test_the_seed_decides() -> None:

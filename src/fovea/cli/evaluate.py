@@ -26,7 +26,7 @@ from fovea.core.errors import FoveaError, InvalidRequest
 from fovea.core.image import PixelBudget
 from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, Part, TextPart, VideoPart
 from fovea.evaluation.datasets import MOVING, Case, read_jsonl, scene_cases
-from fovea.evaluation.scenes import HELD_OUT_SEED, KINDS
+from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS
 from fovea.evaluation.score import Result, Row, report
 
 MAX_ANSWER = 96
@@ -50,7 +50,11 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--count", type=count, default=50, metavar="N", help="generated scenes per kind (default: 50)"
     )
-    parser.add_argument("--kinds", metavar="A,B", help=f"of {', '.join(KINDS)} (default: all)")
+    parser.add_argument(
+        "--kinds",
+        metavar="A,B",
+        help=f"of {', '.join(KINDS)} (default: all these), and {', '.join(DETAIL_KINDS)} in large images",
+    )
     parser.add_argument(
         "--seed",
         type=int,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.core.errors import InvalidRequest
-from fovea.evaluation.scenes import HELD_OUT_SEED, KINDS, generate
+from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS, generate
 
 MOVING = "motion"
 """The kind whose images are frames in order, so that they can be shown as a video."""
@@ -52,9 +52,10 @@ def scene_cases(
 
     video: frames in order are shown as a video, not as separate images.
     """
-    unknown = sorted(set(kinds) - set(KINDS))
+    known = (*KINDS, *DETAIL_KINDS)
+    unknown = sorted(set(kinds) - set(known))
     if unknown:
-        raise InvalidRequest(f"unknown kind {unknown[0]!r}; there are {', '.join(KINDS)}", param="kinds")
+        raise InvalidRequest(f"unknown kind {unknown[0]!r}; there are {', '.join(known)}", param="kinds")
     for sample in generate(seed, per_kind * len(kinds), tuple(kinds)):
         exchanges = tuple(Exchange(turn.question, turn.accepted) for turn in sample.turns)
         as_video = video and sample.kind == MOVING

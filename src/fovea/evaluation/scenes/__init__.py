@@ -5,8 +5,8 @@ with the same Pillow. Seeds from `HELD_OUT_SEED` (1_000_000_000) on are for eval
 a bundled model draws from them.
 """
 
-from fovea.evaluation.scenes.dataset import KINDS, generate
+from fovea.evaluation.scenes.dataset import DETAIL_KINDS, KINDS, generate
 from fovea.evaluation.scenes.sample import Sample, Turn
 from fovea.evaluation.scenes.vocabulary import HELD_OUT_SEED
 
-__all__ = ["HELD_OUT_SEED", "KINDS", "Sample", "Turn", "generate"]
+__all__ = ["DETAIL_KINDS", "HELD_OUT_SEED", "KINDS", "Sample", "Turn", "generate"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
+from fovea.evaluation.scenes.focus import around
 from fovea.evaluation.scenes.phrasing import BRIEF_PLACE, by_colour, by_name, by_place, by_shape, pick, turn
 from fovea.evaluation.scenes.sample import Turn
-from fovea.evaluation.scenes.scene import Scene
+from fovea.evaluation.scenes.scene import Item, Scene
 from fovea.evaluation.scenes.vocabulary import article
 
 
@@ -22,7 +23,8 @@ def colour(rng: Random, scene: Scene) -> Turn | None:
         "Which color does the {} have?",
         "Name the color of the {}.",
     )
-    return turn(rng, rng.choice(forms).format(noun), item.colour, f"the {noun} is {item.colour}")
+    question = rng.choice(forms).format(noun)
+    return turn(rng, question, item.colour, f"the {noun} is {item.colour}", focus=around(scene, item))
 
 
 def shape(rng: Random, scene: Scene) -> Turn | None:
@@ -37,12 +39,14 @@ def shape(rng: Random, scene: Scene) -> Turn | None:
         "What is the shape of the {}?",
         "Name the shape of the {}.",
     )
-    return turn(rng, rng.choice(forms).format(noun), item.shape, f"the {noun} is {article(item.shape)}")
+    question = rng.choice(forms).format(noun)
+    return turn(rng, question, item.shape, f"the {noun} is {article(item.shape)}", focus=around(scene, item))
 
 
-def _where(rng: Random, noun: str, place: str) -> Turn:
+def _where(rng: Random, scene: Scene, item: Item, noun: str) -> Turn:
     forms = ("Where is the {}?", "In which part of the image is the {}?", "What is the position of the {}?")
-    return turn(rng, rng.choice(forms).format(noun), place, f"the {noun} is in the {place}", BRIEF_PLACE)
+    question, full = rng.choice(forms).format(noun), f"the {noun} is in the {item.place}"
+    return turn(rng, question, item.place, full, BRIEF_PLACE, around(scene, item))
 
 
 def position(rng: Random, scene: Scene) -> Turn | None:
@@ -57,8 +61,9 @@ def position(rng: Random, scene: Scene) -> Turn | None:
             item.name,
             full,
             ("Answer briefly.", "Color and shape only."),
+            around(scene, item),
         )
     found = pick(rng, by_shape(scene), by_colour(scene), by_name(scene))
     if found is None:
         return None
-    return _where(rng, found[1], found[0].place)
+    return _where(rng, scene, *found)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from random import Random
 
 from fovea.evaluation.scenes import attributes, quantities, reading, relations
+from fovea.evaluation.scenes.focus import around
 from fovea.evaluation.scenes.phrasing import by_shape
 from fovea.evaluation.scenes.sample import Turn
-from fovea.evaluation.scenes.scene import Item, Scene
+from fovea.evaluation.scenes.scene import Box, Item, Scene
 
 _PLAIN = (
     attributes.colour,
@@ -35,13 +36,13 @@ def _said(pair: tuple[str, str]) -> Turn:
     return Turn(pair[0], pair[1], (pair[1],))
 
 
-def _follow_ups(rng: Random, item: Item) -> list[Turn]:
+def _follow_ups(rng: Random, item: Item, focus: tuple[Box, ...]) -> list[Turn]:
     """Questions about `it`, the item of the turn before."""
     where = f"It is in the {item.place}."
     shade = f"It is {item.colour}."
     turns = [
-        Turn("And where is it?", where, (where, item.place)),
-        Turn("And what color is it?", shade, (shade, item.colour)),
+        Turn("And where is it?", where, (where, item.place), focus),
+        Turn("And what color is it?", shade, (shade, item.colour), focus),
     ]
     rng.shuffle(turns)
     return turns[: rng.randint(1, 2)]
@@ -54,7 +55,9 @@ def chat(rng: Random, scene: Scene) -> tuple[Turn, ...] | None:
     if unique and rng.random() < 0.5:
         item, noun = rng.choice(unique)
         opening = f"Yes, there is a {noun}."
-        turns = [Turn(f"Is there a {noun}?", opening, (opening, "yes")), *_follow_ups(rng, item)]
+        focus = around(scene, item)
+        turns = [Turn(f"Is there a {noun}?", opening, (opening, "yes"), focus)]
+        turns += _follow_ups(rng, item, focus)
     else:
         asked = (rng.choice(_PLAIN)(rng, scene) for _ in range(rng.randint(2, 4)))
         turns = [turn for turn in asked if turn is not None]

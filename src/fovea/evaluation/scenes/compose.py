@@ -35,7 +35,8 @@ def _jitter(rng: Random, rgb: RGB, amount: int) -> RGB:
     return red, green, blue
 
 
-def _background(rng: Random) -> tuple[Background, bool]:
+def random_background(rng: Random) -> tuple[Background, bool]:
+    """A background, and whether it is dark."""
     dark = rng.random() < 0.35
     grey = rng.randint(8, 52) if dark else rng.randint(212, 255)
     start = _jitter(rng, (grey, grey, grey), 6)
@@ -52,10 +53,15 @@ def random_code(rng: Random, length: int | None = None) -> str:
     return code
 
 
-def _label(rng: Random, width: int, height: int, row: int, dark: bool, code: str) -> Label:
+def place_label(
+    rng: Random, width: int, height: int, row: int, dark: bool, code: str, capitals: int | None = None
+) -> Label:
+    """A label at a random spot of its row; `capitals` pixels high (None: random), or less where it is too wide."""
     face = rng.choice(FONTS)
-    limit = max(MIN_TEXT, min(MAX_TEXT, int(height / 3 * 0.6)))
-    size = round(math.exp(rng.uniform(math.log(MIN_TEXT), math.log(limit))))
+    size = capitals
+    if size is None:
+        limit = max(MIN_TEXT, min(MAX_TEXT, int(height / 3 * 0.6)))
+        size = round(math.exp(rng.uniform(math.log(MIN_TEXT), math.log(limit))))
     tracking = round(rng.uniform(0.04, 0.3) * size)
     while size > 8 and text_width(code, face, size, tracking) > 0.9 * width:
         size -= 1
@@ -72,19 +78,22 @@ def _label(rng: Random, width: int, height: int, row: int, dark: bool, code: str
     return Label(code, row, face, size, float(round(x)), float(baseline), float(tracking), rgb)
 
 
-def place_item(rng: Random, width: int, height: int, cell: int, colour: str, shape: str) -> Item:
-    """An item at a random spot of its cell and of a random size."""
+def place_item(
+    rng: Random, width: int, height: int, cell: int, colour: str, shape: str, size: float | None = None
+) -> Item:
+    """An item at a random spot of its cell; `size` in pixels, None for a random one."""
     wide, high = width / 3, height / 3
-    room = min(wide, high)
-    low = 0.42 if room < 100 else 0.2
-    size = max(MIN_ITEM, room * math.exp(rng.uniform(math.log(low), math.log(0.88))))
+    if size is None:
+        room = min(wide, high)
+        low = 0.42 if room < 100 else 0.2
+        size = max(MIN_ITEM, room * math.exp(rng.uniform(math.log(low), math.log(0.88))))
     x = (cell % 3 + 0.5) * wide + rng.uniform(-0.4, 0.4) * (wide - size)
     y = (cell // 3 + 0.5) * high + rng.uniform(-0.4, 0.4) * (high - size)
     rgb = _jitter(rng, COLOURS[colour], 12)
     return Item(shape, colour, cell, round(x, 1), round(y, 1), round(size, 1), rgb)
 
 
-def _palette(rng: Random, names: tuple[str, ...]) -> list[str]:
+def palette(rng: Random, names: tuple[str, ...]) -> list[str]:
     """A few of the names, so that repeats are as common as single ones."""
     many = rng.choice((1, 2, 2, 3, 4, len(names), len(names)))
     return rng.sample(names, many)
@@ -100,13 +109,13 @@ def compose(
     code_length: int | None = None,
 ) -> Scene:
     """A random scene with `labels` codes (0..3) and `items` shapes (None: any number that has room)."""
-    background, dark = _background(rng)
+    background, dark = random_background(rng)
     rows = sorted(rng.sample(range(3), labels))
-    written = [_label(rng, width, height, row, dark, random_code(rng, code_length)) for row in rows]
+    written = [place_label(rng, width, height, row, dark, random_code(rng, code_length)) for row in rows]
     free = [cell for cell in range(9) if cell // 3 not in rows]
     if items is None:
         items = rng.randint(0 if labels else 1, len(free))
     cells = sorted(rng.sample(free, min(items, len(free))))
-    colours, shapes = _palette(rng, COLOUR_NAMES), _palette(rng, SHAPES)
+    colours, shapes = palette(rng, COLOUR_NAMES), palette(rng, SHAPES)
     placed = [place_item(rng, width, height, c, rng.choice(colours), rng.choice(shapes)) for c in cells]
     return Scene(width, height, background, tuple(placed), tuple(written))

@@ -15,6 +15,7 @@ from fovea.evaluation.scenes.reading import reading_of
 from fovea.evaluation.scenes.refusal import refusal
 from fovea.evaluation.scenes.sample import Sample, Turn
 from fovea.evaluation.scenes.scene import Scene
+from fovea.evaluation.scenes.small import LARGE_SIZES, Asked, small_object, small_text
 from fovea.evaluation.scenes.structured import structured
 
 Size = tuple[int, int]
@@ -80,12 +81,19 @@ def _motion(rng: Random, size: Size) -> Content:
     return scenes, (turn,), {"frames": len(scenes)}
 
 
+def _alone(asked: Asked) -> Content:
+    scene, turn, facts = asked
+    return (scene,), (turn,), facts
+
+
 _SPECIAL: Mapping[str, Callable[[Random, Size], Content]] = {
     "counting": _counting,
     "reading": _reading,
     "chat": _chat,
     "compare": _compare,
     "motion": _motion,
+    "small_text": lambda rng, size: _alone(small_text(rng, *size)),
+    "small_object": lambda rng, size: _alone(small_object(rng, *size)),
 }
 KINDS: tuple[str, ...] = (
     "colour",
@@ -103,6 +111,8 @@ KINDS: tuple[str, ...] = (
     "refusal",
     "chat",
 )
+DETAIL_KINDS: tuple[str, ...] = ("small_text", "small_object")
+"""Kinds about small details in large images; none of the default kinds."""
 
 
 def _size(rng: Random, kind: str, sizes: Sequence[Size] | None) -> Size:
@@ -110,6 +120,8 @@ def _size(rng: Random, kind: str, sizes: Sequence[Size] | None) -> Size:
         return rng.choice(sizes)
     if kind in ("compare", "motion"):
         return rng.choice(_PAIR_SIDES), rng.choice(_PAIR_SIDES)
+    if kind in DETAIL_KINDS:
+        return rng.choice(LARGE_SIZES)
     return random_size(rng)
 
 
@@ -123,14 +135,16 @@ def content(kind: str, rng: Random, size: Size) -> Content:
 def generate(
     seed: int, count: int, kinds: Sequence[str] = KINDS, sizes: Sequence[Size] | None = None
 ) -> Iterator[Sample]:
-    """`count` samples, the kinds in turn.
+    """`count` samples, the kinds in turn; `kinds` are of KINDS and DETAIL_KINDS.
 
     sizes: (width, height) choices in pixels; None: 128..896 per side, mostly small, a fifth no multiples of 32
-        (compare and motion: 128..256). A sample depends on seed, its index and its kind only.
+        (compare and motion: 128..256; DETAIL_KINDS: `LARGE_SIZES`). A sample depends on seed, its index and its kind
+        only.
     """
-    unknown = sorted(set(kinds) - set(KINDS))
+    known = (*KINDS, *DETAIL_KINDS)
+    unknown = sorted(set(kinds) - set(known))
     if unknown or not kinds:
-        raise ValueError(f"unknown kinds {unknown}, there are {', '.join(KINDS)}")
+        raise ValueError(f"unknown kinds {unknown}, there are {', '.join(known)}")
     for index in range(count):
         kind = kinds[index % len(kinds)]
         rng = Random(f"{seed}/{index}/{kind}")

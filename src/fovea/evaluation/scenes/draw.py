@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image, ImageDraw
 
-from fovea.evaluation.scenes.fonts import advance, font
-from fovea.evaluation.scenes.scene import Background, Item, Label, Scene
+from fovea.evaluation.scenes.fonts import advance, font, ink
+from fovea.evaluation.scenes.scene import Background, Box, Item, Label, Scene
 
 Points = list[tuple[float, float]]
 
@@ -82,6 +82,17 @@ def glyphs(label: Label) -> list[tuple[str, float, float]]:
         placed.append((character, x, end))
         x = end + label.tracking
     return placed
+
+
+def label_box(label: Label) -> Box:
+    """The smallest box around the characters' ink: from about `baseline - height` to `baseline`, lower under a J or Q."""
+    inks = [(start, ink(label.font, label.height, character)) for character, start, _ in glyphs(label)]
+    return (
+        min(start + left for start, (left, _, _, _) in inks),
+        label.baseline + min(top for _, (_, top, _, _) in inks),
+        max(start + right for start, (_, _, right, _) in inks),
+        label.baseline + max(bottom for _, (_, _, _, bottom) in inks),
+    )
 
 
 def _draw_label(canvas: ImageDraw.ImageDraw, label: Label) -> None:

@@ -38,6 +38,12 @@ def advance(name: str, height: int, character: str) -> float:
     return font(name, height).getlength(character)
 
 
+@lru_cache(maxsize=65536)
+def ink(name: str, height: int, character: str) -> tuple[float, float, float, float]:
+    """(left, top, right, bottom) of what is drawn, in pixels from where the character starts on the baseline."""
+    return font(name, height).getbbox(character, anchor="ls")
+
+
 def text_width(text: str, name: str, height: int, tracking: float) -> float:
     """Pixels from the start of the first character to the end of the last."""
     return sum(advance(name, height, c) for c in text) + tracking * (len(text) - 1)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from random import Random
 
+from fovea.evaluation.scenes.focus import around
 from fovea.evaluation.scenes.sample import Turn
 from fovea.evaluation.scenes.scene import Scene
 from fovea.evaluation.scenes.vocabulary import COLOUR_NAMES, SHAPES, article, joined, sentence
 
 
-def _list(question: str, names: list[str]) -> Turn:
+def _list(scene: Scene, question: str, names: list[str]) -> Turn:
     answer = ", ".join(names) or "none"
-    return Turn(question, answer, (answer,))
+    return Turn(question, answer, (answer,), around(scene, *scene.items))
 
 
 def listing(rng: Random, scene: Scene) -> Turn | None:
@@ -26,12 +27,13 @@ def listing(rng: Random, scene: Scene) -> Turn | None:
             "List all objects in the image.",
             "Which objects are in the image? Give a list.",
         )
-        return _list(rng.choice(forms), [item.name for item in scene.items])
+        return _list(scene, rng.choice(forms), [item.name for item in scene.items])
     if kind < 0.8:
         shades = {item.colour for item in scene.items}
-        return _list("List the colors of the objects.", [name for name in COLOUR_NAMES if name in shades])
+        names = [name for name in COLOUR_NAMES if name in shades]
+        return _list(scene, "List the colors of the objects.", names)
     forms_seen = {item.shape for item in scene.items}
-    return _list("List the shapes in the image.", [name for name in SHAPES if name in forms_seen])
+    return _list(scene, "List the shapes in the image.", [name for name in SHAPES if name in forms_seen])
 
 
 def describe(rng: Random, scene: Scene) -> Turn | None:
@@ -40,4 +42,4 @@ def describe(rng: Random, scene: Scene) -> Turn | None:
     parts += [f'the text "{label.text}" at the {label.place}' for label in scene.labels]
     forms = ("Describe the image.", "What is in this image?", "What do you see?", "Describe this picture.")
     answer = sentence(joined(parts) or "the image is empty")
-    return Turn(rng.choice(forms), answer, (answer,))
+    return Turn(rng.choice(forms), answer, (answer,), around(scene, *scene.items, *scene.labels))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from fovea.evaluation.scenes.sample import Turn
-from fovea.evaluation.scenes.scene import Item, Scene
+from fovea.evaluation.scenes.scene import Box, Item, Scene
 from fovea.evaluation.scenes.vocabulary import sentence
 
 BRIEF = ("Answer in one word.", "One word only.", "Reply with one word.", "Answer briefly.")
@@ -19,15 +19,22 @@ BRIEF_NUMBER = ("Answer with a number.", "Number only.", "Reply with the number.
 BRIEF_TEXT = ("Reply with the text only.", "Text only.", "Only the text.", "Answer briefly.")
 
 
-def turn(rng: Random, question: str, word: str, full: str, brief: tuple[str, ...] = BRIEF) -> Turn:
+def turn(
+    rng: Random,
+    question: str,
+    word: str,
+    full: str,
+    brief: tuple[str, ...] = BRIEF,
+    focus: tuple[Box, ...] = (),
+) -> Turn:
     """The question as it is, answered by the sentence `full`; or with a request for `word` alone.
 
     Both forms count as right in either case: the fact is what is asked.
     """
     full = sentence(full)
     if rng.random() < 0.5:
-        return Turn(f"{question} {rng.choice(brief)}", word, (word, full))
-    return Turn(question, full, (full, word))
+        return Turn(f"{question} {rng.choice(brief)}", word, (word, full), focus)
+    return Turn(question, full, (full, word), focus)
 
 
 def by_shape(scene: Scene) -> list[tuple[Item, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+from fovea.evaluation.scenes.focus import evidence
 from fovea.evaluation.scenes.phrasing import BRIEF_NUMBER, turn
 from fovea.evaluation.scenes.sample import Turn
 from fovea.evaluation.scenes.scene import Scene
@@ -41,11 +42,12 @@ def existence(rng: Random, scene: Scene) -> Turn | None:
     candidates = [pair for pair, count in counts.items() if (count > 0) == wanted]
     if not candidates:
         return None
-    noun = noun_of(rng.choice(candidates))
+    predicate = rng.choice(candidates)
+    noun = noun_of(predicate)
     forms = ("Is there {} in the image?", "Is there {}?", "Can you see {}?", "Does the image show {}?")
     question = rng.choice(forms).format(article(noun))
     full = f"yes, there is {article(noun)}" if wanted else f"no, there is no {noun}"
-    return turn(rng, question, "yes" if wanted else "no", full)
+    return turn(rng, question, "yes" if wanted else "no", full, focus=evidence(scene, *predicate))
 
 
 def counting_of(rng: Random, scene: Scene, wanted: int | None = None) -> tuple[Turn, int] | None:
@@ -56,7 +58,8 @@ def counting_of(rng: Random, scene: Scene, wanted: int | None = None) -> tuple[T
     candidates = [pair for pair, count in counts.items() if count == number]
     if not candidates:
         return None
-    noun = noun_of(rng.choice(candidates))
+    predicate = rng.choice(candidates)
+    noun = noun_of(predicate)
     forms = (
         "How many {} are there?",
         "How many {} are in the image?",
@@ -65,7 +68,7 @@ def counting_of(rng: Random, scene: Scene, wanted: int | None = None) -> tuple[T
     )
     question = rng.choice(forms).format(plural(noun))
     full = f"there is 1 {noun}" if number == 1 else f"there are {number} {plural(noun)}"
-    return turn(rng, question, str(number), full, BRIEF_NUMBER), number
+    return turn(rng, question, str(number), full, BRIEF_NUMBER, evidence(scene, *predicate)), number
 
 
 def counting(rng: Random, scene: Scene) -> Turn | None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from random import Random
 
+from fovea.evaluation.scenes.focus import around
 from fovea.evaluation.scenes.phrasing import BRIEF_TEXT
 from fovea.evaluation.scenes.sample import Turn
-from fovea.evaluation.scenes.scene import Label, Scene
+from fovea.evaluation.scenes.scene import Box, Label, Scene
 
 
-def _reply(rng: Random, question: str, text: str) -> Turn:
+def _reply(rng: Random, question: str, text: str, focus: tuple[Box, ...]) -> Turn:
     full = f'The text is "{text}".'
     if rng.random() < 0.5:
-        return Turn(f"{question} {rng.choice(BRIEF_TEXT)}", text, (text, full))
-    return Turn(question, full, (full, text))
+        return Turn(f"{question} {rng.choice(BRIEF_TEXT)}", text, (text, full), focus)
+    return Turn(question, full, (full, text), focus)
 
 
 def reading_of(rng: Random, scene: Scene) -> tuple[Turn, Label] | None:
@@ -33,7 +34,8 @@ def reading_of(rng: Random, scene: Scene) -> tuple[Turn, Label] | None:
             "What text is in the image?",
             "What is written in the image?",
         )
-    return _reply(rng, rng.choice(forms).format(label.place), label.text), label
+    question = rng.choice(forms).format(label.place)
+    return _reply(rng, question, label.text, around(scene, label)), label
 
 
 def reading(rng: Random, scene: Scene) -> Turn | None:

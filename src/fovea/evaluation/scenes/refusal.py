@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from random import Random
 
+from fovea.evaluation.scenes.focus import evidence, place_box
 from fovea.evaluation.scenes.sample import Turn
-from fovea.evaluation.scenes.scene import Scene
+from fovea.evaluation.scenes.scene import Box, Scene
 from fovea.evaluation.scenes.vocabulary import CELLS, COLOUR_NAMES, SHAPES
 
 
-def _missing(question: str, what: str) -> Turn:
+def _missing(question: str, what: str, focus: tuple[Box, ...] = ()) -> Turn:
     answer = f"There is no {what}."
-    return Turn(question, answer, (answer,))
+    return Turn(question, answer, (answer,), focus)
 
 
 def _absent_name(rng: Random, scene: Scene) -> str:
@@ -33,7 +34,7 @@ def refusal(rng: Random, scene: Scene) -> Turn | None:
         return _missing(f"What shape is the {noun}?", noun) if noun else None
     if kind == 2:
         noun = _absent_name(rng, scene)
-        return _missing(f"Where is the {noun}?", noun)
+        return _missing(f"Where is the {noun}?", noun, evidence(scene, *noun.split()))
     if kind == 3:
         empty = [place for cell, place in enumerate(CELLS) if scene.in_cell(cell) is None]
         empty = [p for p in empty if CELLS.index(p) // 3 not in {label.row for label in scene.labels}]
@@ -41,5 +42,6 @@ def refusal(rng: Random, scene: Scene) -> Turn | None:
         if place is None:
             return None
         answer = f"There is nothing in the {place}."
-        return Turn(f"What is in the {place}?", answer, (answer,))
+        focus = (place_box(scene, CELLS.index(place)),)
+        return Turn(f"What is in the {place}?", answer, (answer,), focus)
     return None if scene.labels else _missing("What does the text say?", "text")

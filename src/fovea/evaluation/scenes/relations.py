@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+from fovea.evaluation.scenes.focus import around
 from fovea.evaluation.scenes.phrasing import by_name, by_shape, turn
 from fovea.evaluation.scenes.sample import Turn
 from fovea.evaluation.scenes.scene import Item, Scene
@@ -27,14 +28,16 @@ def relation(rng: Random, scene: Scene) -> Turn | None:
     if len(named) < 2:
         return None
     (one, noun), (other, other_noun) = rng.sample(named, 2)
-    held = _relations(one, other)
+    held, both = _relations(one, other), around(scene, one, other)
     if len(held) == 1 and rng.random() < 0.5:
         question = f"Where is the {noun} relative to the {other_noun}?"
-        return turn(rng, question, held[0], f"the {noun} is {held[0]} the {other_noun}", ("Answer briefly.",))
+        full = f"the {noun} is {held[0]} the {other_noun}"
+        return turn(rng, question, held[0], full, ("Answer briefly.",), both)
     asked = rng.choice(held)
     true = rng.random() < 0.5
     asked = asked if true else _OPPOSITE[asked]
     question = rng.choice(("Is the {} {} the {}?", "Is the {} to be found {} the {}?")).format(
         noun, asked, other_noun
     )
-    return turn(rng, question, "yes" if true else "no", "yes, it is" if true else "no, it is not")
+    word, full = ("yes", "yes, it is") if true else ("no", "no, it is not")
+    return turn(rng, question, word, full, focus=both)

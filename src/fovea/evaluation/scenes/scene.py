@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 
 from fovea.evaluation.scenes.vocabulary import CELLS, RGB, ROWS
 
+Box = tuple[float, float, float, float]
+"""(left, top, right, bottom)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -37,6 +40,12 @@ class Item:
     @property
     def column(self) -> int:
         return self.cell % 3
+
+    @property
+    def box(self) -> Box:
+        """Its bounding square."""
+        half = self.size / 2
+        return self.x - half, self.y - half, self.x + half, self.y + half
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,20 @@ import json
 from collections.abc import Callable
 from random import Random
 
+from fovea.evaluation.scenes.focus import around, evidence
 from fovea.evaluation.scenes.phrasing import by_colour, by_name, by_shape, pick
 from fovea.evaluation.scenes.quantities import counting_of, noun_of
 from fovea.evaluation.scenes.sample import Turn
-from fovea.evaluation.scenes.scene import Scene
+from fovea.evaluation.scenes.scene import Box, Scene
 from fovea.evaluation.scenes.vocabulary import COLOUR_NAMES, SHAPES, article, plural
 
 Value = dict[str, object]
 
 
-def _turn(rng: Random, schema: str, question: str, value: Value) -> Turn:
+def _turn(rng: Random, schema: str, question: str, value: Value, focus: tuple[Box, ...]) -> Turn:
     answer = json.dumps(value, separators=(",", ":"))
     forms = ("Reply as JSON {}: {}", "Answer as JSON {}. {}", "{1} Reply as JSON {0}")
-    return Turn(rng.choice(forms).format(schema, question), answer, (answer,))
+    return Turn(rng.choice(forms).format(schema, question), answer, (answer,), focus)
 
 
 def _at_place(rng: Random, scene: Scene) -> Turn | None:
@@ -27,29 +28,30 @@ def _at_place(rng: Random, scene: Scene) -> Turn | None:
     item = rng.choice(scene.items)
     question = f"What is in the {item.place}?"
     if rng.random() < 0.5:
-        return _turn(
-            rng, '{"shape": string, "color": string}', question, {"shape": item.shape, "color": item.colour}
-        )
-    return _turn(
-        rng, '{"color": string, "shape": string}', question, {"color": item.colour, "shape": item.shape}
-    )
+        schema = '{"shape": string, "color": string}'
+        value: Value = {"shape": item.shape, "color": item.colour}
+    else:
+        schema = '{"color": string, "shape": string}'
+        value = {"color": item.colour, "shape": item.shape}
+    return _turn(rng, schema, question, value, around(scene, item))
 
 
 def _position(rng: Random, scene: Scene) -> Turn | None:
     found = pick(rng, by_shape(scene), by_colour(scene), by_name(scene))
     if found is None:
         return None
-    return _turn(rng, '{"position": string}', f"Where is the {found[1]}?", {"position": found[0].place})
+    item, noun = found
+    value: Value = {"position": item.place}
+    return _turn(rng, '{"position": string}', f"Where is the {noun}?", value, around(scene, item))
 
 
 def _count(rng: Random, scene: Scene) -> Turn | None:
     shade = rng.choice([*(item.colour for item in scene.items), rng.choice(COLOUR_NAMES)])
     form = rng.choice([*(item.shape for item in scene.items), rng.choice(SHAPES)])
     predicate = rng.choice(((shade, None), (None, form), (None, None)))
-    number = len(scene.matching(*predicate))
-    return _turn(
-        rng, '{"count": integer}', f"How many {plural(noun_of(predicate))} are there?", {"count": number}
-    )
+    question = f"How many {plural(noun_of(predicate))} are there?"
+    value: Value = {"count": len(scene.matching(*predicate))}
+    return _turn(rng, '{"count": integer}', question, value, evidence(scene, *predicate))
 
 
 def _exists(rng: Random, scene: Scene) -> Turn | None:
@@ -59,13 +61,16 @@ def _exists(rng: Random, scene: Scene) -> Turn | None:
         item = rng.choice(scene.items)
         shade, form = item.colour, item.shape
     question = f"Is there {article(noun_of((shade, form)))}?"
-    return _turn(rng, '{"present": boolean}', question, {"present": bool(scene.matching(shade, form))})
+    value: Value = {"present": bool(scene.matching(shade, form))}
+    return _turn(rng, '{"present": boolean}', question, value, evidence(scene, shade, form))
 
 
 def _text(rng: Random, scene: Scene) -> Turn | None:
     if len(scene.labels) != 1:
         return None
-    return _turn(rng, '{"text": string}', "What does the text say?", {"text": scene.labels[0].text})
+    [label] = scene.labels
+    value: Value = {"text": label.text}
+    return _turn(rng, '{"text": string}', "What does the text say?", value, around(scene, label))
 
 
 def _objects(rng: Random, scene: Scene) -> Turn | None:
@@ -73,7 +78,7 @@ def _objects(rng: Random, scene: Scene) -> Turn | None:
         return None
     schema = '{"objects": [{"shape": string, "color": string}]}'
     objects = [{"shape": item.shape, "color": item.colour} for item in scene.items]
-    return _turn(rng, schema, "List the objects.", {"objects": objects})
+    return _turn(rng, schema, "List the objects.", {"objects": objects}, around(scene, *scene.items))
 
 
 _FAMILIES: tuple[Callable[[Random, Scene], Turn | None], ...] = (
