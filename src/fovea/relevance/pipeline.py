@@ -1,0 +1,134 @@
+"""The way from pixels and a question to a layout, in the order of the verbs: texture, knowing, balancing, attending.
+
+Two steps, because the middle one is the model's: `survey` reads the picture alone, in any thread and for every question;
+`realize` takes what the model makes of question and image, and says what to encode. What it decided is in the result.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fovea.relevance import attending
+from fovea.relevance.balancing import Balancer, Tensions, Ways
+from fovea.relevance.knowing import keywords, perspectival, propositional
+from fovea.relevance.policy import ENOUGH, Attended, attend, content
+from fovea.relevance.realizing import Shape, shape_holding, shape_within
+from fovea.relevance.regions import FEW_TOKENS
+from fovea.relevance.texture import Bytes, Map, Texture, texture
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What the picture says by itself: its texture, and the two ways of knowing that no question is needed for."""
+
+    seen: Texture = field(repr=False)
+    propositional: Map = field(repr=False)
+    perspectival: Map = field(repr=False)
+
+    @property
+    def grid(self) -> Shape:
+        return self.seen.grid
+
+    def asked(self, question: str) -> Map:
+        """What words alone ask for, of every cell."""
+        return keywords(self.seen, question)
+
+    def first_view(self, total: int) -> Shape:
+        """At which shape the whole is to be seen first, with `total` tokens to give away: what the layout will begin with."""
+        rows, columns = self.grid
+        if rows * columns >= FEW_TOKENS:
+            return shape_within(rows, columns, attending.thumbnail_tokens(total))
+        held = content(Ways(self.propositional, self.perspectival, self.perspectival))
+        return (rows, columns) if total >= ENOUGH * int(held.sum()) else shape_holding(rows, columns, total)
+
+
+@dataclass(frozen=True, slots=True)
+class Realized:
+    """ways, tensions: of what `worth`, the relevance of every cell, was made. seconds: of balancing and attending."""
+
+    attended: Attended
+    ways: Ways = field(repr=False)
+    tensions: Tensions
+    worth: Map = field(repr=False)
+    seconds: float
+
+    def explanation(self) -> dict[str, Any]:
+        """For whoever asks: numbers, and regions in shares of the image's sides (left, top, right, bottom)."""
+        rows, columns = self.worth.shape
+        shown = {view.region: view for view in self.attended.layout.views[-len(self.attended.regions) :]}
+        regions = []
+        for region, score, budget in zip(
+            self.attended.regions, self.attended.scores, self.attended.budgets, strict=True
+        ):
+            part = np.s_[
+                region.row : region.row + region.rows, region.column : region.column + region.columns
+            ]
+            view = shown.get(region)
+            regions.append(
+                {
+                    "box": [
+                        round(region.column / columns, 4),
+                        round(region.row / rows, 4),
+                        round((region.column + region.columns) / columns, 4),
+                        round((region.row + region.rows) / rows, 4),
+                    ],
+                    "propositional": _rounded(self.ways.propositional[part].mean()),
+                    "perspectival": _rounded(self.ways.perspectival[part].mean()),
+                    "participatory": _rounded(self.ways.participatory[part].mean()),
+                    "relevance": _rounded(score),
+                    "tokens": budget,
+                    "of": region.tokens,
+                    "lod": 0.0 if view is None or not budget else _rounded((view.shape[0] * view.shape[1] / region.tokens) ** 0.5),
+                }
+            )  # fmt: skip
+        first = self.attended.layout.views[0]
+        return {
+            "tensions": {
+                "compress_particularize": _rounded(self.tensions.compress),
+                "exploit_explore": _rounded(self.tensions.exploit),
+                "focus_diversify": _rounded(self.tensions.focus),
+            },
+            "thumbnail_tokens": first.tokens if len(self.attended.regions) > 1 else 0,
+            "tokens": self.attended.layout.tokens,
+            "of": rows * columns,
+            "allocation_ms": round(self.seconds * 1000, 2),
+            "grid": [rows, columns],
+            "map": [[_rounded(value, 2) for value in line] for line in self.worth],
+            "regions": regions,
+        }
+
+
+def survey(pixels: Bytes, cell: int) -> Survey:
+    """pixels (height, width, 3) bytes; cell: side in pixels of what becomes a token."""
+    seen = texture(pixels, cell)
+    return Survey(seen, propositional(seen), perspectival(seen))
+
+
+def realize(
+    surveyed: Survey,
+    participatory: Map,
+    total: int,
+    *,
+    balancer: Balancer,
+    query: NDArray[np.float32] | None = None,
+    image: NDArray[np.float32] | None = None,
+    load: float = 0.0,
+    policy: str = "thresholds",
+    side: int | None = None,
+) -> Realized:
+    """participatory: of every cell, (rows, columns) in [0, 1]. query, image: pooled, for a balancer that has learned."""
+    started = time.perf_counter()
+    ways = Ways(surveyed.propositional, surveyed.perspectival, participatory)
+    tensions = balancer.tensions(ways, query, image).under(load)
+    worth = balancer.balance(ways, tensions)
+    attended = attend(worth, content(ways), total, policy, side)
+    return Realized(attended, ways, tensions, worth, time.perf_counter() - started)
+
+
+def _rounded(value: float, digits: int = 4) -> float:
+    return round(float(value), digits)

@@ -1,0 +1,43 @@
+"""An image's grid of visual tokens cut into regions, each of which gets a level of detail of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LARGE, SMALL = 8, 4
+"""Sides of a region in tokens: of large images, and of those too small to be cut into several of the former."""
+FEW_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A rectangle of the full grid, in tokens."""
+
+    row: int
+    column: int
+    rows: int
+    columns: int
+
+    @property
+    def tokens(self) -> int:
+        """What its native resolution carries."""
+        return self.rows * self.columns
+
+
+def partition(rows: int, columns: int, side: int | None = None) -> tuple[Region, ...]:
+    """Regions of at most `side` tokens a side, as equal as they can be, in reading order; they tile the grid.
+
+    side: None for what suits a grid of that size.
+    """
+    side = side or (LARGE if rows * columns >= FEW_TOKENS else SMALL)
+    return tuple(
+        Region(top, left, bottom - top, right - left)
+        for top, bottom in _cuts(rows, side)
+        for left, right in _cuts(columns, side)
+    )
+
+
+def _cuts(length: int, side: int) -> list[tuple[int, int]]:
+    count = -(-length // side)
+    edges = [length * index // count for index in range(count + 1)]
+    return list(zip(edges, edges[1:], strict=False))
