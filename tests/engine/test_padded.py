@@ -74,6 +74,21 @@ def test_padding_changes_no_answer(sizes: list[tuple[int, bool]]) -> None:
     assert max(seen) > 1, "nobody shared a step"
 
 
+def test_two_that_share_a_prefix_read_it_together_on_the_cpus_kernels(
+    sizes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as they do unpadded: the kernels say how few are worth it."""
+    if library() is None:
+        pytest.skip("this machine can not run the C++ kernels")
+    monkeypatch.setattr(shares.shares, "__kwdefaults__", {"least_tokens": 8})
+    plain = answers("fovea-tiny", TOGETHER[:2], 8, dtype="bfloat16", block_size=4)
+    assert (
+        answers("fovea-tiny", TOGETHER[:2], 8, dtype="bfloat16", block_size=4, decode_graphs="padded")
+        == plain
+    )
+    assert (2, True) in sizes
+
+
 def test_padding_changes_no_answer_on_tritons_kernels(
     tmp_path: Path, sizes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +98,7 @@ def test_padding_changes_no_answer_on_tritons_kernels(
         pytest.skip("there is a card: tests/gpu runs them on it")
     folder = str(write("llava", tmp_path))
     plain = answers(folder, TOGETHER, 5, dtype="float32", block_size=4, kernels="torch")
-    monkeypatch.setattr(shares.shares, "__kwdefaults__", {"least_rows": 4, "least_tokens": 8})
+    monkeypatch.setattr(shares.shares, "__kwdefaults__", {"least_tokens": 8})
     assert (
         answers(folder, TOGETHER, 5, dtype="float32", block_size=4, kernels="triton", decode_graphs="padded")
         == plain

@@ -48,7 +48,7 @@ def test_attention_over_pages(heads: tuple[int, int], dtype: torch.dtype) -> Non
     width = int(-(-lengths.max() // size))
     tables = np.random.default_rng(0).permutation(width * 13)[: width * 12].reshape(12, width)
     tables[3:, :64] = tables[3, :64]
-    found = shares(tables, lengths, size, kernels().shared_rows(query_heads // kv_heads))
+    found = shares(tables, lengths, size, kernels().shared_rows(query_heads // kv_heads), least_rows=4)
     starts, prefixes = np.zeros(12, dtype=np.int64), np.zeros(len(found), dtype=np.int64)
     members = np.zeros((len(found), kernels().shared_rows(query_heads // kv_heads)), dtype=np.int64)
     write_shares(found, size, starts, members, prefixes)

@@ -131,7 +131,6 @@ def test_a_shared_prefix_is_read_once_and_changes_nothing(
 ) -> None:
     """Two crowds and one that is alone. That the common blocks are read through their first reader alone is seen by
     taking them away from the others."""
-    monkeypatch.setattr(shares, "LEAST_ROWS", 2)
     first, second = list(range(20)), list(range(20, 30))
     work = [item(0, [50, 51], 20, 1)]
     work += [item(1 + n, [*second, 30 + n], 161 + n, 1) for n in range(2)]

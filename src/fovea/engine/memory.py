@@ -65,6 +65,7 @@ def decode_padding(
         width=-(-max_context // config.block_size),
         axes=0 if model.merge is None else 3,
         shared_rows=model.kernels.shared_rows(decoder.heads // decoder.kv_heads),
+        least_rows=model.kernels.least_shared_rows,
         block_size=config.block_size,
         scrap=blocks,
         launched=asked == "padded",

@@ -42,7 +42,7 @@ class PaddedDecodes:
         lengths = np.array([item.stop for item in work])
         tables = np.zeros((len(work), -(-int(lengths.max()) // size)), dtype=np.int64)
         fill_tables(tables, work, size)
-        found = shares(tables, lengths, size, padding.shared_rows)
+        found = shares(tables, lengths, size, padding.shared_rows, least_rows=padding.least_rows)
         batch = self._batches[rows, bool(found)]
         fill(batch.arrays, padding, ids, positions, slots(work, size), tables, lengths)
         if found:

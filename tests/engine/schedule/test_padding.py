@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from fovea.engine.schedule.plan import Work
 from fovea.engine.schedule.shares import Share, write_shares
 from fovea.engine.sequence import Sequence
 
-PADDING = Padding(sizes=padded_sizes(8), width=3, axes=3, shared_rows=4, block_size=4, scrap=50)
+PADDING = Padding(sizes=padded_sizes(8), width=3, axes=3, shared_rows=4, least_rows=4, block_size=4, scrap=50)
 
 
 def decode(length: int = 5) -> Work:
@@ -42,8 +44,11 @@ def test_a_step_that_does_more_than_decode_is_not_padded() -> None:
 
 def test_only_batches_that_can_hold_a_share_have_room_for_one() -> None:
     assert PADDING.batches() == [(8, False), (8, True), (4, False), (4, True), (2, False), (1, False)]
-    alone = Padding(sizes=(1, 2, 4), width=3, axes=0, shared_rows=0, block_size=4, scrap=50)
+    alone = Padding(sizes=(1, 2, 4), width=3, axes=0, shared_rows=0, least_rows=4, block_size=4, scrap=50)
     assert alone.batches() == [(4, False), (2, False), (1, False)]
+    pairs = replace(PADDING, least_rows=2)
+    assert [key for key in pairs.batches() if key[1]] == [(8, True), (4, True), (2, True)]
+    assert pairs.layout(8, shared=True).shapes["members"] == (4, 4)
     assert alone.layout(4, shared=False).shapes["positions"] == (4,)
 
 

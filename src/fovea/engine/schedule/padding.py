@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fovea.engine.schedule.plan import Work
-from fovea.engine.schedule.shares import LEAST_ROWS
 
 MOST_ROWS = 256
 """Larger batches are not padded: they keep a device busy while their launches are made."""
@@ -24,12 +23,14 @@ Array = NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class Padding:
     """width: blocks of the longest context. axes: coordinates of a position, 0 for plain ones. shared_rows: of one share, 0
-    for kernels that share nothing. scrap: the block of padded rows. launched: never recorded, even on CUDA."""
+    for kernels that share nothing; least_rows: with fewer there is no share. scrap: the block of padded rows. launched: never
+    recorded, even on CUDA."""
 
     sizes: tuple[int, ...]
     width: int
     axes: int
     shared_rows: int
+    least_rows: int
     block_size: int
     scrap: int
     launched: bool = False
@@ -46,7 +47,7 @@ class Padding:
             (rows, shared)
             for rows in reversed(self.sizes)
             for shared in (False, True)
-            if not shared or (self.shared_rows and rows >= LEAST_ROWS)
+            if not shared or (self.shared_rows and rows >= self.least_rows)
         ]
 
     def layout(self, rows: int, *, shared: bool) -> Layout:
@@ -55,7 +56,7 @@ class Padding:
             "ids": (rows,), "positions": axes, "slots": (rows,), "lengths": (rows,), "tables": (rows, self.width),
         }  # fmt: skip
         if shared:
-            count = rows // LEAST_ROWS
+            count = rows // self.least_rows
             shapes |= {"starts": (rows,), "members": (count, self.shared_rows), "prefixes": (count,)}
         return Layout(shapes)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST_ROWS, LEAST_TOKENS = 4, 256
+LEAST_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ def shares(
     block_size: int,
     most_rows: int,
     *,
-    least_rows: int = LEAST_ROWS,
+    least_rows: int,
     least_tokens: int = LEAST_TOKENS,
 ) -> list[Share]:
     """tables (B, W) block tables, lengths (B,) tokens of each context. At most B // least_rows shares, none of more than
