@@ -23,10 +23,13 @@ import torch
 from PIL import Image
 
 from checkpoint import write_checkpoint
+from fovea.core.errors import ConfigError
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.inputs import to_image
 from fovea.engine.layers.linear import Linear
+from fovea.kernels.attention import Chunk, ChunkAttention, Heads, prefill_each
 from fovea.kernels.calibrate import PLAIN, calibrate
+from fovea.kernels.flash import load
 from gpu_page import Shape
 from quick import ANSWER, Fovea, Transformers, question
 
@@ -61,10 +64,39 @@ def shape_of(ours: Fovea) -> Shape:
     )
 
 
+def measure_chunks(heads: Heads, device: torch.device) -> dict[str, float]:
+    """Milliseconds of a layer's attention of PREFILLS chunks of VISUAL tokens, each behind as many: over gathered keys, and by
+    FlashInfer where it can be had."""
+    ways: dict[str, ChunkAttention] = {"chunks_gathered_ms": prefill_each}
+    try:
+        ways["chunks_flashinfer_ms"] = load(heads, device, torch.bfloat16)
+    except ConfigError as error:
+        print(error)
+    blocks = 2 * VISUAL // 16
+    tables = torch.randperm(PREFILLS * blocks, device=device).view(PREFILLS, blocks)
+    kv, query = (
+        torch.randn(*shape, heads.dim, dtype=torch.bfloat16, device=device)
+        for shape in ((PREFILLS * blocks, 16, 2, heads.kv), (PREFILLS * VISUAL, heads.query))
+    )
+    chunks = tuple(Chunk(number * VISUAL, VISUAL, VISUAL, table) for number, table in enumerate(tables))
+    out, found = torch.empty_like(query), {}
+    for name, way in ways.items():
+        seconds = []
+        for _ in range(REPEATS + 1):  # the first warms up, and plans
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            way(query, kv, chunks, heads.dim**-0.5, out)
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - started)
+        found[name] = 1000 * min(seconds[1:])
+    return found
+
+
 def measure(ours: Fovea) -> dict[str, float]:
     model = ours.engine.loop.runner.model
     machine = calibrate(model.kernels, torch.bfloat16, model.device, (None,), 1 << 30)
     found = {"bandwidth": machine.bandwidth, "peak": machine.peaks[PLAIN]}
+    found |= measure_chunks(model.decoder.config.attention_heads, model.device)
     ours.run([question(1)], 8)
     prompt = question(2)
     rates = [ours.run([prompt], DECODED)[2][0] for _ in range(REPEATS)]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fovea import Engine
 from fovea.core.types import ChatPrompt
+from fovea.kernels import flash
+from tests.support import fake_flashinfer
 from tests.support.checkpoints import write
 from tests.support.engines import ask, at_rest, picture
 
@@ -29,6 +33,25 @@ def test_a_model_says_what_it_says_on_torchs(tmp_path: Path) -> None:
             answers[kernels] = [say(engine, prompt) for prompt in prompts]
             at_rest(engine)
     assert answers["triton"] == answers["torch"]
+
+
+def test_a_model_says_the_same_with_flashinfers_attention_of_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In steps of at most 8 tokens, so that chunks stand behind others; the library is a stand-in."""
+    monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
+    monkeypatch.setattr(flash, "HEAD_DIMS", (16,))
+    monkeypatch.setattr(flash, "WORKSPACE_BYTES", 16)
+    settings: dict[str, Any] = {**SETTINGS, "dtype": "float16", "max_step_tokens": 8}
+    folder, prompt, answers = str(write("qwen3_vl", tmp_path)), ask("what is it?", picture(1, 64, 64)), {}
+    for kernels in ("triton", "flashinfer"):
+        with Engine.from_pretrained(folder, **settings, kernels=kernels) as engine:
+            answers[kernels] = say(engine, prompt)
+            chunks = engine.loop.runner.model.kernels._chunks
+            plans = chunks._wrapper.plans if kernels == "flashinfer" else 0
+            at_rest(engine)
+    assert answers["flashinfer"] == answers["triton"]
+    assert plans > 3, "one for the trial, and one for each step with a chunk"
 
 
 def say(engine: Engine, prompt: ChatPrompt) -> tuple[int, ...]:

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fovea import Engine
 from fovea.core.sampling import SamplingParams
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.shares import shares, write_shares
 from fovea.engine.sequence import Sequence
-from fovea.kernels import reference
+from fovea.kernels import flash, reference
 from fovea.kernels.activation import finish
-from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Shares
+from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, Shares
 from fovea.kernels.fp8 import HOPPER, Fp8Product, multiplied, multiplied_by_cuda, rounded
 from fovea.kernels.torch_kernels import PLAIN
 from tests.support.checkpoints import write
@@ -65,6 +66,50 @@ def test_attention_over_pages(heads: tuple[int, int], dtype: torch.dtype) -> Non
     for row, count, first, table in [*rows, (12, 100, 50, tables[2, :10])]:
         theirs = reference.paged_attention(query[row : row + count], kv, table.tolist(), first, dim**-0.5)
         torch.testing.assert_close(ours[row : row + count], theirs, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
+@pytest.mark.parametrize("heads", [(28, 4), (32, 8), (16, 16), (14, 2)], ids=str)
+def test_prompts_by_flashinfer(heads: tuple[int, int], dtype: torch.dtype) -> None:
+    """Four steps of ragged chunks, planned one after the other while the device is busy with the first."""
+    pytest.importorskip("flashinfer", reason="flashinfer-python is not installed")
+    query_heads, kv_heads = heads
+    attention = flash.load(Heads(*heads, 128), CUDA, dtype)
+    torch.manual_seed(0)
+    rng, size = np.random.default_rng(0), 16
+    kv = torch.randn(512, size, 2, kv_heads, 128, device=CUDA).to(dtype)
+    steps = []
+    for _ in range(4):
+        chunks, row = [], 0
+        for blocks in rng.permutation(512).reshape(4, 128):
+            count, first = int(rng.integers(2, 300)), int(rng.integers(0, 1700))
+            used = -(-(first + count) // size)
+            chunks.append(Chunk(row, count, first, torch.from_numpy(blocks[:used].copy()).to(CUDA)))
+            row += count
+        steps.append((torch.randn(row, query_heads, 128, device=CUDA).to(dtype), tuple(chunks)))
+    outs = [torch.zeros_like(query) for query, _ in steps]
+    busy = torch.randn(8192, 8192, device=CUDA)
+    for _ in range(8):
+        busy = busy @ busy
+    for (query, chunks), out in zip(steps, outs, strict=True):
+        for _ in range(3):
+            attention(query, kv, chunks, 128**-0.5, out)
+    for (query, chunks), out in zip(steps, outs, strict=True):
+        for chunk in chunks:
+            rows = slice(chunk.row, chunk.row + chunk.count)
+            theirs = reference.paged_attention(query[rows], kv, chunk.table.tolist(), chunk.first, 128**-0.5)
+            torch.testing.assert_close(out[rows], theirs, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("dim", [64, 72, 80, 128])
+def test_images_attend_by_flashattention_without_asking(dim: int) -> None:
+    """torch has its kernel, which is why nothing else is called for groups of patches. Here it may take no other."""
+    qkv = torch.randn(3 * 200, 3 * 16, dim, device=CUDA).to(BF16)
+    outs = [torch.zeros(3 * 200, 16 * dim, device=CUDA, dtype=BF16) for _ in range(2)]
+    PLAIN.attend_groups(qkv, 3, 16, slice(0, 16), outs[0])
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        PLAIN.attend_groups(qkv, 3, 16, slice(0, 16), outs[1])
+    torch.testing.assert_close(*outs, atol=0.02, rtol=0.02)
 
 
 def test_rows() -> None:

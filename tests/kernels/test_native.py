@@ -17,7 +17,7 @@ from fovea.core.errors import ConfigError
 from fovea.engine.vision.slices import attend_slices, finished
 from fovea.kernels import build, reference
 from fovea.kernels.activation import finish
-from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Shares
+from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, Shares
 from fovea.kernels.choose import choose
 from fovea.kernels.native import NativeKernels
 from fovea.kernels.packed import PackedWeight, weight_rows
@@ -25,6 +25,7 @@ from fovea.kernels.product import ACTIVATIONS
 from fovea.kernels.torch_kernels import TorchKernels
 
 BF16 = torch.bfloat16
+HEADS = Heads(4, 2, 64)
 
 
 @pytest.fixture(scope="module")
@@ -287,12 +288,12 @@ def test_a_set_that_can_not_be_had_is_refused_and_auto_takes_the_next(
     monkeypatch.setenv("CXX", "false")
     build.library.cache_clear()
     try:
-        assert type(choose("auto", torch.device("cpu"), BF16)) is TorchKernels
+        assert type(choose("auto", torch.device("cpu"), BF16, HEADS)) is TorchKernels
         assert "the CPU kernels can not be used" in caplog.text
         with pytest.raises(ConfigError, match="C\\+\\+ compiler"):
-            choose("native", torch.device("cpu"), BF16)
+            choose("native", torch.device("cpu"), BF16, HEADS)
         with pytest.raises(ConfigError, match="float32"):
-            choose("native", torch.device("cpu"), torch.float32)
+            choose("native", torch.device("cpu"), torch.float32, HEADS)
     finally:
         build.library.cache_clear()
     assert not list(tmp_path.rglob("*.so"))

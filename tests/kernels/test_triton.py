@@ -27,11 +27,13 @@ from fovea.engine.schedule import shares
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence
 from fovea.kernels import reference, triton_decode, triton_rows
+from fovea.kernels.attention import Heads
 from fovea.kernels.choose import choose
 from fovea.kernels.torch_kernels import PLAIN
 from fovea.kernels.triton_kernels import TritonKernels
 
 CPU = torch.device("cpu")
+HEADS = Heads(4, 2, 24)
 KERNELS = TritonKernels(CPU)
 CLOSE = {torch.float32: (1e-5, 1e-5), torch.float16: (2e-3, 2e-3), torch.bfloat16: (0.02, 0.02)}
 TYPES = pytest.mark.parametrize("dtype", list(CLOSE), ids=str)
@@ -177,20 +179,20 @@ def test_as_many_splits_as_fill_the_card() -> None:
 
 
 def test_who_asks_for_triton_without_a_card_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(choose("triton", CPU, torch.float32), TritonKernels)
+    assert isinstance(choose("triton", CPU, torch.float32, HEADS), TritonKernels)
     second = torch.device("cuda", 1)
     with pytest.raises(
         ConfigError, match="first visible card, the device is cuda:1; choose it by CUDA_VISIBLE_DEVICES"
     ):
-        choose("triton", second, torch.float32)
-    assert type(choose("auto", second, torch.float32)) is type(PLAIN)
+        choose("triton", second, torch.float32, HEADS)
+    assert type(choose("auto", second, torch.float32, HEADS)) is type(PLAIN)
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(ConfigError, match="triton kernels are for CUDA, the device is cpu"):
-        choose("triton", CPU, torch.float32)
+        choose("triton", CPU, torch.float32, HEADS)
     monkeypatch.setattr("fovea.kernels.choose.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="need the package triton, which is not installed"):
-        choose("triton", CPU, torch.float32)
-    assert type(choose("auto", torch.device("cuda"), torch.float32)) is type(PLAIN)
+        choose("triton", CPU, torch.float32, HEADS)
+    assert type(choose("auto", torch.device("cuda"), torch.float32, HEADS)) is type(PLAIN)
 
 
 def test_every_kernel_compiles_for_a_hopper_card(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ POLICY_NAMES = ("dual", "fcfs", "priority", "detail")
 DETAIL_POLICY_NAMES = ("full", "keywords")
 WHEN_FULL = ("wait", "refuse")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
-KERNELS = ("auto", "native", "onednn", "torch", "triton")
+KERNELS = ("auto", "native", "onednn", "torch", "triton", "flashinfer")
 DECODE_GRAPHS = ("auto", "off", "padded")
 MIB = 1024 * 1024
 
@@ -59,7 +59,8 @@ class EngineConfig:
     preprocess_workers: threads that resize and normalise images. [1, 64].
     kernels: on a CPU: "native" is Fovea's own C++ (bf16; weights packed without loss to 12 bits), "onednn" torch with
         weights in oneDNN's layout, "torch" plain torch; "auto" the first of them that the machine and the type allow. On
-        CUDA: "triton" (docs/gpu.md) and "torch"; "auto" is Triton where it is installed.
+        CUDA: "flashinfer" (Triton's, with FlashInfer's attention for prompts), "triton" and "torch"; "auto" is the first of
+        them that is installed and takes the model (docs/gpu.md).
     decode_graphs: "auto" pads steps that only decode to a few batch sizes and replays them as CUDA graphs, with Triton's
         kernels; "padded" pads the same and launches every kernel, to compare; "off" does neither.
     compile: what torch compiles before its first use, for the kernels "torch": "off", "default", "reduce-overhead" or

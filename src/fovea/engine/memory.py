@@ -57,7 +57,8 @@ def decode_padding(
         return None
     if not in_place:
         raise ConfigError(
-            "decode_graphs is 'padded', and these kernels cut decodes by length; accepted with triton and native kernels",
+            "decode_graphs is 'padded', and these kernels cut decodes by length; accepted with triton, flashinfer and "
+            "native kernels",
             param="decode_graphs",
         )
     return Padding(

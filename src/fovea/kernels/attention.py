@@ -7,11 +7,21 @@ in for queries, so that grouped heads need no copies of the keys. Each chunk is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Of a decoder: `query` heads over `kv` heads, which divide them; `dim` numbers in each."""
+
+    query: int
+    kv: int
+    dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,11 @@ class AttentionPlan:
     chunks: tuple[Chunk, ...]
 
 
+ChunkAttention = Callable[[Tensor, Tensor, tuple[Chunk, ...], float, Tensor], None]
+"""query (T, H, D) over kv (blocks, block_size, 2, Hkv, D) for some chunks, scaled, into their rows of out (T, H, D). The
+chunks' rows are the step's last, one chunk after the other; every layer of a step is given the same tuple."""
+
+
 def store(kv: Tensor, keys_values: Tensor, slots: Tensor) -> None:
     """Write rows (T, 2, Hkv, D) into kv (blocks, block_size, 2, Hkv, D)."""
     kv.flatten(0, 1).index_copy_(0, slots, keys_values)
@@ -117,3 +132,10 @@ def prefill(query: Tensor, kv: Tensor, chunk: Chunk, scale: float) -> Tensor:
         scale=scale,
     )
     return out[0].transpose(0, 1)
+
+
+def prefill_each(query: Tensor, kv: Tensor, chunks: tuple[Chunk, ...], scale: float, out: Tensor) -> None:
+    """A `ChunkAttention`: one product after the other."""
+    for chunk in chunks:
+        rows = slice(chunk.row, chunk.row + chunk.count)
+        out[rows] = prefill(query[rows], kv, chunk, scale)

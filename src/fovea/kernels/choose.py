@@ -9,6 +9,8 @@ from importlib.util import find_spec
 import torch
 
 from fovea.core.errors import ConfigError
+from fovea.kernels import flash
+from fovea.kernels.attention import ChunkAttention, Heads, prefill_each
 from fovea.kernels.build import library
 from fovea.kernels.native import NativeKernels
 from fovea.kernels.torch_kernels import TorchKernels
@@ -16,15 +18,16 @@ from fovea.kernels.torch_kernels import TorchKernels
 log = logging.getLogger("fovea.kernels")
 
 
-def choose(name: str, device: torch.device, dtype: torch.dtype) -> TorchKernels:
-    """name: "auto" is the best that device, type and machine allow; "native", "onednn", "torch", "triton" ask for one.
+def choose(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -> TorchKernels:
+    """name: "auto" is the best that device, type and machine allow; "native", "onednn", "torch", "triton" and "flashinfer"
+    ask for one. heads: the decoder's.
 
-    Raises ConfigError when "native" or "triton" is asked for and can not be had.
+    Raises ConfigError when "native", "triton" or "flashinfer" is asked for and can not be had.
     """
     if name == "native" and device.type != "cpu":
         raise ConfigError(f"native kernels are for CPUs, the device is {device}", param="kernels")
-    if name == "triton" or (name == "auto" and device.type == "cuda"):
-        return _triton(device, asked=name == "triton")
+    if name in ("triton", "flashinfer") or (name == "auto" and device.type == "cuda"):
+        return _triton(name, device, dtype, heads)
     if name == "torch" or device.type != "cpu":
         return TorchKernels()
     if name != "onednn" and dtype is torch.bfloat16:
@@ -40,17 +43,32 @@ def choose(name: str, device: torch.device, dtype: torch.dtype) -> TorchKernels:
     return TorchKernels(pack=True)
 
 
-def _triton(device: torch.device, *, asked: bool) -> TorchKernels:
+def _triton(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -> TorchKernels:
     """CUDA builds of torch bring Triton along; where it can not be had, torch does the work unless Triton was asked for."""
     missing = _no_triton(device)
-    if missing and asked:
+    if missing and name != "auto":
         raise ConfigError(missing, param="kernels")
     if missing:
         log.warning("%s; torch does without, and reads gathered copies of the KV cache", missing)
         return TorchKernels()
     from fovea.kernels.triton_kernels import TritonKernels
 
-    return TritonKernels(device)
+    return TritonKernels(device, _chunks(name, device, dtype, heads))
+
+
+def _chunks(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -> ChunkAttention:
+    """FlashInfer's attention beside Triton's kernels, unless these were asked for alone; else torch's."""
+    if name == "triton":
+        return prefill_each
+    try:
+        found = flash.load(heads, device, dtype)
+    except ConfigError as error:
+        if name == "flashinfer":
+            raise
+        log.info("attention of prompts: torch's, over gathered copies of the KV cache; %s", error.message)
+        return prefill_each
+    log.info("attention of prompts: FlashInfer's, over the KV cache in place")
+    return found
 
 
 def _no_triton(device: torch.device) -> str:

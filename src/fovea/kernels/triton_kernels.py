@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from fovea.kernels import triton_decode, triton_rows
 from fovea.kernels.activation import finish
-from fovea.kernels.attention import AttentionPlan, prefill
+from fovea.kernels.attention import AttentionPlan, ChunkAttention, prefill_each
 from fovea.kernels.torch_kernels import Product, Stack, StackLayer, StackShape, TorchKernels
 
 CPU_PROCESSORS = 8
@@ -39,8 +39,10 @@ class TritonProduct:
 
 
 class TritonKernels(TorchKernels):
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, chunks: ChunkAttention = prefill_each) -> None:
+        """chunks: what computes those of prompts, for which there is no kernel of our own."""
         super().__init__()
+        self._chunks = chunks
         self._processors = CPU_PROCESSORS
         if device.type == "cuda":
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -82,9 +84,8 @@ class TritonKernels(TorchKernels):
             rows = slice(group.row, group.row + len(group.tables))
             count = triton_decode.splits(len(group.tables), kv.shape[3], self._processors)
             triton_decode.decode(query[rows], kv, group, scale, count, out[rows])
-        for chunk in plan.chunks:
-            rows = slice(chunk.row, chunk.row + chunk.count)
-            out[rows] = prefill(query[rows], kv, chunk, scale)
+        if plan.chunks:
+            self._chunks(query, kv, plan.chunks, scale, out)
         return out
 
 

@@ -16,7 +16,7 @@ from fovea.engine.layers.linear import Embedding, FusedLinear, Linear
 from fovea.engine.layers.mlp import GatedMLP
 from fovea.engine.layers.norm import RMSNorm
 from fovea.engine.layers.rope import Rotary
-from fovea.kernels.attention import AttentionPlan
+from fovea.kernels.attention import AttentionPlan, Heads
 from fovea.kernels.quantize import Format
 from fovea.kernels.torch_kernels import PLAIN, Stack, StackLayer, StackShape, TorchKernels
 
@@ -43,6 +43,10 @@ class DecoderConfig:
     rope_inverse: tuple[float, ...]
     rope_scaling: float
     mrope_axes: tuple[int, ...] | None
+
+    @property
+    def attention_heads(self) -> Heads:
+        return Heads(self.heads, self.kv_heads, self.head_dim)
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         return 2 * self.layers * self.kv_heads * self.head_dim * itemsize

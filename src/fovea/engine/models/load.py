@@ -85,11 +85,12 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     files = shard_files(folder)
     device = pick_device(settings.device)
     dtype = pick_dtype(settings.dtype, device, checkpoint_dtype(files))
-    kernels, modes = choose(settings.kernels, device, dtype), CompileModes.of(settings.compile)
-    check_compile(modes, kernels, settings.quantization)
     if settings.quantization == "fp8":
         check_fp8(device, dtype)
     model = _build(config, device, dtype)
+    kernels = choose(settings.kernels, device, dtype, model.decoder.config.attention_heads)
+    modes = CompileModes.of(settings.compile)
+    check_compile(modes, kernels, settings.quantization)
     parameters = _count_parameters(model)
     recipe = RECIPES[settings.quantization]
     built = look(settings.encoder_engines, folder, model, settings.quantization)
