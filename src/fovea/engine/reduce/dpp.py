@@ -1,0 +1,72 @@
+"""CDPruner (arXiv 2506.10967): tokens that differ from each other and, with a query, have to do with it.
+
+A determinantal point process over L = diag(r) S diag(r): S holds the cosines between tokens, r how much each has to do with
+the words, 1 for all where there are none. The set of the largest determinant is found greedily, one token at a time: the one
+with the largest residual d2, what the chosen ones do not explain of it (arXiv 1709.05135).
+
+    j = argmax d2;   e = (L_j - C^T c_j) / sqrt(d2_j);   d2 -= e^2;   e is the next row of C
+
+Step t reads t rows of C: O(N k^2) time, k x N floats. There are no more independent tokens than the embedding is wide: once
+the chosen ones explain all that is left, the residuals are noise, and the rest is chosen as if nothing were chosen yet.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fovea.engine.reduce.base import Reduced, Seen, picked, unit_rows
+
+EXPLAINED = 1e-5
+"""Residuals below this share of the largest token are taken for float32's noise."""
+
+
+def choose(seen: Seen, keep: int) -> Reduced:
+    return picked(seen, greedy(kernel(seen.embeds, None), keep))
+
+
+def choose_with_query(seen: Seen, keep: int) -> Reduced:
+    return picked(seen, greedy(kernel(seen.embeds, seen.query), keep))
+
+
+def relevance(embeds: Tensor, query: Tensor) -> Tensor:
+    """Mean cosine of each token with the words, spread over [0, 1], (N,).
+
+    The paper's code turns the sign around, which CLIP's patches need; in the decoder's own input space like is like.
+    """
+    near = (unit_rows(embeds) @ unit_rows(query).T).mean(1)
+    low, high = near.min(), near.max()
+    # Tokens that are all as near have nothing to tell them apart.
+    return (near - low) / (high - low) if high > low else torch.ones_like(near)
+
+
+def kernel(embeds: Tensor, query: Tensor | None) -> Tensor:
+    """L (N, N) in float32."""
+    rows = unit_rows(embeds)
+    if query is not None and len(query):
+        rows = rows * relevance(embeds, query)[:, None]
+    return rows @ rows.T
+
+
+def greedy(kernel: Tensor, keep: int) -> Tensor:
+    """Numbers of `keep` tokens in the order in which they were chosen."""
+    left = kernel.diagonal().clone()
+    noise = EXPLAINED * (float(left.max()) or 1.0)
+    free = torch.ones_like(left, dtype=torch.bool)
+    factors = kernel.new_empty((keep, len(kernel)))
+    chosen: list[int] = []
+    first = 0
+    for step in range(keep):
+        best, place = left.max(0)
+        if float(best) <= noise:
+            left = kernel.diagonal().masked_fill(~free, -torch.inf)
+            best, place = left.max(0)
+            first = step
+        number = int(place)
+        chosen.append(number)
+        free[number] = False
+        made = kernel[number] - factors[first:step, number] @ factors[first:step]
+        factors[step] = made / best.clamp(min=noise).sqrt()
+        left = left - factors[step] ** 2
+        left[number] = -torch.inf
+    return torch.tensor(chosen, device=kernel.device)

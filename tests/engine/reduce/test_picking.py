@@ -1,0 +1,156 @@
+"""DART, DPP and FastV against plain loops, and against what they are meant to be."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fovea.engine.reduce import dart, dpp
+from fovea.engine.reduce.registry import reducer
+from tests.support.seen import BEFORE, seen
+
+Rows = list[list[float]]
+
+
+def cosine(one: list[float], other: list[float]) -> float:
+    product = sum(a * b for a, b in zip(one, other, strict=True))
+    return product / math.sqrt(sum(a * a for a in one) * sum(b * b for b in other))
+
+
+def naive_dart(
+    states: Rows, norms: list[float], words: Rows, word_norms: list[float], keep: int
+) -> list[int]:
+    """The paper's steps, one token at a time."""
+    pivots = sorted(range(len(states)), key=lambda i: -norms[i])[: min(4, keep)]
+    texts = sorted(range(len(words)), key=lambda i: -word_norms[i])[:4]
+    vectors = [states[i] for i in pivots] + [words[i] for i in texts]
+    kept, left = list(pivots), keep - len(pivots)
+    for number, pivot in enumerate(vectors):
+        quota = left // len(vectors) + (1 if number < left % len(vectors) else 0)
+        for _ in range(quota):
+            free = [i for i in range(len(states)) if i not in kept]
+            kept.append(min(free, key=lambda i: cosine(states[i], pivot)))
+    return sorted(kept)
+
+
+def naive_greedy(kernel: Tensor, keep: int) -> list[int]:
+    """Each next token is the one with which the determinant is largest, determinants computed one by one."""
+    chosen: list[int] = []
+    for _ in range(keep):
+        free = [i for i in range(len(kernel)) if i not in chosen]
+        chosen.append(
+            max(free, key=lambda i: float(torch.det(kernel[[*chosen, i]][:, [*chosen, i]].double())))
+        )
+    return chosen
+
+
+def l1(rows: Tensor) -> list[float]:
+    return [sum(abs(value) for value in row) for row in rows.flatten(1).tolist()]
+
+
+@pytest.mark.parametrize("keep", [1, 3, 4, 5, 11, 12, 13, 30, 41])
+def test_dart_is_the_loop(keep: int) -> None:
+    image = seen(6, 7)
+    assert image.query is not None
+    states, words = image.embeds.tolist(), image.query.tolist()
+    alone = naive_dart(states, l1(image.embeds), [], [], keep)
+    asked = naive_dart(states, l1(image.embeds), words, l1(image.query), keep)
+    assert reducer("dart").reduce(image, keep).index.tolist() == alone
+    assert reducer("dart_query").reduce(image, keep).index.tolist() == asked
+
+
+@pytest.mark.parametrize("keep", [3, 12, 30])
+def test_dart_in_the_decoder_is_the_loop_on_its_states(keep: int) -> None:
+    image = seen(6, 7)
+    probe = image.probe
+    assert probe is not None
+    hidden, norms = probe.hidden.tolist(), l1(probe.keys)
+    first, end = BEFORE, BEFORE + 42
+    expected = naive_dart(hidden[first:end], norms[first:end], hidden[end:], norms[end:], keep)
+    assert reducer("dart_k").reduce(image, keep).index.tolist() == expected
+
+
+def test_dart_drops_duplicates_of_what_is_strong() -> None:
+    """Forty tokens, thirty of which are one and the same, the strongest: all that differ are kept."""
+    image = seen(5, 8)
+    image.embeds[5:35] = 3 * image.embeds[5]
+    kept = reducer("dart").reduce(image, 14).index.tolist()
+    assert {*range(5), *range(35, 40)} <= set(kept)
+
+
+def test_the_strongest_token_is_a_pivot() -> None:
+    image = seen(5, 8)
+    image.embeds[17] *= 10
+    assert reducer("dart").reduce(image, 1).index.tolist() == [17]
+    assert int(dart.strength(image.embeds).argmax()) == 17
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_dpp_is_greedy_in_the_determinant(asked: bool) -> None:
+    for seed in range(8):
+        image = seen(3, 4, seed, width=20)
+        kernel = dpp.kernel(image.embeds, image.query if asked else None)
+        assert dpp.greedy(kernel, 7).tolist() == naive_greedy(kernel, 7)
+
+
+def test_the_first_pair_is_nearly_the_best_of_all_pairs() -> None:
+    """With r = 1 any token is a best first one, so brute force over pairs that hold it must find the greedy pair."""
+    image = seen(3, 4, width=20)
+    kernel = dpp.kernel(image.embeds, None)
+    first, second = dpp.greedy(kernel, 2).tolist()
+    best = max(
+        (pair for pair in itertools.combinations(range(12), 2) if first in pair),
+        key=lambda pair: float(torch.det(kernel[list(pair)][:, list(pair)])),
+    )
+    assert set(best) == {first, second}
+
+
+def test_three_groups_give_one_each() -> None:
+    centres = torch.eye(3, 16)
+    embeds = centres.repeat_interleave(4, 0) + 0.05 * torch.randn(
+        12, 16, generator=torch.Generator().manual_seed(0)
+    )
+    chosen = dpp.greedy(dpp.kernel(embeds, None), 3)
+    assert sorted((chosen // 4).tolist()) == [0, 1, 2]
+
+
+def test_more_tokens_than_the_embedding_is_wide() -> None:
+    """Eight dimensions are explained by eight tokens; square roots of the noise that was left made nonsense of the rest."""
+    image = seen(6, 7, width=8)
+    chosen = dpp.greedy(dpp.kernel(image.embeds, None), 24).tolist()
+    assert len(set(chosen)) == 24
+    rest = [i for i in range(42) if i not in chosen[:8]]
+    kernel = dpp.kernel(image.embeds[rest], None)
+    assert chosen[8:16] == [rest[i] for i in naive_greedy(kernel, 8)]
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_blank_image(value: float) -> None:
+    image = replace(seen(6, 7), embeds=torch.full((42, 12), value))
+    for name in ("dpp", "dpp_query", "dart", "dart_query"):
+        assert len(reducer(name).reduce(image, 17).index.unique()) == 17
+
+
+def test_tokens_that_have_to_do_with_the_words_come_first() -> None:
+    image = seen(6, 7, width=32)
+    assert image.query is not None
+    near = [3, 20, 41]
+    image.embeds[near] = image.query[:3]
+    assert sorted(dpp.relevance(image.embeds, image.query).topk(3).indices.tolist()) == near
+    assert set(near) <= set(reducer("dpp_query").reduce(image, 6).index.tolist())
+
+
+def test_fastv_keeps_what_the_prompts_end_looks_at() -> None:
+    image = seen(6, 7)
+    assert image.probe is not None
+    scores = torch.zeros(42)
+    scores[[5, 30, 12]] = torch.tensor([0.2, 0.5, 0.3])
+    looked = replace(image, probe=replace(image.probe, scores=scores))
+    assert reducer("fastv").reduce(looked, 1).index.tolist() == [30]
+    assert reducer("fastv").reduce(looked, 3).index.tolist() == [5, 12, 30]
+    assert reducer("fastv").reduce(looked, 5).index.tolist() == [0, 1, 5, 12, 30]
