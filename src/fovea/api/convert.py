@@ -19,11 +19,12 @@ from fovea.api.schema import (
     UsageBody,
     VideoContent,
     VideoURL,
+    VisualTokensBody,
     Wire,
 )
 from fovea.api.schema import PromptTokensDetails as Details
 from fovea.core.errors import InvalidRequest, PromptTooLong, RequestError
-from fovea.core.image import Image, PixelBudget, SeenImage
+from fovea.core.image import Image, PixelBudget, SeenImage, VisualTokens
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import (
     ChatPrompt,
@@ -111,7 +112,20 @@ def budget(image: ImageURL, body: ChatRequest) -> PixelBudget:
         detail=image.detail,
         min_pixels=image.min_pixels or body.min_pixels,
         max_pixels=image.max_pixels or body.max_pixels,
+        visual=None if body.visual_tokens is None else visual_tokens(body.visual_tokens),
     )
+
+
+def visual_tokens(body: VisualTokensBody) -> VisualTokens:
+    if body.preset is None:
+        method = "relevance" if body.method is None else body.method
+        return VisualTokens(method, body.keep, body.budget, body.explain)
+    if body.method or body.keep or body.budget:
+        raise InvalidRequest(
+            "visual_tokens: a preset says the method and how much is kept; send nothing beside it",
+            param="visual_tokens.preset",
+        )
+    return VisualTokens(body.preset, explain=body.explain)
 
 
 def video_budget(video: VideoURL, body: ChatRequest) -> VideoBudget:
@@ -217,7 +231,20 @@ def extension_body(timings: StageTimings, images: Sequence[SeenImage]) -> dict[s
     """What the `fovea` field of an answer says: where its time went, and how closely each image was looked at and why."""
     body: dict[str, Any] = {"timings_ms": timings_body(timings)}
     if images:
-        body["images"] = [{"detail": i.detail, "visual_tokens": i.tokens, "reason": i.reason} for i in images]
+        body["images"] = [_seen_body(image) for image in images]
+    return body
+
+
+def _seen_body(image: SeenImage) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "detail": image.detail,
+        "visual_tokens": image.tokens,
+        "reason": image.reason,
+    }
+    if image.method is not None:
+        body |= {"method": image.method, "of": image.full}
+    if image.relevance is not None:
+        body["relevance"] = image.relevance
     return body
 
 

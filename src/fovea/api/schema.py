@@ -176,6 +176,17 @@ class ImageUpload(Wire):
     encode: Flag = Field(default=True, description="encode it now, before any question")
 
 
+class VisualTokensBody(Wire):
+    """How many of an image's visual tokens are kept, and by what. A preset stands alone; else keep or budget, or neither for
+    half of the tokens."""
+
+    preset: Literal["document", "general", "fast"] | None = None
+    method: Word | None = Field(default=None, description="default: relevance")
+    keep: Number | None = Field(default=None, gt=0, le=1, description="share of each image's tokens")
+    budget: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description="tokens of each image")
+    explain: Flag = Field(default=False, description="say in the answer what was seen where; relevance can")
+
+
 class ChatRequest(Sampling):
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_ITEMS)
     max_completion_tokens: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
@@ -188,6 +199,9 @@ class ChatRequest(Sampling):
     min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description="(+)")
     video_pruning_rate: Number | None = Field(
         default=None, ge=0, le=0.95, description="(+) of every video without its own"
+    )
+    visual_tokens: VisualTokensBody | None = Field(
+        default=None, description="(+) fewer visual tokens of every image"
     )
     metadata: dict[Word, Word] | None = Field(default=None, max_length=64, description="no effect")
     store: Flag | None = Field(default=None, description="no effect")
@@ -215,6 +229,7 @@ class TokenizeRequest(Body):
     max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
     min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
     video_pruning_rate: Number | None = Field(default=None, ge=0, le=0.95)
+    visual_tokens: VisualTokensBody | None = None
 
 
 class PromptTokensDetails(BaseModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,22 @@ from typing import Any
 from fovea.cli.common import (
     ALONE,
     add_engine_options,
+    add_reduction_options,
     add_sampling_options,
     add_video_options,
+    check_writable,
     config_file,
     load_engine,
     pixel_budget,
     sampling_values,
     utf8,
     video_budget,
+    visual_tokens,
 )
 from fovea.cli.show import stats_table, write_text
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import InvalidRequest
+from fovea.core.types import Completion
 from fovea.engine.inputs import is_video, to_prompt
 
 
@@ -40,12 +45,19 @@ def register(commands: Any) -> None:
         help="picture and video files, in the order that the question speaks of them, and the question last",
     )
     parser.add_argument(
+        "--show",
+        type=Path,
+        metavar="FILE",
+        help="draw what was seen where of the first image, as PNG or JPEG",
+    )
+    parser.add_argument(
         "--stats", action="store_true", help="print milliseconds per stage and tokens afterwards"
     )
     parser.add_argument(
         "--json", action="store_true", help="print the answer, usage and timings as one JSON object"
     )
     add_sampling_options(parser)
+    add_reduction_options(parser)
     add_video_options(parser)
     add_engine_options(parser)
     parser.set_defaults(run=run)
@@ -55,7 +67,10 @@ def run(args: argparse.Namespace) -> int:
     file, params = config_file(args), sampling_values(args)
     *files, question = args.words
     question = _question(question)
-    prompt = to_prompt(files_and(question, files), budget=pixel_budget(args), video_budget=video_budget(args))
+    if args.show is not None:
+        check_drawable(args, files)
+    budget = pixel_budget(args, visual_tokens(args, explain=args.show is not None))
+    prompt = to_prompt(files_and(question, files), budget=budget, video_budget=video_budget(args))
     with load_engine(args, file, **ALONE) as engine:
         request = engine.request(prompt, **params)
         answer = AnswerBuilder(1)
@@ -64,8 +79,10 @@ def run(args: argparse.Namespace) -> int:
             if not args.json:
                 write_text(delta.text)
         done = answer.build()
+    if args.show is not None:
+        draw_seen(args.show, next(name for name in files if not is_video(name)), done)
     if args.json:
-        from fovea.api.convert import timings_body, usage_body
+        from fovea.api.convert import extension_body, usage_body
 
         print(
             json.dumps(
@@ -73,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
                     "text": done.text,
                     "finish_reason": done.finish_reasons[0],
                     "usage": usage_body(done.usage).model_dump(),
-                    "timings_ms": timings_body(done.timings),
+                    **extension_body(done.timings, done.images),
                 },
                 ensure_ascii=False,
             )
@@ -83,6 +100,32 @@ def run(args: argparse.Namespace) -> int:
     if args.stats:
         stats_table(done)
     return 0
+
+
+def check_drawable(args: argparse.Namespace, files: Sequence[str]) -> None:
+    """Before a model is loaded. Raises InvalidRequest or ConfigError."""
+    if args.show.suffix.lower() not in (".png", ".jpg", ".jpeg"):
+        raise InvalidRequest(f"--show {args.show}: accepted are names that end in .png or .jpg", param="show")
+    if all(map(is_video, files)):
+        raise InvalidRequest("--show draws an image, and there is none", param="show")
+    if (args.method or "relevance") != "relevance":
+        raise InvalidRequest(f"--show is for the method relevance, not {args.method}", param="show")
+    check_writable(args.show)
+
+
+def draw_seen(path: Path, name: str, done: Completion) -> None:
+    """The picture of what was seen where; a note where all of the image was seen, so that there is nothing to draw."""
+    import PIL.Image
+
+    from fovea.relevance.showing import show
+
+    explanation = done.images[0].relevance
+    if explanation is None:
+        path.unlink(missing_ok=True)
+        print(f"fovea: all of {name}'s tokens were kept, so there is nothing to draw", file=sys.stderr)
+        return
+    with PIL.Image.open(name) as image:
+        show(image, explanation).save(path)
 
 
 def files_and(question: str, files: Sequence[str]) -> list[dict[str, Any]]:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fovea.cli import options
 from fovea.core.errors import ConfigError, InvalidRequest
-from fovea.core.image import DETAILS, PixelBudget
+from fovea.core.image import DETAILS, PixelBudget, VisualTokens
 from fovea.core.sampling import SamplingParams
 from fovea.core.video import VideoBudget
 from fovea.engine.config import EngineConfig
+from fovea.engine.reduce.methods import METHODS, method
 from fovea.media.limits import MediaLimits
 from fovea.server.settings import ServerSettings
 
@@ -86,6 +87,41 @@ def add_image_options(group: argparse._ArgumentGroup | argparse.ArgumentParser) 
     group.add_argument("--max-pixels", type=count, metavar="N", help="pixels of an image that the model sees")
 
 
+def add_reduction_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("visual tokens")
+    group.add_argument(
+        "--budget",
+        type=_share_or_count,
+        metavar="X",
+        help="how many of each image's visual tokens are kept: a share up to 1, or a number",
+    )
+    group.add_argument(
+        "--method", metavar="NAME", help=f"what chooses them: {', '.join(METHODS)} (default: relevance)"
+    )
+
+
+def visual_tokens(args: argparse.Namespace, *, explain: bool = False) -> VisualTokens | None:
+    """What the flags say. Raises InvalidRequest; None: nothing."""
+    if args.budget is None and args.method is None and not explain:
+        return None
+    keep = args.budget if isinstance(args.budget, float) else None
+    budget = args.budget if isinstance(args.budget, int) else None
+    return VisualTokens(method(args.method or "relevance").name, keep, budget, explain)
+
+
+def _share_or_count(text: str) -> float | int:
+    """1 is all of them; larger whole numbers are tokens."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+    if value > 1 and value == int(value):
+        return int(value)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is neither a share up to 1 nor a whole number of tokens")
+    return value
+
+
 def add_video_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("videos")
     group.add_argument(
@@ -113,8 +149,8 @@ def sampling_values(args: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
-def pixel_budget(args: argparse.Namespace) -> PixelBudget:
-    return PixelBudget(detail=args.detail, max_pixels=args.max_pixels)
+def pixel_budget(args: argparse.Namespace, visual: VisualTokens | None = None) -> PixelBudget:
+    return PixelBudget(detail=args.detail, max_pixels=args.max_pixels, visual=visual)
 
 
 def config_file(args: argparse.Namespace) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from fovea.engine.simulate.run import Bounds, simulate
 
 REAL = (
     "dtype", "device", "threads", "kernels", "decode_graphs", "pixel_pool_mib", "preprocess_workers", "embed_disk_dir", "embed_disk_mib",
-    "embed_host_mib", "embed_ttl_s", "pixel_cache_mib", "pixel_ttl_s",
+    "embed_host_mib", "embed_ttl_s", "pixel_cache_mib", "pixel_ttl_s", "visual_tokens", "degrade_by", "region_cache_mib",
 )  # fmt: skip
 """Engine settings of what is not simulated."""
 TOO_SLOW = 10**6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fovea.core.errors import ConfigError
 from fovea.core.types import ModelInfo
@@ -11,6 +12,7 @@ from fovea.engine.cache.blocks import BlockPool
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.host_blocks import HostBlocks
 from fovea.engine.cache.manager import KVManager
+from fovea.engine.cache.regions import RegionCache
 from fovea.engine.config import MIB, EngineConfig
 from fovea.engine.intake import Intake
 from fovea.engine.loop import EngineLoop
@@ -19,6 +21,8 @@ from fovea.engine.models.load import LoadedModel, prompt_builder
 from fovea.engine.pixel_pool import PixelPool
 from fovea.engine.pixels import PixelStore
 from fovea.engine.prepare import Preparer
+from fovea.engine.reduce.encoder import ReducingEncoder, parts_encoder
+from fovea.engine.reduce.methods import policy
 from fovea.engine.runner import Runner
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.scheduler import Scheduler
@@ -29,12 +33,13 @@ from fovea.engine.vision.tiers import SlowerTiers, slower_tiers
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """info: the model's, with the context that this engine allows."""
+    """info: the model's, with the context that this engine allows. regions: None: the model's images are not seen in parts."""
 
     embeddings: EmbeddingCache[VisualFeatures]
     slower: SlowerTiers
     kv: KVManager
     scheduler: Scheduler
+    regions: RegionCache[Any] | None
     loop: EngineLoop
     preparer: Preparer
     admission: Admission
@@ -63,6 +68,7 @@ def assemble(loaded: LoadedModel, config: EngineConfig, detail_policy: DetailPol
         ttl_s=config.kv_ttl_s,
     )
     scheduler = Scheduler(config, kv, embeddings, visual_token_bytes=model.visual_token_bytes)
+    parts = parts_encoder(model, loaded.processor, loaded.relevance, config.region_cache_mib * MIB)
     runner = Runner(
         model,
         embeddings,
@@ -75,13 +81,18 @@ def assemble(loaded: LoadedModel, config: EngineConfig, detail_policy: DetailPol
         host_blocks=slots,
         slower=slower,
         padding=decode_padding(config, model, blocks, info.max_context),
+        encode=ReducingEncoder(model, embeddings, parts).slices,
     )
     loop = EngineLoop(scheduler, runner, tokenizer)
     detail = DetailRule.of(config)
     pixels = PixelPool(config.pixel_pool_mib * MIB, config.pixel_cache_mib * MIB, config.pixel_ttl_s or None)
     preparer = Preparer(
         tokenizer,
-        prompt_builder(loaded, replace(detail, policy=detail_policy or detail.policy)),
+        prompt_builder(
+            loaded,
+            replace(detail, policy=detail_policy or detail.policy),
+            policy(config.visual_tokens),
+        ),
         PixelStore(loaded.processor, config.preprocess_workers, pixels),
         embeddings,
         slower,
@@ -89,8 +100,14 @@ def assemble(loaded: LoadedModel, config: EngineConfig, detail_policy: DetailPol
     )
     refuse = config.when_full == "refuse"
     admission = Admission(config.room, rows, runner.block_bytes // config.block_size, refuse=refuse)
-    intake = Intake(loop, preparer, admission, info, refuse=refuse)
-    return Parts(embeddings, slower, kv, scheduler, loop, preparer, admission, intake, info)
+    realized = parts.seen if parts is not None else _nothing
+    intake = Intake(loop, preparer, admission, info, refuse=refuse, realized=realized)
+    regions = None if parts is None else parts.regions
+    return Parts(embeddings, slower, kv, scheduler, regions, loop, preparer, admission, intake, info)
+
+
+def _nothing(key: str) -> None:
+    """What is known of images that this model can not see in parts."""
 
 
 def _context(config: EngineConfig, info: ModelInfo, rows: int) -> int:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from fovea.core.errors import Unavailable
+from fovea.core.image import Looked, SeenImage
 from fovea.core.types import Delta, Usage
 from fovea.engine.events import Event
-from fovea.engine.prompt import PreparedPrompt
+from fovea.engine.prompt import PlannedImage, PreparedPrompt
+from fovea.relevance.pipeline import Realized
 
 
 class AnswerState:
     """Counts what a request used while its events pass through."""
 
-    def __init__(self, prepared: PreparedPrompt, choices: int) -> None:
+    def __init__(
+        self,
+        prepared: PreparedPrompt,
+        choices: int,
+        realized: Callable[[str], Realized | None] = lambda key: None,
+    ) -> None:
+        """realized: what was seen where of an image, by its key, if that is known."""
+        self._images = prepared.images
+        self._realized = realized
         self._prompt = len(prepared.ids)
         self._image = prepared.image_tokens
-        self._seen = tuple(image.seen for image in prepared.images)
         self._open = choices
         self._completion = 0
         self._cached = 0
@@ -47,5 +59,25 @@ class AnswerState:
             event.finish_reason,
             usage,
             timings,
-            self._seen if self.done else (),
+            tuple(map(self._seen, self._images)) if self.done else (),
         )
+
+    def _seen(self, image: PlannedImage) -> SeenImage:
+        found = None if image.chosen is None else self._realized(image.key)
+        if found is None:
+            return image.seen
+        wish = image.budget.visual
+        explained = found.explanation() if wish is not None and wish.explain else None
+        return replace(image.seen, looked=_looked(found), relevance=explained)
+
+
+def _looked(found: Realized) -> Looked:
+    attended, tensions = found.attended, found.tensions
+    maps = found.ways.propositional, found.ways.perspectival, found.ways.participatory
+    propositional, perspectival, participatory = (float(values.mean()) for values in maps)
+    return Looked(
+        tuple(zip(attended.scores, attended.budgets, strict=True)),
+        (tensions.compress, tensions.exploit, tensions.focus),
+        (propositional, perspectival, participatory),
+        found.seconds,
+    )

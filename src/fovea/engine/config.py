@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fovea.core.errors import ConfigError
+from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.engine.compile_modes import CompileModes
+from fovea.engine.reduce.methods import method, policy
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -47,6 +48,10 @@ class EngineConfig:
     detail_policy: what `detail: auto` is: "full" (the model's own resolution), "keywords" (as the question's words tell).
     degrade_from: load, in parts of what there is room for, from which `auto` loses a level, and half way from there to 1
         another. 0: never, up to 1.
+    degrade_by: what gives way then: "detail", the level, or the tokens that a method of `visual_tokens` leaves out.
+    visual_tokens: how many visual tokens an image keeps whose request does not say: "off", all; METHOD:SHARE
+        ("relevance:0.5"); or a preset: "document" (all), "general", "fast".
+    region_cache_mib: ceiling of encoded regions of images that are seen in parts. 0 turns it off.
     embed_cache_mib: ceiling of the encoder-output cache in the device's memory. 0 turns it off.
     embed_host_mib: ceiling of encoder outputs in host memory that the device had no room for; for CUDA. 0: none.
     embed_disk_dir: folder for encoder outputs that outlive the process; may be shared by several. Empty: none.
@@ -90,6 +95,9 @@ class EngineConfig:
     when_full: str = "wait"
     detail_policy: str = "full"
     degrade_from: float = 0.0
+    degrade_by: str = "detail"
+    visual_tokens: str = "off"
+    region_cache_mib: int = 64
     embed_cache_mib: int = 256
     embed_host_mib: int = 0
     embed_disk_dir: str = ""
@@ -135,6 +143,7 @@ class EngineConfig:
         if not isinstance(self.pace, int | float) or not (self.pace == 0 or 1 <= self.pace <= 1000):
             raise ConfigError(f"pace is {self.pace!r}; accepted: 0, or 1 to 1000", param="pace")
         CompileModes.of(self.compile)
+        _check_reduction(self)
         if not isinstance(self.encoder_engines, str) or not self.encoder_engines:
             raise ConfigError(
                 f"encoder_engines is {self.encoder_engines!r}; accepted: off, auto, or a folder",
@@ -155,6 +164,7 @@ class EngineConfig:
             ("target_itl_ms", 0, 1 << 20),
             ("max_queue", 0, 1 << 20),
             ("embed_cache_mib", 0, 1 << 24),
+            ("region_cache_mib", 0, 1 << 24),
             ("embed_host_mib", 0, 1 << 24),
             ("embed_disk_mib", 1, 1 << 24),
             ("embed_ttl_s", 0, 1 << 31),
@@ -166,3 +176,14 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise ConfigError(f"{name} is {value!r}; accepted: {low} to {high}", param=name)
+
+
+def _check_reduction(config: EngineConfig) -> None:
+    name = "visual_tokens"
+    try:
+        policy(config.visual_tokens)
+        name = "degrade_by"
+        if config.degrade_by != "detail":
+            method(config.degrade_by)
+    except InvalidRequest as error:
+        raise ConfigError(f"{name}: {error.message}", param=name) from None

@@ -61,6 +61,7 @@ class Engine:
         self.tokenizer = loaded.tokenizer
         self.scheduler, self.loop = parts.scheduler, parts.loop
         self._info = parts.info
+        self._regions = parts.regions
         self._embeddings, self._slower, self._kv = parts.embeddings, parts.slower, parts.kv
         self._preparer, self._admission, self._intake = parts.preparer, parts.admission, parts.intake
         self._prepare_pool = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="fovea-prepare")
@@ -225,6 +226,8 @@ class Engine:
                 self._kv.forget_all()
             if "encoder" in chosen:
                 self._embeddings.clear()
+                if self._regions is not None:
+                    self._regions.clear()
 
         self.loop.call(clear)
         self._slower.clear(*chosen)
@@ -236,7 +239,7 @@ class Engine:
         self.loop.call(self.scheduler.check_integrity)
 
     def stats(self) -> Mapping[str, float]:
-        return engine_stats(self.scheduler, self.loop, self._preparer, self._slower)
+        return engine_stats(self.scheduler, self.loop, self._preparer, self._slower, self._regions)
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, give running ones `drain_s` seconds, abort the rest, stop."""

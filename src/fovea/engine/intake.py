@@ -25,6 +25,7 @@ from fovea.engine.loop import EngineLoop
 from fovea.engine.pixel_pool import Claim
 from fovea.engine.prepare import Prepared, Preparer, Ready
 from fovea.engine.waiting import deadline, shared, until
+from fovea.relevance.pipeline import Realized
 
 log = logging.getLogger("fovea.engine")
 
@@ -35,9 +36,17 @@ class Intake:
     """Where requests come in."""
 
     def __init__(
-        self, loop: EngineLoop, preparer: Preparer, admission: Admission, info: ModelInfo, *, refuse: bool
+        self,
+        loop: EngineLoop,
+        preparer: Preparer,
+        admission: Admission,
+        info: ModelInfo,
+        *,
+        refuse: bool,
+        realized: Callable[[str], Realized | None],
     ) -> None:
-        """refuse: rather than wait while others hold the room for pixels."""
+        """refuse: rather than wait while others hold the room for pixels. realized: what was seen where, by an image's key."""
+        self.realized = realized
         self.loop = loop
         self.preparer = preparer
         self.admission = admission
@@ -82,7 +91,7 @@ class Visit:
         for made in [task.start() for task in ready.needed]:  # noqa: UP028 - a list can not be sent what was found
             yield made
         pixels_s = time.monotonic() - built
-        self._ready, self._answer = ready, AnswerState(ready.prompt, request.sampling.n)
+        self._ready, self._answer = ready, AnswerState(ready.prompt, request.sampling.n, intake.realized)
         self._jobs = preparer.jobs(request, prepared, ready, claim, self._sink, self.arrival, pixels_s)
         intake.loop.submit(self._jobs)
 

@@ -3,6 +3,9 @@
 Text advances all three coordinates together. An image's tokens share one time and spread over height and width on the
 merged grid; text goes on after the larger of the two sides, not after the token count (arXiv 2409.12191, section 2.1).
 A video's frame groups begin where the video began and differ in time; tokens that pruning left out leave holes.
+
+Of a reduced image (`ImageSpan.full`) only the encoder will know which tokens there are: until then all of them stand where
+the image begins, and `place` moves them. Where text goes on does not depend on it.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ def mrope_positions(length: int, spans: Sequence[ImageSpan], merge: int) -> tupl
         time, height, width = span.grid[0], span.grid[1] // merge, span.grid[2] // merge
         grid = np.indices((time, height, width)).reshape(3, -1) + cursor
         grid[0] += span.time
-        positions[:, span.start : span.end] = grid if span.kept is None else grid[:, list(span.kept)]
+        if span.full:
+            positions[:, span.start : span.end] = cursor
+        else:
+            positions[:, span.start : span.end] = grid if span.kept is None else grid[:, list(span.kept)]
         if not span.more:
             cursor += max(height, width)
         token = span.end
@@ -34,3 +40,25 @@ def mrope_positions(length: int, spans: Sequence[ImageSpan], merge: int) -> tupl
     # The time of a long video may have run ahead of the text that follows it; what is generated goes on after the text.
     delta = cursor + (length - token) - length
     return positions, delta
+
+
+def plain_positions(length: int, spans: Sequence[ImageSpan]) -> tuple[NDArray[np.int64], int]:
+    """The same for models whose positions are one number: (length,), as if no token had been left out."""
+    positions = np.arange(length, dtype=np.int64)
+    left_out = 0
+    for span in spans:
+        if span.full:
+            positions[span.start : span.end] = span.start + left_out
+            left_out += span.full - span.tokens
+            positions[span.end :] = np.arange(span.end, length) + left_out
+    return positions, left_out
+
+
+def place(positions: NDArray[np.int64], span: ImageSpan, places: NDArray[np.int64]) -> None:
+    """Move the tokens of a reduced image from where it begins to their places: (tokens, 2) rows and columns, or (tokens, 1)
+    numbers; in `positions`' place."""
+    begin = positions[..., span.start].copy()
+    if positions.ndim == 1:
+        positions[span.start : span.end] = begin + places[:, 0]
+    else:
+        positions[1:, span.start : span.end] = begin[1:, None] + places.T

@@ -11,16 +11,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, InvalidVideo, PromptTooLong
-from fovea.core.image import Image, PixelBudget, SeenImage
+from fovea.core.image import Image, PixelBudget, SeenImage, VisualTokens
 from fovea.core.stage import stage
 from fovea.core.types import ChatPrompt, ImagePart, Prompt, TextPart, TextPrompt, TokenPrompt, VideoPart
 from fovea.engine.clip import PlannedFrames, PlannedVideo
 from fovea.engine.clips import Clips
+from fovea.engine.reduce.methods import METHODS
+from fovea.engine.reducing import Asked, Reducing
 from fovea.engine.sequence import ImageSpan
 from fovea.engine.tokenizer import ChatTokenizer
 from fovea.engine.vision.detail import DetailRule, Full
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage, VisualPlan
+from fovea.engine.vision.processor.parts import process_parts
 from fovea.engine.vision.processor.pruning import Kept
+from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.processor.video import QwenVideos
 
 
@@ -28,7 +32,7 @@ from fovea.engine.vision.processor.video import QwenVideos
 class PlannedImage:
     """An image and what the processor will make of it. `key` names the result in the encoder-output cache.
 
-    budget, reason: at which level it is looked at, and why.
+    budget, reason: at which level it is looked at, and why. chosen: the method that leaves out tokens, and of how many.
     """
 
     image: Image
@@ -36,11 +40,15 @@ class PlannedImage:
     key: str
     budget: PixelBudget = PixelBudget("high")
     reason: str = "asked for"
+    chosen: tuple[str, int] | None = None
 
     @property
     def seen(self) -> SeenImage:
         level = "high" if self.budget.detail == "auto" else self.budget.detail
-        return SeenImage("pixels" if self.budget.explicit else level, self.plan.tokens, self.reason)
+        method, full = (None, None) if self.chosen is None else self.chosen
+        return SeenImage(
+            "pixels" if self.budget.explicit else level, self.plan.tokens, self.reason, method, full
+        )
 
 
 Planned = PlannedImage | PlannedFrames
@@ -51,6 +59,10 @@ def process(planned: Planned, processor: ImageProcessor) -> ProcessedImage:
     with stage("patchify"):
         if isinstance(planned, PlannedFrames):
             return planned.process()
+        reduction = planned.plan.reduction
+        if reduction is not None and METHODS[reduction.method].after == "relevance":
+            assert isinstance(processor, QwenProcessor)
+            return process_parts(processor, planned.image, planned.plan)
         return processor.process(planned.image, planned.plan)
 
 
@@ -101,12 +113,14 @@ class PromptBuilder:
         videos: tuple[QwenVideos, int] | None = None,
         accepting: str = "",
         detail: DetailRule | None = None,
+        visual: VisualTokens | None = None,
     ) -> None:
-        """accepting: models that take videos, for the message of one that does not."""
+        """visual: for images whose request does not say how many tokens to keep; None: all. accepting: models that take videos, for the message of one that does not."""
         self._tokenizer = tokenizer
         self._processor = processor
         self._accepting = accepting
         self.detail = detail or DetailRule(Full())
+        self._reducing = Reducing(processor, tokenizer, visual)
         self._videos = videos[0] if videos else None
         self._clips = Clips()
         self._tokens = (image_token_id, *((videos[1],) if videos else ()))
@@ -144,8 +158,9 @@ class PromptBuilder:
                 param="messages",
             )
         pictures = self._look(parts, _question(prompt), load)
+        asked = Asked(_question(prompt), salt, load)
         images = [
-            self._plan(index, part, reason, len(pictures), salt)
+            self._plan(index, part, reason, len(pictures), asked)
             for index, (part, reason) in enumerate(pictures)
         ]
         clips = (part for part in parts if isinstance(part, VideoPart))
@@ -204,13 +219,16 @@ class PromptBuilder:
             for part, (budget, reason) in zip(pictures, settled, strict=True)
         ]
 
-    def _plan(self, index: int, part: ImagePart, reason: str, count: int, salt: str) -> PlannedImage:
+    def _plan(self, index: int, part: ImagePart, reason: str, count: int, asked: Asked) -> PlannedImage:
+        image = part.image
         try:
-            plan = self._processor.plan(part.image.width, part.image.height, part.budget, images=count)
+            plan = self._processor.plan(image.width, image.height, part.budget, images=count)
+            chosen = self._reducing.plan(image, plan, part.budget, asked)
         except InvalidImage as error:
             raise error.at(index) from error
-        key = f"{salt}\x00{part.image.identity}\x00{plan.key}"
-        return PlannedImage(part.image, plan, key, part.budget, reason)
+        if chosen is None:
+            return PlannedImage(image, plan, asked.key(image, plan), part.budget, reason)
+        return PlannedImage(image, chosen.plan, chosen.key, part.budget, reason, (chosen.method, plan.tokens))
 
     def _check_videos(self, parts: Sequence[ImagePart | VideoPart]) -> None:
         if self._videos is None and any(isinstance(part, VideoPart) for part in parts):
@@ -286,10 +304,12 @@ def _cut(order: Sequence[PlannedImage | PlannedVideo]) -> Iterator[ImageSpan]:
     images = 0
     for planned in order:
         if isinstance(planned, PlannedImage):
-            yield ImageSpan(images, 0, 0, planned.plan.tokens, planned.key, planned.plan.grid)
+            plan = planned.plan
+            full = 0 if plan.reduction is None else plan.reduction.full
+            yield ImageSpan(images, 0, 0, plan.tokens, planned.key, plan.grid, full=full)
             images += 1
             continue
-        plan, groups = planned.plan, planned.groups
+        clip, groups = planned.plan, planned.groups
         for group in groups:
             yield ImageSpan(
                 index=planned.index,
@@ -299,8 +319,8 @@ def _cut(order: Sequence[PlannedImage | PlannedVideo]) -> Iterator[ImageSpan]:
                 key=group.key,
                 grid=group.plan.grid,
                 kept=group.plan.kept,
-                time=plan.times[group.number],
-                more=plan.joined and group is not groups[-1],
+                time=clip.times[group.number],
+                more=clip.joined and group is not groups[-1],
             )
 
 

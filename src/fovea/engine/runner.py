@@ -23,15 +23,16 @@ from fovea.engine.cache.moves import Move
 from fovea.engine.encoder import Encoder
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.padded import PaddedDecodes
-from fovea.engine.positions import mrope_positions
+from fovea.engine.positions import mrope_positions, place, plain_positions
 from fovea.engine.sample.batched import index
 from fovea.engine.sample.sampler import Sampled, Sampler
 from fovea.engine.schedule.padding import Padding
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
 from fovea.engine.schedule.stage import forward_stage
-from fovea.engine.sequence import Sequence
+from fovea.engine.sequence import ImageSpan, Sequence
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.engine.vision.slices import Slices
 from fovea.engine.vision.stream import encoder_stream
 from fovea.engine.vision.tiers import SlowerTiers
 from fovea.kernels.attention import AttentionPlan
@@ -55,7 +56,8 @@ class StepResult:
 
 @dataclass(slots=True)
 class _Prompt:
-    """ids (P,) and positions (3, P) or (P,) of a prompt; `delta` turns a later index into a position."""
+    """ids (P,) and positions (3, P) or (P,) of a prompt; `delta` turns a later index into a position. placed: spans of reduced
+    images whose tokens stand where they belong."""
 
     ids: NDArray[np.int64]
     positions: NDArray[np.int64]
@@ -63,6 +65,7 @@ class _Prompt:
     visual: NDArray[np.int64]
     pixels: dict[str, PixelSource]
     found: dict[str, VisualFeatures]
+    placed: set[int] = field(default_factory=set)
 
 
 class Runner:
@@ -77,8 +80,9 @@ class Runner:
         host_blocks: int = 0,
         slower: SlowerTiers | None = None,
         padding: Padding | None = None,
+        encode: Callable[[ProcessedImage], Slices[VisualFeatures]] | None = None,
     ) -> None:
-        """padding: of steps that only decode, recorded as CUDA graphs where there is CUDA; None: they run as they come."""
+        """encode: an image as its plan says; None: the model's own way, all tokens. padding: of steps that only decode, recorded as CUDA graphs where there is CUDA; None: they run as they come."""
         self.model = model
         self.embeddings = embeddings
         self.sampler = sampler
@@ -96,7 +100,7 @@ class Runner:
         )
         self._prompts: dict[str, _Prompt] = {}
         self._encoder = Encoder(
-            lambda image: model.encode_slices(image),
+            encode or (lambda image: model.encode_slices(image)),
             encoder_stream(model.device),
             pixels=self._pixels,
             alive=self._prompts.__contains__,
@@ -129,7 +133,7 @@ class Runner:
         ids = np.asarray(seq.prompt_ids, dtype=np.int64)
         merge = self.model.merge
         if merge is None:
-            positions, delta = np.arange(len(ids)), 0
+            positions, delta = plain_positions(len(ids), seq.spans)
         else:
             positions, delta = mrope_positions(len(ids), seq.spans, merge)
         visual = (
@@ -215,11 +219,11 @@ class Runner:
     def _forward(self, work: list[Work]) -> Tensor:
         device = self.model.device
         ids = np.concatenate([self._ids(item) for item in work])
+        visual_rows, embeds, deepstack = self._visual(work)
         positions = np.concatenate([self._positions(item) for item in work], axis=-1)
         if self._padded is not None and (rows := self._padded.padding.size(work)):
             return self._padded.run(rows, work, ids, positions)
         x = self.model.decoder.embed_tokens(torch.from_numpy(ids).to(device))
-        visual_rows, embeds, deepstack = self._visual(work)
         if visual_rows is not None and embeds is not None:
             x = x.index_copy(0, visual_rows, embeds.to(x.dtype))
         hidden: Tensor = self.model.decoder(
@@ -255,7 +259,10 @@ class Runner:
         return np.concatenate((known, later), axis=-1)
 
     def _visual(self, work: list[Work]) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
-        """Which rows of the step are visual, their embeddings, and DeepStack's additions for the same rows."""
+        """Which rows of the step are visual, their embeddings, and DeepStack's additions for the same rows.
+
+        Tokens of reduced images get their positions here.
+        """
         rows: list[NDArray[np.int64]] = []
         parts: list[tuple[VisualFeatures, slice]] = []
         base = 0
@@ -269,7 +276,9 @@ class Runner:
                 before = int(prompt.visual[span.start]) - 1
                 begin = int(prompt.visual[first + places[0]]) - 1 - before
                 rows.append(places + (base + first - item.start))
-                parts.append((self.embeddings.get(span.key), slice(begin, begin + len(places))))
+                features = self.embeddings.get(span.key)
+                self._place(prompt, span, features)
+                parts.append((features, slice(begin, begin + len(places))))
             base += item.count
         if not rows:
             return None, None, []
@@ -278,3 +287,11 @@ class Runner:
         levels = len(parts[0][0].deepstack)
         deepstack = [torch.cat([f.deepstack[level][where] for f, where in parts]) for level in range(levels)]
         return index, embeds, deepstack
+
+    @staticmethod
+    def _place(prompt: _Prompt, span: ImageSpan, features: VisualFeatures) -> None:
+        if not span.full or span.start in prompt.placed:
+            return
+        assert features.places is not None
+        place(prompt.positions, span, features.places.cpu().numpy().astype(np.int64))
+        prompt.placed.add(span.start)

@@ -25,6 +25,7 @@ class ImageSpan:
     `kept`: which cells of the merged grid the tokens are, ascending, if not all of them.
     `time`: what a group's positions in time are ahead of its video's beginning. `more`: the next span goes on with the
     same video, and begins where this one began.
+    `full`: how many tokens the image would have of which the encoder hands on only some, and with them their places; 0: all.
     """
 
     index: int
@@ -36,6 +37,7 @@ class ImageSpan:
     kept: tuple[int, ...] | None = None
     time: int = 0
     more: bool = False
+    full: int = 0
 
     @property
     def end(self) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
+from fovea.engine.cache.regions import RegionCache
 from fovea.engine.loop import EngineLoop
 from fovea.engine.prepare import Preparer
 from fovea.engine.schedule.scheduler import Scheduler
@@ -12,10 +14,21 @@ from fovea.engine.vision.tiers import SlowerTiers
 
 
 def engine_stats(
-    scheduler: Scheduler, loop: EngineLoop, preparer: Preparer, slower: SlowerTiers
+    scheduler: Scheduler,
+    loop: EngineLoop,
+    preparer: Preparer,
+    slower: SlowerTiers,
+    regions: RegionCache[Any] | None,
 ) -> dict[str, float]:
     pixels = preparer.pixels.stats()
+    kept = regions or RegionCache(0)
     return slower.stats() | {
+        "region_cache_bytes": kept.bytes,
+        "region_cache_capacity_bytes": kept.capacity,
+        "region_cache_entries": len(kept),
+        "region_cache_hits": kept.hits,
+        "region_cache_misses": kept.misses,
+        "region_cache_evictions": kept.evictions,
         **scheduler_stats(scheduler),
         **waiting_ages(scheduler, time.monotonic()),
         "kv_block_bytes": loop.runner.block_bytes,

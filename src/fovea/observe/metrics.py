@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fovea.core.types import Delta, StageTimings, Usage
+from fovea.observe.relevance import RelevanceMetrics
 from fovea.observe.table import ALIASES, COUNTERS, GAUGES, SPREADS, STAGES, TOTALS, Spread, Total
 
 Stats = Callable[[], Mapping[str, float]]
@@ -80,6 +81,7 @@ class Metrics:
         info.labels(model, version).set(1)
         self._totals = {name: _Total(self.registry, model, name, row) for name, row in TOTALS.items()}
         self._spreads = {name: _Spread(self.registry, model, name, row) for name, row in SPREADS.items()}
+        self._relevance = RelevanceMetrics(self.registry)
 
     def request(self, route: str, status: int, seconds: float) -> None:
         self._count("requests", 1, route, str(status))
@@ -114,6 +116,9 @@ class Metrics:
             self._usage(delta.usage)
         if delta.timings is not None:
             self._timings(delta.timings)
+        for image in delta.images:
+            if image.looked is not None:
+                self._relevance.observe(image.looked)
 
     def _usage(self, usage: Usage) -> None:
         for kind in ("prompt", "completion", "cached", "image"):

@@ -45,6 +45,9 @@ GAUGES = {
     "kv_host_blocks": "of these, blocks that hold one",
     "kv_block_bytes": "bytes of a KV block",
     "encoder_engines": "built encoders that are loaded, one per grid",
+    "region_cache_bytes": "bytes of encoded regions kept, of images that are seen in parts",
+    "region_cache_capacity_bytes": "ceiling of these",
+    "region_cache_entries": "encoded regions kept",
     "embed_cache_capacity_bytes": "ceiling of encoder outputs kept",
     "embed_cache_bytes": "bytes of encoder outputs kept",
     "embed_cache_entries": "encoder outputs kept",
@@ -82,6 +85,9 @@ COUNTERS = {
     "embed_cache_misses": "images that had to be encoded",
     "failed_steps": "steps that raised; their requests got an error",
     "embed_cache_evictions": "encoder outputs dropped for room",
+    "region_cache_hits": "regions whose encoding was found",
+    "region_cache_misses": "regions that had to be encoded",
+    "region_cache_evictions": "encoded regions dropped for room, the least relevant first",
     "pixel_cache_hits": "images whose processed pixels were found",
     "pixel_cache_misses": "images whose pixels had to be processed",
     "pixel_cache_evictions": "images whose processed pixels made room",
@@ -132,6 +138,23 @@ ALIASES = {
     "vllm:prefix_cache_queries": "prefix_query_tokens",
     "vllm:prefix_cache_hits": "prefix_hit_tokens",
     "vllm:generation_tokens": "generation_tokens",
+}
+# What the ARR-COC documents call relevance realization. Prometheus wants seconds; that one name says milliseconds.
+RELEVANCE_GAUGES = {
+    "arr_coc_avg_tokens_per_patch": "visual tokens per region of the image that was seen in parts last",
+    "arr_coc_propositional_score": "mean of its propositional map",
+    "arr_coc_perspectival_score": "mean of its perspectival map",
+    "arr_coc_participatory_score": "mean of its participatory map",
+}
+TENSION_GAUGE = "arr_coc_opponent_processing_balance"
+TENSIONS = ("compress_particularize", "exploit_explore", "focus_diversify")
+RELEVANCE_SPREADS: dict[str, tuple[str, Buckets]] = {
+    "arr_coc_relevance_score_dist": ("relevance of regions", tuple(step / 10 for step in range(1, 11))),
+    "arr_coc_token_allocation": ("visual tokens given to a region", (0, 16, 64, 128, 200, 256, 400)),
+    "arr_coc_lod_allocation_time_ms": (
+        "milliseconds of balancing and attending",
+        (0.25, 0.5, 1, 2, 4, 8, 16, 32),
+    ),
 }
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)

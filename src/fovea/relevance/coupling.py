@@ -25,8 +25,8 @@ def learned(weights: Mapping[str, Array], features: Array, words: Array) -> Arra
 
     A hidden layer per token of the image sees it, the question's mean and their product in a space of their own.
     """
-    image = _linear(weights, "image", _normal(features))
-    query = np.maximum(_linear(weights, "words", _normal(words)), 0).mean(0)
+    image = _linear(weights, "image", normal(features))
+    query = np.maximum(_linear(weights, "words", normal(words)), 0).mean(0)
     query = _linear(weights, "query", query)
     both = np.concatenate((image, np.broadcast_to(query, image.shape), image * query), axis=1)
     hidden = np.maximum(_linear(weights, "hidden", both), 0)
@@ -70,7 +70,7 @@ def _unit(rows: Array) -> Array:
     return found
 
 
-def _normal(rows: Array) -> Array:
+def normal(rows: Array) -> Array:
     """Of unit mean square."""
     found: Array = rows / np.sqrt(np.square(rows).mean(1, keepdims=True) + 1e-6)
     return found

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fovea.relevance import attending
 from fovea.relevance.balancing import Ways
-from fovea.relevance.realizing import Layout, shape_within, view, whole
+from fovea.relevance.realizing import Layout, View, shape_within, view, whole
 from fovea.relevance.regions import FEW_TOKENS, Region, partition
 from fovea.relevance.texture import Map
 
@@ -62,7 +62,7 @@ def attend(
     scores = [score(_part(worth, region)) for region in regions]
     room = total - thumbnail[0] * thumbnail[1]
     budgets = attending.allocate(scores, natives, room, policy, demands)
-    views = [view(whole(rows, columns), thumbnail[0] * thumbnail[1], worth, native=False)]
+    views = [View(whole(rows, columns), thumbnail, tuple(range(thumbnail[0] * thumbnail[1])))]
     for region, budget, demand in zip(regions, budgets, demands, strict=True):
         if budget:
             views.append(view(region, budget, worth, native=budget >= demand))

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fovea.core.errors import CheckpointError, ConfigError, InvalidRequest, UnsupportedModel
+from fovea.core.image import VisualTokens
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
 from fovea.engine.compile_modes import CompileModes
@@ -21,7 +24,7 @@ from fovea.engine.models.built import install, look, site
 from fovea.engine.models.compiled import check_compile, compile_parts
 from fovea.engine.models.recipe import RECIPES, Packer
 from fovea.engine.models.registry import architecture, build, takes_videos
-from fovea.engine.models.weights import checkpoint_dtype, load_weights, shard_files
+from fovea.engine.models.weights import RELEVANCE_FILE, checkpoint_dtype, load_weights, shard_files
 from fovea.engine.prompt import PromptBuilder
 from fovea.engine.tokenizer import ChatTokenizer
 from fovea.engine.vision.detail import DetailRule
@@ -38,7 +41,8 @@ BUNDLED = "fovea-tiny"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """fingerprint: of the encoder, where its outputs are kept on disk; see vision/stored.py. videos: None: takes none."""
+    """fingerprint: of the encoder, where its outputs are kept on disk; see vision/stored.py. videos: None: takes none.
+    relevance: what was trained for this model's relevance, arrays by name; None: nothing was."""
 
     model: VisionLanguageModel
     tokenizer: ChatTokenizer
@@ -46,6 +50,7 @@ class LoadedModel:
     info: ModelInfo
     fingerprint: str = ""
     videos: QwenVideos | None = None
+    relevance: dict[str, NDArray[np.float32]] | None = None
 
 
 def bundled_model() -> Path:
@@ -127,11 +132,14 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         created=int(time.time()),
         default_sampling=_default_sampling(folder),
     )
-    return LoadedModel(model, tokenizer, processor, info, mark, videos=videos)
+    return LoadedModel(model, tokenizer, processor, info, mark, videos, relevance_head(folder))
 
 
-def prompt_builder(loaded: LoadedModel, detail: DetailRule | None = None) -> PromptBuilder:
-    """What turns messages into this model's tokens. detail: what `auto` is; None: the model's own resolution."""
+def prompt_builder(
+    loaded: LoadedModel, detail: DetailRule | None = None, visual: VisualTokens | None = None
+) -> PromptBuilder:
+    """What turns messages into this model's tokens. detail: what `auto` is; None: the model's own resolution. visual: how many
+    tokens images keep; None: all."""
     model, videos = loaded.model, loaded.videos
     known = None if videos is None or model.video_token_id is None else (videos, model.video_token_id)
     return PromptBuilder(
@@ -141,7 +149,21 @@ def prompt_builder(loaded: LoadedModel, detail: DetailRule | None = None) -> Pro
         known,
         accepting=takes_videos(),
         detail=detail,
+        visual=visual,
     )
+
+
+def relevance_head(folder: Path) -> dict[str, NDArray[np.float32]] | None:
+    """What training/relevance.py left beside the checkpoint. Raises CheckpointError."""
+    path = folder / RELEVANCE_FILE
+    if not path.is_file():
+        return None
+    from safetensors.numpy import load_file
+
+    try:
+        return {name: array.astype(np.float32) for name, array in load_file(path).items()}
+    except Exception as error:
+        raise CheckpointError(f"{path} can not be read: {error}") from error
 
 
 def read_config(folder: Path) -> Any:

@@ -39,6 +39,10 @@ class TensorEntry:
     stop: int
 
 
+RELEVANCE_FILE = "relevance.safetensors"
+"""Beside a checkpoint, not part of it: what training/relevance.py learned about it."""
+
+
 def shard_files(folder: Path) -> list[Path]:
     """The checkpoint's safetensors files. Raises CheckpointError when there are none or some are missing."""
     index = folder / "model.safetensors.index.json"
@@ -53,7 +57,7 @@ def shard_files(folder: Path) -> list[Path]:
                 f"{folder}: {len(missing)} of {len(names)} shards are missing: {missing[:3]}"
             )
         return [folder / name for name in names]
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(path for path in folder.glob("*.safetensors") if path.name != RELEVANCE_FILE)
     if not files:
         others = [p.name for p in folder.glob("*.bin")][:3]
         hint = f"; {others} are pickles, which are not read: convert them to safetensors" if others else ""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from fovea.core.errors import InvalidRequest
+from fovea.core.image import VisualTokens
 
 PARAM = "visual_tokens"
 Need = Literal["query", "attention", "keys", "probe"]
@@ -87,6 +88,33 @@ def method(name: str) -> Method:
 def preset(name: str) -> Preset:
     """Raises InvalidRequest for a name that there is not."""
     return _named(name, PRESETS, "preset")
+
+
+def settled(wish: VisualTokens) -> VisualTokens | None:
+    """A wish with a method's name in place of a preset's; None: all tokens stay. Raises InvalidRequest."""
+    if wish.method not in PRESETS:
+        method(wish.method)
+        return wish
+    chosen = PRESETS[wish.method]
+    return None if chosen.method is None else replace(wish, method=chosen.method, keep=chosen.keep)
+
+
+def policy(text: str) -> VisualTokens | None:
+    """What an operator writes: "off", a preset, or METHOD:SHARE ("relevance:0.5"); None: all tokens stay.
+
+    Raises InvalidRequest.
+    """
+    if text == "off":
+        return None
+    if text in PRESETS:
+        return settled(VisualTokens(text))
+    name, _, share = text.partition(":")
+    try:
+        return VisualTokens(method(name).name, keep=float(share or "0.5"))
+    except ValueError:
+        raise InvalidRequest(
+            f"{PARAM}: {share!r} is no share; accepted: more than 0, at most 1", param=PARAM
+        ) from None
 
 
 def _named(name: str, known: Mapping[str, Kind], what: str) -> Kind:

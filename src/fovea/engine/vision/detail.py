@@ -9,8 +9,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fovea.core.image import LEVELS, Level, PixelBudget
+from fovea.core.image import LEVELS, Level, PixelBudget, VisualTokens
 from fovea.engine.config import EngineConfig
+
+KEPT_UNDER_LOAD = 0.5, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +81,14 @@ DETAIL_POLICIES: dict[str, type[DetailPolicy]] = {"full": Full, "keywords": Keyw
 @dataclass(frozen=True, slots=True)
 class DetailRule:
     """policy: for `auto`. degrade_from: the load from which `auto` loses a level, and half way from there to 1 another;
-    0: never. Load is what requests in flight may come to take of the engine, see `engine.admission`."""
+    0: never. Load is what requests in flight may come to take of the engine, see `engine.admission`.
+
+    degrade_by: "detail", or the method by which images rather lose tokens: half of them, then three quarters.
+    """
 
     policy: DetailPolicy
     degrade_from: float = 0.0
+    degrade_by: str = "detail"
 
     @property
     def lossless(self) -> bool:
@@ -90,7 +96,7 @@ class DetailRule:
 
     @classmethod
     def of(cls, config: EngineConfig) -> DetailRule:
-        return cls(DETAIL_POLICIES[config.detail_policy](), config.degrade_from)
+        return cls(DETAIL_POLICIES[config.detail_policy](), config.degrade_from, config.degrade_by)
 
     def settle(self, budget: PixelBudget, question: str, load: float) -> tuple[PixelBudget, str]:
         """The budget with a level in place of `auto`, and why it is that level."""
@@ -99,7 +105,12 @@ class DetailRule:
         if budget.detail != "auto":
             return budget, "asked for"
         choice = self.policy.choose(question)
-        rank = max(0, LEVELS.index(choice.level) - self._steps_down(load))
+        down = self._steps_down(load)
+        if down and self.degrade_by != "detail" and budget.visual is None:
+            wish = VisualTokens(self.degrade_by, keep=KEPT_UNDER_LOAD[down - 1])
+            reason = f"{choice.reason}; {wish.keep:g} of its tokens at a load of {load:.2f}"
+            return replace(budget, detail=choice.level, visual=wish), reason
+        rank = max(0, LEVELS.index(choice.level) - down)
         reason = choice.reason
         if LEVELS[rank] != choice.level:
             reason = f"{choice.level} ({reason}), lowered at a load of {load:.2f}"

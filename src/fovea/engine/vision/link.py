@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -51,7 +50,7 @@ class HostLink:
                 source = tensor.contiguous()
                 copies.append(empty(source))
                 self._copy(_flat(source), _flat(copies[-1]))
-        return replace(features, embeds=copies[0], deepstack=tuple(copies[1:]))
+        return VisualFeatures.of(copies, features.made)
 
     def _copy(self, source: Tensor, target: Tensor) -> None:
         """Flat bytes, either side on the device."""

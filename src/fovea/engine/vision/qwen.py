@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fovea.engine.layers.linear import Embedding, Linear, PatchLinear
@@ -20,7 +22,7 @@ from fovea.engine.layers.mlp import GatedMLP, PlainMLP
 from fovea.engine.layers.norm import LayerNorm, RMSNorm
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, attend_slices, by_rows, cuts, projecting, slice_rows
-from fovea.engine.vision.windows import bilinear_taps, patch_coordinates, window_order
+from fovea.engine.vision.windows import bilinear_taps, patch_coordinates, taps_at, window_order
 from fovea.kernels.torch_kernels import PLAIN, TorchKernels
 
 GEOMETRIES_KEPT = 64
@@ -194,10 +196,24 @@ class QwenVisionTower(nn.Module):
         )
         self._geometries: OrderedDict[tuple[int, int, int], Geometry] = OrderedDict()
 
-    def slices(self, patches: Tensor, grid: tuple[int, int, int]) -> Slices[tuple[Tensor, list[Tensor]]]:
+    @property
+    def placeless(self) -> bool:
+        """Whether a picture's tokens do not depend on where in a larger one it was cut out: no position was learned."""
+        return self.pos_embed is None
+
+    def slices(
+        self, patches: Tensor, grid: tuple[int, int, int], at: NDArray[np.float32] | None = None
+    ) -> Slices[tuple[Tensor, list[Tensor]]]:
         """patches (t*h*w, channels*temporal*patch*patch) to visual tokens (t*h*w/merge^2, out_hidden), and one such
-        tensor per DeepStack block."""
+        tensor per DeepStack block.
+
+        at: where in the whole picture the patches are, of t cut-outs of one: (t*h*w, 2) fractions, in merge order. None: each
+        of the t is a whole. They see only their own in any case.
+        """
         geometry = self._geometry(grid)
+        if at is not None and self.pos_embed is not None:
+            taps, weights = self._learned_at(at)
+            geometry = replace(geometry, taps=taps, tap_weights=weights)
         if geometry.order is not None:
             # Windows become neighbours once, here, instead of being gathered by every block.
             patches = self._tokens(patches)[geometry.order].flatten(0, 1)
@@ -213,6 +229,12 @@ class QwenVisionTower(nn.Module):
                 features.append((yield from by_rows(projecting(merger), x)))
         merged = yield from by_rows(projecting(self.merger), x)
         return merged if geometry.back is None else merged[geometry.back], features
+
+    def _learned_at(self, at: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
+        device = self.patch_embed.proj.weight.device
+        index, weight = taps_at(at, int(self.config.positions**0.5))
+        weights = torch.from_numpy(weight)[:, :, None]
+        return torch.from_numpy(index).to(device), weights.to(device)
 
     def shape(self, grid: tuple[int, int, int]) -> VisualShape:
         geometry, config = self.geometry(grid), self.config

@@ -38,7 +38,7 @@ class StoredFeatures:
         if found is None:
             return None
         tensors = [_tensor(array) for array in found.arrays.items]
-        return self._link.up(VisualFeatures(tensors[0], tuple(tensors[1:]), made=found.written))
+        return self._link.up(VisualFeatures.of(tensors, found.written))
 
     def put(self, key: str, features: VisualFeatures) -> None:
         name = self._named(key)

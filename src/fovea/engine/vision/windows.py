@@ -49,12 +49,20 @@ def bilinear_taps(grid: tuple[int, int, int], merge: int, side: int) -> tuple[In
 
     Returns indices and weights, both (t * h * w, 4), in merge order.
     """
-    coordinates = patch_coordinates(grid, merge)
+    coordinates = patch_coordinates(grid, merge).astype(np.float32)
+    last = np.array((max(grid[1] - 1, 1), max(grid[2] - 1, 1)), np.float32)
+    return _taps(coordinates * np.float32(side - 1) / last, side)
+
+
+def taps_at(fractions: NDArray[np.float32], side: int) -> tuple[Index, NDArray[np.float32]]:
+    """The same for patches anywhere between the first and the last of the grid: fractions (patches, 2) in [0, 1]."""
+    return _taps(fractions * np.float32(side - 1), side)
+
+
+def _taps(positions: NDArray[np.float32], side: int) -> tuple[Index, NDArray[np.float32]]:
+    """positions (patches, 2) in units of the table's entries."""
     taps, weights = [], []
-    for axis, size in ((0, grid[1]), (1, grid[2])):
-        position = (
-            coordinates[:, axis].astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
-        )
+    for position in positions.T:
         floor = np.floor(position).astype(np.int64)
         part = position - floor.astype(np.float32)
         taps.append(np.stack((floor, np.minimum(floor + 1, side - 1)), axis=1))

@@ -16,6 +16,25 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
+class Reduction:
+    """Which of the tokens that an image would have are handed on.
+
+    method: its name in `engine.reduce.methods`. full: how many there would be. whole: the image's key in the encoder-output
+    cache with all of them. key: with these. salt: of the request. question, words: what the user says, and its ids, for
+    methods that look at it. load: of the engine, in quarters, for those that go by it.
+    """
+
+    method: str
+    full: int
+    whole: str
+    key: str
+    salt: str = ""
+    question: str = field(default="", repr=False)
+    words: tuple[int, ...] = field(default=(), repr=False)
+    load: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class VisualPlan:
     """What will be made of an image; depends on its dimensions and budget, never on its pixels.
 
@@ -29,6 +48,7 @@ class VisualPlan:
     key: names everything that shapes the pixels; images of equal identity and equal key give equal arrays.
     resized: (height, width) of each successive resize of the whole picture, in order, in pixels.
     kept: which tokens of the merged grid, ascending, are handed on, if not all; only videos are pruned.
+    reduction: who chooses among the tokens of an image, if not all are handed on; `tokens` are those that are.
     """
 
     width: int
@@ -39,6 +59,7 @@ class VisualPlan:
     key: str
     resized: tuple[tuple[int, int], ...] = ()
     kept: tuple[int, ...] | None = None
+    reduction: Reduction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +73,8 @@ class ProcessedImage:
         "grid_thw", int64 (1, 3): Qwen; (frames, rows, columns) of patches.
         "image_sizes", int64 (1, 2): LLaVA-NeXT and LLaVA-OneVision; (height, width) of the source image.
         "pixel_attention_mask", bool (tiles, height, width): Idefics3 and SmolVLM; true where there is image.
+        Of an image that is to be seen in parts, instead: "rgb", uint8 (height, width, 3), resized; "channels", its texture;
+        "propositional" and "perspectival", float32 maps over the merged grid.
     """
 
     identity: str

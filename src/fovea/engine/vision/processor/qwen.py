@@ -102,10 +102,10 @@ class QwenProcessor:
         ((height, width),) = plan.resized
         pixels = resized_bytes(image, height, width, self.resample)
         grid = np.array([plan.grid], dtype=np.int64)
-        arrays: Arrays = {"pixel_values": self._patches(pixels), "grid_thw": grid}
+        arrays: Arrays = {"pixel_values": self.patches(pixels), "grid_thw": grid}
         return ProcessedImage(image.identity, plan, arrays)
 
-    def _patches(self, pixels: Bytes) -> NDArray[np.float32]:
+    def patches(self, pixels: Bytes) -> NDArray[np.float32]:
         """(height, width, 3) bytes to float32 (patches, 3 * frames * patch * patch).
 
         Patches that merge into one token are neighbours in the result. Bytes are brought into order before they

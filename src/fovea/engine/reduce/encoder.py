@@ -1,0 +1,127 @@
+"""What encodes an image as its plan says: all of its tokens, some of them, or some parts of it.
+
+Where tokens are left out of the encoder's output, the whole output stays in the cache under its own name: another question,
+method or ratio chooses anew and encodes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fovea.core.stage import stage
+from fovea.engine.cache.embeddings import EmbeddingCache
+from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.qwen_vl import QwenVL
+from fovea.engine.reduce.base import Seen
+from fovea.engine.reduce.methods import METHODS
+from fovea.engine.reduce.registry import reducer
+from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.parts import PartsEncoder
+from fovea.engine.vision.processor.base import ProcessedImage, Reduction
+from fovea.engine.vision.slices import Slices
+
+
+class ReducingEncoder:
+    """parts: for images that are seen in parts; None for models whose images can not be."""
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        outputs: EmbeddingCache[VisualFeatures],
+        parts: PartsEncoder | None = None,
+    ) -> None:
+        """outputs: the encoder-output cache, for whole outputs."""
+        self._model = model
+        self._outputs = outputs
+        self.parts = parts
+
+    def slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
+        reduction = image.plan.reduction
+        if reduction is None:
+            return self._model.encode_slices(image)
+        if METHODS[reduction.method].after == "relevance":
+            assert self.parts is not None
+            return self.parts.slices(image)
+        return self._reduced(image, reduction)
+
+    def _reduced(self, image: ProcessedImage, reduction: Reduction) -> Slices[VisualFeatures]:
+        plan = replace(image.plan, tokens=reduction.full, reduction=None)
+        plain = replace(image, plan=plan)
+        if reduction.whole in self._outputs:
+            whole = self._outputs.get(reduction.whole)
+        else:
+            whole = yield from self._model.encode_slices(plain)
+            self._outputs.put(reduction.whole, whole, whole.nbytes, set())
+        yield
+        grid = self._grid(plan.grid, reduction.full)
+        with stage("reduce"):
+            chosen = reducer(reduction.method).reduce(
+                self._seen(plain, whole, grid, reduction), image.plan.tokens
+            )
+        index = chosen.index
+        places = (
+            torch.stack((index // grid[1], index % grid[1]), dim=1) if self._model.merge else index[:, None]
+        )
+        return VisualFeatures(
+            chosen.embeds, tuple(map(chosen.gather, whole.deepstack)), places=places.to(torch.int32)
+        )
+
+    def _grid(self, grid: tuple[int, int, int], full: int) -> tuple[int, int]:
+        """Rows and columns of visual tokens; models without M-RoPE have them in a row."""
+        merge = self._model.merge
+        return (grid[1] // merge, grid[2] // merge) if merge else (1, full)
+
+    def _seen(
+        self, image: ProcessedImage, whole: VisualFeatures, grid: tuple[int, int], reduction: Reduction
+    ) -> Seen:
+        needs = METHODS[reduction.method].needs
+        seen = Seen(whole.embeds, grid, reduction.whole)
+        if "query" in needs and reduction.words:
+            seen = replace(seen, query=word_embeddings(self._model, reduction.words))
+        if "attention" in needs or "keys" in needs:
+            assert isinstance(self._model, QwenVL)
+            from fovea.engine.reduce.taps import encoder_taps
+
+            taps = encoder_taps(self._model.vision, self._model.pixels(image), image.plan.grid)
+            seen = replace(seen, attention=taps.attention, keys=taps.keys)
+        if "probe" in needs:
+            from fovea.engine.reduce.probe import run_probe
+
+            # Without words the image's own last token looks back at it: any id will do to be what looks.
+            words = reduction.words or (self._model.image_token_id,)
+            seen = replace(seen, probe=run_probe(self._model, (), whole, words, grid))
+        return seen
+
+
+def word_embeddings(model: VisionLanguageModel, ids: Sequence[int]) -> Tensor:
+    """The decoder's input embeddings of ids, (Q, D)."""
+    rows: Tensor = model.decoder.embed_tokens(torch.tensor(ids, device=model.device))
+    return rows
+
+
+def parts_encoder(
+    model: VisionLanguageModel,
+    processor: object,
+    head: Mapping[str, NDArray[np.float32]] | None,
+    cache_bytes: int,
+) -> PartsEncoder | None:
+    """For models whose tower takes pictures of any size."""
+    from fovea.engine.vision.processor.qwen import QwenProcessor
+
+    if not isinstance(model, QwenVL) or not isinstance(processor, QwenProcessor):
+        return None
+    return PartsEncoder(
+        model.vision,
+        processor,
+        partial(word_embeddings, model),
+        lambda array: torch.from_numpy(array).to(model.device, model.dtype),
+        head=head,
+        cache_bytes=cache_bytes,
+    )

@@ -1,0 +1,117 @@
+"""How many of an image's visual tokens a request gets, and who chooses them: from its wish, or the engine's policy.
+
+The number follows from shape and ratio alone, so a prompt's length is known before a pixel is seen. What changes which tokens
+there are (method, number, and for some the question) is in the key of the image, and so in that of its KV.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+from fovea.core.errors import InvalidRequest
+from fovea.core.image import Image, PixelBudget, VisualTokens
+from fovea.engine.reduce.methods import METHODS, keep_count, method, settled
+from fovea.engine.tokenizer import ChatTokenizer
+from fovea.engine.vision.processor.base import ImageProcessor, Reduction, VisualPlan
+from fovea.engine.vision.processor.qwen import QwenProcessor
+
+WORDS = 64
+"""Of the question's ids, the last, are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request says beside its images."""
+
+    question: str
+    salt: str
+    load: float
+
+    def key(self, image: Image, plan: VisualPlan) -> str:
+        return f"{self.salt}\x00{image.identity}\x00{plan.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A plan with fewer tokens, its key, and the method's name."""
+
+    plan: VisualPlan
+    key: str
+    method: str
+
+
+class Reducing:
+    """visual: the engine's policy for images whose request has no wish; None: all tokens."""
+
+    def __init__(
+        self, processor: ImageProcessor, tokenizer: ChatTokenizer, visual: VisualTokens | None
+    ) -> None:
+        self._processor = processor
+        self._tokenizer = tokenizer
+        self._visual = visual
+
+    def plan(self, image: Image, plan: VisualPlan, budget: PixelBudget, asked: Asked) -> Chosen | None:
+        """plan: with all tokens. None: all of them stay. Raises InvalidRequest."""
+        wish = self._visual if budget.visual is None else settled(budget.visual)
+        if wish is None:
+            return None
+        known = method(wish.method)
+        keep = _count(plan.tokens, wish)
+        if keep >= plan.tokens:
+            return None
+        if known.after == "resize":
+            smaller = self._resized(plan, budget, keep)
+            return None if smaller is None else Chosen(smaller, asked.key(image, smaller), known.name)
+        self._check(plan, known.name)
+        words = known.query_aware and asked.question.strip()
+        load = round(4 * min(1.0, asked.load)) / 4 if known.after == "relevance" else 0.0
+        marks = [plan.key, known.name, str(keep), f"load={load}"]
+        if words:
+            marks.append(hashlib.sha256(asked.question.encode()).hexdigest())
+        key = f"{asked.salt}\x00{image.identity}\x00{';'.join(marks)}"
+        reduction = Reduction(
+            known.name,
+            plan.tokens,
+            asked.key(image, plan),
+            key,
+            salt=asked.salt,
+            question=asked.question if words else "",
+            words=tuple(self._tokenizer.encode(asked.question)[-WORDS:]) if words else (),
+            load=load,
+        )
+        marker = plan.text[: len(plan.text) // plan.tokens]
+        reduced = replace(plan, tokens=keep, text=marker * keep, key=";".join(marks), reduction=reduction)
+        return Chosen(reduced, key, known.name)
+
+    def _resized(self, plan: VisualPlan, budget: PixelBudget, keep: int) -> VisualPlan | None:
+        """The largest plan of at most `keep` tokens; None: there is no smaller one."""
+        if not isinstance(self._processor, QwenProcessor):
+            raise InvalidRequest(
+                "visual_tokens: this model's images have fixed sizes and can not be made smaller; accepted: "
+                f"{', '.join(name for name, known in METHODS.items() if known.after == 'encoder')}",
+                param="visual_tokens",
+            )
+        pixels = keep * self._processor.factor**2
+        smaller = self._processor.plan(plan.width, plan.height, PixelBudget(budget.detail, max_pixels=pixels))
+        return smaller if smaller.tokens < plan.tokens else None
+
+    def _check(self, plan: VisualPlan, name: str) -> None:
+        marker = plan.text[: len(plan.text) // plan.tokens] if plan.tokens else ""
+        if marker * plan.tokens != plan.text:
+            raise InvalidRequest(
+                "visual_tokens: this model writes text between the tiles of an image, whose tokens can not be left out; "
+                "accepted: nothing but all of them",
+                param="visual_tokens",
+            )
+        if METHODS[name].after == "relevance" and not isinstance(self._processor, QwenProcessor):
+            raise InvalidRequest(
+                f"visual_tokens: {name} is for models that take images of any size (Qwen2-VL, Qwen2.5-VL, Qwen3-VL)",
+                param="visual_tokens",
+            )
+
+
+def _count(full: int, wish: VisualTokens) -> int:
+    if wish.budget is not None:
+        return min(full, wish.budget)
+    return keep_count(full, 0.5 if wish.keep is None else wish.keep)
