@@ -16,6 +16,7 @@ from fovea.evaluation.scenes.draw import draw
 from fovea.evaluation.scenes.refusal import refusal
 from fovea.evaluation.scenes.sample import Turn
 from fovea.evaluation.scenes.scene import Scene
+from fovea.evaluation.scenes.small import compose_small
 from fovea.evaluation.scenes.structured import structured
 from packing import Batch, Packer, Shown, Size, branches, collate, conversation
 
@@ -67,9 +68,11 @@ def scene_batch(rng: Random, packer: Packer, size: Size, count: int, asked: int,
     sequences, pictures, dense = [], [], []
     while len(sequences) < count:
         drawn = (width + rng.randint(-15, 15), height + rng.randint(-15, 15)) if off else size
-        scene = compose(
-            rng, max(128, drawn[0]), max(128, drawn[1]), labels=rng.choice((0, 0, 0, 0, 0, 1, 1, 1, 2, 3))
-        )
+        if min(size) >= 448 and rng.random() < 0.4:
+            scene = compose_small(rng, *drawn)
+        else:
+            labels = rng.choice((0, 0, 0, 0, 0, 1, 1, 1, 2, 3))
+            scene = compose(rng, max(128, drawn[0]), max(128, drawn[1]), labels=labels)
         turns = (
             chat(rng, scene)
             if talk and rng.random() < 0.5

@@ -126,9 +126,14 @@ class Vision(nn.Module):
         self.taps = list(config["deepstack_visual_indexes"])
         self.deepstack_merger_list = nn.ModuleList(Merger(config, after=True) for _ in self.taps)
 
-    def positions(self, rows: int, columns: int) -> Tensor:
+    def positions(self, rows: int, columns: int, at: Tensor | None = None) -> Tensor:
+        """at: (N, patches, 2) in [0, 1], down and across, of parts of a picture; None: the patches are the whole."""
         side = math.isqrt(self.pos_embed.num_embeddings)
         table = self.pos_embed.weight.float().T.reshape(1, -1, side, side)
+        if at is not None:
+            spots = (2 * at.flip(-1) - 1).view(1, -1, 1, 2)
+            found = F.grid_sample(table, spots, mode="bilinear", align_corners=True)
+            return found[0, :, :, 0].T.reshape(*at.shape[:2], -1)
         table = F.interpolate(table, (rows, columns), mode="bilinear", align_corners=True)
         return merge_order(table[0].permute(1, 2, 0), rows, columns)
 
@@ -143,10 +148,10 @@ class Vision(nn.Module):
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos(), angles.sin()
 
-    def forward(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Images as `patches` takes them to (N, tokens, out) and as many DeepStack features."""
+    def forward(self, images: Tensor, at: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+        """Images as `patches` takes them to (N, tokens, out) and as many DeepStack features. at: see `positions`."""
         rows, columns = images.shape[-3] // 16, images.shape[-2] // 16
-        x = self.patch_embed(patches(images)).float() + self.positions(rows, columns)
+        x = self.patch_embed(patches(images)).float() + self.positions(rows, columns, at)
         cos, sin = self.rope(rows, columns, images.device)
         features = []
         for index, block in enumerate(self.blocks):
@@ -351,11 +356,25 @@ class Fovea(nn.Module):
         visual, features = self.model["visual"](images.flatten(0, 1))
         return visual.flatten(0, 1), [feature.flatten(0, 1) for feature in features]
 
+    def encode_views(self, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Views of several sizes to flat visual tokens and features in the order of the prompts; see varied.py."""
+        made = []
+        for number in range(sum(name.startswith("views") for name in batch)):
+            visual, features = self.model["visual"](batch[f"views{number}"], batch[f"at{number}"])
+            made.append([visual, *features])
+        levels = [
+            torch.cat([part.flatten(0, 1) for part in parts])[batch["order"]]
+            for parts in zip(*made, strict=True)
+        ]
+        return levels[0], levels[1:]
+
     def hidden(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Last hidden states (B, L, hidden), the visual tokens, and their states after layer MIDDLE."""
         prefix = int(batch["prefix"])
         mask = added_mask(batch["segment"], prefix)
-        if batch["images"].numel():
+        if "order" in batch:
+            visual, features = self.encode_views(batch)
+        elif batch["images"].numel():
             visual, features = self.encode(batch["images"])
         else:
             visual, features = torch.empty(0, device=batch["tokens"].device), []

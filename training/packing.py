@@ -21,11 +21,12 @@ Size = tuple[int, int]
 @dataclass(frozen=True)
 class Shown:
     """What a prompt shows, of `grid` (rows, columns) tokens each: `images`, and then one video with a group of two
-    frames at each of `times`, in seconds."""
+    frames at each of `times`, in seconds. places: (row, column) of the tokens of images that are seen in parts."""
 
     grid: Size
     images: int = 1
     times: tuple[float, ...] = ()
+    places: tuple[tuple[int, int], ...] | None = None
 
 
 class Packer:
@@ -83,7 +84,7 @@ class Sequence:
     def show(self, packer: Packer, shown: Shown) -> None:
         """Images, then a video as the engine lays it out: all within one more pair of marks, each group after its time."""
         for _ in range(shown.images):
-            self.picture(packer, packer.image, *shown.grid)
+            self.picture(packer, packer.image, *shown.grid, shown.places)
         if not shown.times:
             return
         self.add([packer.vision_start])
@@ -92,12 +93,20 @@ class Sequence:
             self.picture(packer, packer.video, *shown.grid)
         self.add([packer.vision_end])
 
-    def picture(self, packer: Packer, token: int, rows: int, columns: int) -> None:
+    def picture(
+        self,
+        packer: Packer,
+        token: int,
+        rows: int,
+        columns: int,
+        places: tuple[tuple[int, int], ...] | None = None,
+    ) -> None:
+        """places: of its tokens, if not one for each of rows x columns."""
         self.add([packer.vision_start])
-        for index in range(rows * columns):
+        for row, column in places or [divmod(index, columns) for index in range(rows * columns)]:
             self.slots.append(len(self.tokens))
             self.tokens.append(token)
-            self.positions.append((self.next, self.next + index // columns, self.next + index % columns))
+            self.positions.append((self.next, self.next + row, self.next + column))
             self.segment.append(0)
         self.next += max(rows, columns)
         self.add([packer.vision_end])

@@ -32,6 +32,7 @@ from model import Fovea
 from muon import Muon
 from packing import Batch, Packer
 from several import motion_batch, pair_batch, still_batch
+from varied import varied_batch
 
 torch._dynamo.config.cache_size_limit = 32
 SMALL = (128, 160, 192, 224, 256)
@@ -49,6 +50,7 @@ class Settings:
     adam_rate: float = 2e-3
     images: int = 32
     several: int = 12
+    varied: int = 16
     minor: float = 0.6
     large: float = 0.7
     asked: int = 8
@@ -69,6 +71,9 @@ def small_size(rng: Random) -> tuple[int, int]:
 
 
 def large_size(rng: Random) -> tuple[int, int]:
+    if rng.random() < 0.15:
+        long, short = 32 * rng.randint(30, 42), 32 * rng.randint(20, 28)
+        return (long, short) if rng.random() < 0.6 else (short, long)
     low, high = rng.choice(((7, 12), (8, 16), (8, 16), (14, 28), (16, 28)))
     return 32 * rng.randint(low, high), 32 * rng.randint(low, high)
 
@@ -85,6 +90,13 @@ def minor_batch(rng: Random, packer: Packer, settings: Settings, large: bool) ->
     if kind < 0.9:
         return still_batch(rng, packer, size, settings.images // 2, settings.asked)
     return text_batch(rng, packer, 16)
+
+
+def parts_batch(rng: Random, packer: Packer, settings: Settings) -> Batch:
+    """Images seen in parts: most of them large, where that is what it is for."""
+    size = small_size(rng) if rng.random() < 0.3 else large_size(rng)
+    count = max(2, min(settings.varied, 3000 * 1024 // (size[0] * size[1])))
+    return varied_batch(rng, packer, size, count, 4)
 
 
 def several_batch(rng: Random, packer: Packer, settings: Settings) -> Batch:
@@ -108,6 +120,8 @@ def produce(queue: mp.Queue, settings: Settings, start: int, worker: int, progre
         batches = [main]
         if settings.several:
             batches.append(several_batch(rng, packer, settings))
+        if settings.varied:
+            batches.append(parts_batch(rng, packer, settings))
         if rng.random() < settings.minor:
             batches.append(minor_batch(rng, packer, settings, done > settings.large_from))
         queue.put([{key: torch.from_numpy(np.ascontiguousarray(v)) for key, v in b.items()} for b in batches])
@@ -142,6 +156,8 @@ def losses(model: Fovea, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     if "moved" in batch:
         dense["moved"] = (batch["moved"], NOTHING)
     for name, (target, nothing) in dense.items():
+        if not bool((target >= 0).any()):
+            continue
         found[name] = dense_loss(model.auxiliary[name](visual), target, nothing)
     if "before" in batch and bool((batch["before"] >= 0).any()):
         found["before"] = dense_loss(model.auxiliary["before"](middle), batch["before"], NOTHING)
@@ -268,7 +284,8 @@ class Trainer:
                 self.running[name] = 0.98 * self.running.get(name, float(value.detach())) + 0.02 * float(
                     value.detach()
                 )
-            self.images += batch["images"].shape[:-3].numel() if batch["images"].numel() else 0
+            shown = batch["images"].shape[:-3].numel() if batch["images"].numel() else 0
+            self.images += len(batch["tokens"]) if "order" in batch else shown
         torch.nn.utils.clip_grad_norm_(self.optimizer.others, 1.0)
         factor = self.factor()
         self.optimizer.step(self.settings.rate * factor, self.settings.adam_rate * factor)

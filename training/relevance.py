@@ -1,0 +1,288 @@
+"""Trains what `fovea.relevance` learns about a model: how question and image are coupled, and how the ways of knowing balance.
+
+    python relevance.py [--samples 6000] [--epochs 6] [--out ../src/fovea/assets/fovea-tiny]
+
+The model itself stands still. Scenes say where their answers are (`Turn.focus`), so a cell either helps or does not. The
+coupling learns that directly. The balance learns by what a budget would keep: a soft gate opens for cells whose relevance is
+above that of the last one that fits, and every cell of the focus that it shuts costs; so gradients reach the tensions and
+the networks although choosing itself has none. Writes relevance.safetensors and prints what it is worth, part by part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from batches import fitted, questions
+from common import ASSETS
+from fovea.evaluation.scenes.compose import compose, random_size
+from fovea.evaluation.scenes.draw import draw
+from fovea.evaluation.scenes.sample import Turn
+from fovea.evaluation.scenes.scene import Scene
+from fovea.evaluation.scenes.small import LARGE_SIZES, compose_small
+from fovea.evaluation.scenes.vocabulary import HELD_OUT_SEED
+from fovea.relevance import coupling
+from fovea.relevance.balancing import SPREAD, WEIGHTS, Balancer, Tensions, Ways, _remoteness
+from fovea.relevance.pipeline import Survey, survey
+from fovea.relevance.policy import attend, content
+from fovea.relevance.realizing import View, patch_fractions, whole
+from fovea.relevance.texture import Map
+from model import Fovea
+from packing import Packer
+from varied import CELL, MERGE, view_pixels
+
+SPACE, HIDDEN = 48, 48
+SHARES = (0.1, 0.25, 0.5)
+GATE = 0.05
+"""Width of the soft gate, in relevance."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question about one image: what the model makes of both, and where the answer is."""
+
+    surveyed: Survey
+    shape: tuple[int, int]
+    features: np.ndarray
+    words: np.ndarray
+    focus: Map
+    question: str
+
+
+class Head(nn.Module):
+    """The learned parts, named as `coupling.learned` and `Balancer` read them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.image, self.words = nn.Linear(width, SPACE), nn.Linear(width, SPACE)
+        self.query, self.hidden = nn.Linear(SPACE, SPACE), nn.Linear(3 * SPACE, HIDDEN)
+        self.coupling = nn.Linear(HIDDEN, 1)
+        self.raw = nn.ModuleList((nn.Linear(3, 64), nn.Linear(64, 1)))
+        self.context = nn.ModuleList((nn.Linear(2 * width + 6, 64), nn.Linear(64, 3)))
+
+    def coupled(self, features: Tensor, words: Tensor) -> Tensor:
+        """Logits (n,)."""
+        image = self.image(features)
+        query = self.query(F.relu(self.words(words)).mean(0))
+        both = torch.cat((image, query.expand_as(image), image * query), dim=1)
+        return self.coupling(F.relu(self.hidden(both)))[:, 0]
+
+    def relevance(self, example: Example, participatory: Tensor, features: Tensor, words: Tensor) -> Tensor:
+        """Of every cell, before it is stretched to [0, 1]; (rows, columns)."""
+        known = torch.from_numpy(np.stack((example.surveyed.propositional, example.surveyed.perspectival)))
+        maps = torch.stack((known[0].float(), known[1].float(), participatory))
+        raw = torch.sigmoid(self.raw[1](F.relu(self.raw[0](maps.permute(1, 2, 0))))[..., 0])
+        flat = maps.flatten(1).T
+        stats = torch.cat((flat.mean(0), flat.std(0, unbiased=False)))
+        context = torch.cat((words.mean(0), features.mean(0), stats))
+        tensions = torch.sigmoid(self.context[1](F.relu(self.context[0](context))))
+        remote = torch.from_numpy(_remoteness(raw.detach().numpy()))
+        first = tensions[0] * maps[0] + (1 - tensions[0]) * maps[2]
+        second = tensions[1] * maps[1] + (1 - tensions[1]) * (1 - maps[1])
+        third = raw + (1 - tensions[2]) * SPREAD * remote
+        return WEIGHTS[0] * first + WEIGHTS[1] * second + WEIGHTS[2] * third
+
+
+def scene_of(rng: Random) -> tuple[Scene, tuple[int, int]]:
+    if rng.random() < 0.5:
+        size = rng.choice(LARGE_SIZES)
+        return compose_small(rng, *size), size
+    width, height = random_size(rng)
+    scene = compose(rng, width, height, labels=rng.choice((0, 0, 1, 1, 2)))
+    return scene, (max(64, round(width / CELL) * CELL), max(64, round(height / CELL) * CELL))
+
+
+def focus_map(turn: Turn, scene: Scene, grid: tuple[int, int]) -> Map:
+    """1 for cells that hold a part of the answer."""
+    found = np.zeros(grid, np.float32)
+    sy, sx = grid[0] / scene.height, grid[1] / scene.width
+    for left, top, right, bottom in turn.focus:
+        down = slice(max(0, math.floor(top * sy)), max(1, math.ceil(bottom * sy)))
+        across = slice(max(0, math.floor(left * sx)), max(1, math.ceil(right * sx)))
+        found[down, across] = 1
+    return found
+
+
+@torch.no_grad()
+def examples(model: Fovea, packer: Packer, seed: str, count: int) -> Iterator[Example]:
+    """`count` questions, several about most images."""
+    made, index = 0, 0
+    while made < count:
+        index += 1
+        rng = Random(f"{seed}/{index}")
+        scene, size = scene_of(rng)
+        turns = [turn for turn in questions(rng, scene, 3) if turn.focus]
+        if not turns:
+            continue
+        pixels = fitted(draw(scene), size)
+        surveyed = survey(np.ascontiguousarray(pixels), CELL)
+        grid = surveyed.grid
+        total = max(1, math.ceil(grid[0] * grid[1] * rng.choice(SHARES)))
+        shape = surveyed.first_view(min(total, grid[0] * grid[1] - 1))
+        view = View(whole(*grid), shape, ())
+        at = torch.from_numpy(patch_fractions(view, grid, MERGE))[None]
+        visual, _ = model.model["visual"](torch.from_numpy(view_pixels(pixels, view).copy())[None], at)
+        for turn in turns:
+            words = model.model["language_model"].embed_tokens(torch.tensor(packer.text(turn.question)))
+            made += 1
+            yield Example(
+                surveyed, shape, visual[0].float().numpy(), words.float().numpy(),
+                focus_map(turn, scene, grid), turn.question,
+            )  # fmt: skip
+
+
+def pooled_focus(example: Example) -> Tensor:
+    """The focus at the shape of the view that the coupling reads: the most that any cell under a token holds."""
+    table = torch.from_numpy(example.focus)[None, None]
+    return F.adaptive_max_pool2d(table, example.shape)[0, 0].flatten()
+
+
+def loss_of(head: Head, example: Example, rng: Random) -> Tensor:
+    features = torch.from_numpy(coupling.normal(example.features)).float()
+    words = torch.from_numpy(coupling.normal(example.words)).float()
+    logits = head.coupled(features, words)
+    target = pooled_focus(example)
+    weight = torch.where(target > 0, (len(target) / target.sum().clamp(min=1)).sqrt(), torch.tensor(1.0))
+    coupled = F.binary_cross_entropy_with_logits(logits, target, weight)
+    grid = example.focus.shape
+    known = torch.sigmoid(logits).view(1, 1, *example.shape)
+    known = F.interpolate(known, grid, mode="bilinear", align_corners=False)[0, 0]
+    relevance = head.relevance(example, known, features, words)
+    low, high = relevance.min().detach(), relevance.max().detach()
+    relevance = (relevance - low) / (high - low).clamp(min=1e-6)
+    kept = max(1, round(relevance.numel() * math.exp(rng.uniform(math.log(0.05), math.log(0.5)))))
+    line = relevance.detach().flatten().kthvalue(relevance.numel() - kept + 1).values
+    focus = torch.from_numpy(example.focus) > 0
+    gate = F.logsigmoid((relevance - line) / GATE)[focus]
+    return coupled - 0.3 * gate.mean()
+
+
+def train(head: Head, some: list[Example], epochs: int, rate: float) -> None:
+    optimizer = torch.optim.AdamW(head.parameters(), rate, weight_decay=0.01)
+    steps, batch = epochs * len(some) // 16, 16
+    rng = Random(1)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * (1 - step / steps)
+        losses = [loss_of(head, rng.choice(some), rng) for _ in range(batch)]
+        loss = torch.stack(losses).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 200 == 0:
+            print(f"step {step} of {steps}: loss {float(loss.detach()):.3f}", flush=True)
+
+
+def arrays(head: Head) -> dict[str, np.ndarray]:
+    return {name: value.detach().numpy().astype(np.float32) for name, value in head.state_dict().items()}
+
+
+def covered(worth: Map, example: Example, share: float) -> float:
+    """Of the cells of the focus, those that a layout with that share of the tokens shows at full resolution."""
+    cells = worth.size
+    surveyed = example.surveyed
+    held = content(Ways(surveyed.propositional, surveyed.perspectival, surveyed.perspectival))
+    total = max(1, min(cells - 1, math.ceil(cells * share)))
+    layout = attend(worth, held, total).layout
+    native = np.zeros(worth.shape, bool)
+    at = 0
+    places = layout.places()
+    for view in layout.views:
+        if view.native:
+            rows = places[at : at + view.tokens]
+            native[rows[:, 0], rows[:, 1]] = True
+        at += view.tokens
+    focus = example.focus > 0
+    return float(native[focus].mean())
+
+
+def report(weights: dict[str, np.ndarray], some: list[Example]) -> dict[str, dict[str, float]]:
+    """Means over held-out questions about images of more than 512 tokens, of what is kept of the focus, for the whole and
+    without each of its parts."""
+    table: dict[str, dict[str, list[float]]] = {}
+    for example in some:
+        if example.focus.size < 512:
+            continue
+        surveyed = example.surveyed
+        nothing = np.zeros(surveyed.grid, np.float32)
+        coupled = coupling.spread(
+            coupling.learned(weights, example.features, example.words), example.shape, surveyed.grid
+        )
+        query, image = coupling.normal(example.words).mean(0), coupling.normal(example.features).mean(0)
+        asked = surveyed.asked(example.question)
+        full = Ways(surveyed.propositional, surveyed.perspectival, coupled)
+        learned, prior = Balancer(weights), Balancer()
+        tensions = learned.tensions(full, query, image)
+        even = Tensions(0.5, 1.0, 1.0)
+        variants = {
+            "all of it": learned.balance(full, tensions),
+            "fixed tensions": learned.balance(full, even),
+            "priors, learned coupling": prior.balance(full, prior.tensions(full)),
+            "priors, words alone": _prior(Ways(full.propositional, full.perspectival, asked)),
+            "no participatory": _prior(Ways(full.propositional, full.perspectival, nothing)),
+            "no perspectival": learned.balance(Ways(full.propositional, nothing, coupled), tensions),
+            "no propositional": learned.balance(Ways(nothing, full.perspectival, coupled), tensions),
+            "coupling alone": coupled,
+            "propositional alone": full.propositional,
+            "perspectival alone": full.perspectival,
+        }
+        for name, worth in variants.items():
+            for share in SHARES:
+                row = table.setdefault(name, {})
+                row.setdefault(f"{share:g}", []).append(covered(worth, example, share))
+    return {
+        name: {share: round(float(np.mean(values)), 4) for share, values in row.items()}
+        for name, row in table.items()
+    }
+
+
+def _prior(ways: Ways) -> Map:
+    balancer = Balancer()
+    return balancer.balance(ways, balancer.tensions(ways))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--samples", type=int, default=6000)
+    parser.add_argument("--held-out", type=int, default=600)
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=ASSETS)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(options.threads)
+    model = Fovea(json.loads((options.out / "config.json").read_text())).eval()
+    weights = {name: value.float() for name, value in load_file(options.out / "model.safetensors").items()}
+    model.load_state_dict(weights, strict=False)
+    packer = Packer(str(options.out / "tokenizer.json"))
+    started = time.time()
+    some = list(examples(model, packer, "relevance", options.samples))
+    held = list(examples(model, packer, f"{HELD_OUT_SEED}/relevance", options.held_out))
+    print(f"{len(some)} examples in {time.time() - started:.0f} s", flush=True)
+    head = Head(some[0].features.shape[1])
+    train(head, some, options.epochs, options.rate)
+    found = report(arrays(head), held)
+    for name, row in found.items():
+        print(f"{name:28}" + "".join(f"{row[f'{share:g}']:8.3f}" for share in SHARES))
+    save_file(arrays(head), options.out / "relevance.safetensors")
+    print(json.dumps({"kept of the focus": found, "parameters": sum(p.numel() for p in head.parameters())}))
+
+
+if __name__ == "__main__":
+    main()
