@@ -50,23 +50,22 @@ def kernel(embeds: Tensor, query: Tensor | None) -> Tensor:
 
 def greedy(kernel: Tensor, keep: int) -> Tensor:
     """Numbers of `keep` tokens in the order in which they were chosen."""
-    left = kernel.diagonal().clone()
+    whole = kernel.diagonal()
+    left = whole.clone()
     noise = EXPLAINED * (float(left.max()) or 1.0)
-    free = torch.ones_like(left, dtype=torch.bool)
     factors = kernel.new_empty((keep, len(kernel)))
     chosen: list[int] = []
     first = 0
     for step in range(keep):
-        best, place = left.max(0)
-        if float(best) <= noise:
-            left = kernel.diagonal().masked_fill(~free, -torch.inf)
-            best, place = left.max(0)
-            first = step
-        number = int(place)
-        chosen.append(number)
-        free[number] = False
-        made = kernel[number] - factors[first:step, number] @ factors[first:step]
-        factors[step] = made / best.clamp(min=noise).sqrt()
-        left = left - factors[step] ** 2
+        number = int(left.argmax())
+        if float(left[number]) <= noise:
+            left = whole.clone()
+            left[chosen] = -torch.inf
+            number, first = int(left.argmax()), step
+        before, residual = factors[first:step], max(float(left[number]), noise)
+        made = torch.sub(kernel[number], before[:, number] @ before, out=factors[step])
+        made *= residual**-0.5
+        left.addcmul_(made, made, value=-1)
         left[number] = -torch.inf
+        chosen.append(number)
     return torch.tensor(chosen, device=kernel.device)
