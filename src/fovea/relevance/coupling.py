@@ -30,7 +30,7 @@ def learned(weights: Mapping[str, Array], features: Array, words: Array) -> Arra
     query = _linear(weights, "query", query)
     both = np.concatenate((image, np.broadcast_to(query, image.shape), image * query), axis=1)
     hidden = np.maximum(_linear(weights, "hidden", both), 0)
-    found: Array = 1 / (1 + np.exp(-_linear(weights, "coupling", hidden)[:, 0]))
+    found: Array = 0.5 + 0.5 * np.tanh(0.5 * _linear(weights, "coupling", hidden)[:, 0])
     return found.astype(np.float32)
 
 
