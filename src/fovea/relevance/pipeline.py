@@ -86,14 +86,13 @@ class Realized:
                     "lod": 0.0 if view is None or not budget else _rounded((view.shape[0] * view.shape[1] / region.tokens) ** 0.5),
                 }
             )  # fmt: skip
-        first = self.attended.layout.views[0]
         return {
             "tensions": {
                 "compress_particularize": _rounded(self.tensions.compress),
                 "exploit_explore": _rounded(self.tensions.exploit),
                 "focus_diversify": _rounded(self.tensions.focus),
             },
-            "thumbnail_tokens": first.tokens if len(self.attended.regions) > 1 else 0,
+            "thumbnail_tokens": self.attended.layout.tokens - sum(self.attended.budgets),
             "tokens": self.attended.layout.tokens,
             "of": rows * columns,
             "allocation_ms": round(self.seconds * 1000, 2),
