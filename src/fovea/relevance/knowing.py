@@ -14,20 +14,31 @@ import re
 from collections.abc import Callable
 
 import numpy as np
+import PIL.Image
 from numpy.typing import NDArray
 
 from fovea.relevance.texture import Bytes, Map, Texture, lab
 
-LEVELS = 16
-"""Of luminance, in a cell's histogram."""
-NOTHING = 0.04
-"""Differences below that, of a range of 1, are noise: a blank image has no content, however little is in it."""
+LEVELS, STEP = 33, 16
+"""Of a cell's histogram of luminance: how many, each of so many grey values, the middle one around the cell's mean."""
+NOTHING, CHANCE = 0.04, 0.2
+"""Differences below that, of a range of 1, are noise: a blank image has no content, however little is in it. CHANCE: of
+entropies, which vary more than that among samples of the same noise."""
+FAINT = 0.005
+"""The same of strokes, whose edges are a small part of a cell."""
+HUE = 12
+"""Power of the likeness in hue: of a red, a third counts as orange, and of a blue half as purple."""
+GRAIN = 6.0
+"""In even noise the most salient cells reach two to three times the salience of the least; content stands out by more."""
 
 
-def stretched(values: Map, least: float = NOTHING) -> Map:
-    """To [0, 1] within the image: a fifth of its cells count as background, its highest fiftieth as full."""
+def stretched(values: Map, least: float = NOTHING, grain: float = 0.0) -> Map:
+    """To [0, 1] within the image: a fifth of its cells count as background, its highest fiftieth as full.
+
+    grain: how much of the background's own value a difference has to reach, too, before it counts as full.
+    """
     low, high = np.quantile(values, (0.2, 0.98))
-    scale = max(float(high - low), least)
+    scale = max(float(high - low), least + grain * float(low))
     found: Map = np.clip((values - low) / scale, 0, 1).astype(np.float32)
     return found
 
@@ -35,7 +46,11 @@ def stretched(values: Map, least: float = NOTHING) -> Map:
 def propositional(seen: Texture) -> Map:
     """How much is in each cell."""
     fine, coarse = _deviations(seen.luma, seen.cell)
-    parts = (stretched(_entropy(seen.luma, seen.cell)), stretched(fine), stretched(coarse))
+    parts = (
+        stretched(_entropy(seen.luma, seen.cell), CHANCE, 1),
+        stretched(fine, grain=1),
+        stretched(coarse, grain=1),
+    )
     return ((parts[0] + parts[1] + parts[2]) / 3).astype(np.float32)
 
 
@@ -48,7 +63,7 @@ def perspectival(seen: Texture) -> Map:
     for centre, surround in ((0, 2), (1, 4)):
         difference = _box(channels, centre) - _box(channels, surround)
         found += np.sqrt(np.square(difference).sum(2))
-    return stretched(found)
+    return stretched(found, grain=GRAIN)
 
 
 def keywords(seen: Texture, question: str) -> Map:
@@ -68,7 +83,7 @@ def keywords(seen: Texture, question: str) -> Map:
 
 def text_like(seen: Texture) -> Map:
     """Many edges for the range of luminance: strokes, rather than one border of two surfaces."""
-    return stretched(seen["sobel"] * np.sqrt(seen["range"]))
+    return stretched(seen["sobel"] * np.sqrt(seen["range"]), FAINT)
 
 
 def _near(seen: Texture, rgb: tuple[int, int, int]) -> Map:
@@ -81,7 +96,7 @@ def _near(seen: Texture, rgb: tuple[int, int, int]) -> Map:
         level = float(lab(np.array(rgb, np.float32)[None] / 255)[0, 0]) / 100
         return stretched((1 - np.abs(seen["lightness"] - level)) * (1 - np.clip(4 * strength, 0, 1)))
     likeness = (chroma @ wanted) / (size * np.maximum(strength, 1e-6))
-    return stretched((np.clip(likeness, 0, 1) ** 4 * strength).astype(np.float32))
+    return stretched((np.clip(likeness, 0, 1) ** HUE * strength).astype(np.float32))
 
 
 def _deviations(luma: Bytes, cell: int) -> tuple[Map, Map]:
@@ -103,21 +118,22 @@ def _deviations(luma: Bytes, cell: int) -> tuple[Map, Map]:
 
 
 def _entropy(luma: Bytes, cell: int) -> Map:
-    """Of the histogram of luminance in each cell, as a share of the largest possible."""
+    """Of the histogram of luminance in each cell, in units of that of 16 equal levels.
+
+    Levels are counted from the cell's mean: with fixed ones, a little noise around the border of two of them would be a lot.
+    """
     rows, columns = luma.shape[0] // cell, luma.shape[1] // cell
     step = 2 if cell % 2 == 0 else 1
-    small = luma.reshape(luma.shape[0] // step, step, -1, step)
-    level = (
-        small[:, 0, :, 0].astype(np.uint16)
-        if step == 1
-        else ((small[:, 0, :, 0].astype(np.uint16) + small[:, 1, :, 1]) >> 1)
-    )
     side = cell // step
-    place = np.arange(rows)[:, None] * columns + np.repeat(np.arange(columns), side)[None]
-    place = np.repeat(place * LEVELS, side, axis=0)
-    counts = np.bincount((place + level * LEVELS // 256).ravel(), minlength=rows * columns * LEVELS)
+    small = luma.reshape(luma.shape[0] // step, step, -1, step)
+    value = (small[:, 0, :, 0].astype(np.int32) + small[:, -1, :, -1]) >> 1
+    middle = np.asarray(PIL.Image.fromarray(luma).reduce(cell)).astype(np.int32)
+    first = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns) * (LEVELS * STEP)
+    first += LEVELS * STEP // 2 - middle
+    level = (value.reshape(rows, side, -1) + first.repeat(side, axis=1)[:, None]) // STEP
+    counts = np.bincount(level.ravel(), minlength=rows * columns * LEVELS)
     share = counts.reshape(rows, columns, LEVELS).astype(np.float32) / np.float32(side * side)
-    found: Map = -(share * np.log(np.maximum(share, 1e-9))).sum(2) / np.float32(np.log(LEVELS))
+    found: Map = -(share * np.log(np.maximum(share, 1e-9))).sum(2) / np.float32(np.log(16))
     return found
 
 
