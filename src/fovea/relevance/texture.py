@@ -2,7 +2,8 @@
 
 After the ARR-COC design, without its known defects: every channel is pooled over the area of a cell, so that a thin stroke
 counts wherever it lies; nothing is normalised over a batch, so that an image's texture is its own; no channel repeats
-another. The 13th is the range of luminance within a cell, which tells a stroke on paper from paper.
+another. The 13th is the range of luminance within a cell, which tells a stroke on paper from paper (measured in
+benchmarks/relevance_texture.py). Its twin in torch, for images that are on a GPU already, is fovea.kernels.texture.
 """
 
 from __future__ import annotations
