@@ -74,6 +74,25 @@ def test_frames_in_order_are_shown_as_a_video(evaluate: Any) -> None:
     assert now["motion"] >= 0.5 * before["motion"]
 
 
+def test_fewer_visual_tokens(evaluate: Any) -> None:
+    """What is kept of every image is in the counts, and the wish in the result."""
+    words = ("--count", 3, "--kinds", "colour", "--json")
+    full, half = evaluate(*words).json, evaluate(*words, "--method", "uniform", "--budget", 0.5).json
+    assert full["visual_tokens"] is None
+    assert half["visual_tokens"] == {"method": "uniform", "keep": 0.5, "budget": None}
+    kept, of = half["rows"][-1]["image_tokens"], full["rows"][-1]["image_tokens"]
+    assert of / 2 <= kept < of / 2 + 1
+    few = evaluate(*words, "--method", "random", "--budget", 7).json
+    assert few["visual_tokens"] == {"method": "random", "keep": None, "budget": 7}
+    assert few["rows"][-1]["image_tokens"] == 7
+
+
+def test_a_method_that_there_is_not(evaluate: Any) -> None:
+    said = evaluate("--count", 1, "--method", "magic")
+    assert said.code == 2
+    assert "there is no method 'magic'; accepted: resize, uniform" in said.told
+
+
 def test_the_same_seed_asks_the_same(evaluate: Any) -> None:
     first = evaluate("--count", 3, "--kinds", "reading", "--json", "--seed", 7)
     assert evaluate("--count", 3, "--kinds", "reading", "--json", "--seed", 7, "--concurrency", 1) == first

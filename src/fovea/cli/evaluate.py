@@ -6,31 +6,31 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fovea.cli.asking import Asker, progress
 from fovea.cli.common import (
     ALONE,
     add_engine_options,
     add_image_options,
+    add_reduction_options,
     closing,
     config_file,
     count,
     load_engine,
     pixel_budget,
+    visual_tokens,
 )
-from fovea.core.answer import AnswerBuilder
-from fovea.core.errors import FoveaError, InvalidRequest
-from fovea.core.image import PixelBudget
-from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, Part, TextPart, VideoPart
+from fovea.core.errors import InvalidRequest
+from fovea.core.image import PixelBudget, VisualTokens
 from fovea.evaluation.datasets import MOVING, Case, read_jsonl, scene_cases
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS
 from fovea.evaluation.score import Result, Row, report
 
 MAX_ANSWER = 96
-SHOWN_FAILURES = 10
 
 
 def register(commands: Any) -> None:
@@ -78,6 +78,7 @@ def register(commands: Any) -> None:
         help=f"longest answer (default: {MAX_ANSWER})",
     )
     add_image_options(parser)
+    add_reduction_options(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     form.add_argument("--markdown", action="store_true", help="a Markdown table, for model cards")
@@ -87,12 +88,13 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    file, cases = config_file(args), _cases(args)
+    file, budget = config_file(args), pixel_budget(args, visual_tokens(args))
+    cases = _cases(args)
     with load_engine(args, file, **ALONE) as engine:
-        asker = _Asker(engine, args.max_tokens, pixel_budget(args))
+        asker = Asker(engine, args.max_tokens)
         name = engine.info.name
-        results = asyncio.run(closing(engine, _ask_all(asker, cases, args.concurrency)))
-    _show_failures(asker.failures)
+        results = asyncio.run(closing(engine, _ask_all(asker, cases, budget, args.concurrency)))
+    asker.show_failures()
     if args.wrong:
         _show_wrong(results)
     rows = report(results)
@@ -104,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
                     "model": name,
                     "seed": None if args.data else args.seed,
                     "failed": len(asker.failures),
+                    "visual_tokens": None if budget.visual is None else _wish(budget.visual),
                     "rows": body,
                 }
             )
@@ -113,6 +116,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         _table(rows)
     return 1 if asker.failures else 0
+
+
+def _wish(visual: VisualTokens) -> dict[str, Any]:
+    return {"method": visual.method, "keep": visual.keep, "budget": visual.budget}
 
 
 def _cases(args: argparse.Namespace) -> list[Case]:
@@ -128,78 +135,23 @@ def _cases(args: argparse.Namespace) -> list[Case]:
     return read_jsonl(args.data)
 
 
-async def _ask_all(asker: _Asker, cases: Sequence[Case], concurrency: int) -> list[Result]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+async def _ask_all(
+    asker: Asker, cases: Sequence[Case], budget: PixelBudget, concurrency: int
+) -> list[Result]:
     slots = asyncio.Semaphore(concurrency)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
-        bar = progress.add_task("asking", total=len(cases))
+    with progress("asking", len(cases)) as advance:
 
         async def one(case: Case) -> Result:
             async with slots:
-                result = await asker.ask(case)
-            progress.advance(bar)
+                visual = await asker.visual(case)
+                if visual is None:
+                    result = Result(case, (), 0, 0, 0)
+                else:
+                    result = await asker.ask(case, visual, budget)
+            advance()
             return result
 
         return list(await asyncio.gather(*(one(case) for case in cases)))
-
-
-class _Asker:
-    """Asks cases one by one. failures: (case id, why) of those that could not be asked to their end."""
-
-    def __init__(self, engine: Any, max_tokens: int, budget: PixelBudget) -> None:
-        self._engine = engine
-        self._budget = budget
-        self._max_tokens = max_tokens
-        self.failures: list[tuple[str, str]] = []
-
-    async def ask(self, case: Case) -> Result:
-        """Every exchange of a case as one conversation, greedy, on the model's own earlier answers."""
-        said: list[Completion] = []
-        try:
-            async for answer in self._converse(case):
-                said.append(answer)
-        except FoveaError as error:
-            self.failures.append((case.id, error.message))
-        return Result(
-            case,
-            tuple(answer.text for answer in said),
-            sum(answer.usage.prompt for answer in said),
-            sum(answer.usage.image for answer in said),
-            sum(answer.usage.completion for answer in said),
-        )
-
-    async def _converse(self, case: Case) -> AsyncIterator[Completion]:
-        visual = await asyncio.to_thread(_visual, case, self._budget)
-        messages: list[Message] = []
-        for index, exchange in enumerate(case.exchanges):
-            shown = visual if index == 0 else []
-            messages.append(Message("user", (*shown, TextPart(exchange.question))))
-            builder = AnswerBuilder(1)
-            async for delta in self._engine.stream(
-                ChatPrompt(tuple(messages)), temperature=0.0, max_tokens=self._max_tokens
-            ):
-                builder.add(delta)
-            answer = builder.build()
-            messages.append(Message("assistant", (TextPart(answer.text),)))
-            yield answer
-
-
-def _visual(case: Case, budget: PixelBudget) -> list[Part]:
-    from fovea.engine.inputs import to_image, to_video
-
-    if case.video:
-        return [VideoPart(to_video(list(case.images)))]
-    return [ImagePart(to_image(image), budget) for image in case.images]
-
-
-def _show_failures(failures: Sequence[tuple[str, str]]) -> None:
-    for name, why in failures[:SHOWN_FAILURES]:
-        print(f"fovea: case {name} could not be asked: {why}", file=sys.stderr)
-    if len(failures) > SHOWN_FAILURES:
-        print(f"fovea: and {len(failures) - SHOWN_FAILURES} more", file=sys.stderr)
 
 
 def _show_wrong(results: Sequence[Result]) -> None:
