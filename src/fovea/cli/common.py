@@ -46,6 +46,11 @@ def count(text: str) -> int:
     return value
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Those of A,B, each once."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+
+
 def utf8(text: str) -> str:
     """The text, unless it came in bytes that are none. Raises InvalidRequest."""
     try:

@@ -21,9 +21,12 @@ from fovea.cli.common import (
     config_file,
     count,
     load_engine,
+    names,
     pixel_budget,
     visual_tokens,
 )
+from fovea.cli.sweep import add_sweep_options, check_no_sweep
+from fovea.cli.sweep import run as run_sweep
 from fovea.core.errors import InvalidRequest
 from fovea.core.image import PixelBudget, VisualTokens
 from fovea.evaluation.datasets import MOVING, Case, read_jsonl, scene_cases
@@ -53,7 +56,8 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--kinds",
         metavar="A,B",
-        help=f"of {', '.join(KINDS)} (default: all these), and {', '.join(DETAIL_KINDS)} in large images",
+        help=f"of {', '.join(KINDS)} (default: all these), and {', '.join(DETAIL_KINDS)} in large images "
+        "(default of --sweep: these, too)",
     )
     parser.add_argument(
         "--seed",
@@ -79,6 +83,7 @@ def register(commands: Any) -> None:
     )
     add_image_options(parser)
     add_reduction_options(parser)
+    add_sweep_options(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     form.add_argument("--markdown", action="store_true", help="a Markdown table, for model cards")
@@ -88,6 +93,9 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.sweep:
+        return run_sweep(args)
+    check_no_sweep(args)
     file, budget = config_file(args), pixel_budget(args, visual_tokens(args))
     cases = _cases(args)
     with load_engine(args, file, **ALONE) as engine:
@@ -124,7 +132,7 @@ def _wish(visual: VisualTokens) -> dict[str, Any]:
 
 def _cases(args: argparse.Namespace) -> list[Case]:
     if not args.data:
-        kinds = tuple(dict.fromkeys(kind.strip() for kind in args.kinds.split(","))) if args.kinds else KINDS
+        kinds = names(args.kinds) if args.kinds else KINDS
         if args.video and MOVING not in kinds:
             raise InvalidRequest(f"--video shows {MOVING} as a video; --kinds leaves it out", param="video")
         return list(scene_cases(args.count, kinds, args.seed, args.video))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.core.errors import InvalidRequest
-from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS, generate
+from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS, Sample, generate
 
 MOVING = "motion"
 """The kind whose images are frames in order, so that they can be shown as a video."""
@@ -46,20 +46,27 @@ class Case:
 
 
 def scene_cases(
-    per_kind: int, kinds: Sequence[str] = KINDS, seed: int = HELD_OUT_SEED, video: bool = False
+    per_kind: int,
+    kinds: Sequence[str] = KINDS,
+    seed: int = HELD_OUT_SEED,
+    video: bool = False,
+    sizes: Sequence[tuple[int, int]] | None = None,
 ) -> Iterator[Case]:
-    """Held-out scenes, `per_kind` of each kind, interleaved. Raises InvalidRequest for unknown kinds.
+    """Held-out scenes, `per_kind` of each kind, interleaved, drawn one by one. Raises InvalidRequest for unknown kinds.
 
-    video: frames in order are shown as a video, not as separate images.
+    video: frames in order are shown as a video, not as separate images. sizes: as `scenes.generate` takes them.
     """
     known = (*KINDS, *DETAIL_KINDS)
     unknown = sorted(set(kinds) - set(known))
     if unknown:
         raise InvalidRequest(f"unknown kind {unknown[0]!r}; there are {', '.join(known)}", param="kinds")
-    for sample in generate(seed, per_kind * len(kinds), tuple(kinds)):
-        exchanges = tuple(Exchange(turn.question, turn.accepted) for turn in sample.turns)
-        as_video = video and sample.kind == MOVING
-        yield Case(sample.id, sample.kind, tuple(sample.images), exchanges, dict(sample.facts), as_video)
+    samples = generate(seed, per_kind * len(kinds), tuple(kinds), sizes)
+    return (_scene_case(sample, video and sample.kind == MOVING) for sample in samples)
+
+
+def _scene_case(sample: Sample, video: bool) -> Case:
+    exchanges = tuple(Exchange(turn.question, turn.accepted) for turn in sample.turns)
+    return Case(sample.id, sample.kind, tuple(sample.images), exchanges, dict(sample.facts), video)
 
 
 def read_jsonl(path: Path) -> list[Case]:

@@ -1,0 +1,87 @@
+"""The same questions under many settings: scores per kind and group, what is compared with what, and the JSON of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fovea.core.types import StageTimings
+from fovea.evaluation.paired import Paired
+from fovea.evaluation.score import wilson
+from fovea.evaluation.sweep import ALL, DETAILS, FULL, OTHERS, Marks, Setting, Sweep, Timed, settings
+
+DART, SEEN = Setting("dart", 0.5), Setting("relevance", 0.5)
+ALONE = StageTimings(preprocess=0.01, encode=0.2, prefill=0.04, ttft=0.3)
+
+
+def marked(*marks: Marks, of: tuple[Setting, ...] = (FULL, DART, SEEN)) -> Sweep:
+    return Sweep(of, marks, (Timed.of([100], [ALONE]),) * len(of), "scenes of a test")
+
+
+@pytest.fixture
+def sweep() -> Sweep:
+    return marked(
+        Marks("small_text", (True, False, True), (800, 400, 400)),
+        Marks("colour", (True, True, True), (100, 50, 50)),
+        Marks("small_text", (True, False, False), (600, 300, 300)),
+        Marks("colour", (False, True, True), (200, 100, 100)),
+    )
+
+
+def test_all_tokens_come_first_and_nothing_twice() -> None:
+    found = settings(("dart", "dart", "relevance"), (0.5, 0.25, 0.5))
+    assert [one.name for one in found] == [
+        "full", "dart 0.5", "dart 0.25", "relevance 0.5", "relevance 0.25",
+    ]  # fmt: skip
+
+
+def test_scores_of_kinds_and_groups(sweep: Sweep) -> None:
+    assert sweep.kinds == ("small_text", "colour")
+    assert sweep.groups == (DETAILS, OTHERS, ALL)
+    details = sweep.score(DART, DETAILS)
+    assert (details.cases, details.correct, details.accuracy, details.tokens) == (2, 0, 0.0, 350)
+    assert (details.low, details.high) == wilson(0, 2)
+    assert sweep.score(DART, "colour").correct == sweep.score(DART, OTHERS).correct == 2
+    assert sweep.score(FULL).correct == 3
+    assert sweep.score(FULL).tokens == 425
+
+
+def test_of_one_sort_of_kinds_there_is_one_group() -> None:
+    assert marked(Marks("colour", (True,) * 3, (1,) * 3)).groups == (ALL,)
+
+
+def test_settings_are_compared_question_by_question(sweep: Sweep) -> None:
+    assert sweep.compare(SEEN, DART, DETAILS).paired == Paired(0, 1, 0, 1)
+    assert sweep.compare(SEEN, FULL).paired == Paired(2, 1, 1, 0)
+
+
+def test_relevance_is_compared_with_the_others_at_its_share() -> None:
+    few = Setting("dart", 0.25)
+    found = marked(Marks("colour", (True,) * 4, (1,) * 4), of=(FULL, DART, few, SEEN))
+    assert found.pairs == ((DART, FULL), (few, FULL), (SEEN, FULL), (SEEN, DART))
+
+
+def test_times_are_medians_and_compute_is_all_work_before_the_first_token() -> None:
+    slow = StageTimings(preprocess=0.02, encode=0.3, prefill=0.05, ttft=0.5)
+    slowest = StageTimings(preprocess=9, encode=9, prefill=9, ttft=9)
+    found = Timed.of([10, 30, 20], [slowest, ALONE, slow])
+    assert (found.requests, found.tokens, found.ttft) == (3, 20, 0.5)
+    assert found.compute == pytest.approx(0.37)
+
+
+def test_as_json(sweep: Sweep) -> None:
+    body = json.loads(json.dumps(sweep.body()))
+    assert [one["name"] for one in body["settings"]] == ["full", "dart 0.5", "relevance 0.5"]
+    full = body["settings"][0]
+    assert [score["group"] for score in full["scores"]] == ["small_text", "colour", DETAILS, OTHERS, ALL]
+    assert full["scores"][-1]["accuracy"] == 0.75
+    assert full["timed"] == {
+        "requests": 1, "tokens": 100, "ttft_ms": 300, "preprocess_ms": 10, "encode_ms": 200, "prefill_ms": 40,
+        "compute_ms": 250,
+    }  # fmt: skip
+    last = body["comparisons"][-1]
+    assert (last["first"], last["second"], last["group"]) == ("relevance 0.5", "dart 0.5", ALL)
+    counts = {name: last[name] for name in ("both", "only_first", "only_second", "neither")}
+    assert counts == {"both": 2, "only_first": 1, "only_second": 0, "neither": 1}
+    assert last["low"] <= last["difference"] == 0.25 <= last["high"]
