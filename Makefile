@@ -2,13 +2,14 @@
 # make test   set up, check and test (minutes)
 # make check  lint, types, import walls (seconds)
 # make bench  every figure of README.md; the first time installs the engines to compare with (an hour, 12 GB)
+# make bench-relevance  methods of visual-token reduction compared, into docs/relevance.md (20 minutes)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 OUT ?= out
 
-.PHONY: help demo test test-all check format serve bench gpu clean
+.PHONY: help demo test test-all check format serve bench bench-relevance gpu clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -50,6 +51,9 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/quick.py
 	$(BIN)/python benchmarks/stall.py
 	$(BIN)/python benchmarks/peers/run.py
+
+bench-relevance: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/relevance.py --docs docs/relevance.md
 
 # Uses the python that is there (a GPU machine has its own torch); results under $(OUT).
 gpu:

@@ -1,0 +1,89 @@
+"""What it takes to decide where to look, before any region is encoded: step by step, on one image at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from functools import partial
+from statistics import median
+from typing import Any, TypeVar
+
+import numpy as np
+import PIL.Image
+import torch
+
+from fovea.core.image import PixelBudget
+from fovea.engine.config import EngineConfig
+from fovea.engine.inputs import to_image
+from fovea.engine.models.load import LoadedModel, load_model
+from fovea.engine.models.qwen_vl import QwenVL
+from fovea.engine.reduce.encoder import word_embeddings
+from fovea.engine.reduce.methods import keep_count
+from fovea.engine.reducing import WORDS
+from fovea.engine.vision.processor.pixels import resized_bytes
+from fovea.engine.vision.processor.qwen import QwenProcessor
+from fovea.engine.vision.slices import finished
+from fovea.evaluation.datasets import Case
+from fovea.relevance import coupling
+from fovea.relevance.balancing import Balancer
+from fovea.relevance.pipeline import Survey, realize, survey
+from fovea.relevance.realizing import View, patch_fractions, whole
+from relevance_page import Cost
+
+Made = TypeVar("Made")
+
+
+def measure(name: str, cases: Iterable[Case], keep: float) -> Cost:
+    """The first image and question of each case; the first case is asked twice, once to warm up."""
+    loaded = load_model(name, EngineConfig())
+    shown = list(cases)
+    costs = [_of_one(loaded, case, keep) for case in (shown[0], *shown)][1:]
+    return Cost(*(median(getattr(cost, field.name) for cost in costs) for field in fields(Cost)))
+
+
+@torch.inference_mode()
+def _of_one(loaded: LoadedModel, case: Case, keep: float) -> Cost:
+    processor = loaded.processor
+    assert isinstance(processor, QwenProcessor)
+    image = to_image(case.images[0])
+    plan = processor.plan(image.width, image.height, PixelBudget())
+    ((height, width),) = plan.resized
+    pixels = np.ascontiguousarray(resized_bytes(image, height, width, processor.resample))
+    total = keep_count(plan.tokens, keep)
+    surveyed, survey_s = _timed(partial(survey, pixels, processor.factor))
+    features, view_s = _timed(partial(_first_view, loaded, processor, pixels, surveyed, total))
+    _, planning_s = _timed(partial(_plan, loaded, surveyed, features, case.exchanges[0].question, total))
+    return Cost(survey_s, view_s, planning_s)
+
+
+def _first_view(
+    loaded: LoadedModel, processor: QwenProcessor, pixels: Any, surveyed: Survey, total: int
+) -> Any:
+    model = loaded.model
+    assert isinstance(model, QwenVL)
+    shape, merge = surveyed.first_view(total), model.vision.config.merge
+    size = shape[1] * processor.factor, shape[0] * processor.factor
+    small = np.asarray(PIL.Image.fromarray(pixels).resize(size, processor.resample))
+    patches = torch.from_numpy(processor.patches(small)).to(model.device, model.dtype)
+    at = patch_fractions(View(whole(*surveyed.grid), shape, ()), surveyed.grid, merge)
+    embeds, _ = finished(model.vision.slices(patches, (1, shape[0] * merge, shape[1] * merge), at))
+    return embeds.float().cpu().numpy()
+
+
+def _plan(loaded: LoadedModel, surveyed: Survey, features: Any, question: str, total: int) -> None:
+    head, shape = loaded.relevance, surveyed.first_view(total)
+    ids = loaded.tokenizer.encode(question)[-WORDS:]
+    words = word_embeddings(loaded.model, ids).float().cpu().numpy()
+    if head is None:
+        coupled = coupling.unlearned(features, words, shape, surveyed.asked(question))
+    else:
+        coupled = coupling.spread(coupling.learned(head, features, words), shape, surveyed.grid)
+    query, image = coupling.normal(words).mean(0), coupling.normal(features).mean(0)
+    realize(surveyed, coupled, total, balancer=Balancer(head), query=query, image=image)
+
+
+def _timed(call: Callable[[], Made]) -> tuple[Made, float]:
+    started = time.perf_counter()
+    made = call()
+    return made, time.perf_counter() - started
