@@ -101,6 +101,9 @@ def test_ones_own_questions(sweep: Any, folder: Path) -> None:
         (("--seed", "7"), "--seed is 7; a sweep takes held-out scenes: accepted are 1000000000 and above"),
         (("--kinds", "magic"), "unknown kind 'magic'"),
         (("--plot", "chart.txt"), "accepted: a name that ends in .png"),
+        (("--visual-tokens", "fast"), "--visual-tokens would falsify a sweep; leave it out"),
+        (("--data", "x.jsonl", "--video"), "--video is of generated scenes"),
+        (("--kinds", "colour", "--video"), "--video shows motion as a video; --kinds leaves it out"),
         (("--wrong",), "--wrong is for a single setting"),
     ],
 )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from fovea.cli.common import names
 from fovea.core.answer import AnswerBuilder
-from fovea.core.errors import FoveaError
+from fovea.core.errors import FoveaError, InvalidRequest
 from fovea.core.image import Image, PixelBudget
 from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, Part, TextPart, VideoPart
 from fovea.core.video import Video
-from fovea.evaluation.datasets import Case
+from fovea.evaluation.datasets import MOVING, Case
 from fovea.evaluation.score import Result
 
 if TYPE_CHECKING:
@@ -76,6 +78,22 @@ class Asker:
             print(f"fovea: case {name} could not be asked: {why}", file=sys.stderr)
         if len(self.failures) > SHOWN_FAILURES:
             print(f"fovea: and {len(self.failures) - SHOWN_FAILURES} more", file=sys.stderr)
+
+
+def check_data(args: argparse.Namespace) -> None:
+    """Raises InvalidRequest for what is said of scenes beside a file of questions."""
+    if args.kinds:
+        raise InvalidRequest("--kinds is of generated scenes; a file of --data has its own", param="kinds")
+    if args.video:
+        raise InvalidRequest("--video is of generated scenes; a file of --data has images", param="video")
+
+
+def kinds_asked(args: argparse.Namespace, usual: Sequence[str]) -> tuple[str, ...]:
+    """Kinds of scenes. Raises InvalidRequest where --video has none to show."""
+    kinds = names(args.kinds) if args.kinds else tuple(usual)
+    if args.video and MOVING not in kinds:
+        raise InvalidRequest(f"--video shows {MOVING} as a video; --kinds leaves it out", param="video")
+    return kinds
 
 
 def visual_of(case: Case) -> Visual:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fovea.cli.asking import Asker, progress
+from fovea.cli.asking import Asker, check_data, kinds_asked, progress
 from fovea.cli.common import (
     ALONE,
     add_engine_options,
@@ -21,13 +21,11 @@ from fovea.cli.common import (
     config_file,
     count,
     load_engine,
-    names,
     pixel_budget,
     visual_tokens,
 )
 from fovea.cli.sweep import add_sweep_options, check_no_sweep
 from fovea.cli.sweep import run as run_sweep
-from fovea.core.errors import InvalidRequest
 from fovea.core.image import PixelBudget, VisualTokens
 from fovea.evaluation.datasets import MOVING, Case, read_jsonl, scene_cases
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS
@@ -131,16 +129,10 @@ def _wish(visual: VisualTokens) -> dict[str, Any]:
 
 
 def _cases(args: argparse.Namespace) -> list[Case]:
-    if not args.data:
-        kinds = names(args.kinds) if args.kinds else KINDS
-        if args.video and MOVING not in kinds:
-            raise InvalidRequest(f"--video shows {MOVING} as a video; --kinds leaves it out", param="video")
-        return list(scene_cases(args.count, kinds, args.seed, args.video))
-    if args.kinds:
-        raise InvalidRequest("--kinds is of generated scenes; a file of --data has its own", param="kinds")
-    if args.video:
-        raise InvalidRequest("--video is of generated scenes; a file of --data has images", param="video")
-    return read_jsonl(args.data)
+    if args.data:
+        check_data(args)
+        return read_jsonl(args.data)
+    return list(scene_cases(args.count, kinds_asked(args, KINDS), args.seed, args.video))
 
 
 async def _ask_all(

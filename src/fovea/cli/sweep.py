@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.bench.plot import check_plot
-from fovea.cli.asking import Asker
+from fovea.cli.asking import Asker, check_data, kinds_asked
 from fovea.cli.common import (
     ALONE,
     check_writable,
@@ -109,6 +109,11 @@ def _settings(args: argparse.Namespace) -> tuple[Setting, ...]:
     for name, instead in (("method", "--methods"), ("budget", "--shares"), ("wrong", "no such flag")):
         if getattr(args, name):
             raise InvalidRequest(f"--{name} is for a single setting; --sweep takes {instead}", param=name)
+    for name in SAME_FOR_ALL:
+        if getattr(args, name) is not None:
+            raise InvalidRequest(
+                f"--{name.replace('_', '-')} would falsify a sweep; leave it out", param=name
+            )
     chosen = METHODS_SWEPT if args.methods is None else names(args.methods)
     return settings([method(name).name for name in chosen], _shares(args.shares))
 
@@ -131,10 +136,7 @@ def _asked(args: argparse.Namespace) -> Asked:
     """Raises InvalidRequest."""
     alone = args.timed or TIMED
     if args.data:
-        if args.kinds:
-            raise InvalidRequest(
-                "--kinds is of generated scenes; a file of --data has its own", param="kinds"
-            )
+        check_data(args)
         cases = read_jsonl(args.data)
         timed = cases[:alone]
         return Asked(cases, len(cases), timed, f"the first {len(timed)} of the file")
@@ -143,7 +145,7 @@ def _asked(args: argparse.Namespace) -> Asked:
             f"--seed is {args.seed}; a sweep takes held-out scenes: accepted are {HELD_OUT_SEED} and above",
             param="seed",
         )
-    kinds = KINDS_SWEPT if args.kinds is None else names(args.kinds)
+    kinds = kinds_asked(args, KINDS_SWEPT)
     drawn = scene_cases(args.count, kinds, args.seed, args.video)
     return Asked(drawn, args.count * len(kinds), large_scenes(alone, args.seed), LARGE_SCENES)
 
