@@ -121,6 +121,8 @@ class PromptBuilder:
         self._accepting = accepting
         self.detail = detail or DetailRule(Full())
         self._reducing = Reducing(processor, tokenizer, visual)
+        if self.detail.degrade_from and self.detail.degrade_by != "detail":
+            self._reducing.allow("degrade_by", self.detail.degrade_by)
         self._videos = videos[0] if videos else None
         self._clips = Clips()
         self._tokens = (image_token_id, *((videos[1],) if videos else ()))

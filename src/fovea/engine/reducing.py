@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 
-from fovea.core.errors import InvalidRequest
+from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.image import Image, PixelBudget, VisualTokens
-from fovea.engine.reduce.methods import METHODS, keep_count, method, settled
+from fovea.engine.reduce.methods import METHODS, PARAM, Method, keep_count, method, settled
 from fovea.engine.tokenizer import ChatTokenizer
 from fovea.engine.vision.processor.base import ImageProcessor, Reduction, VisualPlan
+from fovea.engine.vision.processor.idefics3 import Idefics3Processor
 from fovea.engine.vision.processor.qwen import QwenProcessor
 
+QWEN = "Qwen2-VL, Qwen2.5-VL, Qwen3-VL"
 WORDS = 64
 """Of the question's ids, the last, are looked at."""
 
@@ -47,9 +49,19 @@ class Reducing:
     def __init__(
         self, processor: ImageProcessor, tokenizer: ChatTokenizer, visual: VisualTokens | None
     ) -> None:
+        """Raises ConfigError for a policy that this model's images can not follow."""
         self._processor = processor
         self._tokenizer = tokenizer
         self._visual = visual
+        if visual is not None:
+            self.allow("visual_tokens", visual.method)
+
+    def allow(self, setting: str, name: str) -> None:
+        """Raises ConfigError for a setting that names a method which this model's images can not follow: it would refuse
+        requests for what they did not ask for."""
+        refusal = _refusal(self._processor, name)
+        if refusal is not None:
+            raise ConfigError(f"{setting}: {refusal}", param=setting)
 
     def plan(self, image: Image, plan: VisualPlan, budget: PixelBudget, asked: Asked) -> Chosen | None:
         """plan: with all tokens. None: all of them stay. Raises InvalidRequest."""
@@ -60,10 +72,12 @@ class Reducing:
         keep = _count(plan.tokens, wish)
         if keep >= plan.tokens:
             return None
+        refusal = _refusal(self._processor, known.name)
+        if refusal is not None:
+            raise InvalidRequest(f"{PARAM}: {refusal}", param=PARAM)
         if known.after == "resize":
             smaller = self._resized(plan, budget, keep)
             return None if smaller is None else Chosen(smaller, asked.key(image, smaller), known.name)
-        self._check(plan, known.name)
         words = known.query_aware and asked.question.strip()
         load = round(4 * min(1.0, asked.load)) / 4 if known.after == "relevance" else 0.0
         marks = [plan.key, known.name, str(keep), f"load={load}"]
@@ -86,29 +100,41 @@ class Reducing:
 
     def _resized(self, plan: VisualPlan, budget: PixelBudget, keep: int) -> VisualPlan | None:
         """The largest plan of at most `keep` tokens; None: there is no smaller one."""
-        if not isinstance(self._processor, QwenProcessor):
-            raise InvalidRequest(
-                "visual_tokens: this model's images have fixed sizes and can not be made smaller; accepted: "
-                f"{', '.join(name for name, known in METHODS.items() if known.after == 'encoder')}",
-                param="visual_tokens",
-            )
+        assert isinstance(self._processor, QwenProcessor)
         pixels = keep * self._processor.factor**2
         smaller = self._processor.plan(plan.width, plan.height, PixelBudget(budget.detail, max_pixels=pixels))
         return smaller if smaller.tokens < plan.tokens else None
 
-    def _check(self, plan: VisualPlan, name: str) -> None:
-        marker = plan.text[: len(plan.text) // plan.tokens] if plan.tokens else ""
-        if marker * plan.tokens != plan.text:
-            raise InvalidRequest(
-                "visual_tokens: this model writes text between the tiles of an image, whose tokens can not be left out; "
-                "accepted: nothing but all of them",
-                param="visual_tokens",
-            )
-        if METHODS[name].after == "relevance" and not isinstance(self._processor, QwenProcessor):
-            raise InvalidRequest(
-                f"visual_tokens: {name} is for models that take images of any size (Qwen2-VL, Qwen2.5-VL, Qwen3-VL)",
-                param="visual_tokens",
-            )
+
+def accepted(processor: ImageProcessor) -> tuple[str, ...]:
+    """Methods for images that this processor prepares."""
+    if isinstance(processor, Idefics3Processor):
+        return ()
+    if isinstance(processor, QwenProcessor):
+        return tuple(METHODS)
+    return tuple(
+        name for name, known in METHODS.items() if known.after == "encoder" and not _looks_into_encoder(known)
+    )
+
+
+def _looks_into_encoder(known: Method) -> bool:
+    return bool(known.needs & {"attention", "keys"})
+
+
+def _refusal(processor: ImageProcessor, name: str) -> str | None:
+    """Why a model's images can not be reduced so; None: they can."""
+    names, known = accepted(processor), METHODS[name]
+    if name in names:
+        return None
+    if not names:
+        return "this model writes text between the tiles of an image, which can not be left out; accepted: all tokens"
+    if known.after == "resize":
+        why = "this model's images have fixed sizes and can not be made smaller"
+    elif _looks_into_encoder(known):
+        why = f"{name} looks into the vision encoder of {QWEN}"
+    else:
+        why = f"{name} is for models that take images of any size ({QWEN})"
+    return f"{why}; accepted: {', '.join(names)}"
 
 
 def _count(full: int, wish: VisualTokens) -> int:

@@ -95,6 +95,11 @@ def settled(wish: VisualTokens) -> VisualTokens | None:
     if wish.method not in PRESETS:
         method(wish.method)
         return wish
+    if wish.keep is not None or wish.budget is not None:
+        raise InvalidRequest(
+            f"{PARAM}: the preset {wish.method} says how much is kept; send neither keep nor budget beside it",
+            param=PARAM,
+        )
     chosen = PRESETS[wish.method]
     return None if chosen.method is None else replace(wish, method=chosen.method, keep=chosen.keep)
 

@@ -1,0 +1,141 @@
+"""What a prompt with fewer visual tokens should come to: positions written out anew, and transformers' decoder over them."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers as hf
+
+from fovea import Engine
+from fovea.core.image import Image, PixelBudget, VisualTokens, content_identity
+from fovea.core.types import ChatPrompt, Completion
+from fovea.engine.prompt import PreparedPrompt
+from fovea.engine.sequence import ImageSpan
+from fovea.engine.vision.features import VisualFeatures
+from tests.support.checkpoints import write
+from tests.support.engines import ask
+
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+
+
+def roomy(architecture: str, folder: Path, tokens: int = 640) -> Path:
+    """A tiny checkpoint whose images may have so many tokens: enough for regions."""
+    write(architecture, folder)
+    path = folder / "preprocessor_config.json"
+    settings = json.loads(path.read_text())
+    side = settings["patch_size"] * settings["merge_size"]
+    path.write_text(json.dumps(settings | {"max_pixels": tokens * side**2}))
+    return folder
+
+
+def fewer(method: str = "relevance", **wish: Any) -> PixelBudget:
+    return PixelBudget(visual=VisualTokens(method, **wish))
+
+
+def asking(text: str, *images: Image, method: str = "relevance", **wish: Any) -> ChatPrompt:
+    return ask(text, *images, budget=fewer(method, **wish))
+
+
+@cache
+def drawn(seed: int = 0, width: int = 640, height: int = 960) -> Image:
+    """Blank paper with patches of noise here and there, so that regions differ in worth."""
+    random = np.random.default_rng(seed)
+    page = np.full((height, width, 3), 250, np.uint8)
+    for _ in range(6):
+        top, left = int(random.integers(0, height - 90)), int(random.integers(0, width - 120))
+        page[top : top + 90, left : left + 120] = random.integers(0, 255, (90, 120, 3), dtype=np.uint8)
+    data = page.tobytes()
+    return Image(content_identity("test", width, height, data), width, height, data)
+
+
+def laid_out(machine: Engine, prompt: ChatPrompt, salt: str = "") -> PreparedPrompt:
+    return machine._preparer.builder.build(prompt, salt)
+
+
+def features_of(machine: Engine, span: ImageSpan) -> VisualFeatures:
+    """What the decoder was shown; the image was asked about lately."""
+    return machine._embeddings.get(span.key)
+
+
+def grid_of(span: ImageSpan, merge: int = 2) -> tuple[int, int]:
+    return span.grid[1] // merge, span.grid[2] // merge
+
+
+def true_positions(prepared: PreparedPrompt, places: list[torch.Tensor | None], answer: int) -> torch.Tensor:
+    """(3, prompt and answer): an image's tokens by row and column of the whole image, and text after the whole image."""
+    columns: list[tuple[int, int, int]] = []
+    cursor = 0
+    for span, table in zip(prepared.spans, places, strict=True):
+        while len(columns) < span.start:
+            columns.append((cursor, cursor, cursor))
+            cursor += 1
+        rows, width = grid_of(span)
+        cells = [(n // width, n % width) for n in range(rows * width)] if table is None else table.tolist()
+        columns += [(cursor, cursor + row, cursor + column) for row, column in cells]
+        cursor += max(rows, width)
+    while len(columns) < len(prepared.ids) + answer:
+        columns.append((cursor, cursor, cursor))
+        cursor += 1
+    return torch.tensor(columns).T
+
+
+class Decoder:
+    """transformers' model in float32, given embeddings and positions."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = hf.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def encode(
+        self, patches: torch.Tensor, grid: tuple[int, int, int]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """A Qwen tower's visual tokens and DeepStack levels."""
+        made = self.model.model.visual(patches, grid_thw=torch.tensor([grid]))
+        return made.pooler_output, list(getattr(made, "deepstack_features", None) or [])
+
+    @torch.inference_mode()
+    def logits(
+        self, prepared: PreparedPrompt, seen: list[VisualFeatures], positions: torch.Tensor, answer: list[int]
+    ) -> torch.Tensor:
+        """Before each token of `answer`."""
+        ids = torch.tensor(prepared.ids + answer)
+        embeds = self.model.get_input_embeddings()(ids)
+        mask = torch.zeros(len(ids), dtype=torch.bool)
+        for span, features in zip(prepared.spans, seen, strict=True):
+            embeds[span.start : span.end] = features.embeds
+            mask[span.start : span.end] = True
+        extra: dict[str, Any] = {}
+        if seen and seen[0].deepstack:
+            levels = zip(*(features.deepstack for features in seen), strict=True)
+            extra = {
+                "visual_pos_masks": mask[None],
+                "deepstack_visual_embeds": [torch.cat(level) for level in levels],
+            }
+        where = positions[:, None] if positions.ndim == 2 else positions[None]
+        # Without a mask, transformers takes a jump in positions for the beginning of another prompt.
+        made = self.model.model.language_model(
+            inputs_embeds=embeds[None],
+            attention_mask=torch.ones_like(ids)[None],
+            position_ids=where,
+            use_cache=False,
+            **extra,
+        )
+        hidden = made.last_hidden_state[0, len(prepared.ids) - 1 : -1]
+        return self.model.lm_head(hidden).float()  # type: ignore[no-any-return]
+
+
+def assert_greedy(logits: torch.Tensor, answer: list[int]) -> None:
+    """Each token is the likeliest, or as likely up to float32's rounding."""
+    chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+    short = logits.max(1).values - chosen
+    assert float(short.max()) < 1e-4, f"{answer}, short of the likeliest by {short.tolist()}"
+
+
+def tokens_of(done: Completion) -> list[int]:
+    return list(done.token_ids[0])
