@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from fovea.core.errors import ConfigError
 from fovea.core.types import ModelInfo
@@ -28,6 +27,7 @@ from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.vision.detail import DetailPolicy, DetailRule
 from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.parts import EncodedView
 from fovea.engine.vision.tiers import SlowerTiers, slower_tiers
 
 
@@ -39,7 +39,7 @@ class Parts:
     slower: SlowerTiers
     kv: KVManager
     scheduler: Scheduler
-    regions: RegionCache[Any] | None
+    regions: RegionCache[EncodedView] | None
     loop: EngineLoop
     preparer: Preparer
     admission: Admission
@@ -68,7 +68,10 @@ def assemble(loaded: LoadedModel, config: EngineConfig, detail_policy: DetailPol
         ttl_s=config.kv_ttl_s,
     )
     scheduler = Scheduler(config, kv, embeddings, visual_token_bytes=model.visual_token_bytes)
-    parts = parts_encoder(model, loaded.processor, loaded.relevance, config.region_cache_mib * MIB)
+    kept: RegionCache[EncodedView] = RegionCache(
+        config.region_cache_mib * MIB, ttl_s=config.embed_ttl_s or None
+    )
+    parts = parts_encoder(model, loaded.processor, loaded.relevance, kept)
     runner = Runner(
         model,
         embeddings,
@@ -102,7 +105,7 @@ def assemble(loaded: LoadedModel, config: EngineConfig, detail_policy: DetailPol
     admission = Admission(config.room, rows, runner.block_bytes // config.block_size, refuse=refuse)
     realized = parts.seen if parts is not None else _nothing
     intake = Intake(loop, preparer, admission, info, refuse=refuse, realized=realized)
-    regions = None if parts is None else parts.regions
+    regions = None if parts is None else kept
     return Parts(embeddings, slower, kv, scheduler, regions, loop, preparer, admission, intake, info)
 
 

@@ -237,6 +237,8 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block and encoder output is accounted for."""
         self.loop.call(self.scheduler.check_integrity)
+        if self._regions is not None:
+            self.loop.call(self._regions.check_integrity)
 
     def stats(self) -> Mapping[str, float]:
         return engine_stats(self.scheduler, self.loop, self._preparer, self._slower, self._regions)

@@ -196,8 +196,9 @@ class Runner:
             if job.span.key in made.failures:
                 result.failures.update(dict.fromkeys(job.holders, made.failures[job.span.key]))
         for key, image in made.images.items():
-            self.embeddings.put(key, image.features, image.features.nbytes, image.holders)
-            self.slower.made(key, image.features)
+            features = image.features
+            self.embeddings.put(key, features, features.nbytes, image.holders, features.made)
+            self.slower.made(key, features)
             result.encoded[key] = image.seconds
 
     def _restore(self, key: str, holders: Sequences[str], within: int | None = None) -> bool:

@@ -21,7 +21,7 @@ def engine_stats(
     regions: RegionCache[Any] | None,
 ) -> dict[str, float]:
     pixels = preparer.pixels.stats()
-    kept = regions or RegionCache(0)
+    kept = RegionCache[Any](0) if regions is None else regions
     return slower.stats() | {
         "region_cache_bytes": kept.bytes,
         "region_cache_capacity_bytes": kept.capacity,

@@ -99,10 +99,15 @@ class EmbeddingCache(Generic[Value]):
         self._store(key, value, size, {holder}, made)
         return True
 
-    def put(self, key: str, value: Value, size: int, holders: set[str]) -> None:
-        """Store an encoder output of `size` bytes for those who wait for it."""
+    def put(self, key: str, value: Value, size: int, holders: set[str], made: float | None = None) -> None:
+        """Store an encoder output of `size` bytes for those who wait for it. made: when it was encoded; None: now."""
         self.misses += 1
-        self._store(key, value, size, holders)
+        self._store(key, value, size, holders, made)
+
+    def keep(self, key: str, value: Value, size: int, made: float) -> None:
+        """Store what was needed on the way to another output: nobody waits for it, and nobody missed it. It is the latest
+        used, whether it was here or not."""
+        self._store(key, value, size, set(), made)
 
     def _store(self, key: str, value: Value, size: int, holders: set[str], made: float | None = None) -> None:
         old = self._entries.pop(key, None)

@@ -8,6 +8,8 @@ many questions were about stays, and margins go.
 from __future__ import annotations
 
 import heapq
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -20,13 +22,18 @@ class _Entry(Generic[Value]):
     size: int
     relevance: float
     used: int
+    made: float
 
 
 class RegionCache(Generic[Value]):
-    """Values are opaque. For one thread."""
+    """Values are opaque. For one thread. ttl_s: what was put so many seconds ago is a miss; None: no bound."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(
+        self, capacity: int, *, ttl_s: float | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
         self.capacity = capacity
+        self._ttl_s = ttl_s
+        self._clock = clock
         self.bytes = 0
         self.hits = 0
         self.misses = 0
@@ -42,6 +49,7 @@ class RegionCache(Generic[Value]):
 
     def get(self, key: str, relevance: float) -> Value | None:
         """relevance: of the region to whoever asks, in [0, 1]."""
+        self._expire()
         entry = self._entries.get(key)
         if entry is None:
             self.misses += 1
@@ -52,12 +60,15 @@ class RegionCache(Generic[Value]):
         return entry.value
 
     def put(self, key: str, value: Value, size: int, relevance: float) -> None:
-        """Of several equally irrelevant ones, the one that was not used for longest leaves first; it may be this one."""
-        old = self._entries.pop(key, None)
-        self.bytes -= old.size if old is not None else 0
+        """Of several equally irrelevant ones, the one that was not used for longest leaves first; it may be this one. What is
+        larger than the ceiling is not kept, and costs no other."""
+        self._drop(key)
+        if size > self.capacity:
+            return
         self._uses += 1
-        self._entries[key] = _Entry(value, size, relevance, self._uses)
+        self._entries[key] = _Entry(value, size, relevance, self._uses, self._clock())
         self.bytes += size
+        self._expire()
         self._shrink()
 
     def clear(self) -> None:
@@ -71,6 +82,17 @@ class RegionCache(Generic[Value]):
         if self.bytes > self.capacity:
             raise RuntimeError(f"{self.bytes} bytes of regions kept, {self.capacity} allowed")
 
+    def _drop(self, key: str) -> None:
+        entry = self._entries.pop(key, None)
+        self.bytes -= 0 if entry is None else entry.size
+
+    def _expire(self) -> None:
+        if self._ttl_s is None:
+            return
+        oldest = self._clock() - self._ttl_s
+        for key in [key for key, entry in self._entries.items() if entry.made <= oldest]:
+            self._drop(key)
+
     def _shrink(self) -> None:
         if self.bytes <= self.capacity:
             return
@@ -78,5 +100,5 @@ class RegionCache(Generic[Value]):
         heapq.heapify(order)
         while self.bytes > self.capacity:
             _, _, key = heapq.heappop(order)
-            self.bytes -= self._entries.pop(key).size
+            self._drop(key)
             self.evictions += 1

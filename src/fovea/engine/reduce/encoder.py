@@ -17,13 +17,14 @@ from torch import Tensor
 
 from fovea.core.stage import stage
 from fovea.engine.cache.embeddings import EmbeddingCache
+from fovea.engine.cache.regions import RegionCache
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.qwen_vl import QwenVL
 from fovea.engine.reduce.base import Seen
 from fovea.engine.reduce.methods import METHODS
 from fovea.engine.reduce.registry import reducer
 from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.parts import PartsEncoder
+from fovea.engine.vision.parts import EncodedView, PartsEncoder
 from fovea.engine.vision.processor.base import ProcessedImage, Reduction
 from fovea.engine.vision.slices import Slices
 
@@ -58,7 +59,7 @@ class ReducingEncoder:
             whole = self._outputs.get(reduction.whole)
         else:
             whole = yield from self._model.encode_slices(plain)
-            self._outputs.put(reduction.whole, whole, whole.nbytes, set())
+        self._outputs.keep(reduction.whole, whole, whole.nbytes, whole.made)
         yield
         grid = self._grid(plan.grid, reduction.full)
         with stage("reduce"):
@@ -70,7 +71,10 @@ class ReducingEncoder:
             torch.stack((index // grid[1], index % grid[1]), dim=1) if self._model.merge else index[:, None]
         )
         return VisualFeatures(
-            chosen.embeds, tuple(map(chosen.gather, whole.deepstack)), places=places.to(torch.int32)
+            chosen.embeds,
+            tuple(map(chosen.gather, whole.deepstack)),
+            made=whole.made,
+            places=places.to(torch.int32),
         )
 
     def _grid(self, grid: tuple[int, int, int], full: int) -> tuple[int, int]:
@@ -110,7 +114,7 @@ def parts_encoder(
     model: VisionLanguageModel,
     processor: object,
     head: Mapping[str, NDArray[np.float32]] | None,
-    cache_bytes: int,
+    regions: RegionCache[EncodedView],
 ) -> PartsEncoder | None:
     """For models whose tower takes pictures of any size."""
     from fovea.engine.vision.processor.qwen import QwenProcessor
@@ -123,5 +127,5 @@ def parts_encoder(
         partial(word_embeddings, model),
         lambda array: torch.from_numpy(array).to(model.device, model.dtype),
         head=head,
-        cache_bytes=cache_bytes,
+        regions=regions,
     )

@@ -7,9 +7,10 @@ regions are chosen, and those that no question asked for before are encoded, in 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -48,11 +49,12 @@ class Words(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Encoded:
-    """A view's tokens, in reading order, all of its shape."""
+class EncodedView:
+    """A view's tokens, in reading order, all of its shape. made: when, in seconds of `time.time`."""
 
     embeds: Tensor
     deepstack: tuple[Tensor, ...]
+    made: float = field(default_factory=time.time)
 
     @property
     def nbytes(self) -> int:
@@ -69,8 +71,8 @@ class PartsEncoder:
         words: Words,
         tensor: Callable[[Array], Tensor],
         *,
+        regions: RegionCache[EncodedView],
         head: Mapping[str, Array] | None = None,
-        cache_bytes: int = 0,
     ) -> None:
         """tensor: an array as one of the tower's type and place."""
         self._tower = tower
@@ -79,7 +81,7 @@ class PartsEncoder:
         self._tensor = tensor
         self._head = head
         self._balancer = Balancer(head)
-        self.regions: RegionCache[_Encoded] = RegionCache(cache_bytes)
+        self.regions = regions
         self._seen: OrderedDict[str, Realized] = OrderedDict()
 
     def slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
@@ -106,7 +108,7 @@ class PartsEncoder:
         return self._seen.get(key)
 
     def _realize(
-        self, survey: Survey, reduction: Reduction, shape: Shape, begun: _Encoded, total: int
+        self, survey: Survey, reduction: Reduction, shape: Shape, begun: EncodedView, total: int
     ) -> Realized:
         features = begun.embeds.float().cpu().numpy()
         query = image = None
@@ -141,9 +143,9 @@ class PartsEncoder:
         grid: Shape,
         views: Sequence[tuple[Region, Shape]],
         worth: Sequence[float],
-    ) -> Slices[list[_Encoded]]:
+    ) -> Slices[list[EncodedView]]:
         """Views in their order: what is kept, and what is encoded now, of one shape after the other."""
-        found: dict[int, _Encoded] = {}
+        found: dict[int, EncodedView] = {}
         missing: dict[Shape, list[tuple[int, str, NDArray[np.uint8]]]] = {}
         for number, (region, shape) in enumerate(views):
             cut = self._cut(pixels, region, shape)
@@ -167,7 +169,7 @@ class PartsEncoder:
                 )
                 levels = [torch.split(level, shape[0] * shape[1]) for level in (embeds, *deepstack)]
                 for (number, key, _), *parts in zip(some, *levels, strict=True):
-                    made = _Encoded(parts[0].clone(), tuple(part.clone() for part in parts[1:]))
+                    made = EncodedView(parts[0].clone(), tuple(part.clone() for part in parts[1:]))
                     self.regions.put(key, made, made.nbytes, worth[number])
                     found[number] = made
         return [found[number] for number in range(len(views))]
@@ -202,7 +204,9 @@ def _relevance(realized: Realized, view: View) -> float:
     return realized.attended.scores[realized.attended.regions.index(view.region)]
 
 
-def _joined(views: Sequence[View], encoded: Sequence[_Encoded], places: NDArray[np.int64]) -> VisualFeatures:
+def _joined(
+    views: Sequence[View], encoded: Sequence[EncodedView], places: NDArray[np.int64]
+) -> VisualFeatures:
     device = encoded[0].embeds.device
     kept = [torch.tensor(view.kept, device=device) for view in views]
     embeds = torch.cat([one.embeds[rows] for one, rows in zip(encoded, kept, strict=True)])
@@ -210,4 +214,5 @@ def _joined(views: Sequence[View], encoded: Sequence[_Encoded], places: NDArray[
         torch.cat([one.deepstack[level][rows] for one, rows in zip(encoded, kept, strict=True)])
         for level in range(len(encoded[0].deepstack))
     )
-    return VisualFeatures(embeds, deepstack, places=torch.from_numpy(places.astype(np.int32)).to(device))
+    made = min(one.made for one in encoded)
+    return VisualFeatures(embeds, deepstack, made, torch.from_numpy(places.astype(np.int32)).to(device))
