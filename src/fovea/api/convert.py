@@ -76,6 +76,8 @@ def video_references(messages: Sequence[ChatMessage]) -> list[MediaReference]:
 
 def chat_prompt(body: ChatRequest, images: Sequence[Image], videos: Sequence[Video] = ()) -> ChatPrompt:
     """Messages with their images and videos in place of the references."""
+    if body.visual_tokens is not None:
+        visual_tokens(body.visual_tokens)  # what contradicts itself is told, image or none
     rest = iter(images), iter(videos)
     return ChatPrompt(tuple(_message(m, f"messages[{i}]", rest, body) for i, m in enumerate(body.messages)))
 

@@ -52,6 +52,7 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
             max_pixels=body.max_pixels,
             min_pixels=body.min_pixels,
             video_pruning_rate=body.video_pruning_rate,
+            visual_tokens=body.visual_tokens,
         )
         share = share_of(http, None)
         loaded, opened = await load_media(state, chat.messages, share)

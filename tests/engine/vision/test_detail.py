@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fovea.core.image import PixelBudget
+from fovea.core.image import PixelBudget, VisualTokens
 from fovea.engine.config import EngineConfig
 from fovea.engine.vision.detail import DETAIL_POLICIES, Choice, DetailRule, Full, Keywords
 
@@ -61,6 +61,28 @@ def test_load_lowers_by_a_level_and_then_another(load: float, level: str) -> Non
     budget, reason = DetailRule(Full(), 0.5).settle(PixelBudget(), "Read it", load)
     assert budget.detail == level
     assert (f"lowered at a load of {load:.2f}" in reason) == (level != "high")
+
+
+@pytest.mark.parametrize(("load", "keep"), [(0.49, None), (0.5, 0.5), (0.74, 0.5), (0.75, 0.25), (3.0, 0.25)])
+def test_load_leaves_out_tokens_where_a_method_is_named(load: float, keep: float | None) -> None:
+    budget, reason = DetailRule(Full(), 0.5, "dart").settle(PixelBudget(), "Read it", load)
+    assert budget == PixelBudget("high", visual=None if keep is None else VisualTokens("dart", keep))
+    assert (f"{keep} of its tokens at a load of {load:.2f}" in reason) == (keep is not None)
+
+
+def test_who_says_how_many_tokens_loses_neither_tokens_nor_a_level() -> None:
+    """It lost a level instead: where a method gives way, the level does not."""
+    asked = PixelBudget(visual=VisualTokens("relevance", 0.75))
+    budget, reason = DetailRule(Full(), 0.5, "dart").settle(asked, "Read it", 2.0)
+    assert budget == PixelBudget("high", visual=asked.visual)
+    assert "load" not in reason
+
+
+def test_load_takes_from_what_the_policy_leaves() -> None:
+    """Of a quarter, not of all: images had more tokens under load than without."""
+    rule = DetailRule.of(EngineConfig(visual_tokens="relevance:0.25", degrade_from=0.5, degrade_by="dart"))
+    budget, _ = rule.settle(PixelBudget(), "Read it", 0.5)
+    assert budget.visual == VisualTokens("dart", 0.125)
 
 
 def test_nothing_is_lower_than_low() -> None:

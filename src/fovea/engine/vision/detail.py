@@ -11,6 +11,7 @@ from typing import Protocol
 
 from fovea.core.image import LEVELS, Level, PixelBudget, VisualTokens
 from fovea.engine.config import EngineConfig
+from fovea.engine.reduce.methods import policy
 
 KEPT_UNDER_LOAD = 0.5, 0.25
 
@@ -83,12 +84,14 @@ class DetailRule:
     """policy: for `auto`. degrade_from: the load from which `auto` loses a level, and half way from there to 1 another;
     0: never. Load is what requests in flight may come to take of the engine, see `engine.admission`.
 
-    degrade_by: "detail", or the method by which images rather lose tokens: half of them, then three quarters.
+    degrade_by: "detail", or the method by which images rather lose tokens: half of them, then three quarters, of those that
+    the engine's policy leaves: `usual`, a share. A request that says how many it wants gets them, at the level of its `auto`.
     """
 
     policy: DetailPolicy
     degrade_from: float = 0.0
     degrade_by: str = "detail"
+    usual: float = 1.0
 
     @property
     def lossless(self) -> bool:
@@ -96,7 +99,13 @@ class DetailRule:
 
     @classmethod
     def of(cls, config: EngineConfig) -> DetailRule:
-        return cls(DETAIL_POLICIES[config.detail_policy](), config.degrade_from, config.degrade_by)
+        visual = policy(config.visual_tokens)
+        return cls(
+            DETAIL_POLICIES[config.detail_policy](),
+            config.degrade_from,
+            config.degrade_by,
+            1.0 if visual is None or visual.keep is None else visual.keep,
+        )
 
     def settle(self, budget: PixelBudget, question: str, load: float) -> tuple[PixelBudget, str]:
         """The budget with a level in place of `auto`, and why it is that level."""
@@ -106,8 +115,10 @@ class DetailRule:
             return budget, "asked for"
         choice = self.policy.choose(question)
         down = self._steps_down(load)
-        if down and self.degrade_by != "detail" and budget.visual is None:
-            wish = VisualTokens(self.degrade_by, keep=KEPT_UNDER_LOAD[down - 1])
+        if self.degrade_by != "detail":
+            if not down or budget.visual is not None:
+                return replace(budget, detail=choice.level), choice.reason
+            wish = VisualTokens(self.degrade_by, keep=self.usual * KEPT_UNDER_LOAD[down - 1])
             reason = f"{choice.reason}; {wish.keep:g} of its tokens at a load of {load:.2f}"
             return replace(budget, detail=choice.level, visual=wish), reason
         rank = max(0, LEVELS.index(choice.level) - down)

@@ -1,0 +1,289 @@
+"""`visual_tokens` through a real socket: what is kept, what the answer says of it, and what is refused and how."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import openai
+import PIL.Image
+import pytest
+
+from fovea import Engine
+from fovea.engine.reduce.methods import METHODS
+from fovea.observe.table import RELEVANCE_GAUGES, RELEVANCE_SPREADS, TENSION_GAUGE, TENSIONS
+from fovea.server.settings import ServerSettings
+from tests.server.support import Server, chat, data_url, frozen, image, picture, running, until, user
+from tests.support.clips import clip
+from tests.support.engines import SETTINGS
+from tests.support.reduced import drawn, roomy
+
+Json = dict[str, Any]
+FULL = 600
+"""Visual tokens of the page: 30x20."""
+
+
+@cache
+def page(seed: int = 0) -> str:
+    found = drawn(seed, 640, 960)
+    out = io.BytesIO()
+    PIL.Image.frombytes("RGB", (found.width, found.height), found.rgb).save(out, "PNG")
+    return data_url(out.getvalue())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return roomy("qwen3_vl", tmp_path_factory.mktemp("visual tokens") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    with serving(folder) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+class serving:
+    """A server over an engine of its own, with such settings."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self._engine = Engine.from_pretrained(str(folder), **{**SETTINGS, **settings})
+        self._running = running(self._engine, ServerSettings(), folder)
+
+    def __enter__(self) -> Server:
+        return self._running.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._running.__exit__(*error)
+        self._engine.__exit__(*error)
+
+
+def ask(server: Server, *parts: Any, **extra: Any) -> Json:
+    reply = server.post("/v1/chat/completions", chat(user(*parts), **extra))
+    assert reply.status_code == 200, reply.text
+    body: Json = reply.json()
+    return body
+
+
+def seen(body: Json) -> list[Json]:
+    found: list[Json] = body["fovea"]["images"]
+    assert sum(image["visual_tokens"] for image in found) == tokens(body)
+    return found
+
+
+def tokens(body: Json) -> int:
+    return int(body["usage"]["prompt_tokens_details"]["image_tokens"])
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method(server: Server, method: str) -> None:
+    body = ask(server, image(page()), "what is it?", visual_tokens={"method": method, "keep": 0.5})
+    (found,) = seen(body)
+    assert (found["method"], found["of"]) == (method, FULL)
+    assert "relevance" not in found
+    if method == "resize":
+        assert FULL / 4 < found["visual_tokens"] <= FULL / 2
+    else:
+        assert found["visual_tokens"] == FULL // 2
+
+
+@pytest.mark.parametrize(
+    ("wish", "kept", "method"),
+    [
+        ({}, 300, "relevance"),
+        ({"keep": 0.25}, 150, "relevance"),
+        ({"budget": 40}, 40, "relevance"),
+        ({"method": "dart", "budget": 7}, 7, "dart"),
+        ({"method": "uniform"}, 300, "uniform"),
+        ({"preset": "fast"}, 300, "dart"),
+        ({"preset": "general"}, 450, "dart"),
+        ({"preset": "document"}, FULL, None),
+        ({"keep": 1}, FULL, None),
+        ({"budget": FULL}, FULL, None),
+        ({"keep": None, "budget": None, "method": None, "preset": None}, 300, "relevance"),
+        (None, FULL, None),
+    ],
+    ids=str,
+)
+def test_how_many(server: Server, wish: Json | None, kept: int, method: str | None) -> None:
+    body = ask(server, image(page()), "what is it?", visual_tokens=wish)
+    (found,) = seen(body)
+    assert found["visual_tokens"] == kept
+    assert (found.get("method"), found.get("of")) == (method, FULL if method else None)
+    told = server.post("/tokenize", {"messages": [user(image(page()), "what is it?")], "visual_tokens": wish})
+    assert told.json()["count"] == body["usage"]["prompt_tokens"]
+
+
+def test_every_image_of_a_request_has_its_own_quota(server: Server) -> None:
+    parts = [image(page()), image(data_url(picture(96, 64))), image(page(1), max_pixels=32 * 32 * 100)]
+    plain = seen(ask(server, *parts, "compare them"))
+    found = seen(ask(server, *parts, "compare them", visual_tokens={"keep": 0.5}))
+    assert [one["of"] for one in found] == [one["visual_tokens"] for one in plain]
+    assert [one["visual_tokens"] for one in found] == [-(-one["visual_tokens"] // 2) for one in plain]
+    few = seen(ask(server, *parts, "compare them", visual_tokens={"method": "tome", "budget": 10}))
+    assert [one["visual_tokens"] for one in few] == [10, 6, 10]
+    assert [one.get("method") for one in few] == ["tome", None, "tome"]
+
+
+def test_videos_keep_theirs(server: Server) -> None:
+    film = {"type": "video_url", "video_url": {"url": data_url(clip(), "video/mp4")}}
+    plain = tokens(ask(server, film, "what moved?"))
+    assert tokens(ask(server, film, "what moved?", visual_tokens={"keep": 0.25})) == plain
+
+
+def test_the_openai_client(client: openai.OpenAI) -> None:
+    wish = {"method": "relevance", "keep": 0.5, "explain": True}
+    given: Json = {
+        "model": "tiny",
+        "temperature": 0,
+        "max_tokens": 4,
+        "messages": [user(image(page()), "read it")],
+    }
+    whole = client.chat.completions.create(**given, extra_body={"visual_tokens": wish})
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens_details is not None
+    assert whole.usage.prompt_tokens_details.image_tokens == FULL // 2  # type: ignore[attr-defined]
+    (found,) = (whole.model_extra or {})["fovea"]["images"]
+    stream = client.chat.completions.create(**given, stream=True, extra_body={"visual_tokens": wish})
+    told = [chunk.model_extra["fovea"] for chunk in stream if "fovea" in (chunk.model_extra or {})]
+    assert [said["images"] for said in told] == [[found]]
+    assert found["relevance"]["tokens"] == FULL // 2
+
+
+def test_what_was_seen_where(server: Server) -> None:
+    """Numbers that add up: tokens of regions and of the whole, boxes that tile the image, a map of its grid."""
+    body = ask(server, image(page(2)), "read the small text", visual_tokens={"keep": 0.5, "explain": True})
+    (found,) = seen(body)
+    said = found["relevance"]
+    assert (said["tokens"], said["of"], said["grid"]) == (FULL // 2, FULL, [30, 20])
+    regions = said["regions"]
+    assert said["thumbnail_tokens"] + sum(region["tokens"] for region in regions) == FULL // 2
+    assert sum(region["of"] for region in regions) == FULL
+    area = sum(
+        (right - left) * (low - top) for left, top, right, low in (region["box"] for region in regions)
+    )
+    assert area == pytest.approx(1, abs=0.01)
+    assert [len(line) for line in said["map"]] == [20] * 30
+    assert set(said["tensions"]) == set(TENSIONS)
+    for region in regions:
+        for name in ("propositional", "perspectival", "participatory", "relevance"):
+            assert 0 <= region[name] <= 1
+        assert (region["lod"] == 0) == (region["tokens"] == 0)
+        assert region["tokens"] <= region["of"]
+
+
+def test_an_explanation_is_for_whoever_asks_and_for_relevance(server: Server) -> None:
+    for wish in ({"keep": 0.5}, {"method": "dart", "explain": True}, {"keep": 1, "explain": True}):
+        (found,) = seen(ask(server, image(page()), "what is it?", visual_tokens=wish))
+        assert "relevance" not in found
+
+
+@pytest.mark.parametrize(
+    ("wish", "param", "message"),
+    [
+        ({"method": "half"}, "visual_tokens", "there is no method 'half'; accepted: resize, uniform, "),
+        ({"method": ""}, "visual_tokens", "there is no method ''; accepted: resize, uniform, "),
+        ({"keep": 0.5, "budget": 10}, "visual_tokens", "keep and budget say the same; send one"),
+        ({"keep": 0}, "visual_tokens.keep", "visual_tokens.keep: must be greater than 0"),
+        ({"keep": 1.5}, "visual_tokens.keep", "visual_tokens.keep: must be less than or equal to 1"),
+        ({"keep": "half"}, "visual_tokens.keep", "visual_tokens.keep: must be a number"),
+        ({"keep": True}, "visual_tokens.keep", "visual_tokens.keep: must be a number"),
+        ({"budget": 0}, "visual_tokens.budget", "visual_tokens.budget: must be greater than or equal to 1"),
+        ({"budget": 2.5}, "visual_tokens.budget", "visual_tokens.budget: must be a"),
+        ({"preset": "best"}, "visual_tokens.preset", "must be 'document', 'general' or 'fast', got 'best'"),
+        ({"preset": "fast", "method": "dart"}, "visual_tokens.preset", "send nothing beside it"),
+        ({"preset": "fast", "keep": 0.5}, "visual_tokens.preset", "send nothing beside it"),
+        ({"preset": "document", "budget": 5}, "visual_tokens.preset", "send nothing beside it"),
+        ({"method": "fast", "keep": 0.9}, "visual_tokens", "the preset fast says how much is kept"),
+        ({"explain": 1}, "visual_tokens.explain", "visual_tokens.explain: must be"),
+        ({"ratio": 0.5}, "visual_tokens.ratio", "unknown field"),
+        (0.5, "visual_tokens", "visual_tokens: must be an object"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/tokenize"])
+def test_what_is_wrong_is_named(server: Server, route: str, wish: Any, param: str, message: str) -> None:
+    messages = [user(image(data_url(picture(320, 320))), "what?")]
+    reply = server.post(route, {"messages": messages, "visual_tokens": wish})
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert message in error["message"]
+
+
+def test_metrics_have_the_documents_names(server: Server) -> None:
+    ask(server, image(page(3)), "read it", visual_tokens={"keep": 0.5})
+    samples = server.metrics()
+    for name in RELEVANCE_GAUGES:
+        assert name.startswith("arr_coc_")
+        assert samples[name] > 0
+    before = samples["arr_coc_lod_allocation_time_ms_count"]
+    for name in RELEVANCE_SPREADS:
+        assert samples[f"{name}_count"] > 0
+    text = server.get("/metrics").text
+    for tension in TENSIONS:
+        assert f'{TENSION_GAUGE}{{tension="{tension}"}} 0.' in text
+    ask(server, image(page(3)), "read it", visual_tokens={"method": "dart"})
+    assert server.metrics()["arr_coc_lod_allocation_time_ms_count"] == before, "nothing was realized"
+    ask(server, image(page(3)), "where is it?", visual_tokens={"keep": 0.5})
+    after = server.metrics()
+    assert after["arr_coc_lod_allocation_time_ms_count"] == before + 1
+    assert after["arr_coc_token_allocation_sum"] > samples["arr_coc_token_allocation_sum"]
+    assert after["fovea:region_cache_bytes"] > 0
+    assert after["fovea:region_cache_hits_total"] > 0
+    assert after["fovea:region_cache_misses_total"] > 0
+
+
+def test_a_policy_and_how_a_request_leaves_it(folder: Path) -> None:
+    with serving(folder, visual_tokens="relevance:0.25") as server:
+        (found,) = seen(ask(server, image(page()), "what is it?"))
+        assert (found["method"], found["visual_tokens"], found["of"]) == ("relevance", FULL // 4, FULL)
+        for wish in ({"keep": 1}, {"preset": "document"}):
+            (found,) = seen(ask(server, image(page()), "what is it?", visual_tokens=wish))
+            assert (found.get("method"), found["visual_tokens"]) == (None, FULL)
+        (found,) = seen(
+            ask(server, image(page()), "what is it?", visual_tokens={"method": "dpp", "budget": 9})
+        )
+        assert (found["method"], found["visual_tokens"]) == ("dpp", 9)
+        told = server.post("/tokenize", {"messages": [user(image(page()), "what is it?")]}).json()
+        assert told["count"] == ask(server, image(page()), "what is it?")["usage"]["prompt_tokens"]
+
+
+def test_under_load_images_lose_tokens_where_that_is_wanted(folder: Path) -> None:
+    """Not those of a request that says how many it wants."""
+    settings = {"degrade_from": 0.5, "degrade_by": "dart", "max_running": 2, "max_queue": 2}
+    with serving(folder, **settings) as server:
+        (idle,) = seen(ask(server, image(page()), "what is it?"))
+        assert idle["visual_tokens"] == FULL
+        replies: list[Json] = []
+        asked: Json = {"visual_tokens": {"keep": 1}}
+
+        def send(**extra: Any) -> None:
+            replies.append(ask(server, image(page()), "what is it?", **extra))
+
+        with frozen(server.engine):
+            threads = []
+            for number, extra in enumerate(({}, {}, {}, asked), start=1):
+                threads.append(threading.Thread(target=send, kwargs=extra))
+                threads[-1].start()
+                until(lambda number=number: server.engine.loop._inbox.qsize() >= number)  # type: ignore[misc]
+        for thread in threads:
+            thread.join(60)
+        found = [seen(body)[0] for body in replies]
+    kept = sorted(one["visual_tokens"] for one in found)
+    assert kept[0] < FULL
+    assert FULL in kept
+    lowered = [one for one in found if one["visual_tokens"] < FULL]
+    for one in lowered:
+        assert (one["method"], one["of"], one["detail"]) == ("dart", FULL, "high")
+        assert "of its tokens at a load of" in one["reason"]
+        assert one["visual_tokens"] in (FULL // 2, FULL // 4)
