@@ -7,13 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fovea.core.errors import FoveaError
-    from fovea.core.image import PixelBudget
+    from fovea.core.image import PixelBudget, VisualTokens
     from fovea.core.sampling import SamplingParams
     from fovea.core.video import VideoBudget
     from fovea.engine.engine import Engine
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "FoveaError", "PixelBudget", "SamplingParams", "VideoBudget", "__version__"]
+__all__ = [
+    "Engine",
+    "FoveaError",
+    "PixelBudget",
+    "SamplingParams",
+    "VideoBudget",
+    "VisualTokens",
+    "__version__",
+]
 
 _LAZY = {
     "Engine": "fovea.engine.engine",
@@ -21,6 +29,7 @@ _LAZY = {
     "PixelBudget": "fovea.core.image",
     "SamplingParams": "fovea.core.sampling",
     "VideoBudget": "fovea.core.video",
+    "VisualTokens": "fovea.core.image",
 }
 
 

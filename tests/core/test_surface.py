@@ -31,6 +31,7 @@ def test_the_public_names() -> None:
         "PixelBudget",
         "SamplingParams",
         "VideoBudget",
+        "VisualTokens",
         "__version__",
     ]
     assert fovea.SamplingParams.__module__ == "fovea.core.sampling"

@@ -46,7 +46,7 @@ def test_every_name_of_the_table_is_there() -> None:
 
 def test_every_name_is_ours_and_explained() -> None:
     for name, family in families(made()).items():
-        assert name.startswith(("fovea:", "vllm:"))
+        assert name.startswith(("fovea:", "vllm:", "arr_coc_"))
         assert family.documentation
 
 

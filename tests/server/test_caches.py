@@ -33,10 +33,11 @@ def test_what_the_caches_hold_and_that_it_can_be_forgotten(server: Server) -> No
     said = ask(server, 401)
     server.post("/v1/images", {"url": data_url(picture(seed=402))})
     before = stages(server)
-    assert list(before) == ["fetched", "decoded", "images", "pixels", "encoder", "kv"], (
+    assert list(before) == ["fetched", "decoded", "images", "pixels", "encoder", "regions", "kv"], (
         "there are no slower tiers here"
     )
-    assert before.pop("fetched")["capacity_bytes"] > 0
+    for unused in ("fetched", "regions"):
+        assert before.pop(unused)["capacity_bytes"] > 0
     for stage in before.values():
         assert 0 < stage["bytes"] <= stage["capacity_bytes"]
     assert clear(server, "all")["cleared"] == [
@@ -46,10 +47,11 @@ def test_what_the_caches_hold_and_that_it_can_be_forgotten(server: Server) -> No
         "kv",
         "pixels",
         "encoder",
+        "regions",
         "host",
         "disk",
     ]
-    assert [stage["bytes"] for stage in stages(server).values()] == [0] * 6
+    assert [stage["bytes"] for stage in stages(server).values()] == [0] * 7
     assert ask(server, 401) == said
 
 
@@ -100,15 +102,15 @@ def test_a_stage_that_is_not_there(server: Server) -> None:
     error = clear(server, "attic")["error"]
     assert isinstance(error, dict)
     assert error["code"] == "no_such_cache"
-    assert "there are fetched, decoded, images, kv, pixels, encoder, host, disk, and all" in error["message"]
+    assert "there are fetched, decoded, images, kv, pixels, encoder, regions, host, disk, and all" in error["message"]
 
 
 def test_from_the_command_line(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     ask(server, 404)
     assert main(["caches", "--url", server.url]) == 0
     shown = capsys.readouterr().out
-    rows = ["fetched", "decoded", "images", "pixels", "encoder", "kv"]
-    assert [line.split()[0] for line in shown.splitlines()[1:7]] == rows
+    rows = ["fetched", "decoded", "images", "pixels", "encoder", "regions", "kv"]
+    assert [line.split()[0] for line in shown.splitlines()[1:8]] == rows
     assert "prefix hits:" in shown
     assert main(["caches", "--url", server.url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["stages"]["encoder"]["entries"] >= 1

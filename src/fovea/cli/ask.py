@@ -114,18 +114,22 @@ def check_drawable(args: argparse.Namespace, files: Sequence[str]) -> None:
 
 
 def draw_seen(path: Path, name: str, done: Completion) -> None:
-    """The picture of what was seen where; a note where all of the image was seen, so that there is nothing to draw."""
+    """The picture of what was seen where; a note where there is nothing to draw."""
     import PIL.Image
+    import PIL.ImageOps
 
     from fovea.relevance.showing import show
 
-    explanation = done.images[0].relevance
-    if explanation is None:
+    seen = done.images[0]
+    if seen.relevance is None:
         path.unlink(missing_ok=True)
-        print(f"fovea: all of {name}'s tokens were kept, so there is nothing to draw", file=sys.stderr)
+        why = f"all of {name}'s tokens were kept"
+        if seen.method is not None:
+            why = f"what was seen of {name} came from a cache that does not say where"
+        print(f"fovea: {why}, so there is nothing to draw", file=sys.stderr)
         return
     with PIL.Image.open(name) as image:
-        show(image, explanation).save(path)
+        show(PIL.ImageOps.exif_transpose(image), seen.relevance).save(path)
 
 
 def files_and(question: str, files: Sequence[str]) -> list[dict[str, Any]]:

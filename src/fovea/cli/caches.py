@@ -9,7 +9,7 @@ from typing import Any
 
 from fovea.core.errors import ConfigError
 
-STAGES = ("fetched", "decoded", "images", "pixels", "encoder", "host", "disk", "kv", "all")
+STAGES = ("fetched", "decoded", "images", "pixels", "encoder", "regions", "host", "disk", "kv", "all")
 COLUMNS = ("bytes", "capacity_bytes", "held_bytes", "entries", "hits", "misses", "evictions")
 
 

@@ -120,7 +120,7 @@ def _share_or_count(text: str) -> float | int:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-    if value > 1 and value == int(value):
+    if value > 1 and value.is_integer():
         return int(value)
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is neither a share up to 1 nor a whole number of tokens")

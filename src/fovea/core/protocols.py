@@ -8,8 +8,8 @@ from typing import Literal, Protocol
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
 
 EngineStatus = Literal["loading", "ready", "stopped"]
-CacheStage = Literal["kv", "pixels", "encoder", "host", "disk"]
-CACHE_STAGES: tuple[CacheStage, ...] = ("kv", "pixels", "encoder", "host", "disk")
+CacheStage = Literal["kv", "pixels", "encoder", "regions", "host", "disk"]
+CACHE_STAGES: tuple[CacheStage, ...] = ("kv", "pixels", "encoder", "regions", "host", "disk")
 
 
 class Tokenizer(Protocol):

@@ -214,8 +214,8 @@ class Engine:
         return settled.result().ids
 
     def clear_caches(self, *stages: CacheStage) -> None:
-        """Forget shared prefixes ("kv"), processed pixels ("pixels"), and encoder outputs: of the device ("encoder"), in
-        host memory ("host"), on disk ("disk"); all by default.
+        """Forget shared prefixes ("kv"), processed pixels ("pixels"), and encoder outputs: of the device ("encoder"),
+        those of images' regions ("regions"), in host memory ("host"), on disk ("disk"); all by default.
 
         Answers stay the same; they only cost again.
         """
@@ -226,8 +226,8 @@ class Engine:
                 self._kv.forget_all()
             if "encoder" in chosen:
                 self._embeddings.clear()
-                if self._regions is not None:
-                    self._regions.clear()
+            if "regions" in chosen and self._regions is not None:
+                self._regions.clear()
 
         self.loop.call(clear)
         self._slower.clear(*chosen)

@@ -62,6 +62,7 @@ def stages(stats: Mapping[str, float]) -> dict[str, dict[str, float]]:
         "images": of("image_store", *USUAL, "expired"),
         "pixels": of("pixel_cache", *USUAL, "expired"),
         "encoder": of("embed_cache", *USUAL[:2], "held_bytes", *USUAL[2:], "expired"),
+        "regions": of("region_cache", *USUAL) if stats.get("region_cache_capacity_bytes") else {},
         "host": of("embed_host", *USUAL, "expired"),
         "disk": of("embed_disk", *USUAL, "expired", "corrupt", "off"),
         "kv": {

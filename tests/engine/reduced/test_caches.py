@@ -95,7 +95,7 @@ def test_the_ceiling_is_shown_while_nothing_is_kept(machine: Engine) -> None:
     assert machine.stats()["region_cache_capacity_bytes"] == 64 * 1024**2
     say(machine, asking("read it", LARGE, budget=100))
     assert machine.stats()["region_cache_bytes"] > 0
-    machine.clear_caches("encoder")
+    machine.clear_caches("regions")
     stats = machine.stats()
     assert (stats["region_cache_bytes"], stats["region_cache_entries"]) == (0, 0)
     assert stats["region_cache_misses"] > 0

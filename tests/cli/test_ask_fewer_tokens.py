@@ -1,0 +1,165 @@
+"""fovea ask --budget, --method and --show: what is kept, the picture of what was seen where, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from fovea import Engine
+from fovea.core.image import PixelBudget, VisualTokens
+from tests.cli.support import Caller
+from tests.support.clips import clip
+from tests.support.reduced import drawn, roomy
+
+FEW = ("--max-tokens", "4")
+FULL = 600
+"""Visual tokens of page.png: 30x20."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return roomy("qwen3_vl", tmp_path_factory.mktemp("fewer tokens") / "tiny")
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Beside the small pictures a page, one that lies on its side and says so, and a video."""
+    page = drawn(5, 640, 960)
+    picture = PIL.Image.frombytes("RGB", (page.width, page.height), page.rgb)
+    picture.save(folder / "page.png")
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    picture.rotate(90, expand=True).save(folder / "turned.png", exif=exif)
+    (folder / "clip.mp4").write_bytes(clip())
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept", "method"),
+    [
+        (("--budget", "0.5"), 300, "relevance"),
+        (("--budget", "300"), 300, "relevance"),
+        (("--budget", "2"), 2, "relevance"),
+        (("--budget", "0.25", "--method", "dart"), 150, "dart"),
+        (("--method", "uniform"), 300, "uniform"),
+        (("--budget", "1"), FULL, None),
+        (("--budget", "1e9"), FULL, None),
+        ((), FULL, None),
+    ],
+    ids=str,
+)
+def test_how_many(
+    fovea: Caller, model: Path, here: Path, flags: tuple[str, ...], kept: int, method: str | None
+) -> None:
+    said = fovea("ask", "page.png", "what is it?", "--json", "--model", model, *FEW, *flags)
+    assert (said.code, said.err) == (0, "")
+    (seen,) = said.json["images"]
+    assert seen["visual_tokens"] == said.json["usage"]["prompt_tokens_details"]["image_tokens"] == kept
+    assert (seen.get("method"), seen.get("of")) == (method, FULL if method else None)
+    assert "relevance" not in seen
+
+
+def test_the_answer_is_the_engines(fovea: Caller, model: Path, here: Path) -> None:
+    said = fovea("ask", "page.png", "a.png", "read it", "--budget", "0.5", "--model", model, *FEW)
+    budget = PixelBudget(visual=VisualTokens("relevance", 0.5))
+    with Engine.from_pretrained(str(model), threads=1, kv_cache_mib=16) as engine:
+        whole = engine.generate("read it", images=["page.png", "a.png"], budget=budget, max_tokens=4)
+    assert said.out == whole.text + "\n"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("heat.png", "PNG"), ("heat.jpg", "JPEG"), ("HEAT.JPEG", "JPEG")])
+def test_a_picture_of_what_was_seen_where(
+    fovea: Caller, model: Path, here: Path, name: str, kind: str
+) -> None:
+    said = fovea(
+        "ask", "page.png", "read it", "--budget", "0.3", "--show", name, "--json", "--model", model, *FEW
+    )
+    assert (said.code, said.err) == (0, "")
+    assert said.json["images"][0]["relevance"]["tokens"] == 180
+    with PIL.Image.open(name) as drawn_image:
+        assert drawn_image.format == kind
+        assert drawn_image.width == 640
+        assert drawn_image.height > 960, "a legend stands below"
+        shown = np.asarray(drawn_image.convert("RGB"))[:960].astype(int)
+    with PIL.Image.open("page.png") as page:
+        assert (abs(shown - np.asarray(page).astype(int)).mean(axis=2) > 8).any()
+
+
+def test_the_first_image_is_drawn_and_half_is_usual(fovea: Caller, model: Path, here: Path) -> None:
+    said = fovea(
+        "ask", "clip.mp4", "page.png", "a.png", "?", "--show", "heat.png", "--json", "--model", model, *FEW
+    )
+    assert [image["visual_tokens"] for image in said.json["images"]] == [300, 3]
+    with PIL.Image.open("heat.png") as drawn_image:
+        assert drawn_image.width == 640
+
+
+def test_a_picture_on_its_side_is_drawn_upright(fovea: Caller, model: Path, here: Path) -> None:
+    """The model sees it upright; the picture showed the map of that over the lying one."""
+    for source, name in (("page.png", "one.png"), ("turned.png", "other.png")):
+        said = fovea("ask", source, "read it", "--budget", "0.3", "--show", name, "--model", model, *FEW)
+        assert (said.code, said.err) == (0, "")
+    with PIL.Image.open("one.png") as one, PIL.Image.open("other.png") as other:
+        assert np.array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_where_all_is_kept_there_is_nothing_to_draw(fovea: Caller, model: Path, here: Path) -> None:
+    said = fovea("ask", "page.png", "read it", "--budget", "1", "--show", "heat.png", "--model", model, *FEW)
+    assert said.code == 0
+    assert said.told == "fovea: all of page.png's tokens were kept, so there is nothing to draw"
+    assert not (here / "heat.png").exists()
+
+
+def test_what_comes_from_the_disk_does_not_say_where(fovea: Caller, model: Path, here: Path) -> None:
+    """It was said that all tokens had been kept."""
+    words = ("ask", "page.png", "read it", "--budget", "0.3", "--show", "heat.png", "--model", model, *FEW)
+    first = fovea(*words, "--embed-disk-dir", here / "disk")
+    assert (first.code, first.err) == (0, "")
+    second = fovea(*words, "--embed-disk-dir", here / "disk")
+    assert second.out == first.out
+    assert "came from a cache that does not say where" in second.told
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("page.png", "?", "--show", "heat.gif"),
+            "--show heat.gif: accepted are names that end in .png or .jpg",
+        ),
+        (("page.png", "?", "--show", "heat"), "--show heat: accepted are names that end in .png or .jpg"),
+        (("clip.mp4", "?", "--show", "heat.png"), "--show draws an image, and there is none"),
+        (("?", "--show", "heat.png"), "--show draws an image, and there is none"),
+        (
+            ("page.png", "?", "--show", "heat.png", "--method", "dart"),
+            "--show is for the method relevance, not dart",
+        ),
+        (("page.png", "?", "--show", "none/heat.png"), "none/heat.png can not be written: No such file"),
+        (("missing.png", "?", "--show", "heat.png"), "image 0: missing.png can not be read: No such file"),
+        (
+            ("page.png", "?", "--method", "half"),
+            "visual_tokens: there is no method 'half'; accepted: resize, ",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_told_in_a_line(
+    words: tuple[str, ...], message: str, fovea: Caller, here: Path, model: Path
+) -> None:
+    said = fovea("ask", *words, "--model", model)
+    assert (said.code, said.out) == (2, "")
+    assert said.told.startswith(f"fovea: {message}")
+
+
+@pytest.mark.parametrize("budget", ["0", "-1", "1.5", "abc", "inf", "nan", ""])
+def test_a_wrong_budget_shows_how_it_goes(budget: str, fovea: Caller) -> None:
+    said = fovea("ask", "page.png", "?", f"--budget={budget}")
+    assert (said.code, said.out) == (2, "")
+    usage, told = said.err.splitlines()
+    assert usage.startswith("usage: fovea ")
+    assert "argument --budget: " in told
+    assert budget in told
