@@ -102,7 +102,10 @@ def test_a_stage_that_is_not_there(server: Server) -> None:
     error = clear(server, "attic")["error"]
     assert isinstance(error, dict)
     assert error["code"] == "no_such_cache"
-    assert "there are fetched, decoded, images, kv, pixels, encoder, regions, host, disk, and all" in error["message"]
+    assert (
+        "there are fetched, decoded, images, kv, pixels, encoder, regions, host, disk, and all"
+        in error["message"]
+    )
 
 
 def test_from_the_command_line(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
