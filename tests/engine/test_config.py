@@ -24,6 +24,7 @@ BOUNDS = {
     "max_step_visual_tokens": (1, 1 << 20),
     "max_queue": (0, 1 << 20),
     "embed_cache_mib": (0, 1 << 24),
+    "region_cache_mib": (0, 1 << 24),
     "preprocess_workers": (1, 64),
 }
 
@@ -45,6 +46,36 @@ def test_words_are_listed() -> None:
     with pytest.raises(ConfigError, match="device is 'tpu'; accepted: auto, cpu, cuda, cuda:N"):
         EngineConfig(device="tpu")
     assert EngineConfig(device="cuda:3").device == "cuda:3"
+
+
+@pytest.mark.parametrize("value", ["off", "document", "general", "fast", "dart", "relevance:0.5", "dpp:1"])
+def test_policies_of_visual_tokens(value: str) -> None:
+    assert EngineConfig(visual_tokens=value).visual_tokens == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("visual_tokens", "half", "there is no method 'half'; accepted: resize, uniform, "),
+        ("visual_tokens", "", "there is no method ''; accepted: resize, "),
+        ("visual_tokens", "dart:0", "keep is 0.0; accepted: more than 0, at most 1"),
+        ("visual_tokens", "dart:1.5", "keep is 1.5; accepted: more than 0, at most 1"),
+        ("visual_tokens", "dart:nan", "keep is nan; accepted: more than 0, at most 1"),
+        ("visual_tokens", "dart:few", "'few' is no share; accepted: more than 0, at most 1"),
+        ("visual_tokens", None, "visual_tokens is None; accepted: off, METHOD:SHARE, or a preset"),
+        ("visual_tokens", 0.5, "visual_tokens is 0.5; accepted: off, METHOD:SHARE, or a preset"),
+        ("degrade_by", "level", "there is no method 'level'; accepted: resize, "),
+        ("degrade_by", "fast", "there is no method 'fast'; accepted: resize, "),
+    ],
+)
+def test_what_may_be_left_out_is_checked_before_anything_is_loaded(
+    name: str, value: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(**{name: value})
+    assert caught.value.param == name
+    assert message in caught.value.message
+    assert caught.value.message.startswith(name)
 
 
 def test_every_setting_is_documented_and_frozen() -> None:

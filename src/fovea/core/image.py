@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import UnionType
 from typing import Any, Literal
 
 from fovea.core.errors import InvalidRequest
@@ -56,12 +57,19 @@ class VisualTokens:
     def __post_init__(self) -> None:
         if self.keep is not None and self.budget is not None:
             raise InvalidRequest("keep and budget say the same; send one", param="visual_tokens")
-        if self.keep is not None and not 0 < self.keep <= 1:
+        if self.keep is not None and not (_is(self.keep, int | float) and 0 < self.keep <= 1):
             raise InvalidRequest(
                 f"keep is {self.keep!r}; accepted: more than 0, at most 1", param="visual_tokens"
             )
-        if self.budget is not None and self.budget < 1:
-            raise InvalidRequest(f"budget is {self.budget!r}; accepted: 1 or more", param="visual_tokens")
+        if self.budget is not None and not (_is(self.budget, int) and self.budget >= 1):
+            raise InvalidRequest(
+                f"budget is {self.budget!r}; accepted: a whole number from 1 on", param="visual_tokens"
+            )
+
+
+def _is(value: object, kind: type | UnionType) -> bool:
+    """True is no number here."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,10 @@ class EngineConfig:
 
 def _check_reduction(config: EngineConfig) -> None:
     name = "visual_tokens"
+    if not isinstance(config.visual_tokens, str):
+        raise ConfigError(
+            f"{name} is {config.visual_tokens!r}; accepted: off, METHOD:SHARE, or a preset", param=name
+        )
     try:
         policy(config.visual_tokens)
         name = "degrade_by"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, VideoPart
 from fovea.engine.inputs import to_video
 from fovea.engine.prompt import PreparedPrompt
 from fovea.engine.reduce.methods import METHODS, PRESETS
+from fovea.engine.schedule.budget import Budget
+from fovea.engine.sequence import Sequence
 from fovea.engine.vision.features import VisualFeatures
 from tests.support.clips import clip
-from tests.support.engines import ask, at_rest, engine, picture
+from tests.support.engines import all_at_once, ask, at_rest, engine, picture
 from tests.support.reduced import (
     GREEDY,
     QWEN,
@@ -205,6 +208,43 @@ def test_positions_hold_when_a_prompt_is_cut_anywhere(checkpoint: Checkpoints) -
         for prompt, expected in zip(prompts, truth, strict=True):
             assert tokens_of(machine.generate(prompt, **GREEDY)) == expected
         at_rest(machine)
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_who_is_preempted_within_an_image_goes_on_in_its_place(
+    checkpoint: Checkpoints, prefix_cache: bool
+) -> None:
+    """Its KV is found in part or computed anew, and its tokens stand where they stood."""
+    prompts = [asking(f"question {n}", picture(n, 190, 130), method="dpp", keep=0.7) for n in range(3)]
+    prompts += [asking(f"question {n}", LARGE, budget=60) for n in range(3)]
+    folder = checkpoint("qwen3_vl")
+    with engine(folder, prefix_cache=False) as plain:
+        truth = [tokens_of(plain.generate(prompt, **GREEDY)) for prompt in prompts]
+    with engine(folder, max_step_tokens=7, block_size=4, prefix_cache=prefix_cache) as machine:
+        step, scheduler = machine.loop._step, machine.scheduler
+
+        def within(seq: Sequence) -> bool:
+            return any(span.start < seq.computed < span.end for span in seq.spans)
+
+        def preempting() -> None:
+            for seq in [seq for seq in scheduler.running if within(seq) and not seq.preemptions]:
+                scheduler._preempt(seq, Budget(7, 100))
+            step()
+
+        machine.loop._step = preempting  # type: ignore[method-assign]
+        with ThreadPoolExecutor(len(prompts)) as pool, all_at_once(machine, len(prompts)):
+            answers = pool.map(lambda prompt: tokens_of(machine.generate(prompt, **GREEDY)), prompts)
+        assert list(answers) == truth
+        assert scheduler.preemptions == len(prompts)
+        at_rest(machine)
+
+
+def test_choices_of_one_prompt(pair: Pair) -> None:
+    prompt = asking("what is it?", SMALL, method="dart", keep=0.5)
+    one = pair.engine.generate(prompt, **GREEDY)
+    three = pair.engine.generate(prompt, n=3, **GREEDY)
+    assert three.token_ids == one.token_ids * 3
+    assert len(three.images) == 1
 
 
 def test_videos_are_not_reduced(checkpoint: Checkpoints) -> None:

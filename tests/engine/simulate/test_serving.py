@@ -258,3 +258,15 @@ def test_it_needs_no_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert said.stdout.split() == ["False", "False"]
+
+
+async def test_fewer_visual_tokens() -> None:
+    """By request, and by the policy, which a simulated server took and did not follow."""
+    engine = SimulatedEngine(EngineConfig(kv_blocks=64, visual_tokens="dart:0.25"), FAST)
+    large, builder = picture(side=512), AnswerBuilder(1)
+    async with aclosing(engine.stream(ask(pictures=(large,), max_tokens=2))) as deltas:
+        async for delta in deltas:
+            builder.add(delta)
+    (seen,) = builder.build().images
+    assert (seen.method, seen.tokens) == ("dart", -(-(seen.full or 0) // 4))
+    await engine.close()

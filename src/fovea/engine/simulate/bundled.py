@@ -13,6 +13,7 @@ import jinja2.sandbox
 from tokenizers import AddedToken, Tokenizer
 
 import fovea
+from fovea.core.image import VisualTokens
 from fovea.engine.files import read_json
 from fovea.engine.prompt import PromptBuilder
 from fovea.engine.tokenizer import ChatTokenizer
@@ -69,7 +70,9 @@ class PlainTokenizer:
         return template.render(messages=messages, add_generation_prompt=add_generation_prompt)
 
 
-def prompts(detail: DetailRule | None = None, folder: Path = FOLDER) -> tuple[ChatTokenizer, PromptBuilder]:
+def prompts(
+    detail: DetailRule | None = None, folder: Path = FOLDER, visual: VisualTokens | None = None
+) -> tuple[ChatTokenizer, PromptBuilder]:
     """Of a folder like the bundled model's: a Qwen-VL checkpoint with tokenizer.json and chat_template.jinja."""
     plain, config = PlainTokenizer(folder), read_json(folder / "config.json")
     template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
@@ -80,4 +83,4 @@ def prompts(detail: DetailRule | None = None, folder: Path = FOLDER) -> tuple[Ch
     videos = build_videos(kind, read_json(folder / VIDEO_FILE), images, config, {})
     known = (videos, config["video_token_id"]) if videos else None
     processor, token = build(kind, images, config), config["image_token_id"]
-    return tokenizer, PromptBuilder(tokenizer, processor, token, known, detail=detail)
+    return tokenizer, PromptBuilder(tokenizer, processor, token, known, detail=detail, visual=visual)

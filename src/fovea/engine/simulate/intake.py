@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from fovea.core.errors import InvalidRequest, PromptTooLong
+from fovea.core.image import VisualTokens
 from fovea.core.types import GenerationRequest, Prompt
 from fovea.engine.detokenize import TextStream
 from fovea.engine.events import Sink
@@ -20,8 +21,8 @@ from fovea.engine.vision.detail import DetailRule
 class Intake:
     """Requests become jobs here, and their answers' seeds are known until they are forgotten."""
 
-    def __init__(self, detail: DetailRule) -> None:
-        self.tokenizer, self._builder = prompts(detail)
+    def __init__(self, detail: DetailRule, visual: VisualTokens | None) -> None:
+        self.tokenizer, self._builder = prompts(detail, visual=visual)
         self._filler = Filler(self.tokenizer)
         self._seeds: dict[str, int] = {}
 

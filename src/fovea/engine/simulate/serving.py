@@ -23,6 +23,7 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.events import Event
 from fovea.engine.job import Job
 from fovea.engine.prompt import PreparedPrompt
+from fovea.engine.reduce.methods import policy
 from fovea.engine.schedule.stats import scheduler_stats
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.intake import Intake
@@ -39,7 +40,7 @@ class SimulatedEngine:
     def __init__(self, config: EngineConfig, cost: CostModel, name: str = "fovea-simulated") -> None:
         self.config = config
         self.cost = cost
-        self.intake = Intake(DetailRule.of(config))
+        self.intake = Intake(DetailRule.of(config), policy(config.visual_tokens))
         self._jobs: dict[str, Job] = {}
         self.machine = Machine(config, cost, self.intake.token)
         context = min(config.max_context or cost.max_context, self.machine.capacity)
