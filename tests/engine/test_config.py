@@ -76,6 +76,7 @@ def test_what_may_be_left_out_is_checked_before_anything_is_loaded(
     assert caught.value.param == name
     assert message in caught.value.message
     assert caught.value.message.startswith(name)
+    assert caught.value.message.count("visual_tokens") <= 1
 
 
 def test_every_setting_is_documented_and_frozen() -> None:

@@ -37,6 +37,8 @@ REAL = (
     "embed_host_mib", "embed_ttl_s", "pixel_cache_mib", "pixel_ttl_s", "visual_tokens", "degrade_by", "region_cache_mib",
 )  # fmt: skip
 """Engine settings of what is not simulated."""
+OF_THE_LOAD = {"visual_tokens": "off"}
+"""What the load calls by the same name is no setting of the engine here."""
 TOO_SLOW = 10**6
 
 
@@ -116,7 +118,7 @@ def _config(args: argparse.Namespace, policy: str) -> EngineConfig:
     """A wrong name is told as what was typed: --policy."""
     if policy not in POLICY_NAMES:
         raise ConfigError(f"--policy is {policy!r}; accepted: {', '.join(POLICY_NAMES)}", param="policy")
-    fixed: dict[str, Any] = {"policy": policy}
+    fixed: dict[str, Any] = {"policy": policy, **OF_THE_LOAD}
     if args.batch_rule:
         fixed |= {"pace": 0, "target_itl_ms": 0}
     config: EngineConfig = options.settings(EngineConfig, args, {}, **fixed)
@@ -129,7 +131,7 @@ def _control(args: argparse.Namespace, config: EngineConfig) -> BatchRule | None
     found = options.lookup("target_itl_ms", args, {})
     if found is None:
         raise ConfigError("--batch-rule needs a target: --target-itl-ms N", param="target_itl_ms")
-    checked: EngineConfig = options.settings(EngineConfig, args, {}, policy=config.policy)
+    checked: EngineConfig = options.settings(EngineConfig, args, {}, policy=config.policy, **OF_THE_LOAD)
     if not checked.target_itl_ms:
         raise ConfigError(f"{found[1]} is 0; --batch-rule needs one from 1 on", param="target_itl_ms")
     return BatchRule(checked.target_itl_ms / 1e3, config.max_running)

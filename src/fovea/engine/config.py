@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.engine.compile_modes import CompileModes
-from fovea.engine.reduce.methods import method, policy
+from fovea.engine.reduce.methods import PARAM, method, policy
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -190,4 +190,4 @@ def _check_reduction(config: EngineConfig) -> None:
         if config.degrade_by != "detail":
             method(config.degrade_by)
     except InvalidRequest as error:
-        raise ConfigError(f"{name}: {error.message}", param=name) from None
+        raise ConfigError(f"{name}: {error.message.removeprefix(f'{PARAM}: ')}", param=name) from None
