@@ -21,13 +21,14 @@ from fovea.engine.models.qwen_vl import QwenVL
 from fovea.engine.reduce.encoder import word_embeddings
 from fovea.engine.reduce.methods import keep_count
 from fovea.engine.reducing import WORDS
+from fovea.engine.vision.judge import Judge
+from fovea.engine.vision.processor.base import Reduction
 from fovea.engine.vision.processor.pixels import resized_bytes
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.slices import finished
 from fovea.evaluation.datasets import Case
-from fovea.relevance import coupling
-from fovea.relevance.balancing import Balancer
-from fovea.relevance.pipeline import Survey, realize, survey
+from fovea.relevance.pipeline import survey
+from fovea.relevance.policy import Attended, attend, first_view
 from fovea.relevance.realizing import View, patch_fractions, whole
 from relevance_page import Cost
 
@@ -51,36 +52,35 @@ def _of_one(loaded: LoadedModel, case: Case, keep: float) -> Cost:
     ((height, width),) = plan.resized
     pixels = np.ascontiguousarray(resized_bytes(image, height, width, processor.resample))
     total = keep_count(plan.tokens, keep)
+    asked = case.exchanges[0].question
+    words = tuple(loaded.tokenizer.encode(asked)[-WORDS:])
+    reduction = Reduction("relevance", plan.tokens, "whole", "key", question=asked, words=words)
+    judge = Judge(partial(word_embeddings, loaded.model), loaded.relevance)
     surveyed, survey_s = _timed(partial(survey, pixels, processor.factor))
-    features, view_s = _timed(partial(_first_view, loaded, processor, pixels, surveyed, total))
-    _, planning_s = _timed(partial(_plan, loaded, surveyed, features, case.exchanges[0].question, total))
-    return Cost(survey_s, view_s, planning_s)
+    tensions, tensions_s = _timed(partial(judge.tensions, surveyed, reduction, total))
+    shape = first_view(surveyed.grid, total, tensions.compress)
+    features, view_s = _timed(partial(_seen, loaded, processor, pixels, surveyed.grid, shape))
+
+    def choose(worth: Any, held: Any, total: int) -> Attended:
+        return attend(worth, held, total, tensions.compress)
+
+    plan_it = partial(judge.realize, surveyed, reduction, total, tensions, (shape, features), choose)
+    _, planning_s = _timed(plan_it)
+    return Cost(survey_s, view_s, tensions_s + planning_s)
 
 
-def _first_view(
-    loaded: LoadedModel, processor: QwenProcessor, pixels: Any, surveyed: Survey, total: int
-) -> Any:
+def _seen(
+    loaded: LoadedModel, processor: QwenProcessor, pixels: Any, grid: tuple[int, int], shape: tuple[int, int]
+) -> torch.Tensor:
     model = loaded.model
     assert isinstance(model, QwenVL)
-    shape, merge = surveyed.first_view(total), model.vision.config.merge
+    merge = model.vision.config.merge
     size = shape[1] * processor.factor, shape[0] * processor.factor
     small = np.asarray(PIL.Image.fromarray(pixels).resize(size, processor.resample))
     patches = torch.from_numpy(processor.patches(small)).to(model.device, model.dtype)
-    at = patch_fractions(View(whole(*surveyed.grid), shape, ()), surveyed.grid, merge)
+    at = patch_fractions(View(whole(*grid), shape, ()), grid, merge)
     embeds, _ = finished(model.vision.slices(patches, (1, shape[0] * merge, shape[1] * merge), at))
-    return embeds.float().cpu().numpy()
-
-
-def _plan(loaded: LoadedModel, surveyed: Survey, features: Any, question: str, total: int) -> None:
-    head, shape = loaded.relevance, surveyed.first_view(total)
-    ids = loaded.tokenizer.encode(question)[-WORDS:]
-    words = word_embeddings(loaded.model, ids).float().cpu().numpy()
-    if head is None:
-        coupled = coupling.unlearned(features, words, shape, surveyed.asked(question))
-    else:
-        coupled = coupling.spread(coupling.learned(head, features, words), shape, surveyed.grid)
-    query, image = coupling.normal(words).mean(0), coupling.normal(features).mean(0)
-    realize(surveyed, coupled, total, balancer=Balancer(head), query=query, image=image)
+    return embeds
 
 
 def _timed(call: Callable[[], Made]) -> tuple[Made, float]:

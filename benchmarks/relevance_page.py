@@ -22,8 +22,9 @@ COST_SHARE, SPEEDUP = 0.15, 1.5
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds, medians. survey: texture and the two ways of knowing that need no question. first_view: the encoder on the
-    small view of the whole. planning: coupling, balancing, attending and laying out."""
+    """Seconds, medians. survey: texture and the two ways of knowing that need no question. first_view: the encoder on the view
+    of the whole, whose tokens are among those that the decoder gets, so that it is no cost of deciding. planning: tensions,
+    coupling, balancing, attending and laying out."""
 
     survey: float
     first_view: float
@@ -31,7 +32,7 @@ class Cost:
 
     @property
     def total(self) -> float:
-        return self.survey + self.first_view + self.planning
+        return self.survey + self.planning
 
 
 @dataclass(frozen=True, slots=True)

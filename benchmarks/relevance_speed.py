@@ -20,7 +20,7 @@ import torch
 
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 from fovea.kernels.texture import texture as in_torch
-from fovea.relevance.balancing import Balancer, Ways
+from fovea.relevance.balancing import Balancer, Tensions, Ways
 from fovea.relevance.coupling import unlearned
 from fovea.relevance.knowing import keywords, perspectival, propositional
 from fovea.relevance.pipeline import survey
@@ -38,7 +38,12 @@ def steps(pixels: np.ndarray, cell: int, question: str, device: str) -> dict[str
     seen, asked = surveyed.seen, surveyed.asked(question)
     ways = Ways(surveyed.propositional, surveyed.perspectival, asked)
     balancer = Balancer()
-    tensions = balancer.tensions(ways)
+    total = seen.grid[0] * seen.grid[1] // 2
+
+    def decided() -> Tensions:
+        return balancer.tensions(question, None, surveyed.statistics(total))
+
+    tensions = decided()
     worth, held = balancer.balance(ways, tensions), content(ways)
     draw = np.random.default_rng(0)
     features, words = (
@@ -58,8 +63,9 @@ def steps(pixels: np.ndarray, cell: int, question: str, device: str) -> dict[str
         "perspectival": lambda: perspectival(seen),
         "keywords": lambda: keywords(seen, question),
         "coupling": lambda: unlearned(features, words, VIEW, asked),
-        "balancing": lambda: balancer.balance(ways, balancer.tensions(ways)),
-        "attending": lambda: attend(worth, held, worth.size // 2),
+        "tensions": decided,
+        "balancing": lambda: balancer.balance(ways, tensions),
+        "attending": lambda: attend(worth, held, total, tensions.compress),
     }
 
 

@@ -96,7 +96,7 @@ def main() -> None:
         },
     )
     image = {
-        "size": {"shortest_edge": 64 * 64, "longest_edge": 1024 * 1024},
+        "size": {"shortest_edge": 64 * 64, "longest_edge": 1344 * 896},
         "patch_size": 16,
         "temporal_patch_size": 2,
         "merge_size": 2,

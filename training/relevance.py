@@ -5,7 +5,9 @@
 The model itself stands still. Scenes say where their answers are (`Turn.focus`), so a cell either helps or does not. The
 coupling learns that directly. The balance learns by what a budget would keep: a soft gate opens for cells whose relevance is
 above that of the last one that fits, and every cell of the focus that it shuts costs; so gradients reach the tensions and
-the networks although choosing itself has none. Writes relevance.safetensors and prints what it is worth, part by part.
+the networks although choosing itself has none. How much of the budget shows the whole is learned from the model's answers: the
+right one is scored under several divisions, and a soft choice among them, around the tension, is made as cheap as it can be.
+Writes relevance.safetensors and prints what it is worth, part by part.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -35,19 +38,24 @@ from fovea.evaluation.scenes.scene import Scene
 from fovea.evaluation.scenes.small import LARGE_SIZES, compose_small
 from fovea.evaluation.scenes.vocabulary import HELD_OUT_SEED
 from fovea.relevance import coupling
-from fovea.relevance.balancing import SPREAD, WEIGHTS, Balancer, Tensions, Ways, _remoteness
+from fovea.relevance.balancing import SPREAD, WEIGHTS, Balancer, Tensions, Ways, remoteness
 from fovea.relevance.pipeline import Survey, survey
-from fovea.relevance.policy import attend, content
+from fovea.relevance.policy import attend, content, first_view
 from fovea.relevance.realizing import View, patch_fractions, whole
 from fovea.relevance.texture import Map
 from model import Fovea
-from packing import Packer
-from varied import CELL, MERGE, view_pixels
+from packing import Packer, Shown, collate, conversation
+from varied import CELL, MERGE, gathered, view_pixels
 
 SPACE, HIDDEN = 48, 48
 SHARES = (0.1, 0.25, 0.5)
 GATE = 0.05
 """Width of the soft gate, in relevance."""
+DIVISIONS = (0.05, 0.3, 0.6, 0.95)
+"""Of compression, that answers are scored under."""
+CHOICE = 0.15
+"""Width of the soft choice among them."""
+MOST_NATS = 2.0
 
 
 @dataclass(frozen=True)
@@ -55,11 +63,13 @@ class Example:
     """One question about one image: what the model makes of both, and where the answer is."""
 
     surveyed: Survey
+    total: int
     shape: tuple[int, int]
     features: np.ndarray
     words: np.ndarray
     focus: Map
-    question: str
+    turn: Turn
+    pixels: np.ndarray
 
 
 class Head(nn.Module):
@@ -71,7 +81,7 @@ class Head(nn.Module):
         self.query, self.hidden = nn.Linear(SPACE, SPACE), nn.Linear(3 * SPACE, HIDDEN)
         self.coupling = nn.Linear(HIDDEN, 1)
         self.raw = nn.ModuleList((nn.Linear(3, 64), nn.Linear(64, 1)))
-        self.context = nn.ModuleList((nn.Linear(2 * width + 6, 64), nn.Linear(64, 3)))
+        self.context = nn.ModuleList((nn.Linear(width + 10, 64), nn.Linear(64, 3)))
 
     def coupled(self, features: Tensor, words: Tensor) -> Tensor:
         """Logits (n,)."""
@@ -80,16 +90,19 @@ class Head(nn.Module):
         both = torch.cat((image, query.expand_as(image), image * query), dim=1)
         return self.coupling(F.relu(self.hidden(both)))[:, 0]
 
-    def relevance(self, example: Example, participatory: Tensor, features: Tensor, words: Tensor) -> Tensor:
+    def tensions(self, example: Example, words: Tensor) -> Tensor:
+        """(3,) in [0, 1]."""
+        image = torch.from_numpy(example.surveyed.statistics(example.total))
+        context = torch.cat((words.mean(0), image))
+        return torch.sigmoid(self.context[1](F.relu(self.context[0](context))))
+
+    def relevance(self, example: Example, participatory: Tensor, words: Tensor) -> Tensor:
         """Of every cell, before it is stretched to [0, 1]; (rows, columns)."""
         known = torch.from_numpy(np.stack((example.surveyed.propositional, example.surveyed.perspectival)))
         maps = torch.stack((known[0].float(), known[1].float(), participatory))
         raw = torch.sigmoid(self.raw[1](F.relu(self.raw[0](maps.permute(1, 2, 0))))[..., 0])
-        flat = maps.flatten(1).T
-        stats = torch.cat((flat.mean(0), flat.std(0, unbiased=False)))
-        context = torch.cat((words.mean(0), features.mean(0), stats))
-        tensions = torch.sigmoid(self.context[1](F.relu(self.context[0](context))))
-        remote = torch.from_numpy(_remoteness(raw.detach().numpy()))
+        tensions = self.tensions(example, words)
+        remote = torch.from_numpy(remoteness(raw.detach().numpy()))
         first = tensions[0] * maps[0] + (1 - tensions[0]) * maps[2]
         second = tensions[1] * maps[1] + (1 - tensions[1]) * (1 - maps[1])
         third = raw + (1 - tensions[2]) * SPREAD * remote
@@ -130,8 +143,11 @@ def examples(model: Fovea, packer: Packer, seed: str, count: int) -> Iterator[Ex
         pixels = fitted(draw(scene), size)
         surveyed = survey(np.ascontiguousarray(pixels), CELL)
         grid = surveyed.grid
-        total = max(1, math.ceil(grid[0] * grid[1] * rng.choice(SHARES)))
-        shape = surveyed.first_view(min(total, grid[0] * grid[1] - 1))
+        cells = grid[0] * grid[1]
+        total = max(
+            2, min(cells - 1, math.ceil(cells * math.exp(rng.uniform(math.log(0.12), math.log(0.75)))))
+        )
+        shape = first_view(grid, total, rng.random())
         view = View(whole(*grid), shape, ())
         at = torch.from_numpy(patch_fractions(view, grid, MERGE))[None]
         visual, _ = model.model["visual"](torch.from_numpy(view_pixels(pixels, view).copy())[None], at)
@@ -139,8 +155,8 @@ def examples(model: Fovea, packer: Packer, seed: str, count: int) -> Iterator[Ex
             words = model.model["language_model"].embed_tokens(torch.tensor(packer.text(turn.question)))
             made += 1
             yield Example(
-                surveyed, shape, visual[0].float().numpy(), words.float().numpy(),
-                focus_map(turn, scene, grid), turn.question,
+                surveyed, total, shape, visual[0].float().numpy(), words.float().numpy(),
+                focus_map(turn, scene, grid), turn, pixels,
             )  # fmt: skip
 
 
@@ -160,7 +176,7 @@ def loss_of(head: Head, example: Example, rng: Random) -> Tensor:
     grid = example.focus.shape
     known = torch.sigmoid(logits).view(1, 1, *example.shape)
     known = F.interpolate(known, grid, mode="bilinear", align_corners=False)[0, 0]
-    relevance = head.relevance(example, known, features, words)
+    relevance = head.relevance(example, known, words)
     low, high = relevance.min().detach(), relevance.max().detach()
     relevance = (relevance - low) / (high - low).clamp(min=1e-6)
     kept = max(1, round(relevance.numel() * math.exp(rng.uniform(math.log(0.05), math.log(0.5)))))
@@ -190,13 +206,91 @@ def arrays(head: Head) -> dict[str, np.ndarray]:
     return {name: value.detach().numpy().astype(np.float32) for name, value in head.state_dict().items()}
 
 
+def worth_of(weights: dict[str, np.ndarray], example: Example, tensions: Tensions) -> Map:
+    surveyed = example.surveyed
+    coupled = coupling.spread(
+        coupling.learned(weights, example.features, example.words), example.shape, surveyed.grid
+    )
+    ways = Ways(surveyed.propositional, surveyed.perspectival, coupled)
+    return Balancer(weights).balance(ways, tensions)
+
+
+@torch.no_grad()
+def answer_losses(model: Fovea, packer: Packer, weights: dict[str, np.ndarray], example: Example) -> Tensor:
+    """Mean nats per token of the right answer under each of DIVISIONS, (divisions,)."""
+    pooled = coupling.normal(example.words).mean(0)
+    learned = Balancer(weights).tensions("", pooled, example.surveyed.statistics(example.total))
+    worth = worth_of(weights, example, learned)
+    held = content(Ways(example.surveyed.propositional, example.surveyed.perspectival, worth))
+    layouts = [attend(worth, held, example.total, compress).layout for compress in DIVISIONS]
+    sequences = []
+    for layout in layouts:
+        shown = Shown(layout.grid, places=tuple(map(tuple, layout.places().tolist())))
+        sequences.append(conversation(packer, [example.turn], shown, None, False))
+    batch = collate(sequences, [[] for _ in sequences]) | gathered(layouts, [example.pixels] * len(layouts))
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in batch.items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        states, _, _ = model.hidden(tensors)
+        row, column, token, _ = tensors["targets"].unbind(1)
+        nats = F.cross_entropy(model.logits(states[row, column]), token, reduction="none")
+    return torch.stack([nats[row == number].mean() for number in range(len(layouts))])
+
+
+def expected(compress: Tensor, nats: Tensor) -> Tensor:
+    """Nats of a soft choice among DIVISIONS around `compress`."""
+    apart = torch.tensor(DIVISIONS) - compress
+    return (torch.softmax(-apart.square() / (2 * CHOICE**2), 0) * nats.clamp(max=MOST_NATS)).sum()
+
+
+def train_division(head: Head, some: list[Example], nats: list[Tensor], epochs: int, rate: float) -> None:
+    """The first tension alone; the others are held where they are."""
+    optimizer = torch.optim.AdamW(head.context.parameters(), rate, weight_decay=0.02)
+    words = [torch.from_numpy(coupling.normal(example.words)).float() for example in some]
+    with torch.no_grad():
+        before = [head.tensions(example, known)[1:] for example, known in zip(some, words, strict=True)]
+    rng = Random(2)
+    steps = epochs * len(some) // 32
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * (1 - step / steps)
+        losses = []
+        for number in rng.choices(range(len(some)), k=32):
+            tensions = head.tensions(some[number], words[number])
+            moved = (tensions[1:] - before[number]).square().sum()
+            losses.append(expected(tensions[0], nats[number]) + moved)
+        loss = torch.stack(losses).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def division_report(
+    weights: dict[str, np.ndarray], some: list[Example], nats: list[Tensor]
+) -> dict[str, float]:
+    """Mean nats of held-out answers: by the learned tension, by the prior, by each fixed one, and by the best of each."""
+    found: dict[str, list[float]] = {}
+    for example, row in zip(some, nats, strict=True):
+        image = example.surveyed.statistics(example.total)
+        pooled = coupling.normal(example.words).mean(0)
+        learned = Balancer(weights).tensions("", pooled, image).compress
+        prior = Balancer().tensions(example.turn.question, None, image).compress
+        clipped = row.clamp(max=MOST_NATS)
+        for name, compress in (("learned", learned), ("prior", prior)):
+            nearest = min(range(len(DIVISIONS)), key=lambda n: abs(DIVISIONS[n] - compress))
+            found.setdefault(name, []).append(float(clipped[nearest]))
+        for number, compress in enumerate(DIVISIONS):
+            found.setdefault(f"fixed {compress:g}", []).append(float(clipped[number]))
+        found.setdefault("best of these", []).append(float(clipped.min()))
+    return {name: round(float(np.mean(values)), 4) for name, values in found.items()}
+
+
 def covered(worth: Map, example: Example, share: float) -> float:
     """Of the cells of the focus, those that a layout with that share of the tokens shows at full resolution."""
     cells = worth.size
     surveyed = example.surveyed
     held = content(Ways(surveyed.propositional, surveyed.perspectival, surveyed.perspectival))
     total = max(1, min(cells - 1, math.ceil(cells * share)))
-    layout = attend(worth, held, total).layout
+    layout = attend(worth, held, total, 0.1).layout
     native = np.zeros(worth.shape, bool)
     at = 0
     places = layout.places()
@@ -205,14 +299,13 @@ def covered(worth: Map, example: Example, share: float) -> float:
             rows = places[at : at + view.tokens]
             native[rows[:, 0], rows[:, 1]] = True
         at += view.tokens
-    focus = example.focus > 0
-    return float(native[focus].mean())
+    return float(native[example.focus > 0].mean())
 
 
 def report(weights: dict[str, np.ndarray], some: list[Example]) -> dict[str, dict[str, float]]:
-    """Means over held-out questions about images of more than 512 tokens, of what is kept of the focus, for the whole and
-    without each of its parts."""
+    """Means over held-out questions about large images of what is kept of the focus, for the whole and without each part."""
     table: dict[str, dict[str, list[float]]] = {}
+    learned, prior = Balancer(weights), Balancer()
     for example in some:
         if example.focus.size < 512:
             continue
@@ -221,20 +314,20 @@ def report(weights: dict[str, np.ndarray], some: list[Example]) -> dict[str, dic
         coupled = coupling.spread(
             coupling.learned(weights, example.features, example.words), example.shape, surveyed.grid
         )
-        query, image = coupling.normal(example.words).mean(0), coupling.normal(example.features).mean(0)
-        asked = surveyed.asked(example.question)
+        image = surveyed.statistics(example.total)
+        tensions = learned.tensions("", coupling.normal(example.words).mean(0), image)
+        question = example.turn.question
+        guessed = prior.tensions(question, None, image)
         full = Ways(surveyed.propositional, surveyed.perspectival, coupled)
-        learned, prior = Balancer(weights), Balancer()
-        tensions = learned.tensions(full, query, image)
-        even = Tensions(0.5, 1.0, 1.0)
+        without = partial(replace, full)
         variants = {
             "all of it": learned.balance(full, tensions),
-            "fixed tensions": learned.balance(full, even),
-            "priors, learned coupling": prior.balance(full, prior.tensions(full)),
-            "priors, words alone": _prior(Ways(full.propositional, full.perspectival, asked)),
-            "no participatory": _prior(Ways(full.propositional, full.perspectival, nothing)),
-            "no perspectival": learned.balance(Ways(full.propositional, nothing, coupled), tensions),
-            "no propositional": learned.balance(Ways(nothing, full.perspectival, coupled), tensions),
+            "fixed tensions": learned.balance(full, Tensions(0.5, 1.0, 1.0)),
+            "priors, learned coupling": prior.balance(full, guessed),
+            "priors, words alone": prior.balance(without(participatory=surveyed.asked(question)), guessed),
+            "no participatory": prior.balance(without(participatory=nothing), guessed),
+            "no perspectival": learned.balance(without(perspectival=nothing), tensions),
+            "no propositional": learned.balance(without(propositional=nothing), tensions),
             "coupling alone": coupled,
             "propositional alone": full.propositional,
             "perspectival alone": full.perspectival,
@@ -249,17 +342,13 @@ def report(weights: dict[str, np.ndarray], some: list[Example]) -> dict[str, dic
     }
 
 
-def _prior(ways: Ways) -> Map:
-    balancer = Balancer()
-    return balancer.balance(ways, balancer.tensions(ways))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--samples", type=int, default=6000)
     parser.add_argument("--held-out", type=int, default=600)
+    parser.add_argument("--answers", type=int, default=1500, help="of which the answer is scored, too")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--threads", type=int, default=2)
@@ -277,11 +366,28 @@ def main() -> None:
     print(f"{len(some)} examples in {time.time() - started:.0f} s", flush=True)
     head = Head(some[0].features.shape[1])
     train(head, some, options.epochs, options.rate)
+    started = time.time()
+    scored, scored_held = some[: options.answers], held[: options.answers]
+    nats = [answer_losses(model, packer, arrays(head), example) for example in scored]
+    nats_held = [answer_losses(model, packer, arrays(head), example) for example in scored_held]
+    print(f"{len(nats) + len(nats_held)} answers scored in {time.time() - started:.0f} s", flush=True)
+    train_division(head, scored, nats, 30, options.rate)
+    division = division_report(arrays(head), scored_held, nats_held)
+    for name, value in division.items():
+        print(f"{name:28}{value:8.4f} nats")
     found = report(arrays(head), held)
     for name, row in found.items():
         print(f"{name:28}" + "".join(f"{row[f'{share:g}']:8.3f}" for share in SHARES))
     save_file(arrays(head), options.out / "relevance.safetensors")
-    print(json.dumps({"kept of the focus": found, "parameters": sum(p.numel() for p in head.parameters())}))
+    print(
+        json.dumps(
+            {
+                "nats": division,
+                "kept of the focus": found,
+                "parameters": sum(p.numel() for p in head.parameters()),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

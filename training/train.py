@@ -95,7 +95,7 @@ def minor_batch(rng: Random, packer: Packer, settings: Settings, large: bool) ->
 def parts_batch(rng: Random, packer: Packer, settings: Settings) -> Batch:
     """Images seen in parts: most of them large, where that is what it is for."""
     size = small_size(rng) if rng.random() < 0.3 else large_size(rng)
-    count = max(2, min(settings.varied, 3000 * 1024 // (size[0] * size[1])))
+    count = max(2, min(settings.varied, 2500 * 1024 // (size[0] * size[1])))
     return varied_batch(rng, packer, size, count, 4)
 
 

@@ -57,12 +57,20 @@ def coupling(rng: Random, turns: list[Turn], scene: Scene, grid: Size) -> Map:
 def some_layout(rng: Random, pixels: np.ndarray, known: Map, total: int) -> Layout:
     seen = texture(pixels, CELL)
     ways = Ways(propositional(seen), perspectival(seen), known)
-    tensions = Tensions(rng.uniform(0.1, 0.8), rng.uniform(0.6, 1.0), rng.uniform(0.4, 1.0))
+    compress = 1.0 if rng.random() < 0.1 else rng.random()
+    tensions = Tensions(compress, rng.uniform(0.6, 1.0), rng.uniform(0.4, 1.0))
     worth = Balancer().balance(ways, tensions)
-    if rng.random() < 0.15:
-        worth = np.random.default_rng(rng.randrange(2**31)).random(worth.shape, dtype=np.float32)
-    side = rng.choice((None, None, None, 6, 4)) if worth.size > 100 else None
-    return attend(worth, content(ways), total, rng.choice(POLICIES), side).layout
+    if rng.random() < 0.4:
+        worth = shuffled(rng, worth)
+    side = rng.choice((None, None, None, 6, 4))
+    return attend(worth, content(ways), total, compress, rng.choice(POLICIES), side).layout
+
+
+def shuffled(rng: Random, worth: Map) -> Map:
+    """Relevance with chance in it, so that any cell may be missing: the more relevant stays more often."""
+    draw = np.random.default_rng(rng.randrange(2**31)).gumbel(size=worth.shape)
+    mixed = np.log(worth + 0.05) + rng.choice((0.5, 1.0, 2.0)) * draw
+    return ((mixed - mixed.min()) / max(float(np.ptp(mixed)), 1e-6)).astype(np.float32)
 
 
 def view_pixels(pixels: np.ndarray, view: View) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Budgets: exact sums, no region beyond what it carries, content before blanks, and what each policy says."""
+"""Budgets: exact sums, no region beyond what it carries, content before blanks, what each policy says, and the totals."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given
 
 from fovea.relevance.attending import (
+    CONTINUOUS,
     LADDER,
     POLICIES,
+    WHOLE_SHARE,
     Levels,
     allocate,
     entropy_total,
     power,
     sharp,
     thresholds,
-    thumbnail_tokens,
+    whole_tokens,
 )
 
 scores = st.floats(0, 1, width=32)
@@ -125,25 +127,82 @@ def test_levels() -> None:
     assert Levels.of(0).above(0) is None
 
 
-@given(st.integers(1, 100_000))
-def test_the_thumbnail_takes_a_fifth_at_most(total: int) -> None:
-    assert 1 <= thumbnail_tokens(total) <= 64
-    assert thumbnail_tokens(total) <= max(1, total / 5)
+@given(regions, totals, st.sampled_from(sorted(set(POLICIES) - CONTINUOUS)))
+def test_policies_of_levels_leave_them_in_one_region_at_most(
+    made: list[tuple[float, int, int]], total: int, policy: str
+) -> None:
+    """That one takes what remains of the total."""
+    worth, natives, _ = (list(each) for each in zip(*made, strict=True))
+    given_ = allocate(worth, natives, total, policy)
+    between = [tokens for tokens, native in zip(given_, natives, strict=True) if tokens not in Levels.of(native).steps]  # fmt: skip
+    assert len(between) <= 1
 
 
-@given(st.lists(scores, min_size=1, max_size=60), st.integers(1, 5000))
-def test_a_total_left_to_the_image_lies_in_its_range(worth: list[float], tokens: int) -> None:
-    found = entropy_total(np.array(worth), tokens)
-    assert max(1, round(tokens * 64 / 400)) <= found <= tokens or found == 1
+def test_power_gives_any_number_of_tokens() -> None:
+    """84 is what the power gives to 0.5; the policies of levels would make it 64."""
+    assert frozenset({"power"}) == CONTINUOUS
+    assert allocate([0.0, 0.5, 1.0], [400] * 3, 64 + 84 + 400, "power") == (64, 84, 400)
+    worth = [0.6, 0.7, 0.8, 0.9]
+    wishes = tuple(int(want) for want in power(np.array(worth), np.full(4, 400)))
+    assert not set(wishes) & set(LADDER)
+    assert allocate(worth, [400] * 4, sum(wishes), "power") == wishes
+
+
+@given(st.integers(1, 100_000), st.floats(0, 1), st.floats(0, 1))
+def test_the_whole_takes_more_the_more_is_to_be_compressed(total: int, one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert 1 <= whole_tokens(total, low) <= whole_tokens(total, high) <= total
+    for compress in (low, high):
+        share = 0.1 + 0.8 * compress
+        assert abs(whole_tokens(total, compress) - max(1, share * total)) <= 0.5 + 1e-9
+
+
+def test_from_a_tenth_to_nine_tenths_for_the_whole() -> None:
+    assert WHOLE_SHARE == (0.1, 0.9)
+    assert [whole_tokens(1000, compress) for compress in (0, 0.25, 0.5, 1)] == [100, 300, 500, 900]
+    assert [whole_tokens(total, 0) for total in (1, 4, 20)] == [1, 1, 2]
+
+
+@given(st.lists(scores, max_size=60))
+def test_a_total_left_to_the_image_has_room_for_all_its_content_and_no_more(worth: list[float]) -> None:
+    found = entropy_total(np.array(worth, np.float32))
+    assert 1 <= found <= max(1, -(-10 * len(worth) // 9))
+
+
+@given(st.integers(1, 2000), st.floats(1 / 64, 1, width=32), st.integers(0, 50))
+def test_cells_that_are_worth_the_same_all_count(cells: int, value: float, blank: int) -> None:
+    """As many tokens as there are of them, which is nine tenths: the rest shows the whole."""
+    worth = np.array([value] * cells + [0.0] * blank, np.float32)
+    assert entropy_total(worth) == -(-10 * cells // 9)
+
+
+def test_one_peak_asks_for_one_token_beside_the_whole() -> None:
+    assert entropy_total(np.array([1.0])) == 2
+    assert entropy_total(np.array([1.0] + [0.0] * 99)) == 2
+    assert entropy_total(np.array([1.0] + [0.001] * 15)) == 2
+    assert entropy_total(np.zeros(16)) == entropy_total(np.zeros(0)) == 1
+
+
+def test_sharing_by_hand() -> None:
+    """Shares of a half and two quarters: an entropy of one and a half bits, so 2.83 cells, of 0.9."""
+    assert entropy_total(np.array([0.5, 0.25, 0.25])) == 4
+    assert entropy_total(np.array([[0.2, 0.1], [0.1, 0.0]], np.float32)) == 4
+
+
+@given(st.lists(st.floats(1 / 64, 1, width=32), min_size=1, max_size=60), st.sampled_from((0.125, 0.5, 2.0)))
+def test_neither_order_nor_scale_of_worth_counts(worth: list[float], scale: float) -> None:
+    values = np.array(worth)
+    found = entropy_total(values)
+    assert entropy_total(values * scale) == found
+    # Sums in another order differ in their last bits.
+    assert abs(entropy_total(values[::-1]) - found) <= 1
 
 
 def test_spread_relevance_asks_for_more() -> None:
-    """One region of sixteen, then two, and so on to all: never less, and all of it in the end."""
-    found = [entropy_total(np.array([1.0] * many + [0.0] * (16 - many)), 1000) for many in range(1, 17)]
-    assert found == sorted(found)
-    assert found[0] < 600
-    assert found[-1] == 1000
-    assert entropy_total(np.zeros(16), 1000) == 1000
-    assert entropy_total(np.array([0.3]), 1000) == 1000
-    sharper = [entropy_total(np.linspace(0, top, 16), 1000) for top in (0, 0.3, 0.6, 1.0)]
+    """One region of sixteen, then two, and so on to all: more each time; and the more even, the more."""
+    found = [entropy_total(np.array([1.0] * many + [0.0] * (16 - many))) for many in range(1, 17)]
+    assert found == [-(-10 * many // 9) for many in range(1, 17)]
+    even = np.ones(100)
+    sharper = [entropy_total(even + height * (np.arange(100) == 40)) for height in (0, 10, 100, 1000)]
     assert sharper == sorted(sharper, reverse=True)
+    assert len(set(sharper)) == 4

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from fovea.relevance.balancing import SPREAD, Balancer, Tensions, Ways, prior, statistics
+from fovea.relevance import balancing
+from fovea.relevance.balancing import SPREAD, Balancer, Tensions, Ways, prior
 
 MAP = np.float32
 shares = st.floats(0, 1, width=32)
+IMAGE = np.full(10, 0.3, np.float32)
+"""Statistics of a picture, as `Survey.statistics` gives them."""
 
 
 def ways(propositional: object, perspectival: object, participatory: object) -> Ways:
@@ -135,40 +138,20 @@ def test_more_load_never_looks_around_more(
     assert busy.focus <= 1
 
 
-@given(st.integers(0, 10_000), st.floats(0, 1), st.floats(0, 1))
-def test_priors_lie_in_their_ranges(seed: int, level: float, share: float) -> None:
-    known = random_ways(seed)
-    made = Ways(
-        known.propositional * MAP(level),
-        known.perspectival,
-        np.where(known.participatory < share, known.participatory, MAP(0)),
-    )
-    found = prior(made)
-    assert 0.2 <= found.compress <= 0.8
-    assert 0.6 <= found.exploit <= 1.0
-    assert 0.4 <= found.focus <= 0.9
-
-
-def test_a_sharp_question_is_followed_and_a_busy_image_looked_at_widely() -> None:
-    flat = np.full((10, 10), 0.3, MAP)
-    sharp = np.zeros((10, 10), MAP)
-    sharp[4, 3:7] = 1
-    vague, pointed = (prior(Ways(flat, flat, each)) for each in (flat, sharp))
-    assert pointed.compress < vague.compress == pytest.approx(0.8)
-    assert pointed.exploit > vague.exploit == pytest.approx(0.6)
-    simple, busy = (prior(Ways(np.full((10, 10), level, MAP), flat, flat)) for level in (0.0, 0.6))
-    assert simple.focus == pytest.approx(0.9)
-    assert busy.focus == pytest.approx(0.42, abs=1e-6)
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 99))
+def test_remoteness_is_the_distance_to_the_nearest_peak(rows: int, columns: int, seed: int) -> None:
+    raw = np.random.default_rng(seed).random((rows, columns)).astype(MAP)
+    assert balancing.remoteness(raw) == pytest.approx(remoteness(raw), abs=1e-5)
 
 
 def layer(rng: np.random.Generator, out: int, into: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(out, into)).astype(MAP), rng.normal(size=out).astype(MAP)
 
 
-def weights(query: int = 3, image: int = 2) -> dict[str, np.ndarray]:
+def weights(words: int = 3) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     made: dict[str, np.ndarray] = {}
-    for name, sizes in (("raw", (3, 4, 1)), ("context", (query + image + 6, 5, 4, 3))):
+    for name, sizes in (("raw", (3, 4, 1)), ("context", (words + 10, 5, 4, 3))):
         for number, (into, out) in enumerate(zip(sizes, sizes[1:], strict=False)):
             made[f"{name}.{number}.weight"], made[f"{name}.{number}.bias"] = layer(rng, out, into)
     return made
@@ -190,15 +173,14 @@ def network(table: dict[str, np.ndarray], name: str, layers: int, x: np.ndarray)
 
 def test_learned_weights_step_by_step() -> None:
     table, known = weights(), random_ways(5)
-    query, image = np.array([0.5, -1, 2], MAP), np.array([1.5, 0.1], MAP)
+    words, seen = np.array([0.5, -1, 2], MAP), np.linspace(-1, 1, 10).astype(MAP)
     balancer = Balancer(table)
     assert balancer.learned
     assert not Balancer().learned
-    found = balancer.tensions(known, query, image)
-    context = [*query, *image]
+    found = balancer.tensions("Read it", words, seen)
     maps = (known.propositional, known.perspectival, known.participatory)
-    context += [float(each.mean()) for each in maps] + [float(each.std()) for each in maps]
-    expected = network(table, "context", 3, np.array(context))
+    expected = network(table, "context", 3, np.array([*words, *seen]))
+    assert balancer.tensions("Count them", words, seen) == found
     assert (found.compress, found.exploit, found.focus) == pytest.approx(expected, abs=1e-5)
     raw = np.array(
         [network(table, "raw", 2, np.array([each.flat[cell] for each in maps]))[0] for cell in range(35)]
@@ -210,10 +192,11 @@ def test_learned_weights_step_by_step() -> None:
     assert balancer.balance(known, found) == pytest.approx(expected_map, abs=1e-5)
 
 
-def test_without_embeddings_the_priors_hold() -> None:
-    known = random_ways(6)
-    assert Balancer(weights()).tensions(known) == prior(known)
-    assert Balancer().tensions(known, np.ones(3, MAP), np.ones(2, MAP)) == prior(known)
+def test_without_weights_or_words_the_priors_hold() -> None:
+    for question in ("Read it", "Count them", "What is it?"):
+        assert Balancer(weights()).tensions(question, None, IMAGE) == prior(question, IMAGE)
+        assert Balancer().tensions(question, np.ones(3, MAP), IMAGE) == prior(question, IMAGE)
+        assert Balancer(weights()).tensions(question, np.ones(3, MAP), IMAGE) != prior(question, IMAGE)
 
 
 def test_a_network_that_is_certain_says_so_quietly() -> None:
@@ -221,12 +204,5 @@ def test_a_network_that_is_certain_says_so_quietly() -> None:
     table["raw.1.bias"] = np.array([-1000], MAP)
     table["context.2.bias"] = np.array([-1000, 1000, -1000], MAP)
     balancer, known = Balancer(table), random_ways(7)
-    assert balancer.tensions(known, np.ones(3, MAP), np.ones(2, MAP)) == Tensions(0.0, 1.0, 0.0)
+    assert balancer.tensions("", np.ones(3, MAP), IMAGE) == Tensions(0.0, 1.0, 0.0)
     assert np.isfinite(balancer.balance(known, Tensions(1.0, 1.0, 1.0))).all()
-
-
-def test_statistics() -> None:
-    known = random_ways(8)
-    maps = (known.propositional, known.perspectival, known.participatory)
-    expected = [each.mean() for each in maps] + [each.std() for each in maps]
-    assert statistics(known) == pytest.approx(expected, abs=1e-6)

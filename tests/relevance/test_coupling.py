@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from fovea.relevance import coupling
 from fovea.relevance.coupling import learned, likeness, spread, unlearned
 from tests.relevance import naive
 
@@ -49,6 +50,14 @@ def test_the_learned_head_step_by_step() -> None:
     found = learned(weights, features, words)
     assert found.dtype == np.float32
     assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_normal_rows_have_a_mean_square_of_one() -> None:
+    rows = np.random.default_rng(9).normal(size=(4, 6)) * np.array([[1e-1], [1], [5], [1e3]])
+    found = coupling.normal(rows)
+    assert np.square(found).mean(1) == pytest.approx(1, abs=1e-3)
+    assert found == pytest.approx(np.array([normal(row) for row in rows]), abs=1e-9)
+    assert not coupling.normal(np.zeros((2, 3))).any()
 
 
 def test_a_head_that_is_certain_says_so_quietly() -> None:

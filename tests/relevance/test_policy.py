@@ -1,20 +1,26 @@
-"""Layouts of exactly as many tokens as were given, with a view of the whole wherever an image is large."""
+"""Layouts of exactly as many tokens as were given, with a view of the whole first, at the shape that it was seen at."""
 
 from __future__ import annotations
+
+from itertools import product
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
-from fovea.relevance.attending import POLICIES, thumbnail_tokens
+from fovea.relevance.attending import POLICIES, whole_tokens
 from fovea.relevance.balancing import Ways
-from fovea.relevance.policy import ENOUGH, attend, content, score
-from fovea.relevance.realizing import shape_within, whole
-from fovea.relevance.regions import FEW_TOKENS
+from fovea.relevance.policy import NOTHING_ELSE, ONE_VIEW, SMALLER, attend, content, first_view, score
+from fovea.relevance.realizing import shape_holding, shape_within, whole
 
 sides = st.integers(1, 48)
+large_sides = st.integers(16, 60)
 ratios = st.floats(0.0, 1.0, exclude_max=True)
+tensions = st.floats(0.0, 1.0)
+sizes = st.one_of(
+    st.tuples(st.integers(1, 15), st.integers(1, 17)), st.tuples(sides, sides), st.tuples(large_sides, large_sides)
+)  # fmt: skip
 
 
 def maps(seed: int, rows: int, columns: int, filled: float) -> tuple[np.ndarray, np.ndarray]:
@@ -22,19 +28,27 @@ def maps(seed: int, rows: int, columns: int, filled: float) -> tuple[np.ndarray,
     return draw.random((rows, columns)).astype(np.float32), draw.random((rows, columns)) < filled
 
 
-@settings(max_examples=150)
-@given(sides, sides, ratios, st.integers(0, 99), st.floats(0, 1), st.sampled_from(sorted(POLICIES)), st.sampled_from((None, 3, 8)))  # fmt: skip
+@settings(max_examples=200)
+@given(sizes, ratios, tensions, st.integers(0, 99), st.floats(0, 1), st.sampled_from(sorted(POLICIES)), st.sampled_from((None, 3, 8, 100)))  # fmt: skip
 def test_layouts_have_exactly_the_total(
-    rows: int, columns: int, ratio: float, seed: int, filled: float, policy: str, side: int | None
+    size: tuple[int, int],
+    ratio: float,
+    compress: float,
+    seed: int,
+    filled: float,
+    policy: str,
+    side: int | None,
 ) -> None:
+    rows, columns = size
     total = max(1, int(ratio * rows * columns))
     if total == rows * columns:
         return
     worth, held = maps(seed, rows, columns, filled)
-    found = attend(worth, held, total, policy, side)
+    found = attend(worth, held, total, compress, policy, side)
     layout = found.layout
     assert layout.tokens == total
     assert layout.grid == (rows, columns)
+    assert found.full == rows * columns
     places = layout.places()
     assert places.shape == (total, 2)
     assert (places >= 0).all()
@@ -44,23 +58,85 @@ def test_layouts_have_exactly_the_total(
         assert view.kept[0] >= 0
         assert view.kept[-1] < view.shape[0] * view.shape[1]
     budgets = [budget for budget in found.budgets if budget]
-    large = side is not None or rows * columns >= FEW_TOKENS
-    assert [view.tokens for view in layout.views[large:]] == budgets
+    beside = sum(budgets) < total
+    assert [view.tokens for view in layout.views[beside:]] == budgets
     assert all(budget <= region.tokens for budget, region in zip(found.budgets, found.regions, strict=True))
-    again = attend(worth.copy(), held.copy(), total, policy, side)
+    again = attend(worth.copy(), held.copy(), total, compress, policy, side)
     assert again == found
 
 
-@given(st.integers(16, 60), st.integers(32, 60), ratios, st.integers(0, 99))
-def test_the_whole_comes_first_and_complete(rows: int, columns: int, ratio: float, seed: int) -> None:
-    """At the shape that it was seen at for the question, so that nothing is encoded twice: a layout once began with
-    another shape of about as many tokens."""
-    total = max(1, int(ratio * rows * columns))
-    first = attend(*maps(seed, rows, columns, 0.3), total).layout.views[0]
+@settings(max_examples=200)
+@given(sizes, st.one_of(ratios, st.sampled_from((1, 2, 3, 4, 5))), tensions, st.integers(0, 99), st.sampled_from((None, 4, 100)))  # fmt: skip
+@example((20, 16), 2, 0.85, 0, None)
+@example((16, 16), 3, 0.95, 0, None)
+def test_the_whole_comes_first_at_the_shape_that_it_was_seen_at(
+    size: tuple[int, int], ratio: float, compress: float, seed: int, side: int | None
+) -> None:
+    """So that nothing is encoded twice: a layout once began with another shape of about as many tokens."""
+    rows, columns = size
+    total = ratio if isinstance(ratio, int) else max(1, int(ratio * rows * columns))
+    if total >= rows * columns:
+        return
+    first = attend(*maps(seed, rows, columns, 0.3), total, compress, side=side).layout.views[0]
     assert first.region == whole(rows, columns)
-    assert first.shape == shape_within(rows, columns, thumbnail_tokens(total))
+    assert first.shape == first_view((rows, columns), total, compress)
+
+
+@given(large_sides, large_sides, ratios, st.floats(0.0, NOTHING_ELSE, exclude_max=True), st.integers(0, 99))
+def test_the_whole_of_a_large_image_is_complete_and_takes_its_share(
+    rows: int, columns: int, ratio: float, compress: float, seed: int
+) -> None:
+    total = max(1, int(ratio * rows * columns))
+    found = attend(*maps(seed, rows, columns, 0.3), total, compress)
+    first = found.layout.views[0]
+    share = whole_tokens(total, compress)
+    assert first.shape == shape_within(rows, columns, share)
     assert first.kept == tuple(range(first.shape[0] * first.shape[1]))
-    assert first.tokens <= thumbnail_tokens(total)
+    assert first.tokens <= share
+    assert share < 16 or first.tokens > 0.5 * share
+    if first.tokens < total:
+        assert sum(found.budgets) == total - first.tokens
+
+
+@given(large_sides, large_sides, ratios, st.floats(NOTHING_ELSE, 1.0), st.integers(0, 99))
+def test_a_large_image_under_full_compression_is_shown_smaller_and_nothing_else(
+    rows: int, columns: int, ratio: float, compress: float, seed: int
+) -> None:
+    total = max(1, int(ratio * rows * columns))
+    found = attend(*maps(seed, rows, columns, 0.3), total, compress)
+    [view] = found.layout.views
+    assert view.shape == shape_holding(rows, columns, total)
+    assert view.tokens == total
+    assert found.regions == (whole(rows, columns),)
+    assert found.budgets == (total,)
+
+
+@given(st.integers(1, 15), st.integers(1, 17), ratios, tensions, st.integers(0, 99))
+def test_a_small_image_is_one_view_in_part_or_smaller(
+    rows: int, columns: int, ratio: float, compress: float, seed: int
+) -> None:
+    """Of all its cells where particularizing prevails, and else of a resolution that has hardly more than is kept."""
+    total = max(1, int(ratio * rows * columns))
+    if total == rows * columns:
+        return
+    [view] = attend(*maps(seed, rows, columns, 0.3), total, compress).layout.views
+    assert view.region == whole(rows, columns)
+    expected = (rows, columns) if compress < SMALLER else shape_holding(rows, columns, total)
+    assert view.shape == expected
+
+
+def test_from_which_size_on_an_image_has_regions() -> None:
+    assert ONE_VIEW == 256
+    assert len(attend(*maps(0, 15, 17, 0.5), 100, 0.2).layout.views) == 1
+    assert len(attend(*maps(0, 16, 16, 0.5), 100, 0.2).layout.views) > 1
+
+
+def test_the_more_is_compressed_the_more_shows_the_whole() -> None:
+    shown = [first_view((32, 32), 400, compress) for compress in (0.0, 0.2, 0.4, 0.6, 0.8, 0.96, 0.97, 1.0)]
+    tokens = [rows * columns for rows, columns in shown]
+    assert tokens == sorted(tokens)
+    assert tokens[0] <= 40
+    assert 300 < tokens[-3] <= 0.868 * 400 < 400 == tokens[-2] == tokens[-1]
 
 
 @pytest.mark.parametrize("total", [0, -1, 100, 101])
@@ -74,7 +150,7 @@ def test_small_images_lose_their_blank_cells_at_full_resolution() -> None:
     worth, held = maps(1, 10, 12, 0.0)
     held[2:5, 3:8] = True
     worth[held] += 1
-    found = attend(worth, held, 20)
+    found = attend(worth, held, 20, 0.1)
     [view] = found.layout.views
     assert view.native
     kept = np.zeros(120, bool)
@@ -83,11 +159,10 @@ def test_small_images_lose_their_blank_cells_at_full_resolution() -> None:
     assert found.demands == (15,)
 
 
-def test_small_images_that_are_too_full_are_shown_smaller() -> None:
+def test_small_images_are_shown_smaller_where_compression_prevails() -> None:
     worth, held = maps(1, 10, 12, 1.0)
-    limit = int(ENOUGH * 120)
-    assert attend(worth, held, limit).layout.views[0].native
-    [view] = attend(worth, held, 30).layout.views
+    assert attend(worth, held, 30, SMALLER - 0.01).layout.views[0].native
+    [view] = attend(worth, held, 30, SMALLER).layout.views
     assert not view.native
     assert 30 <= view.shape[0] * view.shape[1] <= 40
 
@@ -96,13 +171,13 @@ def test_a_region_whose_content_fits_is_native_and_one_that_is_too_full_is_not()
     worth = np.full((32, 32), 0.1, np.float32)
     held = np.zeros((32, 32), bool)
     worth[0:8, 0:8], held[0:4, 0:8] = 0.95, True
-    found = attend(worth, held, 200, "sharp")
+    found = attend(worth, held, 200, 0.1, "sharp")
     first = next(view for view in found.layout.views if view.region == found.regions[0])
     assert first.native
     assert first.tokens >= 32
     held[:] = True
     worth[0:8, 8:16] = 0.9
-    crowded = attend(worth, held, 130, "thresholds")
+    crowded = attend(worth, held, 130, 0.1, "thresholds")
     lower = [view for view in crowded.layout.views[1:] if view.tokens < view.region.tokens]
     assert lower
     assert not any(view.native for view in lower)
@@ -111,8 +186,8 @@ def test_a_region_whose_content_fits_is_native_and_one_that_is_too_full_is_not()
 def test_the_most_relevant_region_gets_the_most() -> None:
     worth, held = np.full((32, 32), 0.05, np.float32), np.ones((32, 32), bool)
     worth[8:16, 16:24] = 1
-    for policy in POLICIES:
-        found = attend(worth, held, 256, policy)
+    for policy, compress in product(POLICIES, (0.0, 0.5)):
+        found = attend(worth, held, 256, compress, policy)
         best = [(region.row, region.column) for region in found.regions].index((8, 16))
         assert found.budgets[best] == max(found.budgets) == 64
         assert found.scores[best] == 1
@@ -135,6 +210,6 @@ def test_what_counts_as_content() -> None:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_another_image_changes_nothing(policy: str) -> None:
     one, other = maps(1, 32, 32, 0.4), maps(2, 40, 20, 0.9)
-    alone = attend(*one, 300, policy)
-    attend(*other, 200, policy)
-    assert attend(*one, 300, policy) == alone
+    alone = attend(*one, 300, 0.3, policy)
+    attend(*other, 200, 0.3, policy)
+    assert attend(*one, 300, 0.3, policy) == alone

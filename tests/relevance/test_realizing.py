@@ -18,6 +18,7 @@ from fovea.relevance.realizing import (
     shape_within,
     token_places,
     view,
+    view_at,
     whole,
     worthiest,
 )
@@ -50,12 +51,14 @@ def test_shapes_hold_and_fit(rows: int, columns: int, tokens: int) -> None:
 def test_shapes_are_about_as_large_as_asked_and_of_nearly_the_same_aspect(
     rows: int, columns: int, share: float
 ) -> None:
-    """A dozen tokens in 8x60 can not keep the aspect, so only where a row more or less is a part."""
+    """A few tokens can not keep the aspect and the number, so only where a row more or less is a small part."""
     tokens = round(rows * columns * share)
-    for down, across in (shape_within(rows, columns, tokens), shape_holding(rows, columns, tokens)):
-        assert 0.55 * tokens <= down * across <= 1.35 * tokens
-        if min(down, across) >= 6:
-            assert abs(math.log(down * columns / (across * rows))) < 0.4
+    within, holding = shape_within(rows, columns, tokens), shape_holding(rows, columns, tokens)
+    assert within[0] * within[1] <= tokens <= holding[0] * holding[1]
+    for down, across in (within, holding):
+        if min(down, across) >= 5:
+            assert 0.6 * tokens <= down * across <= 1.6 * tokens
+            assert abs(math.log(down * columns / (across * rows))) < 0.3
 
 
 @given(sides, sides, sides, sides, st.data())
@@ -137,6 +140,11 @@ def test_a_view_keeps_cells_of_the_region_by_their_own_worth() -> None:
     lower = view(Region(4, 4, 4, 4), 4, worth, native=False)
     assert lower.shape == (2, 2)
     assert lower.tokens == 4
+    for shape in ((1, 4), (2, 3), (4, 4)):
+        wished = view_at(Region(4, 4, 4, 4), shape, 2, worth)
+        assert wished.shape == shape
+        assert wished.tokens == 2
+    assert view_at(Region(4, 4, 4, 4), (4, 4), 2, worth) == found
 
 
 def test_views_of_one_shape_are_one_batch() -> None:

@@ -99,7 +99,7 @@ def test_every_method(server: Server, method: str) -> None:
 @pytest.mark.parametrize(
     ("wish", "kept", "method"),
     [
-        ({}, 300, "relevance"),
+        ({"keep": 0.5}, 300, "relevance"),
         ({"keep": 0.25}, 150, "relevance"),
         ({"budget": 40}, 40, "relevance"),
         ({"method": "dart", "budget": 7}, 7, "dart"),
@@ -109,7 +109,6 @@ def test_every_method(server: Server, method: str) -> None:
         ({"preset": "document"}, FULL, None),
         ({"keep": 1}, FULL, None),
         ({"budget": FULL}, FULL, None),
-        ({"keep": None, "budget": None, "method": None, "preset": None}, 300, "relevance"),
         (None, FULL, None),
     ],
     ids=str,
@@ -121,6 +120,22 @@ def test_how_many(server: Server, wish: Json | None, kept: int, method: str | No
     assert (found.get("method"), found.get("of")) == (method, FULL if method else None)
     told = server.post("/tokenize", {"messages": [user(image(page()), "what is it?")], "visual_tokens": wish})
     assert told.json()["count"] == body["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    "wish", [{}, {"keep": None, "budget": None, "method": None, "preset": None}], ids=str
+)
+def test_an_image_asks_for_itself(server: Server, wish: Json) -> None:
+    """Who names no number gets what the picture needs: fewer tokens for a bare page than for a full one."""
+    bare = PIL.Image.new("RGB", (640, 480), "white")
+    bare.paste((20, 20, 20), (300, 200, 330, 230))
+    counts = []
+    for each in (bare, PIL.Image.effect_noise((640, 480), 90).convert("RGB")):
+        file = io.BytesIO()
+        each.save(file, "PNG")
+        body = ask(server, image(data_url(file.getvalue())), "what is it?", visual_tokens=wish)
+        counts.append(seen(body)[0]["visual_tokens"])
+    assert 1 <= counts[0] < counts[1] <= 300
 
 
 def test_every_image_of_a_request_has_its_own_quota(server: Server) -> None:

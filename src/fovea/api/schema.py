@@ -177,8 +177,8 @@ class ImageUpload(Wire):
 
 
 class VisualTokensBody(Wire):
-    """How many of an image's visual tokens are kept, and by what. A preset stands alone; else keep or budget, or neither for
-    half of the tokens."""
+    """How many of an image's visual tokens are kept, and by what. A preset stands alone; else keep or budget. Neither: what
+    the image asks for by itself, where relevance chooses, and half of its tokens elsewhere."""
 
     preset: Literal["document", "general", "fast"] | None = None
     method: Word | None = Field(default=None, description="default: relevance")

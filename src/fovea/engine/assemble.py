@@ -20,7 +20,7 @@ from fovea.engine.models.load import LoadedModel, prompt_builder
 from fovea.engine.pixel_pool import PixelPool
 from fovea.engine.pixels import PixelStore
 from fovea.engine.prepare import Preparer
-from fovea.engine.reduce.encoder import ReducingEncoder, parts_encoder
+from fovea.engine.reduce.encoder import ReducingEncoder
 from fovea.engine.reduce.methods import policy
 from fovea.engine.runner import Runner
 from fovea.engine.sample.sampler import Sampler
@@ -33,13 +33,13 @@ from fovea.engine.vision.tiers import SlowerTiers, slower_tiers
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """info: the model's, with the context that this engine allows. regions: None: the model's images are not seen in parts."""
+    """info: the model's, with the context that this engine allows."""
 
     embeddings: EmbeddingCache[VisualFeatures]
     slower: SlowerTiers
     kv: KVManager
     scheduler: Scheduler
-    regions: RegionCache[EncodedView] | None
+    regions: RegionCache[EncodedView]
     loop: EngineLoop
     preparer: Preparer
     admission: Admission
@@ -68,10 +68,13 @@ def assemble(loaded: LoadedModel, config: EngineConfig, detail_policy: DetailPol
         ttl_s=config.kv_ttl_s,
     )
     scheduler = Scheduler(config, kv, embeddings, visual_token_bytes=model.visual_token_bytes)
-    kept: RegionCache[EncodedView] = RegionCache(
-        config.region_cache_mib * MIB, ttl_s=config.embed_ttl_s or None
+    encoder = ReducingEncoder(
+        model,
+        loaded.processor,
+        embeddings,
+        RegionCache(config.region_cache_mib * MIB, ttl_s=config.embed_ttl_s or None),
+        head=loaded.relevance,
     )
-    parts = parts_encoder(model, loaded.processor, loaded.relevance, kept)
     runner = Runner(
         model,
         embeddings,
@@ -84,7 +87,7 @@ def assemble(loaded: LoadedModel, config: EngineConfig, detail_policy: DetailPol
         host_blocks=slots,
         slower=slower,
         padding=decode_padding(config, model, blocks, info.max_context),
-        encode=ReducingEncoder(model, embeddings, parts).slices,
+        encode=encoder.slices,
     )
     loop = EngineLoop(scheduler, runner, tokenizer)
     detail = DetailRule.of(config)
@@ -103,14 +106,8 @@ def assemble(loaded: LoadedModel, config: EngineConfig, detail_policy: DetailPol
     )
     refuse = config.when_full == "refuse"
     admission = Admission(config.room, rows, runner.block_bytes // config.block_size, refuse=refuse)
-    realized = parts.seen if parts is not None else _nothing
-    intake = Intake(loop, preparer, admission, info, refuse=refuse, realized=realized)
-    regions = None if parts is None else kept
-    return Parts(embeddings, slower, kv, scheduler, regions, loop, preparer, admission, intake, info)
-
-
-def _nothing(key: str) -> None:
-    """What is known of images that this model can not see in parts."""
+    intake = Intake(loop, preparer, admission, info, refuse=refuse, realized=encoder.judge.seen)
+    return Parts(embeddings, slower, kv, scheduler, encoder.regions, loop, preparer, admission, intake, info)
 
 
 def _context(config: EngineConfig, info: ModelInfo, rows: int) -> int:

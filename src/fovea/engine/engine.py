@@ -226,7 +226,7 @@ class Engine:
                 self._kv.forget_all()
             if "encoder" in chosen:
                 self._embeddings.clear()
-            if "regions" in chosen and self._regions is not None:
+            if "regions" in chosen:
                 self._regions.clear()
 
         self.loop.call(clear)

@@ -24,7 +24,6 @@ from fovea.engine.vision.detail import DetailRule, Full
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.parts import process_parts
 from fovea.engine.vision.processor.pruning import Kept
-from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.processor.video import QwenVideos
 
 
@@ -61,7 +60,6 @@ def process(planned: Planned, processor: ImageProcessor) -> ProcessedImage:
             return planned.process()
         reduction = planned.plan.reduction
         if reduction is not None and METHODS[reduction.method].after == "relevance":
-            assert isinstance(processor, QwenProcessor)
             return process_parts(processor, planned.image, planned.plan)
         return processor.process(planned.image, planned.plan)
 

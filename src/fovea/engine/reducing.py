@@ -1,7 +1,7 @@
 """How many of an image's visual tokens a request gets, and who chooses them: from its wish, or the engine's policy.
 
-The number follows from shape and ratio alone, so a prompt's length is known before a pixel is seen. What changes which tokens
-there are (method, number, and for some the question) is in the key of the image, and so in that of its KV.
+The number follows from shape and ratio alone, so a prompt's length is known before a pixel is seen; only where nobody says a
+number, and relevance is to find one, its pixels are looked at first. What changes which tokens there are (method, number, and for some the question) is in the key of the image, and so in that of its KV.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fovea.engine.reduce.methods import METHODS, PARAM, Method, keep_count, meth
 from fovea.engine.tokenizer import ChatTokenizer
 from fovea.engine.vision.processor.base import ImageProcessor, Reduction, VisualPlan
 from fovea.engine.vision.processor.idefics3 import Idefics3Processor
+from fovea.engine.vision.processor.parts import fewest_tokens, own_tokens, takes_parts
 from fovea.engine.vision.processor.qwen import QwenProcessor
 
 QWEN = "Qwen2-VL, Qwen2.5-VL, Qwen3-VL"
@@ -69,7 +70,9 @@ class Reducing:
         if wish is None:
             return None
         known = method(wish.method)
-        keep = _count(plan.tokens, wish)
+        keep = self._count(image, plan, wish)
+        if budget.visual is None and known.after == "relevance":
+            keep = max(keep, fewest_tokens(self._processor))  # nobody asked for less than the model can
         if keep >= plan.tokens:
             return None
         refusal = _refusal(self._processor, known.name)
@@ -78,6 +81,7 @@ class Reducing:
         if known.after == "resize":
             smaller = self._resized(plan, budget, keep)
             return None if smaller is None else Chosen(smaller, asked.key(image, smaller), known.name)
+        self._check_fewest(plan, known, keep)
         words = known.query_aware and asked.question.strip()
         load = round(4 * min(1.0, asked.load)) / 4 if known.after == "relevance" else 0.0
         marks = [plan.key, known.name, str(keep), f"load={load}"]
@@ -105,6 +109,22 @@ class Reducing:
         smaller = self._processor.plan(plan.width, plan.height, PixelBudget(budget.detail, max_pixels=pixels))
         return smaller if smaller.tokens < plan.tokens else None
 
+    def _check_fewest(self, plan: VisualPlan, known: Method, keep: int) -> None:
+        fewest = fewest_tokens(self._processor)
+        if known.after == "relevance" and keep < fewest:
+            raise InvalidRequest(
+                f"{PARAM}: {keep} of {plan.tokens} tokens; this model's view of the whole image has {fewest - 1}, which "
+                f"{known.name} always keeps, so {fewest} or more are accepted",
+                param=PARAM,
+            )
+
+    def _count(self, image: Image, plan: VisualPlan, wish: VisualTokens) -> int:
+        if wish.budget is not None:
+            return min(plan.tokens, wish.budget)
+        if wish.keep is None and METHODS[wish.method].after == "relevance" and takes_parts(self._processor):
+            return min(plan.tokens, own_tokens(self._processor, image, plan))
+        return keep_count(plan.tokens, 0.5 if wish.keep is None else wish.keep)
+
 
 def accepted(processor: ImageProcessor) -> tuple[str, ...]:
     """Methods for images that this processor prepares."""
@@ -113,7 +133,10 @@ def accepted(processor: ImageProcessor) -> tuple[str, ...]:
     if isinstance(processor, QwenProcessor):
         return tuple(METHODS)
     return tuple(
-        name for name, known in METHODS.items() if known.after == "encoder" and not _looks_into_encoder(known)
+        name
+        for name, known in METHODS.items()
+        if (known.after == "encoder" and not _looks_into_encoder(known))
+        or (known.after == "relevance" and takes_parts(processor))
     )
 
 
@@ -133,11 +156,5 @@ def _refusal(processor: ImageProcessor, name: str) -> str | None:
     elif _looks_into_encoder(known):
         why = f"{name} looks into the vision encoder of {QWEN}"
     else:
-        why = f"{name} is for models that take images of any size ({QWEN})"
+        why = f"{name} is for models whose images can be seen in parts ({QWEN}, LLaVA-NeXT)"
     return f"{why}; accepted: {', '.join(names)}"
-
-
-def _count(full: int, wish: VisualTokens) -> int:
-    if wish.budget is not None:
-        return min(full, wish.budget)
-    return keep_count(full, 0.5 if wish.keep is None else wish.keep)

@@ -18,17 +18,16 @@ def engine_stats(
     loop: EngineLoop,
     preparer: Preparer,
     slower: SlowerTiers,
-    regions: RegionCache[Any] | None,
+    regions: RegionCache[Any],
 ) -> dict[str, float]:
     pixels = preparer.pixels.stats()
-    kept = RegionCache[Any](0) if regions is None else regions
     return slower.stats() | {
-        "region_cache_bytes": kept.bytes,
-        "region_cache_capacity_bytes": kept.capacity,
-        "region_cache_entries": len(kept),
-        "region_cache_hits": kept.hits,
-        "region_cache_misses": kept.misses,
-        "region_cache_evictions": kept.evictions,
+        "region_cache_bytes": regions.bytes,
+        "region_cache_capacity_bytes": regions.capacity,
+        "region_cache_entries": len(regions),
+        "region_cache_hits": regions.hits,
+        "region_cache_misses": regions.misses,
+        "region_cache_evictions": regions.evictions,
         **scheduler_stats(scheduler),
         **waiting_ages(scheduler, time.monotonic()),
         "kv_block_bytes": loop.runner.block_bytes,

@@ -20,8 +20,8 @@ LADDER: tuple[int, ...] = (16, 64, 200, 400)
 """Tokens of a region at each level; none, and what it carries natively, are levels, too."""
 FLOOR, CEILING = 64, 400
 """Of a region under the policies that give any number in between."""
-THUMBNAIL_SHARE, THUMBNAIL_TOKENS = 5, 64
-"""The view of the whole takes at most a fifth of the total, and no more than that many tokens."""
+WHOLE_SHARE = 0.1, 0.9
+"""Of the total, that the view of the whole takes: at full particularity, and at full compression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +69,30 @@ def sharp(scores: Scores, natives: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 POLICIES: dict[str, Policy] = {"thresholds": thresholds, "power": power, "sharp": sharp}
+CONTINUOUS = frozenset({"power"})
+"""Those that give any number of tokens; the others give levels."""
 
 
-def entropy_total(scores: Scores, tokens: int) -> int:
-    """A total left to the image: spread relevance asks for more. Between 64/400 and all of `tokens`, by the entropy of
-    the scores' softmax over its largest (the documents' Part 43, as a share instead of a number of tokens)."""
-    if len(scores) < 2:
-        return tokens
-    weights = np.exp(4.0 * (np.asarray(scores, np.float64) - np.max(scores)))
-    weights /= weights.sum()
-    spread = float(-(weights * np.log(weights)).sum() / math.log(len(scores)))
-    least = tokens * FLOOR / CEILING
-    return max(1, min(tokens, round(least + (tokens - least) * max(0.0, 2 * spread - 1))))
+def entropy_total(worth: Scores) -> int:
+    """A total left to the image: as many tokens as cells share its relevance, and room for a view of the whole beside them.
+
+    worth: of cells with content, any shape. How many share it is the exponential of its entropy: of even relevance all of
+    them, of one peak one. (The documents' Part 43 has the entropy itself, between 64 and 400 tokens; its exponential needs no
+    range.)
+    """
+    values = np.asarray(worth, np.float64).ravel()
+    values = values[values > 0]
+    if not len(values):
+        return 1
+    share = values / values.sum()
+    sharing = math.exp(-float((share * np.log(share)).sum()))
+    return math.ceil(sharing / (1 - WHOLE_SHARE[0]) - 1e-9)
 
 
-def thumbnail_tokens(total: int) -> int:
-    """At most how many of the total show the whole; at least one."""
-    return max(1, min(THUMBNAIL_TOKENS, total // THUMBNAIL_SHARE))
+def whole_tokens(total: int, compress: float) -> int:
+    """At most how many of the total show the whole, by the tension between compressing and particularizing; at least one."""
+    low, high = WHOLE_SHARE
+    return max(1, min(total, round(total * (low + (high - low) * compress))))
 
 
 def allocate(
@@ -107,7 +114,10 @@ def allocate(
     needed = carried if demands is None else np.minimum(np.asarray(demands, np.int64), carried)
     levels = [Levels.of(int(need)) for need in needed]
     wanted = np.minimum(POLICIES[policy](values, carried), needed)
-    given = [level.at_most(float(want)) for level, want in zip(levels, wanted, strict=True)]
+    if policy in CONTINUOUS:
+        given = [int(want) for want in wanted]
+    else:
+        given = [level.at_most(float(want)) for level, want in zip(levels, wanted, strict=True)]
     order = sorted(range(len(given)), key=lambda index: (-float(values[index]), index))
     _shrink(given, levels, order, total)
     _grow(given, levels, order, total)

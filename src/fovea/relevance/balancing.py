@@ -10,6 +10,7 @@ are shown to whoever asks, and are learned where there is something to learn fro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +22,20 @@ from fovea.relevance.texture import Map
 
 WEIGHTS = 0.4, 0.3, 0.3
 """Of the tensions' results."""
+BUSY, SHARPEST = 0, 6
+"""Of `Survey.statistics`: the mean of the propositional map, and the highest density of edges."""
+SMOOTH = 0.05
 SPREAD = 0.3
 """How much distance from the most relevant counts."""
 PEAKS = 50
 Array = NDArray[np.floating[Any]]
+_FINE = re.compile(
+    r"\b(?:(?:text|word|letter|character|digit|number|code|label|name|date|price|detail)s?|read\w*|writ\w*|say|small|tiny)\b",
+    re.IGNORECASE,
+)
+_GLOBAL = re.compile(
+    r"\b(?:how many|count\w*|list|describe|everything|all|every|compare|scene|overall)\b", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +67,8 @@ class Ways:
 class Balancer:
     """weights: of the learned part, arrays by name; None: the design's priors.
 
-    Learned are `raw`, a small network from the three maps of a cell to its relevance, and `context`, one from the question,
-    the image and the maps' statistics to the tensions.
+    Learned are `raw`, a small network from the three maps of a cell to its relevance, and `context`, one from the question
+    and the image's statistics to the tensions.
     """
 
     def __init__(self, weights: Mapping[str, Array] | None = None) -> None:
@@ -67,11 +78,11 @@ class Balancer:
     def learned(self) -> bool:
         return self._weights is not None
 
-    def tensions(self, ways: Ways, query: Array | None = None, image: Array | None = None) -> Tensions:
-        """query, image: pooled embeddings of the question and features of the image, for the learned part."""
-        if self._weights is None or query is None or image is None:
-            return prior(ways)
-        raw = _mlp(self._weights, "context", np.concatenate((query, image, statistics(ways))))
+    def tensions(self, question: str, words: Array | None, image: Array) -> Tensions:
+        """words: the question's pooled embedding, for the learned part; None: there is none. image: `Survey.statistics`."""
+        if self._weights is None or words is None:
+            return prior(question, image)
+        raw = _mlp(self._weights, "context", np.concatenate((words, image)))
         return Tensions(*(float(value) for value in _sigmoid(raw)))
 
     def balance(self, ways: Ways, tensions: Tensions) -> Map:
@@ -79,7 +90,7 @@ class Balancer:
         raw = self._raw(ways)
         first = tensions.compress * ways.propositional + (1 - tensions.compress) * ways.participatory
         second = tensions.exploit * ways.perspectival + (1 - tensions.exploit) * (1 - ways.perspectival)
-        third = raw + (1 - tensions.focus) * SPREAD * _remoteness(raw)
+        third = raw + (1 - tensions.focus) * SPREAD * remoteness(raw)
         total = WEIGHTS[0] * first + WEIGHTS[1] * second + WEIGHTS[2] * third
         return _to_unit(total)
 
@@ -89,25 +100,18 @@ class Balancer:
         return _sigmoid(_mlp(self._weights, "raw", ways.stacked())[..., 0])
 
 
-def prior(ways: Ways) -> Tensions:
-    """Where nothing was learned: a sharp coupling between question and image is followed, a vague one is not; a busy image
-    is looked at more widely than a simple one."""
-    sharp = float(np.quantile(ways.participatory, 0.98) - ways.participatory.mean())
-    busy = float(ways.propositional.mean())
-    return Tensions(
-        compress=float(np.clip(0.8 - sharp, 0.2, 0.8)),
-        exploit=float(np.clip(0.6 + 0.4 * sharp, 0.6, 1.0)),
-        focus=float(np.clip(0.9 - 0.8 * busy, 0.4, 0.9)),
-    )
+def prior(question: str, image: Array) -> Tensions:
+    """Where nothing was learned: what has to be read wants detail, what has to be counted or described all of the image, and
+    what has no fine detail loses nothing at a lower resolution. A busy image is looked at more widely than a simple one."""
+    compress = 0.5
+    if _FINE.search(question):
+        compress = 0.15
+    elif _GLOBAL.search(question) or image[SHARPEST] < SMOOTH:
+        compress = 0.85
+    return Tensions(compress, exploit=0.8, focus=float(np.clip(0.9 - 0.8 * image[BUSY], 0.4, 0.9)))
 
 
-def statistics(ways: Ways) -> Array:
-    """Mean and standard deviation of each map, (6,)."""
-    maps = ways.stacked().reshape(-1, 3)
-    return np.concatenate((maps.mean(0), maps.std(0))).astype(np.float32)
-
-
-def _remoteness(raw: Map) -> Map:
+def remoteness(raw: Map) -> Map:
     """Distance of each cell to the nearest of the most relevant ones, of the largest such distance."""
     rows, columns = raw.shape
     count = max(1, min(PEAKS, raw.size // 5))

@@ -7,19 +7,20 @@ Two steps, because the middle one is the model's: `survey` reads the picture alo
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fovea.relevance import attending
 from fovea.relevance.balancing import Balancer, Tensions, Ways
 from fovea.relevance.knowing import keywords, perspectival, propositional
-from fovea.relevance.policy import ENOUGH, Attended, attend, content
-from fovea.relevance.realizing import Shape, shape_holding, shape_within
-from fovea.relevance.regions import FEW_TOKENS
+from fovea.relevance.policy import Attended, Mask, content
+from fovea.relevance.realizing import Shape
 from fovea.relevance.texture import Bytes, Map, Texture, texture
+
+Chooser = Callable[[Map, Mask, int], Attended]
+"""Relevance and content of every cell, (rows, columns), and a total of tokens, to what is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,17 @@ class Survey:
         """What words alone ask for, of every cell."""
         return keywords(self.seen, question)
 
-    def first_view(self, total: int) -> Shape:
-        """At which shape the whole is to be seen first, with `total` tokens to give away: what the layout will begin with."""
-        rows, columns = self.grid
-        if rows * columns >= FEW_TOKENS:
-            return shape_within(rows, columns, attending.thumbnail_tokens(total))
-        held = content(Ways(self.propositional, self.perspectival, self.perspectival))
-        return (rows, columns) if total >= ENOUGH * int(held.sum()) else shape_holding(rows, columns, total)
+    def statistics(self, total: int) -> Map:
+        """What the tensions go by, (10,): mean and deviation of either map, mean and upper quantiles of the density of edges,
+        and the share of the tokens that there is to give away, on a scale of images."""
+        edges = self.seen["sobel"]
+        cells = edges.size
+        values = (
+            self.propositional.mean(), self.propositional.std(), self.perspectival.mean(), self.perspectival.std(),
+            edges.mean(), np.quantile(edges, 0.9), np.quantile(edges, 0.99), np.log2(total) / 10,
+        )  # fmt: skip
+        found: Map = np.array((*values, total / cells, np.log2(cells) / 10), np.float32)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,10 @@ class Realized:
     seconds: float
 
     def explanation(self) -> dict[str, Any]:
-        """For whoever asks: numbers, and regions in shares of the image's sides (left, top, right, bottom)."""
+        """For whoever asks: numbers, and regions in shares of the image's sides (left, top, right, bottom).
+
+        A tile's newlines lie beyond the image's right border: they count among its tokens, and not in its box.
+        """
         rows, columns = self.worth.shape
         shown = {view.region: view for view in self.attended.layout.views[-len(self.attended.regions) :]}
         regions = []
@@ -74,7 +82,7 @@ class Realized:
                     "box": [
                         round(region.column / columns, 4),
                         round(region.row / rows, 4),
-                        round((region.column + region.columns) / columns, 4),
+                        round(min(region.column + region.columns, columns) / columns, 4),
                         round((region.row + region.rows) / rows, 4),
                     ],
                     "propositional": _rounded(self.ways.propositional[part].mean()),
@@ -94,7 +102,7 @@ class Realized:
             },
             "thumbnail_tokens": self.attended.layout.tokens - sum(self.attended.budgets),
             "tokens": self.attended.layout.tokens,
-            "of": rows * columns,
+            "of": self.attended.full,
             "allocation_ms": round(self.seconds * 1000, 2),
             "grid": [rows, columns],
             "map": [[_rounded(value, 2) for value in line] for line in self.worth],
@@ -113,19 +121,16 @@ def realize(
     participatory: Map,
     total: int,
     *,
+    tensions: Tensions,
     balancer: Balancer,
-    query: NDArray[np.float32] | None = None,
-    image: NDArray[np.float32] | None = None,
-    load: float = 0.0,
-    policy: str = "thresholds",
-    side: int | None = None,
+    choose: Chooser,
 ) -> Realized:
-    """participatory: of every cell, (rows, columns) in [0, 1]. query, image: pooled, for a balancer that has learned."""
+    """participatory: of every cell, (rows, columns) in [0, 1]. choose: what becomes of every cell's relevance, whether it has
+    content, and `total`."""
     started = time.perf_counter()
     ways = Ways(surveyed.propositional, surveyed.perspectival, participatory)
-    tensions = balancer.tensions(ways, query, image).under(load)
     worth = balancer.balance(ways, tensions)
-    attended = attend(worth, content(ways), total, policy, side)
+    attended = choose(worth, content(ways), total)
     return Realized(attended, ways, tensions, worth, time.perf_counter() - started)
 
 

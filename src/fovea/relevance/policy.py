@@ -1,8 +1,9 @@
 """What an image's relevance becomes: how much is shown of the whole, of each region, and at which resolution.
 
-Small images are one region: blank cells are left out as long as all that has content stays, and else the whole is shown
-smaller. Large ones are a thumbnail and regions: a region whose content fits its budget is encoded at native resolution
-and loses its blank cells; one whose content does not is encoded at a lower level.
+How much of the total shows the whole is the tension between compressing and particularizing. Large images are the whole at
+low resolution, and regions: one whose content fits its budget is encoded at native resolution and loses its blank cells; one
+whose content does not is encoded at a lower level. Small images are one region: shown smaller where compression prevails,
+else at native resolution without the least relevant cells.
 """
 
 from __future__ import annotations
@@ -15,27 +16,33 @@ from numpy.typing import NDArray
 
 from fovea.relevance import attending
 from fovea.relevance.balancing import Ways
-from fovea.relevance.realizing import Layout, View, shape_within, view, whole
-from fovea.relevance.regions import FEW_TOKENS, Region, partition
+from fovea.relevance.realizing import Layout, Shape, View, shape_holding, shape_within, view, view_at, whole
+from fovea.relevance.regions import Region, partition
 from fovea.relevance.texture import Map
 
 Mask = NDArray[np.bool_]
 Part = TypeVar("Part", bound=np.generic)
 CONTENT, STANDING_OUT = 0.08, 0.35
 """From which propositional and perspectival knowledge on a cell counts as having content."""
-ENOUGH = 0.9
-"""Of the cells with content that have to stay, if the whole is not rather to be shown smaller."""
+ONE_VIEW = 256
+"""Cells from which an image is large: regions beside a view of the whole, each with a context of its own."""
+SMALLER = 0.5
+"""From which compression on a small image is shown smaller, rather than in part."""
+NOTHING_ELSE = 0.97
+"""From which compression on a large image is shown smaller, and no region beside."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """regions with their scores, demands and budgets in tokens; the view of the whole is not among them."""
+    """regions with their scores, demands and budgets in tokens; the view of the whole is not among them. full: tokens of the
+    image where nothing is left out."""
 
     layout: Layout
     regions: tuple[Region, ...]
     scores: tuple[float, ...]
     demands: tuple[int, ...]
     budgets: tuple[int, ...]
+    full: int
 
 
 def content(ways: Ways) -> Mask:
@@ -43,30 +50,44 @@ def content(ways: Ways) -> Mask:
     return (ways.propositional > CONTENT) | (ways.perspectival > STANDING_OUT)
 
 
+def first_view(grid: Shape, total: int, compress: float) -> Shape:
+    """The shape at which the whole is seen: what the layout begins with."""
+    rows, columns = grid
+    if rows * columns < ONE_VIEW:
+        return grid if compress < SMALLER else shape_holding(rows, columns, total)
+    if compress >= NOTHING_ELSE:
+        return shape_holding(rows, columns, total)
+    return shape_within(rows, columns, attending.whole_tokens(total, compress))
+
+
 def attend(
-    worth: Map, held: Mask, total: int, policy: str = "thresholds", side: int | None = None
+    worth: Map,
+    held: Mask,
+    total: int,
+    compress: float = 0.5,
+    policy: str = "thresholds",
+    side: int | None = None,
 ) -> Attended:
     """worth: relevance of each cell, (rows, columns) in [0, 1]. held: cells with content. total: tokens, fewer than cells.
 
     side: of a region, in tokens; None for what suits the image. The layout has exactly `total` tokens.
     """
-    rows, columns = worth.shape
+    grid = worth.shape[0], worth.shape[1]
     if not 0 < total < worth.size:
         raise ValueError(f"{total} of {worth.size} tokens can not be chosen; accepted: 1 to {worth.size - 1}")
-    if side is None and worth.size < FEW_TOKENS:
-        return _as_one(worth, held, total)
-    regions = partition(rows, columns, side)
-    thumbnail = shape_within(rows, columns, attending.thumbnail_tokens(total))
+    shape = first_view(grid, total, compress)
+    if shape[0] * shape[1] >= total:
+        return _as_one(worth, held, total, shape)
+    regions = partition(*grid, side)
     natives = [region.tokens for region in regions]
     demands = [int(_part(held, region).sum()) for region in regions]
     scores = [score(_part(worth, region)) for region in regions]
-    room = total - thumbnail[0] * thumbnail[1]
-    budgets = attending.allocate(scores, natives, room, policy, demands)
-    views = [View(whole(rows, columns), thumbnail, tuple(range(thumbnail[0] * thumbnail[1])))]
+    budgets = attending.allocate(scores, natives, total - shape[0] * shape[1], policy, demands)
+    views = [View(whole(*grid), shape, tuple(range(shape[0] * shape[1])))]
     for region, budget, demand in zip(regions, budgets, demands, strict=True):
         if budget:
             views.append(view(region, budget, worth, native=budget >= demand))
-    return Attended(Layout((rows, columns), tuple(views)), regions, tuple(scores), tuple(demands), budgets)
+    return Attended(Layout(grid, tuple(views)), regions, tuple(scores), tuple(demands), budgets, worth.size)
 
 
 def score(worth: Map) -> float:
@@ -75,11 +96,12 @@ def score(worth: Map) -> float:
     return float(values[: max(1, len(values) // 4)].mean())
 
 
-def _as_one(worth: Map, held: Mask, total: int) -> Attended:
+def _as_one(worth: Map, held: Mask, total: int, shape: Shape) -> Attended:
     region = whole(*worth.shape)
-    demand = int(held.sum())
-    shown = view(region, total, worth, native=total >= ENOUGH * demand)
-    return Attended(Layout(worth.shape, (shown,)), (region,), (1.0,), (demand,), (total,))
+    shown = view_at(region, shape, total, worth)
+    return Attended(
+        Layout(worth.shape, (shown,)), (region,), (1.0,), (int(held.sum()),), (total,), worth.size
+    )
 
 
 def _part(values: NDArray[Part], region: Region) -> NDArray[Part]:

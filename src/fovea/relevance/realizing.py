@@ -18,6 +18,8 @@ from fovea.relevance.texture import Map
 
 Index = NDArray[np.int64]
 Shape = tuple[int, int]
+ASPECT = 2.0
+"""How much stretching counts against area: twice as wide is worse than four times as many tokens, or a quarter of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +75,39 @@ def whole(rows: int, columns: int) -> Region:
 
 
 def shape_within(rows: int, columns: int, tokens: int) -> Shape:
-    """The largest shape of nearly the same aspect that has at most `tokens`; at least 1x1."""
-    scale = math.sqrt(tokens / (rows * columns))
-    if scale >= 1:
-        return rows, columns
+    """A large shape of nearly the same aspect that has at most `tokens`; at least 1x1."""
     best = (1, 1)
-    for down in {max(1, math.floor(rows * scale)), max(1, math.ceil(rows * scale))}:
+    for down in range(1, rows + 1):
         across = min(columns, tokens // down)
-        if across and down * across > best[0] * best[1]:
-            best = (down, across)
+        for shape in ((down, across), (down, min(across, max(1, round(down * columns / rows))))):
+            if shape[1] and _merit(shape, rows, columns) > _merit(best, rows, columns):
+                best = shape
     return best
 
 
 def shape_holding(rows: int, columns: int, tokens: int) -> Shape:
     """A small shape of nearly the same aspect that has at least `tokens`, of which the region carries as many."""
-    choices = []
+    best = (rows, columns)
     for down in range(1, rows + 1):
         across = -(-tokens // down)
-        if across <= columns:
-            stretch = abs(math.log(down * columns / (across * rows)))
-            choices.append((down * across / tokens + stretch, down, across))
-    _, down, across = min(choices)
-    return down, across
+        for shape in ((down, across), (down, max(across, round(down * columns / rows)))):
+            if shape[1] <= columns and _cost(shape, rows, columns) < _cost(best, rows, columns):
+                best = shape
+    return best
+
+
+def _merit(shape: Shape, rows: int, columns: int) -> float:
+    """Of a shape that may not be larger: its area, and how little it stretches."""
+    return math.log(shape[0] * shape[1]) - ASPECT * _stretch(shape, rows, columns)
+
+
+def _cost(shape: Shape, rows: int, columns: int) -> float:
+    """Of a shape that may not be smaller."""
+    return math.log(shape[0] * shape[1]) + ASPECT * _stretch(shape, rows, columns)
+
+
+def _stretch(shape: Shape, rows: int, columns: int) -> float:
+    return abs(math.log(shape[0] * columns / (shape[1] * rows)))
 
 
 def view(region: Region, tokens: int, worth: Map, *, native: bool) -> View:
@@ -103,7 +116,11 @@ def view(region: Region, tokens: int, worth: Map, *, native: bool) -> View:
     worth: of every cell of the full grid, (rows, columns).
     """
     carried = region.rows, region.columns
-    shape = carried if native else shape_holding(*carried, tokens)
+    return view_at(region, carried if native else shape_holding(*carried, tokens), tokens, worth)
+
+
+def view_at(region: Region, shape: Shape, tokens: int, worth: Map) -> View:
+    """The region's `tokens` worthiest of all that it has at `shape`; worth as in `view`."""
     places = token_places(region, shape)
     return View(region, shape, worthiest(worth[places[:, 0], places[:, 1]], tokens))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LARGE, SMALL = 8, 4
-"""Sides of a region in tokens: of large images, and of those too small to be cut into several of the former."""
+"""Sides of a region in tokens: of large images, and of those too small to be cut into many of the former."""
 FEW_TOKENS = 512
 
 

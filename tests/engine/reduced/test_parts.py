@@ -40,7 +40,8 @@ def machine(request: pytest.FixtureRequest, checkpoint: Checkpoints) -> Iterator
 
 
 def parts(machine: Engine) -> PartsEncoder:
-    found: PartsEncoder = machine._intake.realized.__self__  # type: ignore[attr-defined]
+    reducing = machine.loop.runner._encoder._encode.__self__  # type: ignore[attr-defined]
+    found: PartsEncoder = reducing._parts
     return found
 
 
@@ -48,7 +49,7 @@ def realized(machine: Engine, prompt: ChatPrompt) -> tuple[PlannedImage, Realize
     """What was seen where, after an answer."""
     machine.generate(prompt, **GREEDY)
     (planned,) = laid_out(machine, prompt).images
-    found = parts(machine).seen(planned.key)
+    found = machine._intake.realized(planned.key)
     assert found is not None
     return planned, found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,37 +20,64 @@ from fovea.core.stage import stage
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.regions import RegionCache
 from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.llava_next import LlavaNext
 from fovea.engine.models.qwen_vl import QwenVL
 from fovea.engine.reduce.base import Seen
 from fovea.engine.reduce.methods import METHODS
 from fovea.engine.reduce.registry import reducer
 from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.judge import Judge
 from fovea.engine.vision.parts import EncodedView, PartsEncoder
-from fovea.engine.vision.processor.base import ProcessedImage, Reduction
+from fovea.engine.vision.picked import PickedTiles
+from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage, Reduction
+from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.slices import Slices
 
 
+class InParts(Protocol):
+    """What encodes an image that is seen in parts."""
+
+    def slices(self, image: ProcessedImage) -> Slices[VisualFeatures]: ...
+
+
 class ReducingEncoder:
-    """parts: for images that are seen in parts; None for models whose images can not be."""
+    """judge, regions: what was seen where, and what is kept of it; for models whose images can be seen in parts."""
 
     def __init__(
         self,
         model: VisionLanguageModel,
+        processor: ImageProcessor,
         outputs: EmbeddingCache[VisualFeatures],
-        parts: PartsEncoder | None = None,
+        regions: RegionCache[EncodedView],
+        *,
+        head: Mapping[str, NDArray[np.float32]] | None = None,
     ) -> None:
-        """outputs: the encoder-output cache, for whole outputs."""
+        """outputs: the encoder-output cache, for whole outputs. head: what was trained for this model's relevance."""
         self._model = model
         self._outputs = outputs
-        self.parts = parts
+        self.judge = Judge(partial(word_embeddings, model), head)
+        self.regions = regions
+        self._parts = self._in_parts(processor)
+
+    def _in_parts(self, processor: ImageProcessor) -> InParts | None:
+        model = self._model
+        if isinstance(model, QwenVL) and isinstance(processor, QwenProcessor):
+            return PartsEncoder(
+                model.vision,
+                processor,
+                self.judge,
+                lambda array: torch.from_numpy(array).to(model.device, model.dtype),
+                self.regions,
+            )
+        return PickedTiles(model, self.judge) if isinstance(model, LlavaNext) else None
 
     def slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
         reduction = image.plan.reduction
         if reduction is None:
             return self._model.encode_slices(image)
         if METHODS[reduction.method].after == "relevance":
-            assert self.parts is not None
-            return self.parts.slices(image)
+            assert self._parts is not None
+            return self._parts.slices(image)
         return self._reduced(image, reduction)
 
     def _reduced(self, image: ProcessedImage, reduction: Reduction) -> Slices[VisualFeatures]:
@@ -108,24 +136,3 @@ def word_embeddings(model: VisionLanguageModel, ids: Sequence[int]) -> Tensor:
     """The decoder's input embeddings of ids, (Q, D)."""
     rows: Tensor = model.decoder.embed_tokens(torch.tensor(ids, device=model.device))
     return rows
-
-
-def parts_encoder(
-    model: VisionLanguageModel,
-    processor: object,
-    head: Mapping[str, NDArray[np.float32]] | None,
-    regions: RegionCache[EncodedView],
-) -> PartsEncoder | None:
-    """For models whose tower takes pictures of any size."""
-    from fovea.engine.vision.processor.qwen import QwenProcessor
-
-    if not isinstance(model, QwenVL) or not isinstance(processor, QwenProcessor):
-        return None
-    return PartsEncoder(
-        model.vision,
-        processor,
-        partial(word_embeddings, model),
-        lambda array: torch.from_numpy(array).to(model.device, model.dtype),
-        head=head,
-        regions=regions,
-    )

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import PIL.Image
@@ -20,32 +18,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fovea.engine.cache.regions import RegionCache
+from fovea.engine.reduce.base import unit_rows
+from fovea.engine.reduce.dpp import greedy
 from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.judge import Judge
 from fovea.engine.vision.processor.base import ProcessedImage, Reduction
 from fovea.engine.vision.processor.parts import surveyed
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.qwen import QwenVisionTower
 from fovea.engine.vision.slices import Slices
-from fovea.relevance import coupling
-from fovea.relevance.balancing import Balancer
-from fovea.relevance.pipeline import Realized, Survey, realize
+from fovea.relevance.pipeline import Realized
+from fovea.relevance.policy import Attended, Mask, attend, first_view
 from fovea.relevance.realizing import Shape, View, patch_fractions, whole
 from fovea.relevance.regions import Region
 from fovea.relevance.texture import Map
 
 Array = NDArray[np.float32]
-REMEMBERED = 256
-"""Images of which it is known what was seen where, the latest."""
+LEAST_QUALITY = 0.1
+"""Of a cell that is not relevant at all: it stays if nothing else is like it."""
 TOGETHER = 4096
 """Patches of one pass at most, so that a batch of regions needs no more memory than a large image."""
-
-
-class Words(Protocol):
-    """What the decoder knows of the user's words."""
-
-    def __call__(self, ids: Sequence[int]) -> Tensor:
-        """(Q,) to (Q, D)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +54,22 @@ class EncodedView:
 
 
 class PartsEncoder:
-    """head: weights of what was trained for this model's relevance, by name; None: nothing was."""
+    """For towers that take pictures of any size."""
 
     def __init__(
         self,
         tower: QwenVisionTower,
         processor: QwenProcessor,
-        words: Words,
+        judge: Judge,
         tensor: Callable[[Array], Tensor],
-        *,
         regions: RegionCache[EncodedView],
-        head: Mapping[str, Array] | None = None,
     ) -> None:
         """tensor: an array as one of the tower's type and place."""
         self._tower = tower
         self._processor = processor
-        self._words = words
+        self._judge = judge
         self._tensor = tensor
-        self._head = head
-        self._balancer = Balancer(head)
         self.regions = regions
-        self._seen: OrderedDict[str, Realized] = OrderedDict()
 
     def slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
         """Visual tokens of an image whose plan says `relevance`, with their places."""
@@ -91,10 +78,17 @@ class PartsEncoder:
         survey = surveyed(image, self._processor.factor)
         pixels = image.arrays["rgb"]
         grid = survey.grid
-        shape = survey.first_view(plan.tokens)
+        tensions = self._judge.tensions(survey, reduction, plan.tokens)
+        shape = first_view(grid, plan.tokens, tensions.compress)
         begun = yield from self._encode(pixels, reduction, grid, [(whole(*grid), shape)], [1.0])
-        realized = self._realize(survey, reduction, shape, begun[0], plan.tokens)
-        self._remember(reduction, realized)
+        realized = self._judge.realize(
+            survey,
+            reduction,
+            plan.tokens,
+            tensions,
+            (shape, begun[0].embeds),
+            lambda worth, held, total: _attended(worth, held, total, tensions.compress, begun[0].embeds),
+        )
         views = realized.attended.layout.views
         wanted = [(view.region, view.shape) for view in views]
         worth = [1.0 if view.region == whole(*grid) else _relevance(realized, view) for view in views]
@@ -102,39 +96,6 @@ class PartsEncoder:
             raise RuntimeError(f"the whole was seen at {shape}, and is laid out at {wanted[0][1]}")
         rest = yield from self._encode(pixels, reduction, grid, wanted[1:], worth[1:])
         return _joined(views, [begun[0], *rest], realized.attended.layout.places())
-
-    def seen(self, key: str) -> Realized | None:
-        """What was seen where of the image with that key, if that was lately. Thread-safe."""
-        return self._seen.get(key)
-
-    def _realize(
-        self, survey: Survey, reduction: Reduction, shape: Shape, begun: EncodedView, total: int
-    ) -> Realized:
-        features = begun.embeds.float().cpu().numpy()
-        query = image = None
-        if reduction.words:
-            words = self._words(reduction.words).float().cpu().numpy()
-            participatory = self._coupled(survey, reduction, shape, features, words)
-            query, image = coupling.normal(words).mean(0), coupling.normal(features).mean(0)
-        else:
-            participatory = survey.asked(reduction.question)
-        return realize(
-            survey, participatory, total,
-            balancer=self._balancer, query=query, image=image, load=reduction.load,
-        )  # fmt: skip
-
-    def _coupled(
-        self, survey: Survey, reduction: Reduction, shape: Shape, features: Array, words: Array
-    ) -> Map:
-        if self._head is not None:
-            return coupling.spread(coupling.learned(self._head, features, words), shape, survey.grid)
-        return coupling.unlearned(features, words, shape, survey.asked(reduction.question))
-
-    def _remember(self, reduction: Reduction, realized: Realized) -> None:
-        self._seen[reduction.key] = realized
-        self._seen.move_to_end(reduction.key)
-        while len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
 
     def _encode(
         self,
@@ -198,6 +159,18 @@ class PartsEncoder:
         digest.update(np.ascontiguousarray(cut).data)
         where = "" if self._tower.placeless else f"{region} of {grid}"
         return f"{digest.hexdigest()} {shape} {where}"
+
+
+def _attended(worth: Map, held: Mask, total: int, compress: float, embeds: Tensor) -> Attended:
+    """A small image that is seen in part keeps what is relevant and differs: of several alike, one says what they all say."""
+    found = attend(worth, held, total, compress)
+    view = found.layout.views[0]
+    if len(found.layout.views) > 1 or not view.native:
+        return found
+    quality = torch.from_numpy(LEAST_QUALITY + worth).flatten().to(embeds.device)
+    rows = unit_rows(embeds) * quality[:, None]
+    kept = tuple(sorted(greedy(rows @ rows.T, total).tolist()))
+    return replace(found, layout=replace(found.layout, views=(replace(view, kept=kept),)))
 
 
 def _relevance(realized: Realized, view: View) -> float:

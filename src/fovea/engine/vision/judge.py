@@ -1,0 +1,88 @@
+"""What question and image make of each other, for whoever then chooses: the model's part of relevance.
+
+Beside it, what was seen where of the images that were answered about last, for whoever asks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fovea.engine.vision.processor.base import Reduction
+from fovea.relevance import coupling
+from fovea.relevance.balancing import Balancer, Tensions
+from fovea.relevance.pipeline import Chooser, Realized, Survey, realize
+from fovea.relevance.realizing import Shape
+from fovea.relevance.texture import Map
+
+Array = NDArray[np.floating[Any]]
+Words = Callable[[Sequence[int]], Tensor]
+"""The decoder's embeddings (Q, D) of ids (Q,)."""
+REMEMBERED = 256
+"""Images of which it is known what was seen where, the latest."""
+
+
+class Judge:
+    """head: weights of what was trained for this model's relevance, by name; None: nothing was."""
+
+    def __init__(self, words: Words, head: Mapping[str, Array] | None = None) -> None:
+        self._words = words
+        self._head = head
+        self._balancer = Balancer(head)
+        self._seen: OrderedDict[str, Realized] = OrderedDict()
+
+    def tensions(self, survey: Survey, reduction: Reduction, total: int) -> Tensions:
+        """From question, picture and load, before the encoder has seen anything. total: tokens to be chosen."""
+        words = self._embedded(reduction)
+        pooled = None if words is None else coupling.normal(words).mean(0)
+        found = self._balancer.tensions(reduction.question, pooled, survey.statistics(total))
+        return found.under(reduction.load)
+
+    def realize(
+        self,
+        survey: Survey,
+        reduction: Reduction,
+        total: int,
+        tensions: Tensions,
+        view: tuple[Shape, Tensor],
+        choose: Chooser,
+    ) -> Realized:
+        """view: shape and features (tokens, D) of a view of the whole."""
+        shape, embeds = view
+        words = self._embedded(reduction)
+        participatory = survey.asked(reduction.question)
+        if words is not None:
+            features = embeds.float().cpu().numpy()
+            participatory = self._coupled(participatory, shape, features, words)
+        found = realize(
+            survey, participatory, total, tensions=tensions, balancer=self._balancer, choose=choose
+        )
+        self._remember(reduction.key, found)
+        return found
+
+    def seen(self, key: str) -> Realized | None:
+        """What was seen where of the image with that key, if that was lately. Thread-safe."""
+        return self._seen.get(key)
+
+    def _embedded(self, reduction: Reduction) -> Array | None:
+        if not reduction.words:
+            return None
+        rows: Array = self._words(reduction.words).float().cpu().numpy()
+        return rows
+
+    def _coupled(self, asked: Map, shape: Shape, features: Array, words: Array) -> Map:
+        if self._head is None:
+            return coupling.unlearned(features, words, shape, asked)
+        grid = asked.shape[0], asked.shape[1]
+        return coupling.spread(coupling.learned(self._head, features, words), shape, grid)
+
+    def _remember(self, key: str, found: Realized) -> None:
+        self._seen[key] = found
+        self._seen.move_to_end(key)
+        while len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)

@@ -1,0 +1,67 @@
+"""Where nothing was learned: what words of a question and a picture's statistics make of the tensions."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from fovea.relevance.balancing import BUSY, SHARPEST, SMOOTH, prior
+
+shares = st.floats(0, 1, width=32)
+
+
+def image(busy: float = 0.3, sharpest: float = 0.2) -> np.ndarray:
+    """Statistics of a picture, as `Survey.statistics` gives them."""
+    made = np.full(10, 0.7, np.float32)
+    made[BUSY], made[SHARPEST] = busy, sharpest
+    return made
+
+
+@given(st.text(max_size=40), shares, st.floats(0, 1, width=32))
+def test_priors_lie_in_their_ranges(question: str, busy: float, sharpest: float) -> None:
+    found = prior(question, image(busy, sharpest))
+    assert found.compress in (0.15, 0.5, 0.85)
+    assert found.exploit == 0.8
+    assert 0.4 <= found.focus <= 0.9
+
+
+READING = (
+    "Read the sign.", "WHAT TEXT IS THERE?", "What is written here?", "What are the letters?", "which digits", "the code",
+    "Who wrote small words?", "the tiny thing", "Any details?", "Count the letters", "Describe every detail of all",
+)  # fmt: skip
+LOOKING_AROUND = (
+    "How many circles are there?", "count them", "List the things", "Describe the picture.", "Is everything blue?",
+    "Are all of them red?", "every one", "Compare both", "What scene is this?", "overall?",
+)  # fmt: skip
+NEITHER = ("What is in the red circle?", "", "Is the bread on the wall?", "an account, a recount, a context")
+
+
+@pytest.mark.parametrize(
+    ("questions", "sharp", "smooth"), [(READING, 0.15, 0.15), (LOOKING_AROUND, 0.85, 0.85), (NEITHER, 0.5, 0.85)]
+)  # fmt: skip
+def test_what_is_to_be_read_wants_detail_and_what_is_counted_the_whole(
+    questions: tuple[str, ...], sharp: float, smooth: float
+) -> None:
+    """Reading goes before counting, and words count as wholes; a picture without fine detail loses nothing when smaller."""
+    for question in questions:
+        assert prior(question, image(sharpest=0.2)).compress == sharp, question
+        assert prior(question, image(sharpest=SMOOTH)).compress == sharp, question
+        assert prior(question, image(sharpest=SMOOTH - 0.01)).compress == smooth, question
+
+
+@given(shares, shares)
+def test_a_busy_image_is_looked_at_widely(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert prior("", image(high)).focus <= prior("", image(low)).focus
+    found = [prior("", image(busy)).focus for busy in (0.0, 0.25, 0.6, 1.0)]
+    assert found == pytest.approx([0.9, 0.7, 0.42, 0.4], abs=1e-6)
+
+
+def test_a_prior_reads_nothing_else_of_the_image() -> None:
+    for number in range(10):
+        other = image()
+        other[number] = 0.01 if number in (BUSY, SHARPEST) else 0.9
+        changed = prior("What is it?", other) != prior("What is it?", image())
+        assert changed == (number in (BUSY, SHARPEST))
