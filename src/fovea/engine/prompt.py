@@ -112,13 +112,14 @@ class PromptBuilder:
         accepting: str = "",
         detail: DetailRule | None = None,
         visual: VisualTokens | None = None,
+        learned: str = "",
     ) -> None:
-        """visual: for images whose request does not say how many tokens to keep; None: all. accepting: models that take videos, for the message of one that does not."""
+        """learned: as `Reducing` has it. visual: for images whose request does not say how many tokens to keep; None: all. accepting: models that take videos, for the message of one that does not."""
         self._tokenizer = tokenizer
         self._processor = processor
         self._accepting = accepting
         self.detail = detail or DetailRule(Full())
-        self._reducing = Reducing(processor, tokenizer, visual)
+        self._reducing = Reducing(processor, tokenizer, visual, learned)
         if self.detail.degrade_from and self.detail.degrade_by != "detail":
             self._reducing.allow("degrade_by", self.detail.degrade_by)
         self._videos = videos[0] if videos else None

@@ -48,12 +48,19 @@ class Reducing:
     """visual: the engine's policy for images whose request has no wish; None: all tokens."""
 
     def __init__(
-        self, processor: ImageProcessor, tokenizer: ChatTokenizer, visual: VisualTokens | None
+        self,
+        processor: ImageProcessor,
+        tokenizer: ChatTokenizer,
+        visual: VisualTokens | None,
+        learned: str = "",
     ) -> None:
-        """Raises ConfigError for a policy that this model's images can not follow."""
+        """learned: names what was trained for this model's relevance; part of the key, as others choose otherwise.
+
+        Raises ConfigError for a policy that this model's images can not follow."""
         self._processor = processor
         self._tokenizer = tokenizer
         self._visual = visual
+        self._learned = learned
         if visual is not None:
             self.allow("visual_tokens", visual.method)
 
@@ -84,7 +91,9 @@ class Reducing:
         self._check_fewest(plan, known, keep)
         words = known.query_aware and asked.question.strip()
         load = round(4 * min(1.0, asked.load)) / 4 if known.after == "relevance" else 0.0
-        marks = [plan.key, known.name, str(keep), f"load={load}"]
+        marks = [plan.key, known.name, str(keep)]
+        if known.after == "relevance":
+            marks += [f"load={load}", self._learned]
         if words:
             marks.append(hashlib.sha256(asked.question.encode()).hexdigest())
         key = f"{asked.salt}\x00{image.identity}\x00{';'.join(marks)}"

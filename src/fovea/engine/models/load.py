@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,6 +152,7 @@ def prompt_builder(
         accepting=takes_videos(),
         detail=detail,
         visual=visual,
+        learned=_digest(loaded.relevance),
     )
 
 
@@ -164,6 +167,17 @@ def relevance_head(folder: Path) -> dict[str, NDArray[np.float32]] | None:
         return {name: array.astype(np.float32) for name, array in load_file(path).items()}
     except Exception as error:
         raise CheckpointError(f"{path} can not be read: {error}") from error
+
+
+def _digest(arrays: Mapping[str, NDArray[np.float32]] | None) -> str:
+    """Names what was learned; empty: nothing was."""
+    if arrays is None:
+        return ""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, array in sorted(arrays.items()):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def read_config(folder: Path) -> Any:
