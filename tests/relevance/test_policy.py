@@ -187,7 +187,7 @@ def test_the_most_relevant_region_gets_the_most() -> None:
     worth, held = np.full((32, 32), 0.05, np.float32), np.ones((32, 32), bool)
     worth[8:16, 16:24] = 1
     for policy, compress in product(POLICIES, (0.0, 0.5)):
-        found = attend(worth, held, 256, compress, policy)
+        found = attend(worth, held, 256, compress, policy, side=8)
         best = [(region.row, region.column) for region in found.regions].index((8, 16))
         assert found.budgets[best] == max(found.budgets) == 64
         assert found.scores[best] == 1

@@ -36,9 +36,9 @@ def test_all_sizes_are_tiled(rows: int) -> None:
 
 
 def test_small_images_have_small_regions() -> None:
-    assert max(region.rows for region in partition(16, 31)) == SMALL
-    assert 16 * 31 < FEW_TOKENS <= 16 * 32
-    assert max(region.rows for region in partition(16, 32)) == LARGE
+    assert max(region.rows for region in partition(18, 27)) == SMALL
+    assert 18 * 27 < FEW_TOKENS <= 28 * 42
+    assert max(region.rows for region in partition(28, 42)) == LARGE
 
 
 def test_no_region_is_much_smaller_than_its_neighbours() -> None:
