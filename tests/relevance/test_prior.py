@@ -22,7 +22,7 @@ def image(busy: float = 0.3, sharpest: float = 0.2) -> np.ndarray:
 @given(st.text(max_size=40), shares, st.floats(0, 1, width=32))
 def test_priors_lie_in_their_ranges(question: str, busy: float, sharpest: float) -> None:
     found = prior(question, image(busy, sharpest))
-    assert found.compress in (0.15, 0.5, 0.85)
+    assert found.compress in (0.15, 0.5, 0.6, 0.85)
     assert found.exploit == 0.8
     assert 0.4 <= found.focus <= 0.9
 
@@ -39,7 +39,7 @@ NEITHER = ("What is in the red circle?", "", "Is the bread on the wall?", "an ac
 
 
 @pytest.mark.parametrize(
-    ("questions", "sharp", "smooth"), [(READING, 0.15, 0.15), (LOOKING_AROUND, 0.85, 0.85), (NEITHER, 0.5, 0.85)]
+    ("questions", "sharp", "smooth"), [(READING, 0.15, 0.15), (LOOKING_AROUND, 0.85, 0.85), (NEITHER, 0.5, 0.6)]
 )  # fmt: skip
 def test_what_is_to_be_read_wants_detail_and_what_is_counted_the_whole(
     questions: tuple[str, ...], sharp: float, smooth: float

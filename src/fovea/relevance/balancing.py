@@ -106,8 +106,10 @@ def prior(question: str, image: Array) -> Tensions:
     compress = 0.5
     if _FINE.search(question):
         compress = 0.15
-    elif _GLOBAL.search(question) or image[SHARPEST] < SMOOTH:
+    elif _GLOBAL.search(question):
         compress = 0.85
+    elif image[SHARPEST] < SMOOTH:
+        compress = 0.6
     return Tensions(compress, exploit=0.8, focus=float(np.clip(0.9 - 0.8 * image[BUSY], 0.4, 0.9)))
 
 

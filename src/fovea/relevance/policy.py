@@ -28,7 +28,7 @@ ONE_VIEW = 256
 """Cells from which an image is large: regions beside a view of the whole, each with a context of its own."""
 SMALLER = 0.5
 """From which compression on a small image is shown smaller, rather than in part."""
-NOTHING_ELSE = 0.97
+NOTHING_ELSE = 0.7
 """From which compression on a large image is shown smaller, and no region beside."""
 
 
