@@ -378,7 +378,14 @@ def main() -> None:
     found = report(arrays(head), held)
     for name, row in found.items():
         print(f"{name:28}" + "".join(f"{row[f'{share:g}']:8.3f}" for share in SHARES))
-    save_file(arrays(head), options.out / "relevance.safetensors")
+    kept = arrays(head)
+    if (
+        division["learned"] > division["prior"]
+        or found["all of it"]["0.25"] < found["priors, learned coupling"]["0.25"]
+    ):
+        print("the priors balance better than what was learned: only the coupling is kept")
+        kept = {name: value for name, value in kept.items() if not name.startswith(("raw.", "context."))}
+    save_file(kept, options.out / "relevance.safetensors")
     print(
         json.dumps(
             {

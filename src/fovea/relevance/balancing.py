@@ -65,22 +65,22 @@ class Ways:
 
 
 class Balancer:
-    """weights: of the learned part, arrays by name; None: the design's priors.
+    """weights: what was learned, arrays by name; None, or without the networks below: the design's priors.
 
-    Learned are `raw`, a small network from the three maps of a cell to its relevance, and `context`, one from the question
-    and the image's statistics to the tensions.
+    Learned may be `raw`, a small network from the three maps of a cell to its relevance, and `context`, one from the question
+    and the image's statistics to the tensions; training keeps them where they win over the priors.
     """
 
     def __init__(self, weights: Mapping[str, Array] | None = None) -> None:
-        self._weights = weights
+        self._weights = weights or {}
 
     @property
     def learned(self) -> bool:
-        return self._weights is not None
+        return "context.0.weight" in self._weights
 
     def tensions(self, question: str, words: Array | None, image: Array) -> Tensions:
         """words: the question's pooled embedding, for the learned part; None: there is none. image: `Survey.statistics`."""
-        if self._weights is None or words is None:
+        if not self.learned or words is None:
             return prior(question, image)
         raw = _mlp(self._weights, "context", np.concatenate((words, image)))
         return Tensions(*(float(value) for value in _sigmoid(raw)))
@@ -95,7 +95,7 @@ class Balancer:
         return _to_unit(total)
 
     def _raw(self, ways: Ways) -> Map:
-        if self._weights is None:
+        if "raw.0.weight" not in self._weights:
             return ((ways.propositional + ways.perspectival + 2 * ways.participatory) / 4).astype(np.float32)
         return _sigmoid(_mlp(self._weights, "raw", ways.stacked())[..., 0])
 
