@@ -83,7 +83,7 @@ class Balancer:
         if not self.learned or words is None:
             return prior(question, image)
         raw = _mlp(self._weights, "context", np.concatenate((words, image)))
-        return Tensions(*(float(value) for value in _sigmoid(raw)))
+        return Tensions(*(float(value) for value in sigmoid(raw)))
 
     def balance(self, ways: Ways, tensions: Tensions) -> Map:
         """Relevance of every cell, in [0, 1] within the image."""
@@ -97,7 +97,7 @@ class Balancer:
     def _raw(self, ways: Ways) -> Map:
         if "raw.0.weight" not in self._weights:
             return ((ways.propositional + ways.perspectival + 2 * ways.participatory) / 4).astype(np.float32)
-        return _sigmoid(_mlp(self._weights, "raw", ways.stacked())[..., 0])
+        return sigmoid(_mlp(self._weights, "raw", ways.stacked())[..., 0])
 
 
 def prior(question: str, image: Array) -> Tensions:
@@ -142,7 +142,7 @@ def _mlp(weights: Mapping[str, Array], name: str, x: Array) -> Array:
     return x
 
 
-def _sigmoid(x: Array) -> Array:
+def sigmoid(x: Array) -> Array:
     """By tanh, which does not overflow where the network is certain."""
     found: Array = (0.5 + 0.5 * np.tanh(0.5 * x)).astype(np.float32)
     return found

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fovea.relevance.balancing import sigmoid
 from fovea.relevance.knowing import stretched
 from fovea.relevance.texture import Map
 
@@ -30,8 +31,7 @@ def learned(weights: Mapping[str, Array], features: Array, words: Array) -> Arra
     query = _linear(weights, "query", query)
     both = np.concatenate((image, np.broadcast_to(query, image.shape), image * query), axis=1)
     hidden = np.maximum(_linear(weights, "hidden", both), 0)
-    found: Array = 0.5 + 0.5 * np.tanh(0.5 * _linear(weights, "coupling", hidden)[:, 0])
-    return found.astype(np.float32)
+    return sigmoid(_linear(weights, "coupling", hidden)[:, 0])
 
 
 def likeness(features: Array, words: Array) -> Array:

@@ -73,9 +73,6 @@ class Realized:
         for region, score, budget in zip(
             self.attended.regions, self.attended.scores, self.attended.budgets, strict=True
         ):
-            part = np.s_[
-                region.row : region.row + region.rows, region.column : region.column + region.columns
-            ]
             view = shown.get(region)
             regions.append(
                 {
@@ -85,9 +82,9 @@ class Realized:
                         round(min(region.column + region.columns, columns) / columns, 4),
                         round((region.row + region.rows) / rows, 4),
                     ],
-                    "propositional": _rounded(self.ways.propositional[part].mean()),
-                    "perspectival": _rounded(self.ways.perspectival[part].mean()),
-                    "participatory": _rounded(self.ways.participatory[part].mean()),
+                    "propositional": _rounded(self.ways.propositional[region.cells].mean()),
+                    "perspectival": _rounded(self.ways.perspectival[region.cells].mean()),
+                    "participatory": _rounded(self.ways.participatory[region.cells].mean()),
                     "relevance": _rounded(score),
                     "tokens": budget,
                     "of": region.tokens,

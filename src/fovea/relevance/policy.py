@@ -9,7 +9,6 @@ else at native resolution without the least relevant cells.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,6 @@ from fovea.relevance.regions import Region, partition
 from fovea.relevance.texture import Map
 
 Mask = NDArray[np.bool_]
-Part = TypeVar("Part", bound=np.generic)
 CONTENT, STANDING_OUT = 0.08, 0.35
 """From which propositional and perspectival knowledge on a cell counts as having content."""
 ONE_VIEW = 256
@@ -80,8 +78,8 @@ def attend(
         return _as_one(worth, held, total, shape)
     regions = partition(*grid, side)
     natives = [region.tokens for region in regions]
-    demands = [int(_part(held, region).sum()) for region in regions]
-    scores = [score(_part(worth, region)) for region in regions]
+    demands = [int(held[region.cells].sum()) for region in regions]
+    scores = [score(worth[region.cells]) for region in regions]
     budgets = attending.allocate(scores, natives, total - shape[0] * shape[1], policy, demands)
     views = [View(whole(*grid), shape, tuple(range(shape[0] * shape[1])))]
     for region, budget, demand in zip(regions, budgets, demands, strict=True):
@@ -102,7 +100,3 @@ def _as_one(worth: Map, held: Mask, total: int, shape: Shape) -> Attended:
     return Attended(
         Layout(worth.shape, (shown,)), (region,), (1.0,), (int(held.sum()),), (total,), worth.size
     )
-
-
-def _part(values: NDArray[Part], region: Region) -> NDArray[Part]:
-    return values[region.row : region.row + region.rows, region.column : region.column + region.columns]

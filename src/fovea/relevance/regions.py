@@ -24,6 +24,11 @@ class Region:
         """What its native resolution carries."""
         return self.rows * self.columns
 
+    @property
+    def cells(self) -> tuple[slice, slice]:
+        """Where its cells are in a map of the full grid, (rows, columns, ...)."""
+        return slice(self.row, self.row + self.rows), slice(self.column, self.column + self.columns)
+
 
 def partition(rows: int, columns: int, side: int | None = None) -> tuple[Region, ...]:
     """Regions of at most `side` tokens a side, as equal as they can be, in reading order; they tile the grid.

@@ -57,18 +57,15 @@ def attend_tiles(worth: Map, held: Mask, total: int, tiling: Tiling) -> Attended
     worth = np.concatenate((worth, ends), axis=1)
     held = np.concatenate((held, held.any(1, keepdims=True)), axis=1)
     regions = tiling.regions
-    parts = [
-        np.s_[region.row : region.row + region.rows, region.column : region.column + region.columns]
-        for region in regions
-    ]
     natives = [region.tokens for region in regions]
-    demands = [int(held[part].sum()) for part in parts]
-    scores = [score(worth[part]) for part in parts]
+    demands = [int(held[region.cells].sum()) for region in regions]
+    scores = [score(worth[region.cells]) for region in regions]
     budgets = attending.allocate(scores, natives, total - tiling.base, "sharp", demands)
     views = [View(whole(*worth.shape), (1, tiling.base), tuple(range(tiling.base)))]
-    for region, part, budget in zip(regions, parts, budgets, strict=True):
+    for region, budget in zip(regions, budgets, strict=True):
         if budget:
-            views.append(View(region, (region.rows, region.columns), worthiest(worth[part].ravel(), budget)))
+            kept = worthiest(worth[region.cells].ravel(), budget)
+            views.append(View(region, (region.rows, region.columns), kept))
     layout = Layout((worth.shape[0], worth.shape[1]), tuple(views))
     full = tiling.base + worth.size
     return Attended(layout, regions, tuple(scores), tuple(demands), budgets, full)
