@@ -27,7 +27,6 @@ from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.vision.detail import DetailPolicy, DetailRule
 from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.parts import EncodedView
 from fovea.engine.vision.tiers import SlowerTiers, slower_tiers
 
 
@@ -39,7 +38,7 @@ class Parts:
     slower: SlowerTiers
     kv: KVManager
     scheduler: Scheduler
-    regions: RegionCache[EncodedView]
+    regions: RegionCache[VisualFeatures]
     loop: EngineLoop
     preparer: Preparer
     admission: Admission

@@ -1,7 +1,8 @@
 """How many of an image's visual tokens a request gets, and who chooses them: from its wish, or the engine's policy.
 
 The number follows from shape and ratio alone, so a prompt's length is known before a pixel is seen; only where nobody says a
-number, and relevance is to find one, its pixels are looked at first. What changes which tokens there are (method, number, and for some the question) is in the key of the image, and so in that of its KV.
+number, and relevance is to find one, its pixels are looked at first. What changes which tokens there are (method, number, and
+for some the question) is in the key of the image, and so in that of its KV.
 """
 
 from __future__ import annotations

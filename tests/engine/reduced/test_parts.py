@@ -16,7 +16,8 @@ from fovea import Engine
 from fovea.core.types import ChatPrompt, Completion
 from fovea.engine.models.qwen_vl import QwenVL
 from fovea.engine.prompt import PlannedImage, process
-from fovea.engine.vision.parts import EncodedView, PartsEncoder
+from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.parts import PartsEncoder
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.qwen import Block
@@ -61,13 +62,14 @@ def pixels(machine: Engine, planned: PlannedImage) -> ProcessedImage:
 @torch.inference_mode()
 def encode(
     machine: Engine, image: ProcessedImage, views: list[tuple[Region, tuple[int, int]]]
-) -> list[EncodedView]:
+) -> list[VisualFeatures]:
     """Anew: nothing is kept before or after."""
     encoder, reduction = parts(machine), image.plan.reduction
     assert reduction is not None
     encoder.regions.clear()
     grid = image.arrays["propositional"].shape
-    made = finished(encoder._encode(image.arrays["rgb"], reduction, grid, views, [1.0] * len(views)))  # type: ignore[arg-type]
+    wanted = [View(*view, ()) for view in views]
+    made = finished(encoder._encode(image.arrays["rgb"], reduction, grid, wanted, [1.0] * len(views)))  # type: ignore[arg-type]
     encoder.regions.clear()
     return made
 

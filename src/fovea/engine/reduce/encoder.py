@@ -27,7 +27,7 @@ from fovea.engine.reduce.methods import METHODS
 from fovea.engine.reduce.registry import reducer
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.judge import Judge
-from fovea.engine.vision.parts import EncodedView, PartsEncoder
+from fovea.engine.vision.parts import PartsEncoder
 from fovea.engine.vision.picked import PickedTiles
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage, Reduction
 from fovea.engine.vision.processor.qwen import QwenProcessor
@@ -48,7 +48,7 @@ class ReducingEncoder:
         model: VisionLanguageModel,
         processor: ImageProcessor,
         outputs: EmbeddingCache[VisualFeatures],
-        regions: RegionCache[EncodedView],
+        regions: RegionCache[VisualFeatures],
         *,
         head: Mapping[str, NDArray[np.float32]] | None = None,
     ) -> None:

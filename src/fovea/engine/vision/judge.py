@@ -38,7 +38,7 @@ class Judge:
 
     def tensions(self, survey: Survey, reduction: Reduction, total: int) -> Tensions:
         """From question, picture and load, before the encoder has seen anything. total: tokens to be chosen."""
-        words = self._embedded(reduction)
+        words = self._embedded(reduction) if self._balancer.learned else None
         pooled = None if words is None else coupling.normal(words).mean(0)
         found = self._balancer.tensions(reduction.question, pooled, survey.statistics(total))
         return found.under(reduction.load)
@@ -55,10 +55,10 @@ class Judge:
         """view: shape and features (tokens, D) of a view of the whole."""
         shape, embeds = view
         words = self._embedded(reduction)
-        participatory = survey.asked(reduction.question)
-        if words is not None:
-            features = embeds.float().cpu().numpy()
-            participatory = self._coupled(participatory, shape, features, words)
+        if words is None:
+            participatory = survey.asked(reduction.question)
+        else:
+            participatory = self._coupled(survey, reduction, shape, embeds.float().cpu().numpy(), words)
         found = realize(
             survey, participatory, total, tensions=tensions, balancer=self._balancer, choose=choose
         )
@@ -75,11 +75,12 @@ class Judge:
         rows: Array = self._words(reduction.words).float().cpu().numpy()
         return rows
 
-    def _coupled(self, asked: Map, shape: Shape, features: Array, words: Array) -> Map:
+    def _coupled(
+        self, survey: Survey, reduction: Reduction, shape: Shape, features: Array, words: Array
+    ) -> Map:
         if self._head is None:
-            return coupling.unlearned(features, words, shape, asked)
-        grid = asked.shape[0], asked.shape[1]
-        return coupling.spread(coupling.learned(self._head, features, words), shape, grid)
+            return coupling.unlearned(features, words, shape, survey.asked(reduction.question))
+        return coupling.spread(coupling.learned(self._head, features, words), shape, survey.grid)
 
     def _remember(self, key: str, found: Realized) -> None:
         self._seen[key] = found

@@ -7,9 +7,8 @@ regions are chosen, and those that no question asked for before are encoded, in 
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import PIL.Image
@@ -26,10 +25,10 @@ from fovea.engine.vision.processor.base import ProcessedImage, Reduction
 from fovea.engine.vision.processor.parts import surveyed
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.qwen import QwenVisionTower
-from fovea.engine.vision.slices import Slices
+from fovea.engine.vision.slices import Slices, cuts
 from fovea.relevance.pipeline import Realized
 from fovea.relevance.policy import Attended, Mask, attend, first_view
-from fovea.relevance.realizing import Shape, View, patch_fractions, whole
+from fovea.relevance.realizing import Layout, Shape, View, patch_fractions, whole
 from fovea.relevance.regions import Region
 from fovea.relevance.texture import Map
 
@@ -40,21 +39,8 @@ TOGETHER = 4096
 """Patches of one pass at most, so that a batch of regions needs no more memory than a large image."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedView:
-    """A view's tokens, in reading order, all of its shape. made: when, in seconds of `time.time`."""
-
-    embeds: Tensor
-    deepstack: tuple[Tensor, ...]
-    made: float = field(default_factory=time.time)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in (self.embeds, *self.deepstack))
-
-
 class PartsEncoder:
-    """For towers that take pictures of any size."""
+    """For towers that take pictures of any size. What is kept of a view are all tokens of its shape, in reading order."""
 
     def __init__(
         self,
@@ -62,7 +48,7 @@ class PartsEncoder:
         processor: QwenProcessor,
         judge: Judge,
         tensor: Callable[[Array], Tensor],
-        regions: RegionCache[EncodedView],
+        regions: RegionCache[VisualFeatures],
     ) -> None:
         """tensor: an array as one of the tower's type and place."""
         self._tower = tower
@@ -80,57 +66,57 @@ class PartsEncoder:
         grid = survey.grid
         tensions = self._judge.tensions(survey, reduction, plan.tokens)
         shape = first_view(grid, plan.tokens, tensions.compress)
-        begun = yield from self._encode(pixels, reduction, grid, [(whole(*grid), shape)], [1.0])
+        first = View(whole(*grid), shape, ())
+        [begun] = yield from self._encode(pixels, reduction, grid, [first], [1.0])
         realized = self._judge.realize(
             survey,
             reduction,
             plan.tokens,
             tensions,
-            (shape, begun[0].embeds),
-            lambda worth, held, total: _attended(worth, held, total, tensions.compress, begun[0].embeds),
+            (shape, begun.embeds),
+            lambda worth, held, total: attend_differing(worth, held, total, tensions.compress, begun.embeds),
         )
         views = realized.attended.layout.views
-        wanted = [(view.region, view.shape) for view in views]
-        worth = [1.0 if view.region == whole(*grid) else _relevance(realized, view) for view in views]
-        if wanted[0] != (whole(*grid), shape):
-            raise RuntimeError(f"the whole was seen at {shape}, and is laid out at {wanted[0][1]}")
-        rest = yield from self._encode(pixels, reduction, grid, wanted[1:], worth[1:])
-        return _joined(views, [begun[0], *rest], realized.attended.layout.places())
+        if (views[0].region, views[0].shape) != (first.region, shape):
+            raise RuntimeError(f"the whole was seen at {shape}, and is laid out at {views[0].shape}")
+        worth = [_relevance(realized, view) for view in views[1:]]
+        rest = yield from self._encode(pixels, reduction, grid, views[1:], worth)
+        return _joined(views, [begun, *rest], realized.attended.layout.places())
 
     def _encode(
         self,
         pixels: NDArray[np.uint8],
         reduction: Reduction,
         grid: Shape,
-        views: Sequence[tuple[Region, Shape]],
+        views: Sequence[View],
         worth: Sequence[float],
-    ) -> Slices[list[EncodedView]]:
+    ) -> Slices[list[VisualFeatures]]:
         """Views in their order: what is kept, and what is encoded now, of one shape after the other."""
-        found: dict[int, EncodedView] = {}
-        missing: dict[Shape, list[tuple[int, str, NDArray[np.uint8]]]] = {}
-        for number, (region, shape) in enumerate(views):
-            cut = self._cut(pixels, region, shape)
-            key = self._name(cut, region, shape, grid, reduction)
+        found: dict[int, VisualFeatures] = {}
+        missing: list[tuple[int, str, NDArray[np.uint8]]] = []
+        for number, view in enumerate(views):
+            cut = self._cut(pixels, view.region, view.shape)
+            key = self._name(cut, view.region, view.shape, grid, reduction)
             kept = self.regions.get(key, worth[number])
             if kept is not None:
                 found[number] = kept
             else:
-                missing.setdefault(shape, []).append((number, key, cut))
+                missing.append((number, key, cut))
         yield
         merge = self._tower.config.merge
-        for shape, members in missing.items():
-            at_once = max(1, TOGETHER // (shape[0] * shape[1] * merge**2))
-            for start in range(0, len(members), at_once):
-                some = members[start : start + at_once]
+        for batch in Layout(grid, tuple(views[number] for number, _, _ in missing)).batches:
+            shape = batch.shape
+            for members in cuts(len(batch.members), TOGETHER // (shape[0] * shape[1] * merge**2)):
+                some = [missing[member] for member in batch.members[members]]
                 patches = np.concatenate([self._processor.patches(cut) for _, _, cut in some])
-                at = [patch_fractions(View(views[n][0], shape, ()), grid, merge) for n, _, _ in some]
+                at = [patch_fractions(views[number], grid, merge) for number, _, _ in some]
                 size = len(some), shape[0] * merge, shape[1] * merge
                 embeds, deepstack = yield from self._tower.slices(
                     self._tensor(patches), size, np.concatenate(at)
                 )
                 levels = [torch.split(level, shape[0] * shape[1]) for level in (embeds, *deepstack)]
                 for (number, key, _), *parts in zip(some, *levels, strict=True):
-                    made = EncodedView(parts[0].clone(), tuple(part.clone() for part in parts[1:]))
+                    made = VisualFeatures(parts[0].clone(), tuple(part.clone() for part in parts[1:]))
                     self.regions.put(key, made, made.nbytes, worth[number])
                     found[number] = made
         return [found[number] for number in range(len(views))]
@@ -156,13 +142,14 @@ class PartsEncoder:
     ) -> str:
         """A tenant's regions are its own. Where a tower has learned positions, a region's place is part of what it is."""
         digest = hashlib.sha256(reduction.salt.encode() + b"\x00")
-        digest.update(np.ascontiguousarray(cut).data)
+        digest.update(cut.data)
         where = "" if self._tower.placeless else f"{region} of {grid}"
         return f"{digest.hexdigest()} {shape} {where}"
 
 
-def _attended(worth: Map, held: Mask, total: int, compress: float, embeds: Tensor) -> Attended:
-    """A small image that is seen in part keeps what is relevant and differs: of several alike, one says what they all say."""
+def attend_differing(worth: Map, held: Mask, total: int, compress: float, embeds: Tensor) -> Attended:
+    """`fovea.relevance.policy.attend` for a first view whose tokens, (tokens, hidden), are known: a small image that is seen
+    in part keeps what is relevant and differs, as of several alike one says what they all say."""
     found = attend(worth, held, total, compress)
     view = found.layout.views[0]
     if len(found.layout.views) > 1 or not view.native:
@@ -178,7 +165,7 @@ def _relevance(realized: Realized, view: View) -> float:
 
 
 def _joined(
-    views: Sequence[View], encoded: Sequence[EncodedView], places: NDArray[np.int64]
+    views: Sequence[View], encoded: Sequence[VisualFeatures], places: NDArray[np.int64]
 ) -> VisualFeatures:
     device = encoded[0].embeds.device
     kept = [torch.tensor(view.kept, device=device) for view in views]
