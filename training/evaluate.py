@@ -16,13 +16,13 @@ from fovea.evaluation.scenes.vocabulary import HELD_OUT_SEED
 from model import Fovea
 from packing import Batch, Packer, Shown, collate, conversation
 from several import group_times, grouped
-from varied import varied_batch
+from varied import tower, varied_batch
 
 VIDEO = "video"
 """The kind `motion` with its frames as a video, two a second."""
 PARTS = "parts"
 """Images seen in parts, at any share of their tokens."""
-PART_SIZES = ((192, 192), (448, 448), (896, 672), (1344, 896))
+PART_SIZES = ((192, 192), (256, 192), (448, 448), (896, 672), (1344, 896))
 SIZES = ((192, 192), (160, 224), (256, 160))
 
 
@@ -59,8 +59,9 @@ def held_out(
             sequences.append(conversation(packer, list(turns), shown, None, False))
             pictures.append(grouped(drawn) if kind == VIDEO else drawn)
         found[kind] = [collate(*both) for both in by_shape.values()]
+    embeds = tower()
     found[PARTS] = [
-        varied_batch(Random(f"{HELD_OUT_SEED}/train/{index}/{PARTS}"), packer, size, 4, 1)
+        varied_batch(Random(f"{HELD_OUT_SEED}/train/{index}/{PARTS}"), packer, size, 4, 1, embeds)
         for index, size in enumerate(PART_SIZES * (count // 16))
     ]
     return found

@@ -32,7 +32,7 @@ from model import Fovea
 from muon import Muon
 from packing import Batch, Packer
 from several import motion_batch, pair_batch, still_batch
-from varied import varied_batch
+from varied import Tower, tower, varied_batch
 
 torch._dynamo.config.cache_size_limit = 32
 SMALL = (128, 160, 192, 224, 256)
@@ -92,11 +92,11 @@ def minor_batch(rng: Random, packer: Packer, settings: Settings, large: bool) ->
     return text_batch(rng, packer, 16)
 
 
-def parts_batch(rng: Random, packer: Packer, settings: Settings) -> Batch:
-    """Images seen in parts: most of them large, where that is what it is for."""
-    size = small_size(rng) if rng.random() < 0.3 else large_size(rng)
+def parts_batch(rng: Random, packer: Packer, settings: Settings, embeds: Tower) -> Batch:
+    """Images seen in parts: large, where that is what it is for, and small, where each part that is missing is missed."""
+    size = small_size(rng) if rng.random() < 0.5 else large_size(rng)
     count = max(2, min(settings.varied, 2500 * 1024 // (size[0] * size[1])))
-    return varied_batch(rng, packer, size, count, 4)
+    return varied_batch(rng, packer, size, count, 6, embeds)
 
 
 def several_batch(rng: Random, packer: Packer, settings: Settings) -> Batch:
@@ -111,7 +111,7 @@ def produce(queue: mp.Queue, settings: Settings, start: int, worker: int, progre
     """Steps as lists of batches; the seed of a step is its number, always below the held-out seeds."""
     os.nice(5)
     torch.set_num_threads(1)
-    packer = Packer(str(ASSETS / "tokenizer.json"))
+    packer, embeds = Packer(str(ASSETS / "tokenizer.json")), tower()
     step = start + worker
     while True:
         rng = Random(f"{settings.seed}/{step}")
@@ -121,7 +121,7 @@ def produce(queue: mp.Queue, settings: Settings, start: int, worker: int, progre
         if settings.several:
             batches.append(several_batch(rng, packer, settings))
         if settings.varied:
-            batches.append(parts_batch(rng, packer, settings))
+            batches.append(parts_batch(rng, packer, settings, embeds))
         if rng.random() < settings.minor:
             batches.append(minor_batch(rng, packer, settings, done > settings.large_from))
         queue.put([{key: torch.from_numpy(np.ascontiguousarray(v)) for key, v in b.items()} for b in batches])

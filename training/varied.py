@@ -1,19 +1,27 @@
 """Batches in which images are seen in parts: a thumbnail and regions at levels of detail of their own, or without blank cells.
 
 What is shown is chosen as the engine does it, by `fovea.relevance`, except that what the question is coupled to is known:
-the focus of the questions, now sharp, now vague, now missing, so that the model learns from good and from bad choices.
+the focus of the questions, now sharp, now vague, now missing, so that the model learns from good and from bad choices. Which
+tokens of a small image differ is said by the weights in the assets: those that training began with, or soon will have been.
 """
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from random import Random
 
 import numpy as np
+import torch
 from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
 
 from batches import fitted, questions, some_system
+from common import ASSETS
 from dense import Dense, dense_targets, stacked
+from fovea.engine.vision.parts import attend_differing
 from fovea.evaluation.scenes.compose import compose
 from fovea.evaluation.scenes.draw import draw
 from fovea.evaluation.scenes.reading import reading
@@ -22,18 +30,34 @@ from fovea.evaluation.scenes.scene import Scene
 from fovea.evaluation.scenes.small import compose_small
 from fovea.relevance.balancing import Balancer, Tensions, Ways
 from fovea.relevance.knowing import perspectival, propositional
-from fovea.relevance.policy import attend, content
+from fovea.relevance.policy import ONE_VIEW, attend, content
 from fovea.relevance.realizing import Layout, View, patch_fractions
 from fovea.relevance.texture import Map, texture
+from model import Fovea
 from packing import Batch, Packer, Shown, Size, branches, collate
 
+Tower = Callable[[np.ndarray], Tensor]
+"""An image's pixels (height, width, 3) to its visual tokens, (tokens, hidden)."""
 CELL, MERGE = 32, 2
 POLICIES = ("thresholds", "thresholds", "power", "sharp")
 
 
+def tower() -> Tower:
+    """Of the weights in the assets, in float32."""
+    model = Fovea(json.loads((ASSETS / "config.json").read_text()))
+    weights = {name: value.float() for name, value in load_file(ASSETS / "model.safetensors").items()}
+    model.load_state_dict(weights, strict=False)
+
+    def embeds(pixels: np.ndarray) -> Tensor:
+        with torch.inference_mode():
+            return model.encode(torch.tensor(pixels)[None, None])[0]
+
+    return embeds
+
+
 def some_ratio(rng: Random) -> float:
-    """Of the tokens: most often about a half or a quarter."""
-    return math.exp(rng.uniform(math.log(0.15), math.log(0.85)))
+    """Of the tokens."""
+    return rng.uniform(0.15, 0.85)
 
 
 def coupling(rng: Random, turns: list[Turn], scene: Scene, grid: Size) -> Map:
@@ -54,16 +78,21 @@ def coupling(rng: Random, turns: list[Turn], scene: Scene, grid: Size) -> Map:
     return found
 
 
-def some_layout(rng: Random, pixels: np.ndarray, known: Map, total: int) -> Layout:
+def some_layout(rng: Random, pixels: np.ndarray, known: Map, total: int, embeds: Tower) -> Layout:
     seen = texture(pixels, CELL)
     ways = Ways(propositional(seen), perspectival(seen), known)
-    compress = 1.0 if rng.random() < 0.1 else rng.random()
-    tensions = Tensions(compress, rng.uniform(0.6, 1.0), rng.uniform(0.4, 1.0))
+    tensions = Tensions(rng.random(), rng.uniform(0.6, 1.0), rng.uniform(0.4, 1.0))
     worth = Balancer().balance(ways, tensions)
-    if rng.random() < 0.4:
+    chance = rng.random()
+    if chance < 0.3:
         worth = shuffled(rng, worth)
-    side = rng.choice((None, None, None, 6, 4))
-    return attend(worth, content(ways), total, compress, rng.choice(POLICIES), side).layout
+    elif chance < 0.45:  # all as relevant: what differs
+        worth = np.ones_like(worth)
+    if worth.size < ONE_VIEW and rng.random() < 0.7:
+        compress = 0.5 * tensions.compress  # in part, rather than smaller
+        return attend_differing(worth, content(ways), total, compress, embeds(pixels)).layout
+    side = rng.choice((None, None, None, 9, 7))
+    return attend(worth, content(ways), total, tensions.compress, rng.choice(POLICIES), side).layout
 
 
 def shuffled(rng: Random, worth: Map) -> Map:
@@ -130,7 +159,7 @@ def gathered(layouts: list[Layout], images: list[np.ndarray]) -> dict[str, np.nd
     return made | {"order": np.array(order, np.int64)}
 
 
-def varied_batch(rng: Random, packer: Packer, size: Size, count: int, asked: int) -> Batch:
+def varied_batch(rng: Random, packer: Packer, size: Size, count: int, asked: int, embeds: Tower) -> Batch:
     """`count` single images of one size, each seen in its own parts, all with the same number of tokens."""
     width, height = size
     grid = height // CELL, width // CELL
@@ -149,7 +178,7 @@ def varied_batch(rng: Random, packer: Packer, size: Size, count: int, asked: int
         if not turns:
             continue
         pixels = fitted(draw(scene), size)
-        layout = some_layout(rng, pixels, coupling(rng, turns, scene, grid), total)
+        layout = some_layout(rng, pixels, coupling(rng, turns, scene, grid), total, embeds)
         shown = Shown(grid, places=tuple(map(tuple, layout.places().tolist())))
         sequences.append(branches(packer, turns, shown, system))
         layouts.append(layout)
