@@ -15,7 +15,7 @@ from fovea.engine.schedule.plan import EncodeJob
 from fovea.engine.sequence import ImageSpan
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.engine.vision.slices import Slices
+from fovea.engine.vision.slices import Ahead, Slices
 from fovea.engine.vision.stream import EncoderStream, SameThread, encoder_stream
 
 SLICES = 3
@@ -72,6 +72,7 @@ class Tower:
 
     def __init__(self, stream: EncoderStream) -> None:
         self.begun: list[str] = []
+        self.ahead: list[list[str]] = []
         self.slices = 0
         self.closed: list[str] = []
         self.alive = {"s1", "s2"}
@@ -85,8 +86,9 @@ class Tower:
             raise ValueError("these are no pixels")
         return ProcessedImage(job.span.key, None, {})  # type: ignore[arg-type]
 
-    def encode(self, image: ProcessedImage) -> Slices[VisualFeatures]:
+    def encode(self, image: ProcessedImage, ahead: Ahead) -> Slices[VisualFeatures]:
         self.begun.append(image.identity)
+        self.ahead.append([other.identity for other in ahead()])
         try:
             for _ in range(SLICES - 1):
                 self.slices += 1
@@ -110,6 +112,24 @@ def test_on_a_cpu_an_image_is_there_when_its_last_slice_returns() -> None:
     assert made.images["a"].holders == {"s1", "s2"}
     assert made.seconds >= made.images["a"].seconds + made.images["b"].seconds > 0
     assert not tower.encoder.working
+
+
+def test_who_is_encoded_knows_which_reduced_images_come_next() -> None:
+    """Those that have begun do not count, nor plain ones; one whose pixels failed is told of when its own turn comes."""
+    tower = Tower(SameThread())
+    tower.encoder.step([job("a")], 0.0, alone=False)
+    wanted = [job("a"), job("plain"), *(part(key) for key in ("b", "broken", "c"))]
+    tower.encoder.step(wanted, 0.0, alone=False)
+    assert tower.ahead == [[]]
+    made = tower.encoder.step(wanted, 60.0, alone=False)
+    assert tower.begun == ["a", "plain", "b", "c"]
+    assert tower.ahead == [[], ["b", "c"], ["c"], []]
+    assert list(made.failures) == ["broken"]
+
+
+def part(key: str) -> EncodeJob:
+    """Two of eight tokens."""
+    return EncodeJob(ImageSpan(0, 0, 2, 2, key, (1, 2, 4), full=8), ["s1"])
 
 
 def test_no_seconds_are_one_slice() -> None:

@@ -47,7 +47,7 @@ def _encoded(machine: Engine, page: PIL.Image.Image, wish: VisualTokens | None) 
     from fovea.engine.prompt import process
 
     processed = process(planned, preparer._pixels._processor)
-    return finished(machine.loop.runner._encoder._encode(processed))
+    return finished(machine.loop.runner._encoder._encode(processed, lambda: iter(())))
 
 
 @pytest.mark.parametrize("size", [(90, 60), (60, 90), (100, 40), (64, 64)])

@@ -145,11 +145,3 @@ def test_a_view_keeps_cells_of_the_region_by_their_own_worth() -> None:
         assert wished.shape == shape
         assert wished.tokens == 2
     assert view_at(Region(4, 4, 4, 4), (4, 4), 2, worth) == found
-
-
-def test_views_of_one_shape_are_one_batch() -> None:
-    regions = partition(16, 16, 8)
-    views = (full(whole(16, 16), (4, 4)), *(full(region, (8, 8)) for region in regions[:3]), full(regions[3], (4, 4)))  # fmt: skip
-    layout = Layout((16, 16), views)
-    assert [(batch.shape, batch.members) for batch in layout.batches] == [((4, 4), (0, 4)), ((8, 8), (1, 2, 3))]  # fmt: skip
-    assert layout.tokens == 16 + 3 * 64 + 16 == len(layout.places())

@@ -105,7 +105,7 @@ def test_every_method(server: Server, method: str) -> None:
         ({"method": "dart", "budget": 7}, 7, "dart"),
         ({"method": "uniform"}, 300, "uniform"),
         ({"preset": "fast"}, 300, "dart"),
-        ({"preset": "general"}, 450, "dart"),
+        ({"preset": "general"}, 450, "dpp"),
         ({"preset": "document"}, FULL, None),
         ({"keep": 1}, FULL, None),
         ({"budget": FULL}, FULL, None),

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from fovea.core.stage import stage
 from fovea.engine.schedule.plan import EncodeJob
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.engine.vision.slices import Slices
+from fovea.engine.vision.slices import Ahead, Slices
 from fovea.engine.vision.stream import EncoderStream, Mark
 
 
@@ -51,11 +52,12 @@ class Encoded:
 
 
 class Encoder:
-    """encode: slices of an image. pixels: what to encode for a job. alive: whether a sequence still is there to wait."""
+    """encode: slices of an image, with others that could be encoded along with it. pixels: what to encode for a job.
+    alive: whether a sequence still is there to wait."""
 
     def __init__(
         self,
-        encode: Callable[[ProcessedImage], Slices[VisualFeatures]],
+        encode: Callable[[ProcessedImage, Ahead], Slices[VisualFeatures]],
         stream: EncoderStream,
         *,
         pixels: Callable[[EncodeJob], ProcessedImage],
@@ -65,6 +67,7 @@ class Encoder:
         self._stream = stream
         self._pixels = pixels
         self._alive = alive
+        self._jobs: Sequence[EncodeJob] = ()
         self._encodings: dict[str, _Encoding] = {}
         self._launched: deque[tuple[Mark, Mark, _Encoding]] = deque()
         self._slice_s = 0.0
@@ -77,6 +80,7 @@ class Encoder:
     def step(self, jobs: Sequence[EncodeJob], seconds: float, *, alone: bool) -> Encoded:
         """About `seconds` of these images, at least one slice if the encoder is free. alone: the step has no tokens."""
         started, made = time.perf_counter(), Encoded()
+        self._jobs = jobs
         self.drop(job.span.key for job in jobs)
         for job in jobs:
             if job.span.key in self._encodings:
@@ -121,7 +125,7 @@ class Encoder:
             try:
                 encoding = self._encodings.get(key)
                 if encoding is None:
-                    encoding = _Encoding(self._encode(self._pixels(job)), tuple(job.holders))
+                    encoding = _Encoding(self._encode(self._pixels(job), self._ahead), tuple(job.holders))
                     self._encodings[key] = encoding
                 self._advance(encoding, job.span.tokens)
             except Exception as raised:  # noqa: BLE001 - whatever it is, it is this image's; the step goes on
@@ -130,6 +134,13 @@ class Encoder:
                 return
             self._launched.append((begun, self._stream.mark(), encoding))
         encoding.pending += 1
+
+    def _ahead(self) -> Iterator[ProcessedImage]:
+        """Images of the step of which not all tokens are wanted, and that were not begun."""
+        for job in self._jobs:
+            if job.span.full and job.span.key not in self._encodings:
+                with suppress(Exception):  # whatever it is, the image's own turn will tell
+                    yield self._pixels(job)
 
     def _collect(self) -> None:
         """Take note of what is done, in the order in which it was launched."""

@@ -32,7 +32,7 @@ from fovea.engine.schedule.stage import forward_stage
 from fovea.engine.sequence import ImageSpan, Sequence
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.engine.vision.slices import Slices
+from fovea.engine.vision.slices import Ahead, Slices
 from fovea.engine.vision.stream import encoder_stream
 from fovea.engine.vision.tiers import SlowerTiers
 from fovea.kernels.attention import AttentionPlan
@@ -80,9 +80,10 @@ class Runner:
         host_blocks: int = 0,
         slower: SlowerTiers | None = None,
         padding: Padding | None = None,
-        encode: Callable[[ProcessedImage], Slices[VisualFeatures]] | None = None,
+        encode: Callable[[ProcessedImage, Ahead], Slices[VisualFeatures]] | None = None,
     ) -> None:
-        """encode: an image as its plan says; None: the model's own way, all tokens. padding: of steps that only decode, recorded as CUDA graphs where there is CUDA; None: they run as they come."""
+        """encode: an image as its plan says; None: the model's own way, all tokens. padding: of steps that only decode,
+        recorded as CUDA graphs where there is CUDA; None: they run as they come."""
         self.model = model
         self.embeddings = embeddings
         self.sampler = sampler
@@ -100,7 +101,7 @@ class Runner:
         )
         self._prompts: dict[str, _Prompt] = {}
         self._encoder = Encoder(
-            encode or (lambda image: model.encode_slices(image)),
+            encode or (lambda image, ahead: model.encode_slices(image)),
             encoder_stream(model.device),
             pixels=self._pixels,
             alive=self._prompts.__contains__,

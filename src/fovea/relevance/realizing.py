@@ -1,7 +1,7 @@
 """From budgets to views: what is cut out of an image, at which size it is encoded, and where its tokens stand.
 
-The whole is seen once at low resolution, and every region that has a budget at a resolution of its own. Views of one size
-are encoded together, in a batch of static shape. Every token knows its true place: its centre in the grid that the whole
+The whole is seen once at low resolution, and every region that has a budget at a resolution of its own. Views of one shape
+are encoded together. Every token knows its true place: its centre in the grid that the whole
 image has at full resolution (for M-RoPE), and its patches' places there (for towers that learned positions).
 """
 
@@ -40,14 +40,6 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Views of one shape, which one pass of the encoder takes. members: their numbers."""
-
-    shape: Shape
-    members: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Layout:
     """What is shown of an image of `grid` (rows, columns) tokens: the whole first, then regions in reading order."""
 
@@ -57,13 +49,6 @@ class Layout:
     @property
     def tokens(self) -> int:
         return sum(view.tokens for view in self.views)
-
-    @property
-    def batches(self) -> tuple[Batch, ...]:
-        found: dict[Shape, list[int]] = {}
-        for number, view in enumerate(self.views):
-            found.setdefault(view.shape, []).append(number)
-        return tuple(Batch(shape, tuple(members)) for shape, members in found.items())
 
     def places(self) -> Index:
         """(tokens, 2): row and column in the full grid."""

@@ -20,7 +20,7 @@ from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.parts import PartsEncoder
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.processor.qwen import QwenProcessor
-from fovea.engine.vision.qwen import Block
+from fovea.engine.vision.qwen import Block, QwenVisionTower
 from fovea.engine.vision.slices import finished
 from fovea.kernels.build import library
 from fovea.relevance.pipeline import Realized
@@ -59,17 +59,21 @@ def pixels(machine: Engine, planned: PlannedImage) -> ProcessedImage:
     return process(planned, machine._preparer._pixels._processor)
 
 
+def nobody() -> Iterator[ProcessedImage]:
+    """Nothing is asked for beside it."""
+    return iter(())
+
+
 @torch.inference_mode()
 def encode(
     machine: Engine, image: ProcessedImage, views: list[tuple[Region, tuple[int, int]]]
 ) -> list[VisualFeatures]:
     """Anew: nothing is kept before or after."""
-    encoder, reduction = parts(machine), image.plan.reduction
-    assert reduction is not None
+    encoder = parts(machine)
     encoder.regions.clear()
-    grid = image.arrays["propositional"].shape
-    wanted = [View(*view, ()) for view in views]
-    made = finished(encoder._encode(image.arrays["rgb"], reduction, grid, wanted, [1.0] * len(views)))  # type: ignore[arg-type]
+    grid = image.arrays["propositional"].shape[0], image.arrays["propositional"].shape[1]
+    pieces = [encoder._cutter.piece(image, grid, View(*view, ()), 1.0) for view in views]
+    made = finished(encoder._encode(pieces, nobody))
     encoder.regions.clear()
     return made
 
@@ -206,9 +210,12 @@ def test_equal_regions_at_two_places_are_one_where_places_do_not_count(checkpoin
             encoder, reduction = parts(machine), image.plan.reduction
             assert reduction is not None
             cut = np.full((64, 64, 3), 250, np.uint8)
-            names = {encoder._name(cut, Region(row, 0, 2, 2), (2, 2), (30, 20), reduction) for row in (0, 4)}
+            named, salt = encoder._cutter._named, reduction.salt
+            views = [View(Region(row, 0, 2, 2), (2, 2), ()) for row in (0, 4)]
+            names = {named(cut, (30, 20), view, salt) for view in views}
             assert (len(names) == 1) is shared
-            other = encoder._name(cut, Region(0, 0, 2, 2), (1, 2), (30, 20), reduction)
+            other = named(cut, (30, 20), View(Region(0, 0, 2, 2), (1, 2), ()), salt)
+            assert named(cut, (30, 20), views[0], "another tenant's") not in names
             assert other not in names, "the shape counts for all"
 
 
@@ -224,6 +231,7 @@ def test_an_answer_is_the_same_to_the_last_bit_alone_or_in_company() -> None:
         *(asking(words, PAGE, keep=0.5) for words in ("read the small text", "where is it?", "what colour?")),
         asking("what is it?", PAGE, method="dart", keep=0.25),
         asking("what is it?", PAGE, drawn(32, 400, 300), method="dpp_query", budget=60),
+        *(asking("read it", drawn(seed, 700, 1000), keep=0.1) for seed in (33, 34)),
     ]
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "logprobs": True}
     with Engine.from_pretrained(
@@ -241,3 +249,73 @@ def test_an_answer_is_the_same_to_the_last_bit_alone_or_in_company() -> None:
                 list(pool.map(lambda prompt: written(native.generate(prompt, **options)), prompts)) == alone
             )
         at_rest(native)
+
+
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """Of the tower: pictures, and the patches of each, down and across."""
+    seen: list[tuple[int, int, int]] = []
+    slices = QwenVisionTower.slices
+
+    def noting(self: QwenVisionTower, patches: Tensor, grid: tuple[int, int, int], *rest: Any) -> Any:
+        seen.append(grid)
+        return slices(self, patches, grid, *rest)
+
+    monkeypatch.setattr(QwenVisionTower, "slices", noting)
+    return seen
+
+
+@torch.inference_mode()
+def test_views_of_other_requests_go_along_where_a_slice_has_room(
+    machine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pages of one size: a pass takes the same views of both, and what that makes of either is what it is alone."""
+    encoder, seen = parts(machine), passes(monkeypatch)
+    images = [
+        pixels(machine, laid_out(machine, asking("read the small text", page, keep=0.3)).images[0])
+        for page in (PAGE, drawn(33, 700, 1000))
+    ]
+    alone = []
+    for image in images:
+        encoder.regions.clear()
+        alone.append(finished(encoder.slices(image, nobody)))
+    before = sum(count for count, _, _ in seen)
+    seen.clear()
+    encoder.regions.clear()
+    monkeypatch.setattr("fovea.engine.vision.slices.CPU_ROWS", 1 << 14)
+    plain = pixels(machine, laid_out(machine, asking("what?", PAGE, method="dart", keep=0.3)).images[0])
+    together = [
+        finished(encoder.slices(images[0], lambda: iter([plain, images[1]]))),
+        finished(encoder.slices(images[1], nobody)),
+    ]
+    assert seen[0][0] == 2, "both wholes are seen in one pass"
+    assert sum(count for count, _, _ in seen) == before, "and nothing twice"
+    assert len(seen) < before
+    for ours, theirs in zip(together, alone, strict=True):
+        assert torch.equal(ours.places, theirs.places)  # type: ignore[arg-type]
+        for made, wanted in zip(
+            (ours.embeds, *ours.deepstack), (theirs.embeds, *theirs.deepstack), strict=True
+        ):
+            torch.testing.assert_close(made, wanted, atol=1e-5, rtol=1e-5)
+    encoder.regions.clear()
+
+
+@torch.inference_mode()
+def test_nobody_goes_along_where_it_would_take_longer_or_be_lost(
+    machine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slice without room makes the first image wait for the second; without a cache the second would be encoded twice."""
+    encoder = parts(machine)
+    seen = passes(monkeypatch)
+    first, second = (
+        pixels(machine, laid_out(machine, asking("read it", page, keep=0.3)).images[0])
+        for page in (PAGE, drawn(33, 700, 1000))
+    )
+    finished(encoder.slices(first, nobody))
+    expected = list(seen)
+    for rows, capacity in ((64, encoder.regions.capacity), (1 << 14, 0)):
+        monkeypatch.setattr("fovea.engine.vision.slices.CPU_ROWS", rows)
+        monkeypatch.setattr(encoder.regions, "capacity", capacity)
+        encoder.regions.clear()
+        seen.clear()
+        finished(encoder.slices(first, lambda: iter([second])))
+        assert seen == expected

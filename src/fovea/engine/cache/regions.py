@@ -59,6 +59,11 @@ class RegionCache(Generic[Value]):
         entry.relevance, entry.used = relevance + entry.relevance / 2, self._uses
         return entry.value
 
+    def peek(self, key: str) -> Value | None:
+        """Without being a use of it."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.value
+
     def put(self, key: str, value: Value, size: int, relevance: float) -> None:
         """Of several equally irrelevant ones, the one that was not used for longest leaves first; it may be this one. What is
         larger than the ceiling is not kept, and costs no other."""

@@ -31,13 +31,13 @@ from fovea.engine.vision.parts import PartsEncoder
 from fovea.engine.vision.picked import PickedTiles
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage, Reduction
 from fovea.engine.vision.processor.qwen import QwenProcessor
-from fovea.engine.vision.slices import Slices
+from fovea.engine.vision.slices import Ahead, Slices
 
 
 class InParts(Protocol):
     """What encodes an image that is seen in parts."""
 
-    def slices(self, image: ProcessedImage) -> Slices[VisualFeatures]: ...
+    def slices(self, image: ProcessedImage, ahead: Ahead) -> Slices[VisualFeatures]: ...
 
 
 class ReducingEncoder:
@@ -71,13 +71,14 @@ class ReducingEncoder:
             )
         return PickedTiles(model, self.judge) if isinstance(model, LlavaNext) else None
 
-    def slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
+    def slices(self, image: ProcessedImage, ahead: Ahead) -> Slices[VisualFeatures]:
+        """ahead: images of which parts may be encoded along with parts of this one."""
         reduction = image.plan.reduction
         if reduction is None:
             return self._model.encode_slices(image)
-        if METHODS[reduction.method].after == "relevance":
+        if METHODS[reduction.method].in_parts:
             assert self._parts is not None
-            return self._parts.slices(image)
+            return self._parts.slices(image, ahead)
         return self._reduced(image, reduction)
 
     def _reduced(self, image: ProcessedImage, reduction: Reduction) -> Slices[VisualFeatures]:

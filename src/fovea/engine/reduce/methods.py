@@ -42,6 +42,11 @@ class Method:
     needs: frozenset[Need] = frozenset()
     merges: bool = False
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether it chooses before the encoder, region by region."""
+        return self.after == "relevance"
+
 
 @dataclass(frozen=True, slots=True)
 class Preset:
@@ -74,8 +79,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         # Fine print suffers first from every method, so whoever reads documents lowers max_pixels instead.
         "document": Preset("document", None, 1.0),
-        "general": Preset("general", "dart", 0.75),
-        "fast": Preset("fast", "dart", 0.5),
+        # Of methods that leave the KV to all questions about an image, this one loses least (docs/relevance.md).
+        "general": Preset("general", "dpp", 0.75),
+        "fast": Preset("fast", "dpp", 0.5),
     }
 )
 

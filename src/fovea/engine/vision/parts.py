@@ -1,17 +1,16 @@
 """An image seen in parts: the whole at low resolution, and its regions each at a level of their own (`fovea.relevance`).
 
 Works on towers that take any resolution. The whole comes first, because what the question is coupled to is read off it; then
-regions are chosen, and those that no question asked for before are encoded, in batches of one shape.
+regions are chosen, and those that no question asked for before are encoded, in batches of one shape. Where a batch leaves
+room in a slice, views of that shape of other requests' images go along, and are there when their turn comes.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-import PIL.Image
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -19,17 +18,19 @@ from torch import Tensor
 from fovea.engine.cache.regions import RegionCache
 from fovea.engine.reduce.base import unit_rows
 from fovea.engine.reduce.dpp import greedy
+from fovea.engine.reduce.methods import METHODS
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.judge import Judge
+from fovea.engine.vision.pieces import Cutter, Piece
 from fovea.engine.vision.processor.base import ProcessedImage, Reduction
 from fovea.engine.vision.processor.parts import surveyed
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.qwen import QwenVisionTower
-from fovea.engine.vision.slices import Slices, cuts
-from fovea.relevance.pipeline import Realized
+from fovea.engine.vision.slices import Ahead, Slices, cuts, slice_rows
+from fovea.relevance.balancing import Tensions
+from fovea.relevance.pipeline import Realized, Survey
 from fovea.relevance.policy import Attended, Mask, attend, first_view
-from fovea.relevance.realizing import Layout, Shape, View, patch_fractions, whole
-from fovea.relevance.regions import Region
+from fovea.relevance.realizing import Shape, View, patch_fractions, whole
 from fovea.relevance.texture import Map
 
 Array = NDArray[np.float32]
@@ -37,6 +38,17 @@ LEAST_QUALITY = 0.1
 """Of a cell that is not relevant at all: it stays if nothing else is like it."""
 TOGETHER = 4096
 """Patches of one pass at most, so that a batch of regions needs no more memory than a large image."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """An image of which is known what question and picture say, and how the whole will be seen first."""
+
+    image: ProcessedImage
+    reduction: Reduction
+    survey: Survey
+    tensions: Tensions
+    first: Piece
 
 
 class PartsEncoder:
@@ -52,99 +64,118 @@ class PartsEncoder:
     ) -> None:
         """tensor: an array as one of the tower's type and place."""
         self._tower = tower
-        self._processor = processor
+        self._weight = tower.patch_embed.proj.weight
+        self._factor = processor.factor
+        self._cutter = Cutter(processor, placeless=tower.placeless)
         self._judge = judge
         self._tensor = tensor
         self.regions = regions
 
-    def slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
+    def slices(self, image: ProcessedImage, ahead: Ahead) -> Slices[VisualFeatures]:
         """Visual tokens of an image whose plan says `relevance`, with their places."""
+        begun = self._begin(image)
+        [first] = yield from self._encode([begun.first], ahead)
+        realized = self._realize(begun, first)
+        views = realized.attended.layout.views
+        if views[0].shape != begun.first.view.shape:
+            raise RuntimeError(
+                f"the whole was seen at {begun.first.view.shape}, and is laid out at {views[0].shape}"
+            )
+        rest = yield from self._encode(self._regions(begun, realized), ahead)
+        return _joined(views, [first, *rest], realized.attended.layout.places())
+
+    def _begin(self, image: ProcessedImage) -> _Begun:
+        """What is known before the encoder has seen anything."""
         plan, reduction = image.plan, image.plan.reduction
         assert reduction is not None
-        survey = surveyed(image, self._processor.factor)
-        pixels = image.arrays["rgb"]
-        grid = survey.grid
+        survey = surveyed(image, self._factor)
         tensions = self._judge.tensions(survey, reduction, plan.tokens)
+        grid = survey.grid
         shape = first_view(grid, plan.tokens, tensions.compress)
-        first = View(whole(*grid), shape, ())
-        [begun] = yield from self._encode(pixels, reduction, grid, [first], [1.0])
-        realized = self._judge.realize(
-            survey,
-            reduction,
-            plan.tokens,
-            tensions,
-            (shape, begun.embeds),
-            lambda worth, held, total: attend_differing(worth, held, total, tensions.compress, begun.embeds),
+        first = self._cutter.piece(image, grid, View(whole(*grid), shape, ()), 1.0)
+        return _Begun(image, reduction, survey, tensions, first)
+
+    def _realize(self, begun: _Begun, first: VisualFeatures) -> Realized:
+        """Of what was looked at already, for others' sake or earlier, it is known what follows."""
+        known = self._judge.seen(begun.reduction.key)
+        return known or self._judge.realize(
+            begun.survey,
+            begun.reduction,
+            begun.image.plan.tokens,
+            begun.tensions,
+            (begun.first.view.shape, first.embeds),
+            lambda worth, held, total: attend_differing(
+                worth, held, total, begun.tensions.compress, first.embeds
+            ),
         )
-        views = realized.attended.layout.views
-        if (views[0].region, views[0].shape) != (first.region, shape):
-            raise RuntimeError(f"the whole was seen at {shape}, and is laid out at {views[0].shape}")
-        worth = [_relevance(realized, view) for view in views[1:]]
-        rest = yield from self._encode(pixels, reduction, grid, views[1:], worth)
-        return _joined(views, [begun, *rest], realized.attended.layout.places())
 
-    def _encode(
-        self,
-        pixels: NDArray[np.uint8],
-        reduction: Reduction,
-        grid: Shape,
-        views: Sequence[View],
-        worth: Sequence[float],
-    ) -> Slices[list[VisualFeatures]]:
-        """Views in their order: what is kept, and what is encoded now, of one shape after the other."""
-        found: dict[int, VisualFeatures] = {}
-        missing: list[tuple[int, str, NDArray[np.uint8]]] = []
-        for number, view in enumerate(views):
-            cut = self._cut(pixels, view.region, view.shape)
-            key = self._name(cut, view.region, view.shape, grid, reduction)
-            kept = self.regions.get(key, worth[number])
-            if kept is not None:
-                found[number] = kept
-            else:
-                missing.append((number, key, cut))
-        yield
-        merge = self._tower.config.merge
-        for batch in Layout(grid, tuple(views[number] for number, _, _ in missing)).batches:
-            shape = batch.shape
-            for members in cuts(len(batch.members), TOGETHER // (shape[0] * shape[1] * merge**2)):
-                some = [missing[member] for member in batch.members[members]]
-                patches = np.concatenate([self._processor.patches(cut) for _, _, cut in some])
-                at = [patch_fractions(views[number], grid, merge) for number, _, _ in some]
-                size = len(some), shape[0] * merge, shape[1] * merge
-                embeds, deepstack = yield from self._tower.slices(
-                    self._tensor(patches), size, np.concatenate(at)
-                )
-                levels = [torch.split(level, shape[0] * shape[1]) for level in (embeds, *deepstack)]
-                for (number, key, _), *parts in zip(some, *levels, strict=True):
-                    made = VisualFeatures(parts[0].clone(), tuple(part.clone() for part in parts[1:]))
-                    self.regions.put(key, made, made.nbytes, worth[number])
-                    found[number] = made
-        return [found[number] for number in range(len(views))]
-
-    def _cut(self, pixels: NDArray[np.uint8], region: Region, shape: Shape) -> NDArray[np.uint8]:
-        side = self._processor.factor
-        part = pixels[
-            region.row * side : (region.row + region.rows) * side,
-            region.column * side : (region.column + region.columns) * side,
+    def _regions(self, begun: _Begun, realized: Realized) -> list[Piece]:
+        attended = realized.attended
+        scores = dict(zip(attended.regions, attended.scores, strict=True))
+        return [
+            self._cutter.piece(begun.image, begun.survey.grid, view, scores[view.region])
+            for view in attended.layout.views[1:]
         ]
-        if shape == (region.rows, region.columns):
-            return np.ascontiguousarray(part)
-        picture = PIL.Image.fromarray(np.ascontiguousarray(part))
-        return np.asarray(picture.resize((shape[1] * side, shape[0] * side), self._processor.resample))
 
-    def _name(
-        self,
-        cut: NDArray[np.uint8],
-        region: Region,
-        shape: Shape,
-        grid: Shape,
-        reduction: Reduction,
-    ) -> str:
-        """A tenant's regions are its own. Where a tower has learned positions, a region's place is part of what it is."""
-        digest = hashlib.sha256(reduction.salt.encode() + b"\x00")
-        digest.update(cut.data)
-        where = "" if self._tower.placeless else f"{region} of {grid}"
-        return f"{digest.hexdigest()} {shape} {where}"
+    def _encode(self, pieces: Sequence[Piece], ahead: Ahead) -> Slices[list[VisualFeatures]]:
+        """In their order: what is kept, and what is encoded now, of one shape after the other."""
+        found: dict[str, VisualFeatures] = {}
+        missing: dict[Shape, dict[str, Piece]] = {}
+        for piece in pieces:
+            kept = self.regions.get(piece.name, piece.worth)
+            if kept is None:
+                missing.setdefault(piece.view.shape, {})[piece.name] = piece
+            else:
+                found[piece.name] = kept
+        yield
+        for shape, named in missing.items():
+            some = list(named.values())
+            for members in cuts(len(some), TOGETHER // self._patches(shape)):
+                batch = some[members]
+                room = min(TOGETHER, slice_rows(self._weight)) // self._patches(shape) - len(batch)
+                found |= yield from self._together(batch + self._along(shape, room, ahead), shape)
+        return [found[piece.name] for piece in pieces]
+
+    def _together(self, pieces: Sequence[Piece], shape: Shape) -> Slices[dict[str, VisualFeatures]]:
+        """One pass of the tower over views of one shape, which are kept."""
+        merge = self._tower.config.merge
+        patches = np.concatenate([self._cutter.patches(piece) for piece in pieces])
+        at = np.concatenate([patch_fractions(piece.view, piece.grid, merge) for piece in pieces])
+        size = len(pieces), shape[0] * merge, shape[1] * merge
+        embeds, deepstack = yield from self._tower.slices(self._tensor(patches), size, at)
+        levels = [torch.split(level, shape[0] * shape[1]) for level in (embeds, *deepstack)]
+        found = {}
+        for piece, *parts in zip(pieces, *levels, strict=True):
+            made = VisualFeatures(parts[0].clone(), tuple(part.clone() for part in parts[1:]))
+            self.regions.put(piece.name, made, made.nbytes, piece.worth)
+            found[piece.name] = made
+        return found
+
+    def _patches(self, shape: Shape) -> int:
+        return shape[0] * shape[1] * self._tower.config.merge**2
+
+    def _along(self, shape: Shape, room: int, ahead: Ahead) -> list[Piece]:
+        """Up to `room` views of that shape of images that come next: a slice has place for them, and they find them kept."""
+        found: dict[str, Piece] = {}
+        if not self.regions.capacity or room < 1:
+            return []
+        for image in ahead():
+            for piece in self._wanted(image):
+                if piece.view.shape == shape and len(found) < room:
+                    found.setdefault(piece.name, piece)
+            if len(found) >= room:
+                break
+        return list(found.values())
+
+    def _wanted(self, image: ProcessedImage) -> list[Piece]:
+        """What would have to be encoded next of an image that is seen in parts."""
+        reduction = image.plan.reduction
+        if reduction is None or not METHODS[reduction.method].in_parts:
+            return []
+        begun = self._begin(image)
+        first = self.regions.peek(begun.first.name)
+        wanted = [begun.first] if first is None else self._regions(begun, self._realize(begun, first))
+        return [piece for piece in wanted if piece.name not in self.regions]
 
 
 def attend_differing(worth: Map, held: Mask, total: int, compress: float, embeds: Tensor) -> Attended:
@@ -158,10 +189,6 @@ def attend_differing(worth: Map, held: Mask, total: int, compress: float, embeds
     rows = unit_rows(embeds) * quality[:, None]
     kept = tuple(sorted(greedy(rows @ rows.T, total).tolist()))
     return replace(found, layout=replace(found.layout, views=(replace(view, kept=kept),)))
-
-
-def _relevance(realized: Realized, view: View) -> float:
-    return realized.attended.scores[realized.attended.regions.index(view.region)]
 
 
 def _joined(

@@ -15,7 +15,7 @@ from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.judge import Judge
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.processor.parts import surveyed, tiling
-from fovea.engine.vision.slices import Slices
+from fovea.engine.vision.slices import Ahead, Slices
 from fovea.relevance.tiles import Tiling, attend_tiles, kept_tokens, needed_tiles
 
 
@@ -38,7 +38,7 @@ class PickedTiles:
         self._model = model
         self._judge = judge
 
-    def slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
+    def slices(self, image: ProcessedImage, ahead: Ahead) -> Slices[VisualFeatures]:
         """Visual tokens of an image whose plan says `relevance`, with their numbers among all of its tokens."""
         plan, reduction = image.plan, image.plan.reduction
         assert reduction is not None

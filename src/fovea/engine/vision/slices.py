@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from fovea.core.stage import stage
+from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.kernels.torch_kernels import TorchKernels
 
 Made = TypeVar("Made")
 Slices = Generator[None, None, Made]
+Ahead = Callable[[], Iterator[ProcessedImage]]
+"""Images that will be asked for next, as far as it is known now: what would leave room in a slice may take some of them along."""
 
 CPU_ROWS, OTHER_ROWS = 512, 16384
 """Rows of a slice: on two cores of a server a block of a 0.1 B tower takes 5 to 10 ms for 512."""

@@ -1,0 +1,80 @@
+"""Views of images as pictures of their own: cut out, resized, and named by what they show."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+import PIL.Image
+from numpy.typing import NDArray
+
+from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.engine.vision.processor.qwen import QwenProcessor
+from fovea.relevance.realizing import Shape, View
+
+Pixels = NDArray[np.uint8]
+NAMES = 8192
+"""How many views' names are known without their pixels, the latest."""
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """A view of an image whose full grid is `grid`. name: its key among regions. worth: its relevance, in [0, 1]. cut: its
+    pixels (height, width, 3), where they were needed already."""
+
+    image: ProcessedImage
+    grid: Shape
+    view: View
+    worth: float
+    name: str
+    cut: Pixels | None
+
+
+class Cutter:
+    """placeless: whether the tower makes the same of a picture wherever in a larger one it was cut out. For one thread."""
+
+    def __init__(self, processor: QwenProcessor, *, placeless: bool) -> None:
+        self._processor = processor
+        self._placeless = placeless
+        self._names: OrderedDict[tuple[str, object, Shape], str] = OrderedDict()
+
+    def piece(self, image: ProcessedImage, grid: Shape, view: View, worth: float) -> Piece:
+        """A name depends on the pixels alone, and where places count, on the place; but who asks once more about an image
+        need not cut it up to know it."""
+        assert image.plan.reduction is not None
+        known = image.plan.reduction.whole, view.region, view.shape
+        name, cut = self._names.get(known), None
+        if name is None:
+            cut = self._cut(image, view)
+            name = self._named(cut, grid, view, image.plan.reduction.salt)
+            self._names[known] = name
+            if len(self._names) > NAMES:
+                self._names.popitem(last=False)
+        self._names.move_to_end(known)
+        return Piece(image, grid, view, worth, name, cut)
+
+    def patches(self, piece: Piece) -> NDArray[np.float32]:
+        """As the tower takes them, (patches, values)."""
+        cut = self._cut(piece.image, piece.view) if piece.cut is None else piece.cut
+        return self._processor.patches(cut)
+
+    def _cut(self, image: ProcessedImage, view: View) -> Pixels:
+        side, region = self._processor.factor, view.region
+        part = image.arrays["rgb"][
+            region.row * side : (region.row + region.rows) * side,
+            region.column * side : (region.column + region.columns) * side,
+        ]
+        part = np.ascontiguousarray(part)
+        if view.native:
+            return part
+        size = view.shape[1] * side, view.shape[0] * side
+        return np.asarray(PIL.Image.fromarray(part).resize(size, self._processor.resample))
+
+    def _named(self, cut: Pixels, grid: Shape, view: View, salt: str) -> str:
+        """A tenant's regions are its own. Where a tower has learned positions, a region's place is part of what it is."""
+        digest = hashlib.sha256(salt.encode() + b"\x00")
+        digest.update(cut.data)
+        where = "" if self._placeless else f"{view.region} of {grid}"
+        return f"{digest.hexdigest()} {view.shape} {where}"
