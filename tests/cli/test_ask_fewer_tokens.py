@@ -114,6 +114,9 @@ def test_where_all_is_kept_there_is_nothing_to_draw(fovea: Caller, model: Path, 
     assert said.code == 0
     assert said.told == "fovea: all of page.png's tokens were kept, so there is nothing to draw"
     assert not (here / "heat.png").exists()
+    (here / "heat.png").write_bytes(b"of an earlier question")
+    fovea("ask", "page.png", "read it", "--budget", "1", "--show", "heat.png", "--model", model, *FEW)
+    assert (here / "heat.png").read_bytes() == b"of an earlier question"
 
 
 def test_what_comes_from_the_disk_does_not_say_where(fovea: Caller, model: Path, here: Path) -> None:
@@ -155,6 +158,7 @@ def test_what_is_wrong_is_told_in_a_line(
     said = fovea("ask", *words, "--model", model)
     assert (said.code, said.out) == (2, "")
     assert said.told.startswith(f"fovea: {message}")
+    assert not list(here.glob("heat*")), "whether it can be written was tried, and left an empty picture"
 
 
 @pytest.mark.parametrize("budget", ["0", "-1", "1.5", "abc", "inf", "nan", ""])

@@ -122,7 +122,6 @@ def draw_seen(path: Path, name: str, done: Completion) -> None:
 
     seen = done.images[0]
     if seen.relevance is None:
-        path.unlink(missing_ok=True)
         why = f"all of {name}'s tokens were kept"
         if seen.method is not None:
             why = f"what was seen of {name} came from a cache that does not say where"

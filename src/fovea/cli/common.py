@@ -187,9 +187,12 @@ def engine_loader(args: argparse.Namespace, file: Mapping[str, Any], **fixed: An
 
 
 def check_writable(path: Path) -> None:
-    """Before an hour of measuring. Raises ConfigError."""
+    """Before an hour of measuring, and without leaving anything behind. Raises ConfigError."""
     try:
+        there = path.exists()
         path.open("ab").close()
+        if not there:
+            path.unlink()
     except OSError as error:
         raise ConfigError(f"{path} can not be written: {error.strerror}") from error
 
