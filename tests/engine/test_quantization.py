@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from fovea.core.errors import CheckpointError, ConfigError
 from fovea.core.types import ChatPrompt, Completion
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.linear import Linear, PatchLinear
-from fovea.engine.models.load import load_model
+from fovea.engine.models.load import bundled_model, load_model
 from fovea.engine.models.recipe import RECIPES
 from fovea.engine.models.weights import load_weights
 from fovea.evaluation.datasets import scene_cases
@@ -150,6 +151,23 @@ def test_an_encoders_stored_outputs_are_not_mixed_up(tmp_path: Path) -> None:
         for quantization in ("none", "int8", "int4")
     }
     assert len(marks) == 3
+
+
+def test_stored_outputs_are_not_those_of_a_model_that_would_choose_others(tmp_path: Path) -> None:
+    """Two fine-tunes share an encoder, and a folder: what one's words had chosen was the other's answer to the same question."""
+    from safetensors.torch import load_file, save_file
+
+    marks = set()
+    for changed in ("", "embed_tokens.weight", "layers.1.mlp.up_proj.weight", "layers.4.mlp.up_proj.weight"):
+        folder = Path(shutil.copytree(bundled_model(), tmp_path / (changed or "as it is")))
+        weights = load_file(folder / "model.safetensors")
+        for name in weights:
+            if changed and name.endswith(f"language_model.{changed}"):
+                weights[name] = weights[name] + 1
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        settings = EngineConfig(device="cpu", threads=1, embed_disk_dir=str(tmp_path / "disk"))
+        marks.add(load_model(str(folder), settings).fingerprint)
+    assert len(marks) == 3, "the last layer chooses nothing"
 
 
 def test_an_unknown_quantization_is_refused() -> None:

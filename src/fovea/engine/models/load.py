@@ -28,6 +28,7 @@ from fovea.engine.models.recipe import RECIPES, Packer
 from fovea.engine.models.registry import architecture, build, takes_videos
 from fovea.engine.models.weights import RELEVANCE_FILE, checkpoint_dtype, load_weights, shard_files
 from fovea.engine.prompt import PromptBuilder
+from fovea.engine.reduce.probe import decoder_choosing
 from fovea.engine.tokenizer import ChatTokenizer
 from fovea.engine.vision.detail import DetailRule
 from fovea.engine.vision.processor import build as build_processor
@@ -43,7 +44,7 @@ BUNDLED = "fovea-tiny"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """fingerprint: of the encoder, where its outputs are kept on disk; see vision/stored.py. videos: None: takes none.
+    """fingerprint: of what decides encoder outputs, where these are kept on disk; see vision/stored.py. videos: None: takes none.
     relevance: what was trained for this model's relevance, arrays by name; None: nothing was."""
 
     model: VisionLanguageModel
@@ -103,14 +104,15 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     built = look(settings.encoder_engines, folder, model, settings.quantization)
     # A fingerprint is of plain weights, and only where somebody asks: a large encoder takes a second to read.
     stored = bool(settings.embed_disk_dir)
-    packer = Packer(model, kernels, recipe, later=model.encoder_parts() if stored or built else ())
+    deciding = [*model.encoder_parts(), *(decoder_choosing(model) if stored else ())]
+    packer = Packer(model, kernels, recipe, later=deciding if stored or built else ())
     load_weights(files, model.checkpoint_targets(), model.ignored, packer.filled)
     mark = ""
     if built:
         install(model, built, site(model, entry.name))
     if stored:
         details = entry.name, str(dtype), type(kernels).__name__, settings.quantization, model.engines.digest
-        mark = fingerprint(model.encoder_parts(), *details)
+        mark = fingerprint(deciding, *details)
     packer.rest()
     model.finish_loading(kernels, recipe.head, parameters)
     compile_parts(model, modes)

@@ -14,7 +14,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fovea.core.errors import EngineError
 from fovea.engine.layers.decoder import Layer, Step
@@ -27,6 +27,11 @@ from fovea.kernels.attention import AttentionPlan, Chunk
 
 LAYERS = 2
 BLOCK = 16
+
+
+def decoder_choosing(model: VisionLanguageModel) -> list[nn.Module]:
+    """What of the decoder decides which visual tokens are kept: the words' embeddings, and the layers of a probe."""
+    return [model.decoder.embed_tokens, *islice(model.decoder.layers, LAYERS)]
 
 
 @torch.inference_mode()
