@@ -99,6 +99,11 @@ class PlannedFrames:
     plan: VisualPlan
     key: str
 
+    @property
+    def pixels(self) -> str:
+        """As `PlannedImage` has it."""
+        return self.key
+
     def process(self) -> ProcessedImage:
         """Raises InvalidVideo."""
         try:

@@ -25,7 +25,8 @@ BYTES_PER_PIXEL = 24
 
 
 class PixelTask:
-    """The pixels of one planned image or group of frames, made at most once at a time; all who wait for them share it.
+    """The pixels of one planned image or group of frames, made at most once at a time; all who wait for them share it, even
+    where they keep other tokens of it: the plan is that of whoever came first.
 
     It knows the decoded image, so it lives no longer than the requests about it; kept pixels do not know their task.
     """
@@ -57,7 +58,7 @@ class PixelTask:
         """Begin, or join the work in progress, or take what was kept. What failed is tried again."""
         with self._lock:
             if self._future is None or _failed(self._future):
-                kept = self._pool.take(self._planned.key)
+                kept = self._pool.take(self._planned.pixels)
                 self._future = self._submit() if kept is None else _done(kept)
             return self._future
 
@@ -72,7 +73,7 @@ class PixelTask:
             if unclaimed:
                 self._future = None
         if unclaimed:
-            self._pool.keep(self._planned.key, pixels)
+            self._pool.keep(self._planned.pixels, pixels)
         return pixels
 
     def use(self) -> None:
@@ -88,7 +89,7 @@ class PixelTask:
                 return
             future, self._future = self._future, None
         if future is not None and future.done() and not _failed(future):
-            self._pool.keep(self._planned.key, future.result())
+            self._pool.keep(self._planned.pixels, future.result())
 
     def _submit(self) -> Future[ProcessedImage]:
         try:
@@ -119,10 +120,10 @@ class PixelStore:
 
     def task(self, planned: Planned) -> PixelTask:
         with self._lock:
-            task = self._tasks.get(planned.key)
+            task = self._tasks.get(planned.pixels)
             if task is None:
                 task = PixelTask(planned, self._processor, self._workers, self.pool)
-                self._tasks[planned.key] = task
+                self._tasks[planned.pixels] = task
             return task
 
     def run(self, work: Callable[[], Made]) -> Future[Made]:

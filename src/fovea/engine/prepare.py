@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fovea.core.errors import InvalidRequest, PromptTooLong
@@ -21,7 +21,7 @@ from fovea.engine.prompt import PreparedPrompt, PromptBuilder
 from fovea.engine.sequence import Sequence
 from fovea.engine.tokenizer import ChatTokenizer
 from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.tiers import SlowerTiers
 
 
@@ -163,7 +163,10 @@ class Preparer:
                     encode_only=request.encode_only,
                 ),
                 choice=choice,
-                pixels={key: partial(_made, task, claim) for key, task in ready.tasks.items()},
+                pixels={
+                    planned.key: partial(_made, ready.tasks[planned.key], planned.plan, claim)
+                    for planned in ready.prompt.planned
+                },
                 found=ready.found,
                 sink=sink,
                 text=self._text_stream(request.sampling),
@@ -195,11 +198,11 @@ class Preparer:
         )
 
 
-def _made(task: PixelTask, claim: Claim) -> ProcessedImage:
-    """Pixels for the encoder. Where a cache has lost what made them needless, they are claimed now."""
+def _made(task: PixelTask, plan: VisualPlan, claim: Claim) -> ProcessedImage:
+    """Pixels for the encoder, and what is to become of them. Where a cache has lost what made them needless, they are claimed now."""
     for thing in task.things:
         claim.add(thing)
-    return task()
+    return replace(task(), plan=plan)
 
 
 def check_lengths(

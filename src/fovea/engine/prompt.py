@@ -42,6 +42,14 @@ class PlannedImage:
     chosen: tuple[str, int] | None = None
 
     @property
+    def pixels(self) -> str:
+        """Names what the encoder needs of it: that does not depend on which tokens are left out, nor on what is asked."""
+        reduction = self.plan.reduction
+        if reduction is None:
+            return self.key
+        return f"{reduction.whole}\x00in parts" if METHODS[reduction.method].in_parts else reduction.whole
+
+    @property
     def seen(self) -> SeenImage:
         level = "high" if self.budget.detail == "auto" else self.budget.detail
         method, full = (None, None) if self.chosen is None else self.chosen
@@ -59,7 +67,7 @@ def process(planned: Planned, processor: ImageProcessor) -> ProcessedImage:
         if isinstance(planned, PlannedFrames):
             return planned.process()
         reduction = planned.plan.reduction
-        if reduction is not None and METHODS[reduction.method].after == "relevance":
+        if reduction is not None and METHODS[reduction.method].in_parts:
             return process_parts(processor, planned.image, planned.plan)
         return processor.process(planned.image, planned.plan)
 

@@ -13,6 +13,8 @@ import pytest
 from fovea import Engine
 from fovea.core.types import Completion
 from fovea.engine.models.qwen_vl import QwenVL
+from fovea.engine.prompt import process
+from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.qwen import QwenVisionTower
 from tests.engine.test_losing_caches import lose_something
 from tests.support.engines import ask, at_rest, engine, picture
@@ -120,6 +122,30 @@ def test_the_whole_output_serves_every_method_after_it(
     for prompt, expected in zip(reversed(prompts), reversed(truth), strict=True):
         assert say(machine, prompt).token_ids == expected
     assert len(passes) == 1
+
+
+def test_questions_and_methods_share_pixels(machine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question about an image looked at all of its pixels again: they were kept under what was to become of them."""
+    made: list[str] = []
+
+    def noting(planned: Any, processor: Any) -> ProcessedImage:
+        made.append(planned.pixels)
+        return process(planned, processor)
+
+    monkeypatch.setattr("fovea.engine.pixels.process", noting)
+    kept = []
+    for words in ("read the small text", "where is it?"):
+        for keep in (0.5, 0.3):
+            prompt = asking(words, LARGE, keep=keep)
+            (seen,) = say(machine, prompt).images
+            kept.append((seen.tokens, len(features_of(machine, laid_out(machine, prompt).spans[0]).embeds)))
+    assert len(made) == 1
+    assert len(set(kept)) == 2
+    assert all(told == there for told, there in kept)
+    for method in ("dart", "dpp", "tome"):
+        say(machine, asking("what?", LARGE, method=method, keep=0.5))
+    say(machine, ask("what?", LARGE))
+    assert len(made) == len(set(made)) == 2, "one in parts, one plain"
 
 
 def test_an_image_that_was_encoded_for_a_method_is_missed_once(machine: Engine) -> None:
