@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ class _Begun:
     reduction: Reduction
     survey: Survey
     tensions: Tensions
-    first: Piece
+    first: View
 
 
 class PartsEncoder:
@@ -74,12 +75,14 @@ class PartsEncoder:
     def slices(self, image: ProcessedImage, ahead: Ahead) -> Slices[VisualFeatures]:
         """Visual tokens of an image whose plan says `relevance`, with their places."""
         begun = self._begin(image)
-        [first] = yield from self._encode([begun.first], ahead)
+        [first] = yield from self._encode(
+            [self._cutter.piece(image, begun.survey.grid, begun.first, 1.0)], ahead
+        )
         realized = self._realize(begun, first)
         views = realized.attended.layout.views
-        if views[0].shape != begun.first.view.shape:
+        if views[0].shape != begun.first.shape:
             raise RuntimeError(
-                f"the whole was seen at {begun.first.view.shape}, and is laid out at {views[0].shape}"
+                f"the whole was seen at {begun.first.shape}, and is laid out at {views[0].shape}"
             )
         rest = yield from self._encode(self._regions(begun, realized), ahead)
         return _joined(views, [first, *rest], realized.attended.layout.places())
@@ -90,10 +93,8 @@ class PartsEncoder:
         assert reduction is not None
         survey = surveyed(image, self._factor)
         tensions = self._judge.tensions(survey, reduction, plan.tokens)
-        grid = survey.grid
-        shape = first_view(grid, plan.tokens, tensions.compress)
-        first = self._cutter.piece(image, grid, View(whole(*grid), shape, ()), 1.0)
-        return _Begun(image, reduction, survey, tensions, first)
+        shape = first_view(survey.grid, plan.tokens, tensions.compress)
+        return _Begun(image, reduction, survey, tensions, View(whole(*survey.grid), shape, ()))
 
     def _realize(self, begun: _Begun, first: VisualFeatures) -> Realized:
         """Of what was looked at already, for others' sake or earlier, it is known what follows."""
@@ -103,18 +104,20 @@ class PartsEncoder:
             begun.reduction,
             begun.image.plan.tokens,
             begun.tensions,
-            (begun.first.view.shape, first.embeds),
+            (begun.first.shape, first.embeds),
             lambda worth, held, total: attend_differing(
                 worth, held, total, begun.tensions.compress, first.embeds
             ),
         )
 
-    def _regions(self, begun: _Begun, realized: Realized) -> list[Piece]:
+    def _regions(self, begun: _Begun, realized: Realized, shape: Shape | None = None) -> list[Piece]:
+        """shape: those alone that are seen at it; None: all."""
         attended = realized.attended
         scores = dict(zip(attended.regions, attended.scores, strict=True))
         return [
             self._cutter.piece(begun.image, begun.survey.grid, view, scores[view.region])
             for view in attended.layout.views[1:]
+            if shape in (None, view.shape)
         ]
 
     def _encode(self, pieces: Sequence[Piece], ahead: Ahead) -> Slices[list[VisualFeatures]]:
@@ -131,9 +134,8 @@ class PartsEncoder:
         for shape, named in missing.items():
             some = list(named.values())
             for members in cuts(len(some), TOGETHER // self._patches(shape)):
-                batch = some[members]
-                room = min(TOGETHER, slice_rows(self._weight)) // self._patches(shape) - len(batch)
-                found |= yield from self._together(batch + self._along(shape, room, ahead), shape)
+                batch = self._filled(some[members], shape, ahead)
+                found |= yield from self._together(batch, shape)
         return [found[piece.name] for piece in pieces]
 
     def _together(self, pieces: Sequence[Piece], shape: Shape) -> Slices[dict[str, VisualFeatures]]:
@@ -154,27 +156,31 @@ class PartsEncoder:
     def _patches(self, shape: Shape) -> int:
         return shape[0] * shape[1] * self._tower.config.merge**2
 
-    def _along(self, shape: Shape, room: int, ahead: Ahead) -> list[Piece]:
-        """Up to `room` views of that shape of images that come next: a slice has place for them, and they find them kept."""
-        found: dict[str, Piece] = {}
-        if not self.regions.capacity or room < 1:
-            return []
-        for image in ahead():
-            for piece in self._wanted(image):
-                if piece.view.shape == shape and len(found) < room:
-                    found.setdefault(piece.name, piece)
-            if len(found) >= room:
-                break
-        return list(found.values())
+    def _filled(self, pieces: Sequence[Piece], shape: Shape, ahead: Ahead) -> list[Piece]:
+        """These, and views of that shape of images that come next, as many as a slice still has place for: they find them kept."""
+        room = min(TOGETHER, slice_rows(self._weight)) // self._patches(shape)
+        batch = {piece.name: piece for piece in pieces}
+        if self.regions.capacity and len(batch) < room:
+            for piece in chain.from_iterable(self._wanted(image, shape) for image in ahead()):
+                batch.setdefault(piece.name, piece)
+                if len(batch) >= room:
+                    break
+        return list(batch.values())
 
-    def _wanted(self, image: ProcessedImage) -> list[Piece]:
-        """What would have to be encoded next of an image that is seen in parts."""
+    def _wanted(self, image: ProcessedImage, shape: Shape) -> list[Piece]:
+        """What would have to be encoded next of an image that is seen in parts, if at that shape."""
         reduction = image.plan.reduction
         if reduction is None or not METHODS[reduction.method].in_parts:
             return []
         begun = self._begin(image)
-        first = self.regions.peek(begun.first.name)
-        wanted = [begun.first] if first is None else self._regions(begun, self._realize(begun, first))
+        name = self._cutter.known(image, begun.first)
+        first = None if name is None else self.regions.peek(name)
+        if first is not None:
+            wanted = self._regions(begun, self._realize(begun, first), shape)
+        elif begun.first.shape == shape:
+            wanted = [self._cutter.piece(image, begun.survey.grid, begun.first, 1.0)]
+        else:
+            wanted = []
         return [piece for piece in wanted if piece.name not in self.regions]
 
 

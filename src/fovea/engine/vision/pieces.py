@@ -44,16 +44,23 @@ class Cutter:
         """A name depends on the pixels alone, and where places count, on the place; but who asks once more about an image
         need not cut it up to know it."""
         assert image.plan.reduction is not None
-        known = image.plan.reduction.whole, view.region, view.shape
-        name, cut = self._names.get(known), None
+        name, cut = self.known(image, view), None
         if name is None:
             cut = self._cut(image, view)
             name = self._named(cut, grid, view, image.plan.reduction.salt)
-            self._names[known] = name
-            if len(self._names) > NAMES:
+            if len(self._names) >= NAMES:
                 self._names.popitem(last=False)
-        self._names.move_to_end(known)
+            self._names[image.plan.reduction.whole, view.region, view.shape] = name
         return Piece(image, grid, view, worth, name, cut)
+
+    def known(self, image: ProcessedImage, view: View) -> str | None:
+        """A view's name, if somebody asked before."""
+        assert image.plan.reduction is not None
+        key = image.plan.reduction.whole, view.region, view.shape
+        name = self._names.get(key)
+        if name is not None:
+            self._names.move_to_end(key)
+        return name
 
     def patches(self, piece: Piece) -> NDArray[np.float32]:
         """As the tower takes them, (patches, values)."""
