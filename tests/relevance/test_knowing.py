@@ -10,7 +10,7 @@ import pytest
 from fovea.evaluation.scenes.draw import label_box
 from fovea.relevance import knowing
 from fovea.relevance.balancing import Ways
-from fovea.relevance.knowing import keywords, perspectival, propositional, stretched, text_like
+from fovea.relevance.knowing import FAINT, keywords, perspectival, propositional, stretched, text_like
 from fovea.relevance.policy import content
 from fovea.relevance.texture import Texture, texture
 from tests.relevance.pictures import asked, picture, ranks, touched
@@ -42,7 +42,7 @@ def test_to_read_is_to_look_at_strokes_and_not_at_surfaces(question: str) -> Non
     seen, scene = picture(*SHAPES, text=("KX27QA", 200, 300, 30))
     inside = touched((label_box(scene.labels[0]),), seen.grid)
     known = keywords(seen, question)
-    assert np.array_equal(known, text_like(seen))
+    assert np.array_equal(known, stretched(text_like(seen), FAINT))
     flat = touched(((400, 110, 401, 111),), seen.grid)
     assert known[flat].max() == 0
     assert known[inside].mean() > 0.6
@@ -143,7 +143,7 @@ def test_faint_text_is_above_its_background(grain: int) -> None:
     faint = 220 if grain < 10 else 190
     seen, scene = picture(text=("KX27QA", 200, 300, faint), noise=grain)
     inside = touched((label_box(scene.labels[0]),), seen.grid)
-    for known in (propositional(seen), perspectival(seen), text_like(seen)):
+    for known in (propositional(seen), perspectival(seen), stretched(text_like(seen), FAINT)):
         assert known[inside].mean() > known[~inside].mean() + 0.1
     assert held(seen)[inside].mean() > 0.7
     assert held(seen)[~inside].mean() < 0.2
@@ -182,7 +182,12 @@ def test_maps_are_shares_of_one(cell: int) -> None:
     pixels = np.random.default_rng(cell).integers(0, 256, (6 * cell, 7 * cell, 3), dtype=np.uint8)
     pixels[: 3 * cell] //= 4
     seen = texture(pixels, cell)
-    for known in (propositional(seen), perspectival(seen), text_like(seen), keywords(seen, "white, red")):
+    for known in (
+        propositional(seen),
+        perspectival(seen),
+        stretched(text_like(seen), FAINT),
+        keywords(seen, "white, red"),
+    ):
         assert known.shape == (6, 7)
         assert known.dtype == np.float32
         assert known.min() >= 0

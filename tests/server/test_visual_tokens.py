@@ -84,7 +84,7 @@ def tokens(body: Json) -> int:
     return int(body["usage"]["prompt_tokens_details"]["image_tokens"])
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", sorted(name for name in METHODS if name != "views"))
 def test_every_method(server: Server, method: str) -> None:
     body = ask(server, image(page()), "what is it?", visual_tokens={"method": method, "keep": 0.5})
     (found,) = seen(body)
@@ -147,6 +147,42 @@ def test_every_image_of_a_request_has_its_own_quota(server: Server) -> None:
     few = seen(ask(server, *parts, "compare them", visual_tokens={"method": "tome", "budget": 10}))
     assert [one["visual_tokens"] for one in few] == [10, 6, 10]
     assert [one.get("method") for one in few] == ["tome", None, "tome"]
+
+
+def test_views_share_one_budget(server: Server) -> None:
+    """The image that is asked about is seen closely, the others are glanced at, and the answer says which are."""
+    parts = [image(page()), image(page(1)), image(page(2))]
+    for words, close in (("what is in the second image?", 1), ("and in the last picture?", 2)):
+        found = seen(ask(server, *parts, words, visual_tokens={"method": "views", "budget": FULL + 32}))
+        assert [one["visual_tokens"] == FULL for one in found] == [place == close for place in range(3)]
+        for place, one in enumerate(found):
+            told = (None, None) if place == close else ("views", FULL)
+            assert (one.get("method"), one.get("of")) == told
+            assert one["visual_tokens"] <= (FULL if place == close else 16)
+    told = server.post(
+        "/tokenize",
+        {
+            "messages": [user(*parts, "and in the last picture?")],
+            "visual_tokens": {"method": "views", "budget": 650},
+        },
+    )
+    body = ask(server, *parts, "and in the last picture?", visual_tokens={"method": "views", "budget": 650})
+    assert told.json()["count"] == body["usage"]["prompt_tokens"]
+    messages = [user(*parts, "which?")]
+    reply = server.post(
+        "/v1/chat/completions", {"messages": messages, "visual_tokens": {"method": "views", "budget": 2}}
+    )
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "visual_tokens")
+    assert "2 tokens for 3 images, of which views shows each; accepted: 3 or more" in reply.text
+
+
+def test_views_as_a_policy(folder: Path) -> None:
+    with serving(folder, visual_tokens="views:0.4") as server:
+        (alone,) = seen(ask(server, image(page()), "what is it?"))
+        assert (alone["visual_tokens"], alone.get("method")) == (FULL, None)
+        found = seen(ask(server, *(image(page(number)) for number in range(3)), "what is in image 3?"))
+        assert sum(one["visual_tokens"] for one in found) <= 0.4 * 3 * FULL
+        assert [one.get("method") for one in found] == ["views", "views", None]
 
 
 def test_videos_keep_theirs(server: Server) -> None:

@@ -178,12 +178,15 @@ class ImageUpload(Wire):
 
 class VisualTokensBody(Wire):
     """How many of an image's visual tokens are kept, and by what. A preset stands alone; else keep or budget. Neither: what
-    the image asks for by itself, where relevance chooses, and half of its tokens elsewhere."""
+    the image asks for by itself, where relevance chooses, and half of its tokens elsewhere. The method views divides the
+    tokens of all images."""
 
     preset: Literal["document", "general", "fast"] | None = None
     method: Word | None = Field(default=None, description="default: relevance")
     keep: Number | None = Field(default=None, gt=0, le=1, description="share of each image's tokens")
-    budget: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description="tokens of each image")
+    budget: Integer | None = Field(
+        default=None, ge=1, le=MAX_COUNT, description="tokens of each image; views: of all"
+    )
     explain: Flag = Field(default=False, description="say in the answer what was seen where; relevance can")
 
 

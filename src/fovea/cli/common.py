@@ -98,7 +98,7 @@ def add_reduction_options(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=_share_or_count,
         metavar="X",
-        help="how many of each image's visual tokens are kept: a share up to 1, or a number",
+        help="how many of each image's visual tokens are kept (views: of all images' together): a share up to 1, or a number",
     )
     group.add_argument(
         "--method", metavar="NAME", help=f"what chooses them: {', '.join(METHODS)} (default: relevance)"

@@ -31,8 +31,8 @@ from fovea.evaluation.datasets import Case, read_jsonl, scene_cases
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS
 from fovea.evaluation.sweep import SHARES, Setting, settings
 
-METHODS_SWEPT = tuple(name for name in METHODS if name != "dart_k")
-"""By default; dart_k looks at what fastv looks at, and can be named."""
+METHODS_SWEPT = tuple(name for name in METHODS if name not in ("dart_k", "views"))
+"""By default. Others can be named: dart_k looks at what fastv looks at, views is for questions about several images."""
 KINDS_SWEPT = (*KINDS, *DETAIL_KINDS)
 LARGE = (1344, 896)
 """Width and height of the scenes that are timed."""

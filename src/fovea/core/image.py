@@ -43,7 +43,8 @@ class VisualTokens:
     """How many of an image's visual tokens the decoder is to see, and who chooses them.
 
     method: its name in `engine.reduce.methods`. keep: a share of the tokens that the image would have, more than 0 and at
-        most 1; or budget: so many tokens. One of the two; neither leaves it to the image, where the method can tell.
+        most 1; or budget: so many tokens. One of the two; neither leaves it to the image, where the method can tell. Of
+        the method "views" both are of all images together that wish the same.
     explain: whether the answer is to say what was seen where; `relevance` can.
 
     Raises InvalidRequest.

@@ -25,6 +25,7 @@ from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage, V
 from fovea.engine.vision.processor.parts import process_parts
 from fovea.engine.vision.processor.pruning import Kept
 from fovea.engine.vision.processor.video import QwenVideos
+from fovea.relevance.naming import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +167,9 @@ class PromptBuilder:
                 f"the text has {len(text)} characters, which is more than the context of {limit} tokens can hold",
                 param="messages",
             )
-        pictures = self._look(parts, _question(prompt), load)
-        asked = Asked(_question(prompt), salt, load)
-        images = [
-            self._plan(index, part, reason, len(pictures), asked)
-            for index, (part, reason) in enumerate(pictures)
-        ]
+        turns = _turns(prompt)
+        pictures = self._look(parts, _question(turns), load)
+        images = self._plan_images(pictures, Asked(_question(turns), salt, load, turns))
         clips = (part for part in parts if isinstance(part, VideoPart))
         videos = [self._plan_video(index, part, salt) for index, part in enumerate(clips)]
         _check_visual(videos, limit)
@@ -228,16 +226,28 @@ class PromptBuilder:
             for part, (budget, reason) in zip(pictures, settled, strict=True)
         ]
 
-    def _plan(self, index: int, part: ImagePart, reason: str, count: int, asked: Asked) -> PlannedImage:
-        image = part.image
+    def _plan_images(self, pictures: Sequence[tuple[ImagePart, str]], asked: Asked) -> list[PlannedImage]:
+        """pictures: each with the reason for its level."""
+        parts = [part for part, _ in pictures]
+        plans = [self._plan(index, part, len(parts)) for index, part in enumerate(parts)]
+        planned = []
+        for (part, reason), plan, chosen in zip(
+            pictures, plans, self._reducing.choose(parts, plans, asked), strict=True
+        ):
+            image, budget = part.image, part.budget
+            if chosen is None:
+                planned.append(PlannedImage(image, plan, asked.key(image, plan), budget, reason))
+                continue
+            left = chosen.method, plan.tokens
+            planned.append(PlannedImage(image, chosen.plan, chosen.key, budget, reason, left))
+        return planned
+
+    def _plan(self, index: int, part: ImagePart, count: int) -> VisualPlan:
+        """With all of its tokens."""
         try:
-            plan = self._processor.plan(image.width, image.height, part.budget, images=count)
-            chosen = self._reducing.plan(image, plan, part.budget, asked)
+            return self._processor.plan(part.image.width, part.image.height, part.budget, images=count)
         except InvalidImage as error:
             raise error.at(index) from error
-        if chosen is None:
-            return PlannedImage(image, plan, asked.key(image, plan), part.budget, reason)
-        return PlannedImage(image, chosen.plan, chosen.key, part.budget, reason, (chosen.method, plan.tokens))
 
     def _check_videos(self, parts: Sequence[ImagePart | VideoPart]) -> None:
         if self._videos is None and any(isinstance(part, VideoPart) for part in parts):
@@ -300,12 +310,22 @@ class PromptBuilder:
         return tuple(spans)
 
 
-def _question(prompt: ChatPrompt | TextPrompt) -> str:
-    """All that the user says: an image in the first turn may be asked about in the last."""
+def _turns(prompt: ChatPrompt | TextPrompt) -> tuple[Turn, ...]:
+    """What the user says, turn by turn, and how many images there are by then."""
     if isinstance(prompt, TextPrompt):
-        return prompt.text
-    said = (m.parts for m in prompt.messages if m.role == "user")
-    return "\n".join(part.text for parts in said for part in parts if isinstance(part, TextPart))
+        return ((prompt.text, len(prompt.images)),)
+    turns, images = [], 0
+    for message in prompt.messages:
+        images += sum(isinstance(part, ImagePart) for part in message.parts)
+        said = [part.text for part in message.parts if isinstance(part, TextPart)]
+        if said and message.role == "user":
+            turns.append(("\n".join(said), images))
+    return tuple(turns)
+
+
+def _question(turns: Sequence[Turn]) -> str:
+    """All that the user says: an image in the first turn may be asked about in the last."""
+    return "\n".join(words for words, _ in turns)
 
 
 def _cut(order: Sequence[PlannedImage | PlannedVideo]) -> Iterator[ImageSpan]:

@@ -1,36 +1,43 @@
-"""How many of an image's visual tokens a request gets, and who chooses them: from its wish, or the engine's policy.
+"""How many of its images' visual tokens a request gets, and who chooses them: from its wish, or the engine's policy.
 
 The number follows from shape and ratio alone, so a prompt's length is known before a pixel is seen; only where nobody says a
-number, and relevance is to find one, its pixels are looked at first. What changes which tokens there are (method, number, and
+number, and relevance is to find one, or where images share a budget (`viewing.py`), pixels are looked at first. What changes which tokens there are (method, number, and
 for some the question) is in the key of the image, and so in that of its KV.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.image import Image, PixelBudget, VisualTokens
-from fovea.engine.reduce.methods import METHODS, PARAM, Method, keep_count, method, settled
+from fovea.core.types import ImagePart
+from fovea.engine.reduce.methods import METHODS, PARAM, Method, keep_count, settled
 from fovea.engine.tokenizer import ChatTokenizer
+from fovea.engine.viewing import View, shown, shrunk
 from fovea.engine.vision.processor.base import ImageProcessor, Reduction, VisualPlan
 from fovea.engine.vision.processor.idefics3 import Idefics3Processor
 from fovea.engine.vision.processor.parts import fewest_tokens, own_tokens, takes_parts
 from fovea.engine.vision.processor.qwen import QwenProcessor
+from fovea.relevance.naming import Turn, latest
 
 QWEN = "Qwen2-VL, Qwen2.5-VL, Qwen3-VL"
+SMALLER = "resize", "views"
+"""Of `Method.after`: pictures are made smaller."""
 WORDS = 64
 """Of the question's ids, the last, are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request says beside its images."""
+    """What a request says beside its images. question: all that the user says, and turn by turn."""
 
     question: str
     salt: str
     load: float
+    turns: tuple[Turn, ...] = ()
 
     def key(self, image: Image, plan: VisualPlan) -> str:
         return f"{self.salt}\x00{image.identity}\x00{plan.key}"
@@ -72,12 +79,38 @@ class Reducing:
         if refusal is not None:
             raise ConfigError(f"{setting}: {refusal}", param=setting)
 
+    def choose(
+        self, pictures: Sequence[ImagePart], plans: Sequence[VisualPlan], asked: Asked
+    ) -> list[Chosen | None]:
+        """What becomes of each of a request's images. plans: with all tokens. None: all of them stay. Raises InvalidRequest.
+
+        Images that wish for views by the same numbers share one budget.
+        """
+        found = [
+            self.plan(part.image, plan, part.budget, asked)
+            for part, plan in zip(pictures, plans, strict=True)
+        ]
+        named = latest(asked.turns, len(pictures))
+        groups: dict[tuple[float | None, int | None], list[int]] = {}
+        for number, part in enumerate(pictures):
+            wish = self._wish(part.budget)
+            if wish is not None and METHODS[wish.method].after == "views":
+                groups.setdefault((wish.keep, wish.budget), []).append(number)
+        for (keep, budget), numbers in groups.items():
+            views = [
+                View(pictures[number].image, plans[number], pictures[number].budget, named[number])
+                for number in numbers
+            ]
+            for number, chosen in zip(numbers, self._views(views, keep, budget, asked), strict=True):
+                found[number] = chosen
+        return found
+
     def plan(self, image: Image, plan: VisualPlan, budget: PixelBudget, asked: Asked) -> Chosen | None:
-        """plan: with all tokens. None: all of them stay. Raises InvalidRequest."""
-        wish = self._visual if budget.visual is None else settled(budget.visual)
-        if wish is None:
+        """The same of one image by itself, of which views leave nothing out."""
+        wish = self._wish(budget)
+        if wish is None or METHODS[wish.method].after == "views":
             return None
-        known = method(wish.method)
+        known = METHODS[wish.method]
         keep = self._count(image, plan, wish)
         if budget.visual is None and known.after == "relevance":
             keep = max(keep, fewest_tokens(self._processor))  # nobody asked for less than the model can
@@ -112,11 +145,38 @@ class Reducing:
         reduced = replace(plan, tokens=keep, text=marker * keep, key=";".join(marks), reduction=reduction)
         return Chosen(reduced, key, known.name)
 
+    def _wish(self, budget: PixelBudget) -> VisualTokens | None:
+        """A method's name and numbers; None: all tokens. Raises InvalidRequest."""
+        return self._visual if budget.visual is None else settled(budget.visual)
+
+    def _views(
+        self, views: Sequence[View], keep: float | None, budget: int | None, asked: Asked
+    ) -> list[Chosen | None]:
+        """Of images that share a budget; a share is a token for each at least."""
+        full, least = sum(view.plan.tokens for view in views), len(views)
+        total = max(least, keep_count(full, 0.5 if keep is None else keep)) if budget is None else budget
+        if least == 1 or total >= full:
+            return [None] * least
+        name = "views"
+        refusal = _refusal(self._processor, name)
+        if refusal is not None:
+            raise InvalidRequest(f"{PARAM}: {refusal}", param=PARAM)
+        if total < least:
+            raise InvalidRequest(
+                f"{PARAM}: {total} tokens for {least} images, of which {name} shows each; accepted: {least} or more",
+                param=PARAM,
+            )
+        assert isinstance(self._processor, QwenProcessor)
+        plans = shown(self._processor, views, asked.question, total)
+        return [
+            None if plan.tokens == view.plan.tokens else Chosen(plan, asked.key(view.image, plan), name)
+            for view, plan in zip(views, plans, strict=True)
+        ]
+
     def _resized(self, plan: VisualPlan, budget: PixelBudget, keep: int) -> VisualPlan | None:
         """The largest plan of at most `keep` tokens; None: there is no smaller one."""
         assert isinstance(self._processor, QwenProcessor)
-        pixels = keep * self._processor.factor**2
-        smaller = self._processor.plan(plan.width, plan.height, PixelBudget(budget.detail, max_pixels=pixels))
+        smaller = shrunk(self._processor, plan, budget, keep)
         return smaller if smaller.tokens < plan.tokens else None
 
     def _check_fewest(self, plan: VisualPlan, known: Method, keep: int) -> None:
@@ -141,7 +201,9 @@ def accepted(processor: ImageProcessor) -> tuple[str, ...]:
     if isinstance(processor, Idefics3Processor):
         return ()
     if isinstance(processor, QwenProcessor):
-        return tuple(METHODS)
+        return tuple(
+            name for name, known in METHODS.items() if processor.resizes or known.after not in SMALLER
+        )
     return tuple(
         name
         for name, known in METHODS.items()
@@ -161,7 +223,7 @@ def _refusal(processor: ImageProcessor, name: str) -> str | None:
         return None
     if not names:
         return "this model writes text between the tiles of an image, which can not be left out; accepted: all tokens"
-    if known.after == "resize":
+    if known.after in SMALLER:
         why = "this model's images have fixed sizes and can not be made smaller"
     elif _looks_into_encoder(known):
         why = f"{name} looks into the vision encoder of {QWEN}"

@@ -69,34 +69,44 @@ def perspectival(seen: Texture) -> Map:
 def keywords(seen: Texture, question: str) -> Map:
     """What a question's words (English) ask for: text is edges on an even ground, a colour is near that colour, and
     other things are what is there at all."""
-    found = [rule(seen) for pattern, rule in _RULES if pattern.search(question)]
-    found += [
-        _near(seen, rgb)
-        for name, rgb in COLOURS.items()
-        if re.search(rf"\b{name}\b", question, re.IGNORECASE)
-    ]
+    found = [stretched(values, least) for values, least in wanted(seen, question)]
     if not found:
         return np.maximum(propositional(seen), perspectival(seen))
     highest: Map = np.max(found, axis=0).astype(np.float32)
     return highest
 
 
+def wanted(seen: Texture, question: str) -> list[tuple[Map, float]]:
+    """For everything that the words ask for, how much of it is in each cell, on a scale that is the same for all images,
+    and what of it is noise."""
+    found = [(rule(seen), least) for pattern, rule, least in _RULES if pattern.search(question)]
+    found += [
+        (_near(seen, rgb), NOTHING)
+        for name, rgb in COLOURS.items()
+        if re.search(rf"\b{name}\b", question, re.IGNORECASE)
+    ]
+    return found
+
+
 def text_like(seen: Texture) -> Map:
     """Many edges for the range of luminance: strokes, rather than one border of two surfaces."""
-    return stretched(seen["sobel"] * np.sqrt(seen["range"]), FAINT)
+    found: Map = seen["sobel"] * np.sqrt(seen["range"])
+    return found
 
 
 def _near(seen: Texture, rgb: tuple[int, int, int]) -> Map:
     """How much of a colour is in each cell: its likeness in hue, as far as the cell has any colour."""
-    wanted = lab(np.array(rgb, np.float32)[None] / 255)[0, 1:] / 255
+    direction = lab(np.array(rgb, np.float32)[None] / 255)[0, 1:] / 255
     chroma = seen.channels[:, :, 4:6] - 0.5
     strength = np.hypot(chroma[..., 0], chroma[..., 1])
-    size = float(np.hypot(*wanted))
+    size = float(np.hypot(*direction))
     if size < 0.02:
         level = float(lab(np.array(rgb, np.float32)[None] / 255)[0, 0]) / 100
-        return stretched((1 - np.abs(seen["lightness"] - level)) * (1 - np.clip(4 * strength, 0, 1)))
-    likeness = (chroma @ wanted) / (size * np.maximum(strength, 1e-6))
-    return stretched((np.clip(likeness, 0, 1) ** HUE * strength).astype(np.float32))
+        grey: Map = (1 - np.abs(seen["lightness"] - level)) * (1 - np.clip(4 * strength, 0, 1))
+        return grey
+    likeness = (chroma @ direction) / (size * np.maximum(strength, 1e-6))
+    near: Map = (np.clip(likeness, 0, 1) ** HUE * strength).astype(np.float32)
+    return near
 
 
 def _deviations(luma: Bytes, cell: int) -> tuple[Map, Map]:
@@ -161,12 +171,13 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "orange": (245, 130, 20), "purple": (130, 40, 170), "pink": (245, 135, 195), "cyan": (50, 205, 220),
     "brown": (130, 80, 40), "black": (10, 10, 10), "white": (250, 250, 250),
 }  # fmt: skip
-_RULES: tuple[tuple[re.Pattern[str], Callable[[Texture], NDArray[np.float32]]], ...] = (
+_RULES: tuple[tuple[re.Pattern[str], Callable[[Texture], NDArray[np.float32]], float], ...] = (
     (
         _whole_words(
             "text", "read", "writ", "written", "word", "letter", "number", "digit", "character", "say", "code", "label",
             "name", "date", "amount", "total", "price",
         ),
         text_like,
+        FAINT,
     ),
 )  # fmt: skip

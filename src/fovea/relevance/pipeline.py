@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fovea.relevance.balancing import Balancer, Tensions, Ways
-from fovea.relevance.knowing import keywords, perspectival, propositional
+from fovea.relevance.knowing import keywords, perspectival, propositional, wanted
 from fovea.relevance.policy import Attended, Mask, content
 from fovea.relevance.realizing import Shape
 from fovea.relevance.texture import Bytes, Map, Texture, texture
@@ -38,6 +38,10 @@ class Survey:
     def asked(self, question: str) -> Map:
         """What words alone ask for, of every cell."""
         return keywords(self.seen, question)
+
+    def wanted(self, question: str) -> list[tuple[Map, float]]:
+        """For each of these things how much there is in every cell, to compare images by, and what of it is noise."""
+        return wanted(self.seen, question)
 
     def statistics(self, total: int) -> Map:
         """What the tensions go by, (10,): mean and deviation of either map, mean and upper quantiles of the density of edges,

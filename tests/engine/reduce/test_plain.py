@@ -1,4 +1,4 @@
-"""Uniform, random and views: what any other method is compared with, and what precedes them."""
+"""Uniform and random: what any other method is compared with."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from fovea.core.errors import EngineError
 from fovea.engine.reduce.registry import reducer
 from fovea.engine.reduce.uniform import spread
-from fovea.engine.reduce.views import choose_views, coupling
 from tests.support.seen import seen
 
 
@@ -55,26 +53,3 @@ def test_every_token_is_drawn_as_often() -> None:
         counts[method.reduce(replace(image, seed=str(number)), 5).index] += 1
     assert counts.sum() == 2000
     assert (counts - 200).abs().max() < 50
-
-
-def test_views_are_the_best_in_the_order_of_the_request() -> None:
-    assert choose_views([0.1, 0.9, 0.3, 0.9], 3) == (1, 2, 3)
-    assert choose_views([0.5, 0.5, 0.5], 2) == (0, 1)
-    for keep in (0, 3):
-        with pytest.raises(EngineError, match=f"{keep} of 2 views"):
-            choose_views([0.5, 0.5], keep)
-
-
-def test_a_view_that_holds_what_is_asked_for_couples_best() -> None:
-    words, views = (
-        seen(1, 3, width=16).embeds,
-        [seen(4, 5, number, width=16).embeds for number in range(1, 5)],
-    )
-    views[2][7:10] = 3 * words + 0.1 * views[1][:3]
-    scores = [coupling(view, words) for view in views]
-    assert choose_views(scores, 1) == (2,)
-    assert all(-1 <= score <= 1 for score in scores)
-    one, best = views[0], []
-    for word in words:
-        best.append(max(float(torch.cosine_similarity(word, token, dim=0)) for token in one))
-    assert scores[0] == pytest.approx(sum(best) / 3, abs=1e-6)

@@ -25,11 +25,13 @@ Kind = TypeVar("Kind")
 class Method:
     """One way to spend fewer visual tokens.
 
-    query_aware: which tokens are kept depends on the user's words, which are then part of the KV's key. The encoder's
-        output is not changed by any method after it and stays good for every question.
+    query_aware: which tokens are kept depends on the user's words, which are then part of the KV's key (but of views, where
+        the key is that of the picture as it is shown). The encoder's output is not changed by any method after it and stays
+        good for every question.
     for_text: false where fine print is known to get lost, so that a user has to ask for it by name.
     after: what has to be done first. "resize": the picture is made smaller, and the encoder's work with it. "encoder": tokens
-        are left out of the encoder's output. "relevance": regions are chosen before the encoder sees them.
+        are left out of the encoder's output. "relevance": regions are chosen before the encoder sees them. "views": some
+        of a request's images are made smaller, which share one budget; a request with one image keeps all of it.
     needs: what it looks at beside the visual tokens; see `base.Seen`. Without a query (there are no words, or none yet) a
         method that needs one does what its query-agnostic twin does.
     merges: tokens that are not kept are averaged into kept ones instead of being dropped.
@@ -38,7 +40,7 @@ class Method:
     name: str
     query_aware: bool = False
     for_text: bool = True
-    after: Literal["resize", "encoder", "relevance"] = "encoder"
+    after: Literal["resize", "encoder", "relevance", "views"] = "encoder"
     needs: frozenset[Need] = frozenset()
     merges: bool = False
 
@@ -74,6 +76,7 @@ METHODS: Mapping[str, Method] = _table(
     Method("tome", merges=True),
     Method("fastv", query_aware=True, for_text=False, needs=frozenset({"probe"})),
     Method("relevance", query_aware=True, after="relevance"),
+    Method("views", query_aware=True, after="views"),
 )
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {

@@ -1,0 +1,114 @@
+"""Which of several images a question's words name: "the second image", "image 2", "pictures 1 and 3", "the last two photos".
+
+English, as all key words here. Words that speak of another thing's order ("the second word in the text") name no image, a
+number beyond the last image names none, and what is said against one ("ignore the first image") is not understood.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+Turn = tuple[str, int]
+"""What the user said in one turn, and how many images there were by its end."""
+_LAST = -1
+_ORDINALS = {
+    word: place
+    for place, word in enumerate(
+        ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"),
+        start=1,
+    )
+} | {"last": _LAST, "final": _LAST, "penultimate": _LAST - 1, "second to last": _LAST - 1}
+_CARDINALS = {
+    word: number
+    for number, word in enumerate(
+        ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), start=1
+    )
+}
+_LETTERS = "ABCDEFGH"
+
+_NOUN = r"(?:images?|imgs?|pictures?|pics?|photo(?:graph)?s?|views?|frames?|screenshots?|pages?|slides?)"
+_ORDINAL = rf"(?:second[ -]to[ -]last|{'|'.join(word for word in _ORDINALS if ' ' not in word)}|\d{{1,3}}(?:st|nd|rd|th))"
+_NUMBER = rf"(?:\d{{1,3}}|{'|'.join(_CARDINALS)})"
+_PLACE = rf"{_ORDINAL}(?:\s+{_NUMBER})?"
+_LETTER = rf"(?-i:[{_LETTERS}])"
+_AGAIN = rf"(?:{_NOUN}\s+)?"
+_AND = r"\s*(?:,\s*and|,\s*or|,|&|\band|\bor|\bwith|\bto|\bfrom|\bthan|\bvs\.?|\bversus)\s*"
+_ENDS = (
+    r"(?=\s*(?:$|[.,;:!?)]|\w+\s+than\b|"
+    r"(?:and|or|with|to|in|on|from|but|than|is|are|was|were|has|have|does|do|did|shows?)\b))"
+)
+
+
+def _listed(item: str, again: str = "") -> str:
+    """One to ten, with what stands between. Possessive: of "the first and the second word" no part is a list by itself."""
+    return rf"{item}\b(?:{_AND}(?:the\s+)?{again}{item}\b){{0,9}}+"
+
+
+_ORDERED = re.compile(rf"\b(?P<places>{_listed(_PLACE)})\s+(?:{_NOUN}|ones?)\b", re.IGNORECASE)
+_ALONE = re.compile(
+    rf"\bthe\s+(?P<places>{_listed(_PLACE)}){_ENDS}|\b(?P<several>{_PLACE}{_AND}{_listed(_PLACE)}){_ENDS}",
+    re.IGNORECASE,
+)
+_NUMBERED = re.compile(
+    rf"\b{_NOUN}\s*(?:\bno\b\.?|\bnumbers?\b|\bnr\b\.?|#)?\s*"
+    rf"(?P<numbers>{_NUMBER}(?:(?:{_AND}|\s*[-–]\s*)(?:{_NOUN}\s+|\#\s*)?{_NUMBER}){{0,9}})\b",
+    re.IGNORECASE,
+)
+_RANGE = re.compile(rf"({_NUMBER})\s*(?:[-–]|\bto\b)\s*({_NUMBER})", re.IGNORECASE)
+_LETTERED = re.compile(rf"\b{_NOUN}\s+(?P<letters>{_listed(_LETTER, _AGAIN)})(?!['’])", re.IGNORECASE)
+_LABEL = re.compile(rf"{_NOUN} ?(?:#|no\.?)? ?(?:{_NUMBER}|{_LETTER}) ?:", re.IGNORECASE)
+_ALL = re.compile(r"\b(?:both|all|each|every|compar\w*|differ\w*|others?)\b", re.IGNORECASE)
+
+
+def named(words: str, count: int) -> frozenset[int]:
+    """Of `count` images, counted from 0, those that the words name; all of them where they speak of all and name none.
+
+    A line that is nothing but a label ("Image 2:") names none: it stands there for every image.
+    """
+    lines = (" ".join(line.split()) for line in words.splitlines())
+    words = "\n".join(line for line in lines if line and not _LABEL.fullmatch(line))
+    found = frozenset(place for place in _places(words, count) if 0 <= place < count)
+    return found or (frozenset(range(count)) if _ALL.search(words) else frozenset())
+
+
+def latest(turns: Sequence[Turn], count: int) -> list[int]:
+    """Of each of `count` images the number of the last turn that names it; -1: none does."""
+    found = [-1] * count
+    for turn, (words, images) in enumerate(turns):
+        for place in named(words, images):
+            found[place] = turn
+    return found
+
+
+def _places(words: str, count: int) -> Iterator[int]:
+    for match in _ORDERED.finditer(words):
+        yield from _ordinals(match["places"], count)
+    for match in _ALONE.finditer(words):
+        yield from _ordinals(match["places"] or match["several"], count)
+    for match in _NUMBERED.finditer(words):
+        yield from _numbers(match["numbers"], count)
+    for match in _LETTERED.finditer(words):
+        yield from (_LETTERS.index(letter) for letter in re.findall(rf"\b{_LETTER}\b", match["letters"]))
+
+
+def _ordinals(text: str, count: int) -> Iterator[int]:
+    """ "first and last", and of "the last two" both."""
+    for word, number in re.findall(rf"\b({_ORDINAL})(?:\s+({_NUMBER}))?\b", text, re.IGNORECASE):
+        plain, several = word.lower().replace("-", " "), _number(number) if number else 1
+        place = _ORDINALS[plain] if plain in _ORDINALS else int(plain[:-2])
+        if place > 0:
+            yield from range(place - 1, min(count, place - 1 + several))
+        else:
+            yield from range(max(0, count + place - several + 1), count + place + 1)
+
+
+def _numbers(text: str, count: int) -> Iterator[int]:
+    """ "1 and 3", and "2 to 4" or "2-4" with what lies between."""
+    for low, high in _RANGE.findall(text):
+        yield from range(_number(low) - 1, min(count, _number(high)))
+    yield from (_number(word) - 1 for word in re.findall(rf"\b{_NUMBER}\b", text, re.IGNORECASE))
+
+
+def _number(word: str) -> int:
+    return _CARDINALS[word.lower()] if word.lower() in _CARDINALS else int(word)
