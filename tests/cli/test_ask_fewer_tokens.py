@@ -161,6 +161,19 @@ def test_what_is_wrong_is_told_in_a_line(
     assert not list(here.glob("heat*")), "whether it can be written was tried, and left an empty picture"
 
 
+def test_several_images_share_a_budget(fovea: Caller, model: Path, here: Path) -> None:
+    words = ("--method", "views", "--budget", "620", "--json", "--model", model, *FEW)
+    for question, close in (("what is in the first image?", 0), ("read the last picture", 1)):
+        said = fovea("ask", "page.png", "turned.png", question, *words)
+        assert (said.code, said.err) == (0, "")
+        images = said.json["images"]
+        assert images[close]["visual_tokens"] == FULL
+        assert "method" not in images[close]
+        other = images[1 - close]
+        assert (other["method"], other["of"]) == ("views", FULL)
+        assert other["visual_tokens"] <= 16
+
+
 @pytest.mark.parametrize("budget", ["0", "-1", "1.5", "abc", "inf", "nan", ""])
 def test_a_wrong_budget_shows_how_it_goes(budget: str, fovea: Caller) -> None:
     said = fovea("ask", "page.png", "?", f"--budget={budget}")

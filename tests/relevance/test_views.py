@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
+from PIL.Image import Resampling
 
+from fovea.evaluation.scenes.dataset import content
+from fovea.evaluation.scenes.draw import draw
 from fovea.relevance.pipeline import Survey, survey
 from fovea.relevance.views import GLANCES, Allotted, Sizes, Worth, allot, ranked, worth
 
@@ -47,6 +52,19 @@ def test_more_text_comes_first_where_text_is_asked_for() -> None:
     found = [worth(survey(each, 16), "read the text") for each in pixels]
     assert found[0].asked > found[1].asked
     assert ranked([-1] * 2, found, "ab") == [0, 1]
+
+
+def test_among_scenes_text_is_mostly_found() -> None:
+    """Two scenes without a question about text beside one with; the first of them by chance would be a third."""
+    right = 0
+    for index in range(15):
+        kinds = ("reading", "shape", "counting")
+        scenes = [content(kind, Random(f"{index}/{kind}"), (640, 640)) for kind in kinds]
+        question = scenes[0][1][0].question
+        views = [np.asarray(draw(shown).resize((320, 320), Resampling.BOX)) for (shown,), _, _ in scenes]
+        worths = [worth(survey(np.ascontiguousarray(view), 16), question) for view in views]
+        right += ranked([-1] * 3, worths, "abc")[0] == 0
+    assert right >= 11
 
 
 def test_things_that_are_asked_for_count_the_same() -> None:

@@ -1,7 +1,8 @@
 """Which ways there are to spend fewer visual tokens, and how many are kept: names and arithmetic, no tensors.
 
 How many tokens an image keeps follows from its shape and the ratio alone, so that a prompt is laid out, and its cost known,
-before a pixel is seen; pixels (and, where a method is query-aware, words) only say which.
+before a pixel is seen; pixels (and, where a method is query-aware, words) only say which. But of several images that share a
+budget (views) they say how many each gets.
 """
 
 from __future__ import annotations
