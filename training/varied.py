@@ -32,6 +32,7 @@ from fovea.relevance.balancing import Balancer, Tensions, Ways
 from fovea.relevance.knowing import perspectival, propositional
 from fovea.relevance.policy import ONE_VIEW, attend, content
 from fovea.relevance.realizing import Layout, View, patch_fractions
+from fovea.relevance.regions import SIDE
 from fovea.relevance.texture import Map, texture
 from model import Fovea
 from packing import Batch, Packer, Shown, Size, branches, collate
@@ -89,9 +90,8 @@ def some_layout(rng: Random, pixels: np.ndarray, known: Map, total: int, embeds:
     elif chance < 0.45:  # all as relevant: what differs
         worth = np.ones_like(worth)
     if worth.size < ONE_VIEW and rng.random() < 0.7:
-        compress = 0.5 * tensions.compress  # in part, rather than smaller
-        return attend_differing(worth, content(ways), total, compress, embeds(pixels)).layout
-    side = rng.choice((None, None, None, 9, 7))
+        return attend_differing(worth, content(ways), total, tensions.compress, embeds(pixels)).layout
+    side = rng.choice((SIDE, SIDE, SIDE, 9, 7))
     return attend(worth, content(ways), total, tensions.compress, rng.choice(POLICIES), side).layout
 
 

@@ -11,6 +11,7 @@ import pytest
 from fovea.relevance.balancing import BUSY, SHARPEST, Balancer, Tensions, Ways, prior
 from fovea.relevance.pipeline import Realized, Survey, realize, survey
 from fovea.relevance.policy import Attended, attend, content, first_view
+from fovea.relevance.regions import SIDE
 from fovea.relevance.texture import CHANNELS, Texture
 from tests.relevance.pictures import CELL, picture, touched
 
@@ -24,7 +25,7 @@ def page(side: int) -> np.ndarray:
     return pixels
 
 
-def shown(seen: Survey, question: str, total: int, compress: float | None = None, side: int | None = None) -> Realized:  # fmt: skip
+def shown(seen: Survey, question: str, total: int, compress: float | None = None, side: int = SIDE) -> Realized:  # fmt: skip
     """As the engine does it for towers of any size. compress: None for the prior's."""
     balancer = Balancer()
     tensions = balancer.tensions(question, None, seen.statistics(total))
@@ -141,8 +142,8 @@ def test_load_shows_in_the_tensions() -> None:
 
 
 @pytest.mark.parametrize("compress", [0.0, 0.3, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize(("side", "cut"), [(SMALL, None), (LARGE, None), (LARGE, 4), (512, 16)])
-def test_the_explanation_adds_up(side: int, cut: int | None, compress: float) -> None:
+@pytest.mark.parametrize(("side", "cut"), [(SMALL, SIDE), (LARGE, SIDE), (LARGE, 4), (512, 16)])
+def test_the_explanation_adds_up(side: int, cut: int, compress: float) -> None:
     """Also of an image that is a view of the whole and a single region: its first view was not counted once."""
     seen = survey(page(side), CELL)
     made = shown(seen, "Read it", 40, compress, cut)

@@ -11,15 +11,16 @@ from hypothesis import example, given, settings
 
 from fovea.relevance.attending import POLICIES, whole_tokens
 from fovea.relevance.balancing import Ways
-from fovea.relevance.policy import NOTHING_ELSE, ONE_VIEW, SMALLER, attend, content, first_view, score
-from fovea.relevance.realizing import shape_holding, shape_within, whole
+from fovea.relevance.policy import ALL_OF_IT, ONE_VIEW, attend, content, first_view, score
+from fovea.relevance.realizing import shape_within, whole
+from fovea.relevance.regions import SIDE
 
 sides = st.integers(1, 48)
-large_sides = st.integers(16, 60)
+large_sides = st.integers(23, 60)
 ratios = st.floats(0.0, 1.0, exclude_max=True)
 tensions = st.floats(0.0, 1.0)
 sizes = st.one_of(
-    st.tuples(st.integers(1, 15), st.integers(1, 17)), st.tuples(sides, sides), st.tuples(large_sides, large_sides)
+    st.tuples(st.integers(1, 22), st.integers(1, 23)), st.tuples(sides, sides), st.tuples(large_sides, large_sides)
 )  # fmt: skip
 
 
@@ -29,7 +30,7 @@ def maps(seed: int, rows: int, columns: int, filled: float) -> tuple[np.ndarray,
 
 
 @settings(max_examples=200)
-@given(sizes, ratios, tensions, st.integers(0, 99), st.floats(0, 1), st.sampled_from(sorted(POLICIES)), st.sampled_from((None, 3, 8, 100)))  # fmt: skip
+@given(sizes, ratios, tensions, st.integers(0, 99), st.floats(0, 1), st.sampled_from(sorted(POLICIES)), st.sampled_from((SIDE, 3, 8, 100)))  # fmt: skip
 def test_layouts_have_exactly_the_total(
     size: tuple[int, int],
     ratio: float,
@@ -37,7 +38,7 @@ def test_layouts_have_exactly_the_total(
     seed: int,
     filled: float,
     policy: str,
-    side: int | None,
+    side: int,
 ) -> None:
     rows, columns = size
     total = max(1, int(ratio * rows * columns))
@@ -66,11 +67,11 @@ def test_layouts_have_exactly_the_total(
 
 
 @settings(max_examples=200)
-@given(sizes, st.one_of(ratios, st.sampled_from((1, 2, 3, 4, 5))), tensions, st.integers(0, 99), st.sampled_from((None, 4, 100)))  # fmt: skip
-@example((20, 16), 2, 0.85, 0, None)
-@example((16, 16), 3, 0.95, 0, None)
+@given(sizes, st.one_of(ratios, st.sampled_from((1, 2, 3, 4, 5))), tensions, st.integers(0, 99), st.sampled_from((SIDE, 4, 100)))  # fmt: skip
+@example((20, 16), 2, 0.85, 0, SIDE)
+@example((16, 16), 3, 0.95, 0, SIDE)
 def test_the_whole_comes_first_at_the_shape_that_it_was_seen_at(
-    size: tuple[int, int], ratio: float, compress: float, seed: int, side: int | None
+    size: tuple[int, int], ratio: float, compress: float, seed: int, side: int
 ) -> None:
     """So that nothing is encoded twice: a layout once began with another shape of about as many tokens."""
     rows, columns = size
@@ -82,7 +83,7 @@ def test_the_whole_comes_first_at_the_shape_that_it_was_seen_at(
     assert first.shape == first_view((rows, columns), total, compress)
 
 
-@given(large_sides, large_sides, ratios, st.floats(0.0, NOTHING_ELSE, exclude_max=True), st.integers(0, 99))
+@given(large_sides, large_sides, ratios, st.floats(0.0, ALL_OF_IT, exclude_max=True), st.integers(0, 99))
 def test_the_whole_of_a_large_image_is_complete_and_takes_its_share(
     rows: int, columns: int, ratio: float, compress: float, seed: int
 ) -> None:
@@ -98,45 +99,46 @@ def test_the_whole_of_a_large_image_is_complete_and_takes_its_share(
         assert sum(found.budgets) == total - first.tokens
 
 
-@given(large_sides, large_sides, ratios, st.floats(NOTHING_ELSE, 1.0), st.integers(0, 99))
-def test_a_large_image_under_full_compression_is_shown_smaller_and_nothing_else(
+@given(large_sides, large_sides, ratios, st.floats(ALL_OF_IT, 1.0), st.integers(0, 99))
+def test_what_is_asked_all_of_is_one_view_in_part(
     rows: int, columns: int, ratio: float, compress: float, seed: int
 ) -> None:
+    """Things were counted on a smaller picture, and one in ten was miscounted that is not on the tokens of the whole."""
     total = max(1, int(ratio * rows * columns))
     found = attend(*maps(seed, rows, columns, 0.3), total, compress)
     [view] = found.layout.views
-    assert view.shape == shape_holding(rows, columns, total)
+    assert view.native
     assert view.tokens == total
     assert found.regions == (whole(rows, columns),)
     assert found.budgets == (total,)
 
 
-@given(st.integers(1, 15), st.integers(1, 17), ratios, tensions, st.integers(0, 99))
-def test_a_small_image_is_one_view_in_part_or_smaller(
+@given(st.integers(1, 22), st.integers(1, 23), ratios, tensions, st.integers(0, 99))
+def test_a_small_image_is_one_view_in_part(
     rows: int, columns: int, ratio: float, compress: float, seed: int
 ) -> None:
-    """Of all its cells where particularizing prevails, and else of a resolution that has hardly more than is kept."""
+    """Of all its cells, however much is compressed: smaller, it would lose more."""
     total = max(1, int(ratio * rows * columns))
     if total == rows * columns:
         return
     [view] = attend(*maps(seed, rows, columns, 0.3), total, compress).layout.views
     assert view.region == whole(rows, columns)
-    expected = (rows, columns) if compress < SMALLER else shape_holding(rows, columns, total)
-    assert view.shape == expected
+    assert view.shape == (rows, columns)
 
 
 def test_from_which_size_on_an_image_has_regions() -> None:
-    assert ONE_VIEW == 256
-    assert len(attend(*maps(0, 15, 17, 0.5), 100, 0.2).layout.views) == 1
-    assert len(attend(*maps(0, 16, 16, 0.5), 100, 0.2).layout.views) > 1
+    assert ONE_VIEW == 512
+    assert len(attend(*maps(0, 22, 23, 0.5), 100, 0.2).layout.views) == 1
+    assert len(attend(*maps(0, 16, 32, 0.5), 100, 0.2).layout.views) > 1
 
 
 def test_the_more_is_compressed_the_more_shows_the_whole() -> None:
-    shown = [first_view((32, 32), 400, compress) for compress in (0.0, 0.2, 0.4, 0.6, 0.69, 0.7, 1.0)]
+    shown = [first_view((32, 32), 400, compress) for compress in (0.0, 0.2, 0.4, 0.6, 0.69, ALL_OF_IT, 1.0)]
     tokens = [rows * columns for rows, columns in shown]
     assert tokens == sorted(tokens)
     assert tokens[0] <= 40
-    assert 230 < tokens[-3] <= 0.652 * 400 < 400 == tokens[-2] == tokens[-1]
+    assert 230 < tokens[-3] <= 0.652 * 400
+    assert tokens[-2] == tokens[-1] == 32 * 32
 
 
 @pytest.mark.parametrize("total", [0, -1, 100, 101])
@@ -157,14 +159,6 @@ def test_small_images_lose_their_blank_cells_at_full_resolution() -> None:
     kept[list(view.kept)] = True
     assert kept.reshape(10, 12)[held].all()
     assert found.demands == (15,)
-
-
-def test_small_images_are_shown_smaller_where_compression_prevails() -> None:
-    worth, held = maps(1, 10, 12, 1.0)
-    assert attend(worth, held, 30, SMALLER - 0.01).layout.views[0].native
-    [view] = attend(worth, held, 30, SMALLER).layout.views
-    assert not view.native
-    assert 30 <= view.shape[0] * view.shape[1] <= 40
 
 
 def test_a_region_whose_content_fits_is_native_and_one_that_is_too_full_is_not() -> None:

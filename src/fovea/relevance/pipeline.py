@@ -15,9 +15,9 @@ import numpy as np
 
 from fovea.relevance.balancing import Balancer, Tensions, Ways
 from fovea.relevance.knowing import keywords, perspectival, propositional, wanted
-from fovea.relevance.policy import Attended, Mask, content
+from fovea.relevance.policy import Attended, content
 from fovea.relevance.realizing import Shape
-from fovea.relevance.texture import Bytes, Map, Texture, texture
+from fovea.relevance.texture import Bytes, Map, Mask, Texture, texture
 
 Chooser = Callable[[Map, Mask, int], Attended]
 """Relevance and content of every cell, (rows, columns), and a total of tokens, to what is shown."""

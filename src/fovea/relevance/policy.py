@@ -2,8 +2,8 @@
 
 How much of the total shows the whole is the tension between compressing and particularizing. Large images are the whole at
 low resolution, and regions: one whose content fits its budget is encoded at native resolution and loses its blank cells; one
-whose content does not is encoded at a lower level. Small images are one region: shown smaller where compression prevails,
-else at native resolution without the least relevant cells.
+whose content does not is encoded at a lower level. Small images, and those of which all has to be seen, are one region at
+native resolution, of which some tokens are kept: shown smaller, they lose more (benchmarks/LOG.md).
 """
 
 from __future__ import annotations
@@ -11,23 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fovea.relevance import attending
 from fovea.relevance.balancing import Ways
-from fovea.relevance.realizing import Layout, Shape, View, shape_holding, shape_within, view, view_at, whole
-from fovea.relevance.regions import Region, partition
-from fovea.relevance.texture import Map
+from fovea.relevance.realizing import Layout, Shape, View, shape_within, view, view_at, whole
+from fovea.relevance.regions import SIDE, Region, partition
+from fovea.relevance.texture import Map, Mask
 
-Mask = NDArray[np.bool_]
 CONTENT, STANDING_OUT = 0.08, 0.35
 """From which propositional and perspectival knowledge on a cell counts as having content."""
-ONE_VIEW = 256
+ONE_VIEW = 512
 """Cells from which an image is large: regions beside a view of the whole, each with a context of its own."""
-SMALLER = 0.5
-"""From which compression on a small image is shown smaller, rather than in part."""
-NOTHING_ELSE = 0.7
-"""From which compression on a large image is shown smaller, and no region beside."""
+ALL_OF_IT = 0.7
+"""From which compression on all of a large image has to be seen, and no region alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +47,8 @@ def content(ways: Ways) -> Mask:
 def first_view(grid: Shape, total: int, compress: float) -> Shape:
     """The shape at which the whole is seen: what the layout begins with."""
     rows, columns = grid
-    if rows * columns < ONE_VIEW:
-        return grid if compress < SMALLER else shape_holding(rows, columns, total)
-    if compress >= NOTHING_ELSE:
-        return shape_holding(rows, columns, total)
+    if rows * columns < ONE_VIEW or compress >= ALL_OF_IT:
+        return grid
     return shape_within(rows, columns, attending.whole_tokens(total, compress))
 
 
@@ -64,11 +58,11 @@ def attend(
     total: int,
     compress: float = 0.5,
     policy: str = "thresholds",
-    side: int | None = None,
+    side: int = SIDE,
 ) -> Attended:
     """worth: relevance of each cell, (rows, columns) in [0, 1]. held: cells with content. total: tokens, fewer than cells.
 
-    side: of a region, in tokens; None for what suits the image. The layout has exactly `total` tokens.
+    side: of a region, in tokens. The layout has exactly `total` tokens.
     """
     grid = worth.shape[0], worth.shape[1]
     if not 0 < total < worth.size:
@@ -76,7 +70,7 @@ def attend(
     shape = first_view(grid, total, compress)
     if shape[0] * shape[1] >= total:
         return _as_one(worth, held, total, shape)
-    regions = partition(*grid, side)
+    regions = partition(held, side)
     natives = [region.tokens for region in regions]
     demands = [int(held[region.cells].sum()) for region in regions]
     scores = [score(worth[region.cells]) for region in regions]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 Map = NDArray[np.floating[Any]]
 """float32 throughout; numpy's own types are vaguer."""
+Mask = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
 
 CHANNELS: tuple[str, ...] = (

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fovea.relevance import attending
-from fovea.relevance.policy import Attended, Mask, score
+from fovea.relevance.policy import Attended, score
 from fovea.relevance.realizing import Layout, View, whole, worthiest
 from fovea.relevance.regions import Region
-from fovea.relevance.texture import Map
+from fovea.relevance.texture import Map, Mask
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,13 +30,13 @@ from fovea.engine.vision.qwen import QwenVisionTower
 from fovea.engine.vision.slices import Ahead, Slices, cuts, slice_rows
 from fovea.relevance.balancing import Tensions
 from fovea.relevance.pipeline import Realized, Survey
-from fovea.relevance.policy import Attended, Mask, attend, first_view
+from fovea.relevance.policy import Attended, attend, first_view
 from fovea.relevance.realizing import Shape, View, patch_fractions, whole
-from fovea.relevance.texture import Map
+from fovea.relevance.texture import Map, Mask
 
 Array = NDArray[np.float32]
-LEAST_QUALITY = 0.1
-"""Of a cell that is not relevant at all: it stays if nothing else is like it."""
+APART = 2.0
+"""Cells between two tokens from which they hardly count as alike, whatever they show: two equal things are two."""
 TOGETHER = 4096
 """Patches of one pass at most, so that a batch of regions needs no more memory than a large image."""
 
@@ -185,16 +185,23 @@ class PartsEncoder:
 
 
 def attend_differing(worth: Map, held: Mask, total: int, compress: float, embeds: Tensor) -> Attended:
-    """`fovea.relevance.policy.attend` for a first view whose tokens, (tokens, hidden), are known: a small image that is seen
-    in part keeps what is relevant and differs, as of several alike one says what they all say."""
+    """`fovea.relevance.policy.attend` for a first view whose tokens, (tokens, hidden), are known: of a small image is kept
+    what is relevant and differs, as of several alike one says what its neighbours say."""
     found = attend(worth, held, total, compress)
     view = found.layout.views[0]
     if len(found.layout.views) > 1 or not view.native:
         return found
-    quality = torch.from_numpy(LEAST_QUALITY + worth).flatten().to(embeds.device)
+    quality = torch.from_numpy(1 + worth).flatten().to(embeds.device)
     rows = unit_rows(embeds) * quality[:, None]
-    kept = tuple(sorted(greedy(rows @ rows.T, total).tolist()))
+    kept = tuple(sorted(greedy(rows @ rows.T * _near(view.shape, embeds.device), total).tolist()))
     return replace(found, layout=replace(found.layout, views=(replace(view, kept=kept),)))
+
+
+def _near(shape: Shape, device: torch.device) -> Tensor:
+    """1 for a cell and itself, towards 0 for cells that are APART, (cells, cells)."""
+    down, across = (torch.arange(count, device=device, dtype=torch.float32) for count in shape)
+    places = torch.cartesian_prod(down, across)
+    return torch.exp(-torch.cdist(places, places).square() / (2 * APART**2))
 
 
 def _joined(
