@@ -25,7 +25,7 @@ from fovea.engine.vision.slices import finished
 from fovea.kernels.build import library
 from fovea.relevance.pipeline import Realized
 from fovea.relevance.realizing import View
-from fovea.relevance.regions import Region
+from fovea.relevance.regions import Region, partition
 from tests.support.engines import all_at_once, at_rest, engine
 from tests.support.reduced import GREEDY, QWEN, Decoder, asking, drawn, features_of, grid_of, laid_out
 
@@ -57,6 +57,13 @@ def realized(machine: Engine, prompt: ChatPrompt) -> tuple[PlannedImage, Realize
 
 def pixels(machine: Engine, planned: PlannedImage) -> ProcessedImage:
     return process(planned, machine._preparer._pixels._processor)
+
+
+def equal_regions(found: Realized) -> list[Region]:
+    """Of the image's grid, as if it were blank: some are of one shape, so that one pass encodes them."""
+    regions = list(partition(np.zeros(found.worth.shape, bool)))
+    assert len({(region.rows, region.columns) for region in regions}) < len(regions)
+    return regions
 
 
 def nobody() -> Iterator[ProcessedImage]:
@@ -117,8 +124,8 @@ def test_a_region_alone_is_a_region_in_a_batch(machine: Engine) -> None:
     """One pass for all of a shape, or one for each: equal up to float32's rounding."""
     planned, found = realized(machine, QUESTION)
     image = pixels(machine, planned)
-    views = [(view.region, view.shape) for view in found.attended.layout.views]
-    assert len(views) > len({shape for _, shape in views}), "some are of one shape"
+    views = [(region, (region.rows, region.columns)) for region in equal_regions(found)]
+    views += [(region, (3, 4)) for region, _ in views[:2]]
     together = encode(machine, image, views)
     for view, one in zip(views, together, strict=True):
         (alone,) = encode(machine, image, [view])
@@ -182,8 +189,7 @@ def test_learned_positions_are_those_of_the_true_place(
         rows, columns = found.worth.shape
         processor = machine._preparer._pixels._processor
         assert isinstance(processor, QwenProcessor)
-        native = [(view.region, view.shape) for view in found.attended.layout.views[1:] if view.native]
-        assert len({shape for _, shape in native}) < len(native), "some are encoded in one pass"
+        native = [(region, (region.rows, region.columns)) for region in equal_regions(found)]
         monkeypatch.setattr(Block, "slices", noting)
         patches = torch.from_numpy(processor.patches(image.arrays["rgb"]))
         with torch.inference_mode():
