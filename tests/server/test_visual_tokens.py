@@ -104,7 +104,7 @@ def test_every_method(server: Server, method: str) -> None:
         ({"budget": 40}, 40, "relevance"),
         ({"method": "dart", "budget": 7}, 7, "dart"),
         ({"method": "uniform"}, 300, "uniform"),
-        ({"preset": "fast"}, 300, "dpp"),
+        ({"preset": "fast"}, 300, "relevance"),
         ({"preset": "general"}, 450, "dpp"),
         ({"preset": "document"}, FULL, None),
         ({"keep": 1}, FULL, None),

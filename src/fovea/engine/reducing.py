@@ -67,10 +67,11 @@ class Reducing:
         Raises ConfigError for a policy that this model's images can not follow."""
         self._processor = processor
         self._tokenizer = tokenizer
-        self._visual = visual
+        self._accepted = accepted(processor)
+        self._visual = None if visual is None else settled(visual, self._accepted)
         self._learned = learned
-        if visual is not None:
-            self.allow("visual_tokens", visual.method)
+        if self._visual is not None:
+            self.allow("visual_tokens", self._visual.method)
 
     def allow(self, setting: str, name: str) -> None:
         """Raises ConfigError for a setting that names a method which this model's images can not follow: it would refuse
@@ -112,7 +113,7 @@ class Reducing:
             return None
         known = METHODS[wish.method]
         keep = self._count(image, plan, wish)
-        if budget.visual is None and known.after == "relevance":
+        if budget.visual is None and known.in_parts:
             keep = max(keep, fewest_tokens(self._processor))  # nobody asked for less than the model can
         if keep >= plan.tokens:
             return None
@@ -124,9 +125,9 @@ class Reducing:
             return None if smaller is None else Chosen(smaller, asked.key(image, smaller), known.name)
         self._check_fewest(plan, known, keep)
         words = known.query_aware and asked.question.strip()
-        load = round(4 * min(1.0, asked.load)) / 4 if known.after == "relevance" else 0.0
+        load = round(4 * min(1.0, asked.load)) / 4 if known.in_parts else 0.0
         marks = [plan.key, known.name, str(keep)]
-        if known.after == "relevance":
+        if known.in_parts:
             marks += [f"load={load}", self._learned]
         if words:
             marks.append(hashlib.sha256(asked.question.encode()).hexdigest())
@@ -147,7 +148,7 @@ class Reducing:
 
     def _wish(self, budget: PixelBudget) -> VisualTokens | None:
         """A method's name and numbers; None: all tokens. Raises InvalidRequest."""
-        return self._visual if budget.visual is None else settled(budget.visual)
+        return self._visual if budget.visual is None else settled(budget.visual, self._accepted)
 
     def _views(
         self, views: Sequence[View], keep: float | None, budget: int | None, asked: Asked
@@ -181,7 +182,7 @@ class Reducing:
 
     def _check_fewest(self, plan: VisualPlan, known: Method, keep: int) -> None:
         fewest = fewest_tokens(self._processor)
-        if known.after == "relevance" and keep < fewest:
+        if known.in_parts and keep < fewest:
             raise InvalidRequest(
                 f"{PARAM}: {keep} of {plan.tokens} tokens; this model's view of the whole image has {fewest - 1}, which "
                 f"{known.name} always keeps, so {fewest} or more are accepted",
@@ -191,7 +192,7 @@ class Reducing:
     def _count(self, image: Image, plan: VisualPlan, wish: VisualTokens) -> int:
         if wish.budget is not None:
             return min(plan.tokens, wish.budget)
-        if wish.keep is None and METHODS[wish.method].after == "relevance" and takes_parts(self._processor):
+        if wish.keep is None and METHODS[wish.method].in_parts and takes_parts(self._processor):
             return min(plan.tokens, own_tokens(self._processor, image, plan))
         return keep_count(plan.tokens, 0.5 if wish.keep is None else wish.keep)
 
@@ -208,7 +209,7 @@ def accepted(processor: ImageProcessor) -> tuple[str, ...]:
         name
         for name, known in METHODS.items()
         if (known.after == "encoder" and not _looks_into_encoder(known))
-        or (known.after == "relevance" and takes_parts(processor))
+        or (known.in_parts and takes_parts(processor))
     )
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 
 from fovea.core.errors import InvalidRequest
-from fovea.engine.reduce.methods import METHODS, PRESETS, keep_count, method, preset
+from fovea.core.image import VisualTokens
+from fovea.engine.reduce.methods import METHODS, PRESETS, keep_count, method, policy, preset, settled
 
 
 @given(st.integers(1, 20_000), st.integers(1, 1000))
@@ -64,4 +65,13 @@ def test_presets_name_methods_that_are_for_text() -> None:
     assert preset("document").keep == 1
     assert (preset("general").keep, preset("fast").keep) == (0.75, 0.5)
     for found in PRESETS.values():
-        assert found.method is None or method(found.method).for_text
+        assert all(method(name).for_text for name in (found.method, found.otherwise) if name)
+
+
+def test_a_preset_has_another_method_for_models_that_can_not_follow_it() -> None:
+    after = [name for name, found in METHODS.items() if found.after == "encoder"]
+    fast = [settled(VisualTokens("fast"), accepted) for accepted in (tuple(METHODS), after)]
+    assert fast == [VisualTokens("relevance", keep=0.5), VisualTokens("dpp", keep=0.5)]
+    assert policy("fast") == VisualTokens("fast"), "the model is not known yet"
+    assert policy("document") is None
+    assert settled(VisualTokens("document")) is None

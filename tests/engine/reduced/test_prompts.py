@@ -337,6 +337,14 @@ def test_text_between_tiles_is_never_left_out(
         assert machine.generate(asking("what?", SMALL, method=method, keep=1), **GREEDY).text
 
 
+def test_a_fast_preset_is_one_that_the_model_can_follow(llava: Pair) -> None:
+    (seen,) = llava.engine.generate(asking("what?", SMALL, method="fast"), **GREEDY).images
+    assert (seen.method, seen.tokens) == (
+        "dpp",
+        -(-laid_out(llava.engine, ask("?", SMALL)).image_tokens // 2),
+    )
+
+
 def test_presets(pair: Pair) -> None:
     full = laid_out(pair.engine, ask("?", SMALL)).image_tokens
     for name, preset in PRESETS.items():

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from fovea.core.image import LEVELS, Level, PixelBudget, VisualTokens
 from fovea.engine.config import EngineConfig
-from fovea.engine.reduce.methods import policy
+from fovea.engine.reduce.methods import policy, settled
 
 KEPT_UNDER_LOAD = 0.5, 0.25
 
@@ -99,7 +99,8 @@ class DetailRule:
 
     @classmethod
     def of(cls, config: EngineConfig) -> DetailRule:
-        visual = policy(config.visual_tokens)
+        wish = policy(config.visual_tokens)
+        visual = None if wish is None else settled(wish)
         return cls(
             DETAIL_POLICIES[config.detail_policy](),
             config.degrade_from,
