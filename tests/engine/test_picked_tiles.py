@@ -44,7 +44,7 @@ def _encoded(machine: Engine, page: PIL.Image.Image, wish: VisualTokens | None) 
     preparer = machine._preparer
     prompt = machine.request(QUESTION, [page], budget=PixelBudget(visual=wish), max_tokens=1).prompt
     [planned] = preparer.builder.outline(prompt).images
-    from fovea.engine.prompt import process
+    from fovea.engine.planned import process
 
     processed = process(planned, preparer._pixels._processor)
     return finished(machine.loop.runner._encoder._encode(processed, lambda: iter(())))

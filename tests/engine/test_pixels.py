@@ -15,7 +15,7 @@ from fovea.core.errors import Unavailable
 from fovea.core.image import Image
 from fovea.engine.pixel_pool import PixelPool
 from fovea.engine.pixels import PixelStore
-from fovea.engine.prompt import PlannedImage
+from fovea.engine.planned import PlannedImage
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 
 PIXEL_BYTES = 40

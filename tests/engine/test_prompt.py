@@ -12,7 +12,8 @@ from hypothesis import given
 from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.image import Image, PixelBudget
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, TextPrompt, TokenPrompt
-from fovea.engine.prompt import PreparedPrompt, PromptBuilder
+from fovea.engine.planned import PreparedPrompt
+from fovea.engine.prompt import PromptBuilder
 from fovea.engine.vision.processor.base import VisualPlan
 
 MARKER, PAD = "@", ord("@")

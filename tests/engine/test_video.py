@@ -143,7 +143,7 @@ def test_pruned_tokens_keep_their_positions(engine: Engine) -> None:
 
 def test_features_of_a_pruned_group_are_rows_of_the_whole(engine: Engine) -> None:
     video, _ = counted(5)
-    from fovea.engine.prompt import process
+    from fovea.engine.planned import process
 
     processor = engine._preparer._pixels._processor
     model = engine.loop.runner.model

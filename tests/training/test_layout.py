@@ -15,8 +15,8 @@ from fovea import Engine
 from fovea.core.types import ChatPrompt, ImagePart, Message, Part, TextPart, VideoPart
 from fovea.core.video import video_of_images
 from fovea.engine.inputs import to_image
+from fovea.engine.planned import process
 from fovea.engine.positions import mrope_positions
-from fovea.engine.prompt import process
 from fovea.evaluation.scenes.sample import Turn
 from fovea.media.identity import from_pil
 from tests.support.clips import noise

@@ -9,7 +9,7 @@ from fovea.core.errors import Unavailable
 from fovea.core.image import Looked, SeenImage
 from fovea.core.types import Delta, Usage
 from fovea.engine.events import Event
-from fovea.engine.prompt import PlannedImage, PreparedPrompt
+from fovea.engine.planned import PlannedImage, PreparedPrompt
 from fovea.relevance.pipeline import Realized
 
 

@@ -37,7 +37,7 @@ from fovea.engine.events import Event, Sink
 from fovea.engine.inputs import to_prompt
 from fovea.engine.intake import Visit, walk, walk_async
 from fovea.engine.models.load import LoadedModel, load_model
-from fovea.engine.prompt import PreparedPrompt
+from fovea.engine.planned import PreparedPrompt
 from fovea.engine.stats import engine_stats
 from fovea.engine.vision.detail import DetailPolicy
 from fovea.engine.waiting import shared

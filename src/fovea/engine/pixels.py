@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from fovea.core.errors import Unavailable
 from fovea.engine.clip import PlannedFrames
 from fovea.engine.pixel_pool import Claimed, PixelPool
-from fovea.engine.prompt import Planned, process
+from fovea.engine.planned import Planned, process
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage
 
 Made = TypeVar("Made")

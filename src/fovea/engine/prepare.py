@@ -17,7 +17,8 @@ from fovea.engine.events import Sink
 from fovea.engine.job import Job
 from fovea.engine.pixel_pool import Claim, PixelPool
 from fovea.engine.pixels import BYTES_PER_PIXEL, PixelStore, PixelTask
-from fovea.engine.prompt import PreparedPrompt, PromptBuilder
+from fovea.engine.planned import PreparedPrompt
+from fovea.engine.prompt import PromptBuilder
 from fovea.engine.sequence import Sequence
 from fovea.engine.tokenizer import ChatTokenizer
 from fovea.engine.vision.features import VisualFeatures

@@ -16,8 +16,8 @@ from fovea import Engine
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, VideoPart
 from fovea.core.video import Video, VideoBudget, video_of_images
 from fovea.engine.inputs import to_image
+from fovea.engine.planned import PreparedPrompt, process
 from fovea.engine.positions import mrope_positions
-from fovea.engine.prompt import PreparedPrompt, process
 from fovea.engine.vision.processor.sampling import SamplingRule
 from fovea.engine.vision.processor.video import QwenVideos
 from fovea.media.identity import from_pil

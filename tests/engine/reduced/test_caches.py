@@ -13,7 +13,7 @@ import pytest
 from fovea import Engine
 from fovea.core.types import Completion
 from fovea.engine.models.qwen_vl import QwenVL
-from fovea.engine.prompt import process
+from fovea.engine.planned import process
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.qwen import QwenVisionTower
 from tests.engine.test_losing_caches import lose_something

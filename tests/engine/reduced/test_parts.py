@@ -15,7 +15,7 @@ from torch import Tensor
 from fovea import Engine
 from fovea.core.types import ChatPrompt, Completion
 from fovea.engine.models.qwen_vl import QwenVL
-from fovea.engine.prompt import PlannedImage, process
+from fovea.engine.planned import PlannedImage, process
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.parts import PartsEncoder
 from fovea.engine.vision.processor.base import ProcessedImage

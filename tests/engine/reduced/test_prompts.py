@@ -16,7 +16,7 @@ from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.image import Image
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, VideoPart
 from fovea.engine.inputs import to_video
-from fovea.engine.prompt import PreparedPrompt
+from fovea.engine.planned import PreparedPrompt
 from fovea.engine.reduce.methods import METHODS, PRESETS
 from fovea.engine.schedule.budget import Budget
 from fovea.engine.sequence import Sequence

@@ -11,7 +11,7 @@ from fovea.core.types import GenerationRequest, Prompt
 from fovea.engine.detokenize import TextStream
 from fovea.engine.events import Sink
 from fovea.engine.job import Job
-from fovea.engine.prompt import PreparedPrompt
+from fovea.engine.planned import PreparedPrompt
 from fovea.engine.sequence import Sequence
 from fovea.engine.simulate.bundled import prompts
 from fovea.engine.simulate.filler import Filler

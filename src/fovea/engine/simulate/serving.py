@@ -22,7 +22,7 @@ from fovea.engine.collect import AnswerState
 from fovea.engine.config import EngineConfig
 from fovea.engine.events import Event
 from fovea.engine.job import Job
-from fovea.engine.prompt import PreparedPrompt
+from fovea.engine.planned import PreparedPrompt
 from fovea.engine.reduce.methods import policy
 from fovea.engine.schedule.stats import scheduler_stats
 from fovea.engine.simulate.cost import CostModel
