@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fovea.cli import options
-from fovea.cli.common import ALL_KEYS, MADE_UP
+from fovea.cli.common import ALL_KEYS, MADE_UP, check_writable
 from fovea.core.errors import ConfigError
 from fovea.engine.config import EngineConfig
 from fovea.media.limits import MediaLimits
@@ -297,3 +297,17 @@ def test_version(fovea: Caller) -> None:
     from fovea import __version__
 
     assert fovea("--version").out == f"fovea {__version__}\n"
+
+
+def test_whether_a_file_can_be_written_is_tried_without_a_trace(tmp_path: Path) -> None:
+    """Trying made an empty file, and of a link that leads nowhere yet nothing was left."""
+    link, target, kept = (tmp_path / name for name in ("link.png", "target.png", "kept.png"))
+    link.symlink_to(target)
+    kept.write_text("of an earlier run")
+    for path in (link, target, kept):
+        check_writable(path)
+    assert link.is_symlink()
+    assert not target.exists()
+    assert kept.read_text() == "of an earlier run"
+    with pytest.raises(ConfigError, match="can not be written"):
+        check_writable(tmp_path / "none" / "a.png")

@@ -95,3 +95,9 @@ def test_only_images_that_there_are(words: str, count: int) -> None:
 def test_a_long_text_is_read_to_its_end(piece: str) -> None:
     """Words come from clients; what takes the square of their length would not come back from this."""
     assert named(piece * 20_000 + " the third image", 4) >= {2}
+
+
+@pytest.mark.parametrize("words", ["read the f\u0131rst image", "image \u017fix", "the \u017fecond picture", "pictures f\u0131ve and two", "image \u0663", "the \u0663rd image"])  # fmt: skip
+def test_letters_of_other_alphabets_are_not_those_that_look_like_them(words: str) -> None:
+    """Case was folded: a dotless i, as Turkish keyboards type it, made "first" of what no table knew, and the request failed."""
+    assert named(words, 9) <= {1}

@@ -189,6 +189,7 @@ def engine_loader(args: argparse.Namespace, file: Mapping[str, Any], **fixed: An
 def check_writable(path: Path) -> None:
     """Before an hour of measuring, and without leaving anything behind. Raises ConfigError."""
     try:
+        path = path.resolve()  # a link that leads nowhere yet stays one
         there = path.exists()
         path.open("ab").close()
         if not there:

@@ -35,7 +35,7 @@ class _Encoding:
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """seconds: of the encoder, for this image alone. holders: sequences that wait for it."""
+    """seconds: of the encoder while it was this image's turn; what others took along is theirs. holders: sequences that wait for it."""
 
     features: VisualFeatures
     holders: set[str]

@@ -91,12 +91,12 @@ class Reducing:
             self.plan(part.image, plan, part.budget, asked)
             for part, plan in zip(pictures, plans, strict=True)
         ]
-        named = latest(asked.turns, len(pictures))
         groups: dict[tuple[float | None, int | None], list[int]] = {}
         for number, part in enumerate(pictures):
             wish = self._wish(part.budget)
             if wish is not None and METHODS[wish.method].after == "views":
                 groups.setdefault((wish.keep, wish.budget), []).append(number)
+        named = latest(asked.turns, len(pictures)) if groups else []
         for (keep, budget), numbers in groups.items():
             views = [
                 View(pictures[number].image, plans[number], pictures[number].budget, named[number])

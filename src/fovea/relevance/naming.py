@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 
 Turn = tuple[str, int]
 """What the user said in one turn, and how many images there were by its end."""
+_FLAGS = re.IGNORECASE | re.ASCII
+"""Letters of other alphabets are no other spelling: without ASCII "fırst", with a dotless i, would be a first."""
 _LAST = -1
 _ORDINALS = {
     word: place
@@ -45,20 +47,20 @@ def _listed(item: str, again: str = "") -> str:
     return rf"{item}\b(?:{_AND}(?:the\s+)?{again}{item}\b){{0,9}}+"
 
 
-_ORDERED = re.compile(rf"\b(?P<places>{_listed(_PLACE)})\s+(?:{_NOUN}|ones?)\b", re.IGNORECASE)
+_ORDERED = re.compile(rf"\b(?P<places>{_listed(_PLACE)})\s+(?:{_NOUN}|ones?)\b", _FLAGS)
 _ALONE = re.compile(
     rf"\bthe\s+(?P<places>{_listed(_PLACE)}){_ENDS}|\b(?P<several>{_PLACE}{_AND}{_listed(_PLACE)}){_ENDS}",
-    re.IGNORECASE,
+    _FLAGS,
 )
 _NUMBERED = re.compile(
     rf"\b{_NOUN}\s*(?:\bno\b\.?|\bnumbers?\b|\bnr\b\.?|#)?\s*"
     rf"(?P<numbers>{_NUMBER}(?:(?:{_AND}|\s*[-–]\s*)(?:{_NOUN}\s+|\#\s*)?{_NUMBER}){{0,9}})\b",
-    re.IGNORECASE,
+    _FLAGS,
 )
-_RANGE = re.compile(rf"({_NUMBER})\s*(?:[-–]|\bto\b)\s*({_NUMBER})", re.IGNORECASE)
-_LETTERED = re.compile(rf"\b{_NOUN}\s+(?P<letters>{_listed(_LETTER, _AGAIN)})(?!['’])", re.IGNORECASE)
-_LABEL = re.compile(rf"{_NOUN} ?(?:#|no\.?)? ?(?:{_NUMBER}|{_LETTER}) ?:", re.IGNORECASE)
-_ALL = re.compile(r"\b(?:both|all|each|every|compar\w*|differ\w*|others?)\b", re.IGNORECASE)
+_RANGE = re.compile(rf"({_NUMBER})\s*(?:[-–]|\bto\b)\s*({_NUMBER})", _FLAGS)
+_LETTERED = re.compile(rf"\b{_NOUN}\s+(?P<letters>{_listed(_LETTER, _AGAIN)})(?!['’])", _FLAGS)
+_LABEL = re.compile(rf"{_NOUN} ?(?:#|no\.?)? ?(?:{_NUMBER}|{_LETTER}) ?:", _FLAGS)
+_ALL = re.compile(r"\b(?:both|all|each|every|compar\w*|differ\w*|others?)\b", _FLAGS)
 
 
 def named(words: str, count: int) -> frozenset[int]:
@@ -94,7 +96,7 @@ def _places(words: str, count: int) -> Iterator[int]:
 
 def _ordinals(text: str, count: int) -> Iterator[int]:
     """ "first and last", and of "the last two" both."""
-    for word, number in re.findall(rf"\b({_ORDINAL})(?:\s+({_NUMBER}))?\b", text, re.IGNORECASE):
+    for word, number in re.findall(rf"\b({_ORDINAL})(?:\s+({_NUMBER}))?\b", text, _FLAGS):
         plain, several = word.lower().replace("-", " "), _number(number) if number else 1
         place = _ORDINALS[plain] if plain in _ORDINALS else int(plain[:-2])
         if place > 0:
@@ -107,7 +109,7 @@ def _numbers(text: str, count: int) -> Iterator[int]:
     """ "1 and 3", and "2 to 4" or "2-4" with what lies between."""
     for low, high in _RANGE.findall(text):
         yield from range(_number(low) - 1, min(count, _number(high)))
-    yield from (_number(word) - 1 for word in re.findall(rf"\b{_NUMBER}\b", text, re.IGNORECASE))
+    yield from (_number(word) - 1 for word in re.findall(rf"\b{_NUMBER}\b", text, _FLAGS))
 
 
 def _number(word: str) -> int:

@@ -139,7 +139,10 @@ def test_old_regions_are_misses_and_gone() -> None:
     now[0] = 9.0
     assert cache.get("a", 0.1) == "a"
     cache.put("b", "b", 5, 0.2)
+    assert cache.peek("a") == "a"
     now[0] = 10.0
+    assert cache.peek("a") is None
+    assert "a" not in cache
     assert cache.get("a", 0.1) is None
     assert (len(cache), cache.bytes, cache.evictions) == (1, 5, 0)
     cache.check_integrity()

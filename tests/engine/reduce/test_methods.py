@@ -11,7 +11,7 @@ from hypothesis import given
 
 from fovea.core.errors import InvalidRequest
 from fovea.core.image import VisualTokens
-from fovea.engine.reduce.methods import METHODS, PRESETS, keep_count, method, policy, preset, settled
+from fovea.engine.reduce.methods import METHODS, PRESETS, keep_count, method, policy, settled
 
 
 @given(st.integers(1, 20_000), st.integers(1, 1000))
@@ -45,13 +45,11 @@ def test_unknown_names_are_refused_with_those_that_there_are() -> None:
         method("dart2")
     assert caught.value.param == "visual_tokens"
     assert all(name in caught.value.message for name in METHODS)
-    with pytest.raises(InvalidRequest, match="no preset 'best'; accepted: document, general, fast"):
-        preset("best")
 
 
 def test_a_name_leads_to_itself() -> None:
     assert [method(name).name for name in METHODS] == list(METHODS)
-    assert [preset(name).name for name in PRESETS] == list(PRESETS)
+    assert [found.name for found in PRESETS.values()] == list(PRESETS)
 
 
 def test_what_looks_at_words_says_so() -> None:
@@ -62,8 +60,11 @@ def test_what_looks_at_words_says_so() -> None:
 
 
 def test_presets_name_methods_that_are_for_text() -> None:
-    assert preset("document").keep == 1
-    assert (preset("general").keep, preset("fast").keep) == (0.75, 0.5)
+    assert {name: found.keep for name, found in PRESETS.items()} == {
+        "document": 1,
+        "general": 0.75,
+        "fast": 0.5,
+    }
     for found in PRESETS.values():
         assert all(method(name).for_text for name in (found.method, found.otherwise) if name)
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from fovea.engine.reduce import dart, dpp
@@ -15,6 +17,11 @@ from fovea.engine.reduce.registry import reducer
 from tests.support.seen import BEFORE, seen
 
 Rows = list[list[float]]
+
+
+def kernel_of(embeds: Tensor, query: Tensor | None) -> Tensor:
+    rows = dpp.weighed(embeds, query)
+    return rows @ rows.T
 
 
 def cosine(one: list[float], other: list[float]) -> float:
@@ -94,14 +101,14 @@ def test_the_strongest_token_is_a_pivot() -> None:
 def test_dpp_is_greedy_in_the_determinant(asked: bool) -> None:
     for seed in range(8):
         image = seen(3, 4, seed, width=20)
-        kernel = dpp.kernel(image.embeds, image.query if asked else None)
+        kernel = kernel_of(image.embeds, image.query if asked else None)
         assert dpp.greedy(kernel, 7).tolist() == naive_greedy(kernel, 7)
 
 
 def test_the_first_pair_is_nearly_the_best_of_all_pairs() -> None:
     """With r = 1 any token is a best first one, so brute force over pairs that hold it must find the greedy pair."""
     image = seen(3, 4, width=20)
-    kernel = dpp.kernel(image.embeds, None)
+    kernel = kernel_of(image.embeds, None)
     first, second = dpp.greedy(kernel, 2).tolist()
     best = max(
         (pair for pair in itertools.combinations(range(12), 2) if first in pair),
@@ -115,18 +122,48 @@ def test_three_groups_give_one_each() -> None:
     embeds = centres.repeat_interleave(4, 0) + 0.05 * torch.randn(
         12, 16, generator=torch.Generator().manual_seed(0)
     )
-    chosen = dpp.greedy(dpp.kernel(embeds, None), 3)
+    chosen = dpp.greedy(kernel_of(embeds, None), 3)
     assert sorted((chosen // 4).tolist()) == [0, 1, 2]
 
 
 def test_more_tokens_than_the_embedding_is_wide() -> None:
     """Eight dimensions are explained by eight tokens; square roots of the noise that was left made nonsense of the rest."""
     image = seen(6, 7, width=8)
-    chosen = dpp.greedy(dpp.kernel(image.embeds, None), 24).tolist()
+    chosen = dpp.greedy(kernel_of(image.embeds, None), 24).tolist()
     assert len(set(chosen)) == 24
     rest = [i for i in range(42) if i not in chosen[:8]]
-    kernel = dpp.kernel(image.embeds[rest], None)
+    kernel = kernel_of(image.embeds[rest], None)
     assert chosen[8:16] == [rest[i] for i in naive_greedy(kernel, 8)]
+
+
+@given(
+    st.lists(st.tuples(st.floats(1e-5, 1e3), st.integers(1, 50)), min_size=1, max_size=12), st.floats(0, 1)
+)
+def test_shares_are_exact_and_nobody_gets_more_than_there_is(
+    bands: list[tuple[float, int]], part: float
+) -> None:
+    weights, most = zip(*bands, strict=True)
+    total = int(part * sum(most))
+    given = dpp.shares(weights, most, total)
+    assert sum(given) == total
+    assert all(0 <= count <= limit for count, limit in zip(given, most, strict=True))
+    assert dpp.shares([1.0] * len(most), [1000] * len(most), 100 * len(most)) == [100] * len(most)
+
+
+@pytest.mark.parametrize("name", ["dpp", "dpp_query"])
+def test_large_images_are_chosen_from_band_by_band(name: str) -> None:
+    """Of 4,096 tokens all with all took five seconds, in which nobody else got a token."""
+    image = seen(60, 60, width=32)
+    assert dpp.MOST < 60 * 60
+    index = reducer(name).reduce(image, 1777).index
+    assert len(index.unique()) == 1777
+    per_band = torch.bincount(index // dpp.BAND)
+    assert len(per_band) == -(-3600 // dpp.BAND)
+    if name == "dpp":
+        rows = dpp.weighed(image.embeds[: dpp.BAND], None)
+        first = dpp.greedy(rows @ rows.T, int(per_band[0]))
+        assert index[: per_band[0]].tolist() == sorted(first.tolist())
+        assert int(per_band[:-1].max() - per_band[:-1].min()) <= 1
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

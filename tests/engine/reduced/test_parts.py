@@ -325,3 +325,32 @@ def test_nobody_goes_along_where_it_would_take_longer_or_be_lost(
         seen.clear()
         finished(encoder.slices(first, lambda: iter([second])))
         assert seen == expected
+
+
+@torch.inference_mode()
+def test_what_goes_wrong_with_an_image_that_would_go_along_is_its_own(
+    machine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One image in the queue that could not be judged failed all that were before it, and said nothing of itself."""
+    encoder = parts(machine)
+    first, bad, third = (
+        pixels(machine, laid_out(machine, asking("read it", drawn(seed, 700, 1000), keep=0.3)).images[0])
+        for seed in (41, 42, 43)
+    )
+    tensions = encoder._judge.tensions
+
+    def failing(survey: Any, reduction: Any, total: int) -> Any:
+        if bad.plan.reduction is reduction:
+            raise MemoryError("too large")
+        return tensions(survey, reduction, total)
+
+    monkeypatch.setattr(encoder._judge, "tensions", failing)
+    monkeypatch.setattr("fovea.engine.vision.slices.CPU_ROWS", 1 << 14)
+    seen = passes(monkeypatch)
+    encoder.regions.clear()
+    finished(encoder.slices(first, lambda: iter([bad, third])))
+    assert seen[0][0] == 2, "the third went along"
+    with pytest.raises(MemoryError):
+        finished(encoder.slices(bad, nobody))
+    finished(encoder.slices(third, nobody))
+    encoder.regions.clear()

@@ -45,7 +45,7 @@ class RegionCache(Generic[Value]):
         return len(self._entries)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._entries
+        return self.peek(key) is not None
 
     def get(self, key: str, relevance: float) -> Value | None:
         """relevance: of the region to whoever asks, in [0, 1]."""
@@ -61,6 +61,7 @@ class RegionCache(Generic[Value]):
 
     def peek(self, key: str) -> Value | None:
         """Without being a use of it."""
+        self._expire()
         entry = self._entries.get(key)
         return None if entry is None else entry.value
 

@@ -12,21 +12,26 @@ the chosen ones explain all that is left, the residuals are noise, and the rest 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
 from fovea.engine.reduce.base import Reduced, Seen, picked, unit_rows
+from fovea.engine.vision.slices import cuts
 
+MOST, BAND = 1536, 512
+"""Tokens among which all are compared with all, at most, and of a band where there are more."""
 EXPLAINED = 1e-5
 """Residuals below this share of the largest token are taken for float32's noise."""
 
 
 def choose(seen: Seen, keep: int) -> Reduced:
-    return picked(seen, greedy(kernel(seen.embeds, None), keep))
+    return picked(seen, _chosen(seen.embeds, None, keep))
 
 
 def choose_with_query(seen: Seen, keep: int) -> Reduced:
-    return picked(seen, greedy(kernel(seen.embeds, seen.query), keep))
+    return picked(seen, _chosen(seen.embeds, seen.query, keep))
 
 
 def relevance(embeds: Tensor, query: Tensor) -> Tensor:
@@ -40,12 +45,50 @@ def relevance(embeds: Tensor, query: Tensor) -> Tensor:
     return (near - low) / (high - low) if high > low else torch.ones_like(near)
 
 
-def kernel(embeds: Tensor, query: Tensor | None) -> Tensor:
-    """L (N, N) in float32."""
+def _chosen(embeds: Tensor, query: Tensor | None, keep: int) -> Tensor:
+    rows = weighed(embeds, query)
+    return by_bands(EXPLAINED + rows.norm(dim=1).cpu(), keep, lambda band: rows[band] @ rows[band].T)
+
+
+def weighed(embeds: Tensor, query: Tensor | None) -> Tensor:
+    """Rows whose products are L: of length 1, or as long as they have to do with the words; (N, D) in float32."""
     rows = unit_rows(embeds)
     if query is not None and len(query):
         rows = rows * relevance(embeds, query)[:, None]
-    return rows @ rows.T
+    return rows
+
+
+def by_bands(weights: Tensor, keep: int, kernel: Callable[[slice], Tensor]) -> Tensor:
+    """Numbers of `keep` tokens. kernel: L of a range of them. weights (N,): more than 0, what each counts where bands share.
+
+    Up to MOST tokens it is `greedy` over all. Beyond, each BAND of tokens that follow each other gives its share by weight: time and
+    memory then grow like the image does. Nobody else's tokens come while this runs, and a picture of 16,384 took minutes.
+    """
+    count = len(weights)
+    if count <= MOST:
+        return greedy(kernel(slice(0, count)), keep)
+    bands = list(cuts(count, BAND))
+    sizes = [band.stop - band.start for band in bands]
+    quotas = shares([float(weights[band].sum()) for band in bands], sizes, keep)
+    chosen = [
+        band.start + greedy(kernel(band), quota) for band, quota in zip(bands, quotas, strict=True) if quota
+    ]
+    return torch.cat(chosen)
+
+
+def shares(weights: Sequence[float], most: Sequence[int], total: int) -> list[int]:
+    """`total`, at most the sum of `most`, divided by weights, all more than 0; nobody gets more than its `most`."""
+    given = [0] * len(weights)
+    while left := total - sum(given):
+        open_ = [number for number, limit in enumerate(most) if given[number] < limit]
+        whole = sum(weights[number] for number in open_)
+        wanted = {number: left * weights[number] / whole for number in open_}
+        for number in open_:
+            given[number] += min(int(wanted[number]), most[number] - given[number])
+        if total - sum(given) == left:  # less than one for each: the largest fractions
+            for number in sorted(open_, key=lambda number: -wanted[number])[:left]:
+                given[number] += 1
+    return given
 
 
 def greedy(kernel: Tensor, keep: int) -> Tensor:

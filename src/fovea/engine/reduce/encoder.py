@@ -68,6 +68,7 @@ class ReducingEncoder:
                 self.judge,
                 lambda array: torch.from_numpy(array).to(model.device, model.dtype),
                 self.regions,
+                model.visual_token_bytes,
             )
         return PickedTiles(model, self.judge) if isinstance(model, LlavaNext) else None
 

@@ -12,14 +12,13 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import Literal
 
 from fovea.core.errors import InvalidRequest
 from fovea.core.image import VisualTokens
 
 PARAM = "visual_tokens"
 Need = Literal["query", "attention", "keys", "probe"]
-Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +94,11 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 
 def method(name: str) -> Method:
     """Raises InvalidRequest for a name that there is not."""
-    return _named(name, METHODS, "method")
-
-
-def preset(name: str) -> Preset:
-    """Raises InvalidRequest for a name that there is not."""
-    return _named(name, PRESETS, "preset")
+    if name not in METHODS:
+        raise InvalidRequest(
+            f"{PARAM}: there is no method {name!r}; accepted: {', '.join(METHODS)}", param=PARAM
+        )
+    return METHODS[name]
 
 
 def settled(wish: VisualTokens, accepted: Container[str] = METHODS) -> VisualTokens | None:
@@ -139,14 +137,6 @@ def policy(text: str) -> VisualTokens | None:
         raise InvalidRequest(
             f"{PARAM}: {share!r} is no share; accepted: more than 0, at most 1", param=PARAM
         ) from None
-
-
-def _named(name: str, known: Mapping[str, Kind], what: str) -> Kind:
-    if name not in known:
-        raise InvalidRequest(
-            f"{PARAM}: there is no {what} {name!r}; accepted: {', '.join(known)}", param=PARAM
-        )
-    return known[name]
 
 
 def keep_count(tokens: int, ratio: float) -> int:

@@ -69,6 +69,13 @@ class Judge:
         """What was seen where of the image with that key, if that was lately. Thread-safe."""
         return self._seen.get(key)
 
+    def known(self, key: str) -> Realized | None:
+        """The same for who is going to show it once more: it is of late again."""
+        found = self._seen.get(key)
+        if found is not None:
+            self._remember(key, found)
+        return found
+
     def _embedded(self, reduction: Reduction) -> Array | None:
         if not reduction.words:
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import islice
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fovea.engine.cache.regions import RegionCache
 from fovea.engine.reduce.base import unit_rows
-from fovea.engine.reduce.dpp import greedy
+from fovea.engine.reduce.dpp import by_bands
 from fovea.engine.reduce.methods import METHODS
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.judge import Judge
@@ -37,6 +37,8 @@ from fovea.relevance.texture import Map, Mask
 Array = NDArray[np.float32]
 APART = 2.0
 """Cells between two tokens from which they hardly count as alike, whatever they show: two equal things are two."""
+ALONG = 4
+"""Images that are looked at for views to go along, each for some milliseconds."""
 TOGETHER = 4096
 """Patches of one pass at most, so that a batch of regions needs no more memory than a large image."""
 
@@ -62,14 +64,16 @@ class PartsEncoder:
         judge: Judge,
         tensor: Callable[[Array], Tensor],
         regions: RegionCache[VisualFeatures],
+        token_bytes: int,
     ) -> None:
-        """tensor: an array as one of the tower's type and place."""
+        """tensor: an array as one of the tower's type and place. token_bytes: of the encoder's output, per visual token."""
         self._tower = tower
         self._weight = tower.patch_embed.proj.weight
         self._factor = processor.factor
         self._cutter = Cutter(processor, placeless=tower.placeless)
         self._judge = judge
         self._tensor = tensor
+        self._token_bytes = token_bytes
         self.regions = regions
 
     def slices(self, image: ProcessedImage, ahead: Ahead) -> Slices[VisualFeatures]:
@@ -98,7 +102,7 @@ class PartsEncoder:
 
     def _realize(self, begun: _Begun, first: VisualFeatures) -> Realized:
         """Of what was looked at already, for others' sake or earlier, it is known what follows."""
-        known = self._judge.seen(begun.reduction.key)
+        known = self._judge.known(begun.reduction.key)
         return known or self._judge.realize(
             begun.survey,
             begun.reduction,
@@ -144,27 +148,38 @@ class PartsEncoder:
         patches = np.concatenate([self._cutter.patches(piece) for piece in pieces])
         at = np.concatenate([patch_fractions(piece.view, piece.grid, merge) for piece in pieces])
         size = len(pieces), shape[0] * merge, shape[1] * merge
+        names = [(piece.name, piece.worth) for piece in pieces]
+        del pieces  # others' pixels are theirs to let go of, however long this takes
         embeds, deepstack = yield from self._tower.slices(self._tensor(patches), size, at)
         levels = [torch.split(level, shape[0] * shape[1]) for level in (embeds, *deepstack)]
         found = {}
-        for piece, *parts in zip(pieces, *levels, strict=True):
+        for (name, worth), *parts in zip(names, *levels, strict=True):
             made = VisualFeatures(parts[0].clone(), tuple(part.clone() for part in parts[1:]))
-            self.regions.put(piece.name, made, made.nbytes, piece.worth)
-            found[piece.name] = made
+            self.regions.put(name, made, made.nbytes, worth)
+            found[name] = made
         return found
 
     def _patches(self, shape: Shape) -> int:
         return shape[0] * shape[1] * self._tower.config.merge**2
 
     def _filled(self, pieces: Sequence[Piece], shape: Shape, ahead: Ahead) -> list[Piece]:
-        """These, and views of that shape of images that come next, as many as a slice still has place for: they find them kept."""
+        """These, and views of that shape of images that come next, as many as a slice still has place for: they find them kept.
+
+        As many images count as will find room in half of the cache, so that nothing leaves it before its turn.
+        """
         room = min(TOGETHER, slice_rows(self._weight)) // self._patches(shape)
         batch = {piece.name: piece for piece in pieces}
-        if self.regions.capacity and len(batch) < room:
-            for piece in chain.from_iterable(self._wanted(image, shape) for image in ahead()):
-                batch.setdefault(piece.name, piece)
-                if len(batch) >= room:
-                    break
+        left = self.regions.capacity // (2 * self._token_bytes)
+        for image in islice(ahead() if len(batch) < room else (), ALONG):
+            left -= image.plan.tokens
+            if left < 0 or len(batch) >= room:
+                break
+            try:
+                for piece in self._wanted(image, shape)[: room - len(batch)]:
+                    self._cutter.cut(piece)
+                    batch.setdefault(piece.name, piece)
+            except Exception:  # noqa: BLE001 - whatever it is, it is that image's, and its own turn will tell
+                continue
         return list(batch.values())
 
     def _wanted(self, image: ProcessedImage, shape: Shape) -> list[Piece]:
@@ -175,13 +190,14 @@ class PartsEncoder:
         begun = self._begin(image)
         name = self._cutter.known(image, begun.first)
         first = None if name is None else self.regions.peek(name)
-        if first is not None:
-            wanted = self._regions(begun, self._realize(begun, first), shape)
-        elif begun.first.shape == shape:
-            wanted = [self._cutter.piece(image, begun.survey.grid, begun.first, 1.0)]
-        else:
+        if first is None:
+            same = begun.first.shape == shape
+            wanted = [self._cutter.piece(image, begun.survey.grid, begun.first, 1.0)] if same else []
+        elif begun.first.native:  # and so all that will be asked for
             wanted = []
-        return [piece for piece in wanted if piece.name not in self.regions]
+        else:
+            wanted = self._regions(begun, self._realize(begun, first), shape)
+        return [piece for piece in wanted if self.regions.peek(piece.name) is None]
 
 
 def attend_differing(worth: Map, held: Mask, total: int, compress: float, embeds: Tensor) -> Attended:
@@ -191,16 +207,17 @@ def attend_differing(worth: Map, held: Mask, total: int, compress: float, embeds
     view = found.layout.views[0]
     if len(found.layout.views) > 1 or not view.native:
         return found
-    quality = torch.from_numpy(1 + worth).flatten().to(embeds.device)
-    rows = unit_rows(embeds) * quality[:, None]
-    kept = tuple(sorted(greedy(rows @ rows.T * _near(view.shape, embeds.device), total).tolist()))
+    quality = torch.from_numpy(1 + worth).flatten()
+    rows = unit_rows(embeds) * quality.to(embeds.device)[:, None]
+    down, across = (torch.arange(count, dtype=torch.float32) for count in view.shape)
+    places = torch.cartesian_prod(down, across).to(embeds.device)
+    chosen = by_bands(quality, total, lambda band: rows[band] @ rows[band].T * _near(places[band]))
+    kept = tuple(sorted(chosen.tolist()))
     return replace(found, layout=replace(found.layout, views=(replace(view, kept=kept),)))
 
 
-def _near(shape: Shape, device: torch.device) -> Tensor:
-    """1 for a cell and itself, towards 0 for cells that are APART, (cells, cells)."""
-    down, across = (torch.arange(count, device=device, dtype=torch.float32) for count in shape)
-    places = torch.cartesian_prod(down, across)
+def _near(places: Tensor) -> Tensor:
+    """1 for a cell and itself, towards 0 for cells that are APART, (N, N). places (N, 2): of cells, row and column."""
     return torch.exp(-torch.cdist(places, places).square() / (2 * APART**2))
 
 

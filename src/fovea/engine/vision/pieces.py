@@ -62,10 +62,15 @@ class Cutter:
             self._names.move_to_end(key)
         return name
 
+    def cut(self, piece: Piece) -> Pixels:
+        """Its pixels, from here on its own."""
+        if piece.cut is None:
+            piece.cut = self._cut(piece.image, piece.view)
+        return piece.cut
+
     def patches(self, piece: Piece) -> NDArray[np.float32]:
         """As the tower takes them, (patches, values)."""
-        cut = self._cut(piece.image, piece.view) if piece.cut is None else piece.cut
-        return self._processor.patches(cut)
+        return self._processor.patches(self.cut(piece))
 
     def _cut(self, image: ProcessedImage, view: View) -> Pixels:
         side, region = self._processor.factor, view.region
