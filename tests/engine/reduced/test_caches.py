@@ -124,6 +124,19 @@ def test_the_whole_output_serves_every_method_after_it(
     assert len(passes) == 1
 
 
+def test_what_is_asked_about_all_of_an_image_shares_its_encoding_with_plain_questions(
+    machine: Engine, passes: list[Grid]
+) -> None:
+    prompts = ask("what is it?", LARGE), asking("how many are there?", LARGE, keep=0.5)
+    for first, second in (prompts, prompts[::-1]):
+        machine.clear_caches()
+        passes.clear()
+        say(machine, first)
+        assert len(passes) == 1
+        say(machine, second)
+        assert len(passes) == 1
+
+
 def test_questions_and_methods_share_pixels(machine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each question about an image looked at all of its pixels again: they were kept under what was to become of them."""
     made: list[str] = []

@@ -30,6 +30,7 @@ from fovea.engine.vision.judge import Judge
 from fovea.engine.vision.parts import PartsEncoder
 from fovea.engine.vision.picked import PickedTiles
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage, Reduction
+from fovea.engine.vision.processor.parts import plain_image
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.slices import Ahead, Slices
 
@@ -54,13 +55,14 @@ class ReducingEncoder:
     ) -> None:
         """outputs: the encoder-output cache, for whole outputs. head: what was trained for this model's relevance."""
         self._model = model
+        self._processor = processor
         self._outputs = outputs
         self.judge = Judge(partial(word_embeddings, model), head)
         self.regions = regions
-        self._parts = self._in_parts(processor)
+        self._parts = self._in_parts()
 
-    def _in_parts(self, processor: ImageProcessor) -> InParts | None:
-        model = self._model
+    def _in_parts(self) -> InParts | None:
+        model, processor = self._model, self._processor
         if isinstance(model, QwenVL) and isinstance(processor, QwenProcessor):
             return PartsEncoder(
                 model.vision,
@@ -69,6 +71,7 @@ class ReducingEncoder:
                 lambda array: torch.from_numpy(array).to(model.device, model.dtype),
                 self.regions,
                 model.visual_token_bytes,
+                self._whole,
             )
         return PickedTiles(model, self.judge) if isinstance(model, LlavaNext) else None
 
@@ -83,15 +86,9 @@ class ReducingEncoder:
         return self._reduced(image, reduction)
 
     def _reduced(self, image: ProcessedImage, reduction: Reduction) -> Slices[VisualFeatures]:
-        plan = replace(image.plan, tokens=reduction.full, reduction=None)
-        plain = replace(image, plan=plan)
-        if reduction.whole in self._outputs:
-            whole = self._outputs.get(reduction.whole)
-        else:
-            whole = yield from self._model.encode_slices(plain)
-        self._outputs.keep(reduction.whole, whole, whole.nbytes, whole.made)
-        yield
-        grid = self._grid(plan.grid, reduction.full)
+        plain = plain_image(self._processor, image)
+        whole = yield from self._whole(image)
+        grid = self._grid(plain.plan.grid, reduction.full)
         with stage("reduce"):
             chosen = reducer(reduction.method).reduce(
                 self._seen(plain, whole, grid, reduction), image.plan.tokens
@@ -106,6 +103,18 @@ class ReducingEncoder:
             made=whole.made,
             places=places.to(torch.int32),
         )
+
+    def _whole(self, image: ProcessedImage) -> Slices[VisualFeatures]:
+        """All tokens of an image of which some will be kept, from the cache, or for it."""
+        reduction = image.plan.reduction
+        assert reduction is not None
+        if reduction.whole in self._outputs:
+            whole = self._outputs.get(reduction.whole)
+        else:
+            whole = yield from self._model.encode_slices(plain_image(self._processor, image))
+        self._outputs.keep(reduction.whole, whole, whole.nbytes, whole.made)
+        yield
+        return whole
 
     def _grid(self, grid: tuple[int, int, int], full: int) -> tuple[int, int]:
         """Rows and columns of visual tokens; models without M-RoPE have them in a row."""

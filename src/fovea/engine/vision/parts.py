@@ -65,8 +65,10 @@ class PartsEncoder:
         tensor: Callable[[Array], Tensor],
         regions: RegionCache[VisualFeatures],
         token_bytes: int,
+        whole: Callable[[ProcessedImage], Slices[VisualFeatures]],
     ) -> None:
-        """tensor: an array as one of the tower's type and place. token_bytes: of the encoder's output, per visual token."""
+        """tensor: an array as one of the tower's type and place. token_bytes: of the encoder's output, per visual token.
+        whole: an image with all of its tokens."""
         self._tower = tower
         self._weight = tower.patch_embed.proj.weight
         self._factor = processor.factor
@@ -74,14 +76,17 @@ class PartsEncoder:
         self._judge = judge
         self._tensor = tensor
         self._token_bytes = token_bytes
+        self._whole = whole
         self.regions = regions
 
     def slices(self, image: ProcessedImage, ahead: Ahead) -> Slices[VisualFeatures]:
         """Visual tokens of an image whose plan says `relevance`, with their places."""
         begun = self._begin(image)
-        [first] = yield from self._encode(
-            [self._cutter.piece(image, begun.survey.grid, begun.first, 1.0)], ahead
-        )
+        if begun.first.native:
+            first = yield from self._whole(image)
+        else:
+            piece = self._cutter.piece(image, begun.survey.grid, begun.first, 1.0)
+            [first] = yield from self._encode([piece], ahead)
         realized = self._realize(begun, first)
         views = realized.attended.layout.views
         if views[0].shape != begun.first.shape:
@@ -188,13 +193,13 @@ class PartsEncoder:
         if reduction is None or not METHODS[reduction.method].in_parts:
             return []
         begun = self._begin(image)
+        if begun.first.native:
+            return []
         name = self._cutter.known(image, begun.first)
         first = None if name is None else self.regions.peek(name)
         if first is None:
             same = begun.first.shape == shape
             wanted = [self._cutter.piece(image, begun.survey.grid, begun.first, 1.0)] if same else []
-        elif begun.first.native:  # and so all that will be asked for
-            wanted = []
         else:
             wanted = self._regions(begun, self._realize(begun, first), shape)
         return [piece for piece in wanted if self.regions.peek(piece.name) is None]

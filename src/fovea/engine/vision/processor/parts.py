@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Resampling
@@ -50,6 +52,17 @@ def process_parts(processor: ImageProcessor, image: Image, plan: VisualPlan) -> 
     pixels = np.ascontiguousarray(resized_bytes(image, height, width, processor.resample))
     arrays = {"rgb": pixels, **_survey(pixels, processor.factor)}
     return ProcessedImage(image.identity, plan, arrays)
+
+
+def plain_image(processor: ImageProcessor, image: ProcessedImage) -> ProcessedImage:
+    """The same image with all of its tokens, as the encoder takes it."""
+    reduction = image.plan.reduction
+    assert reduction is not None
+    plan = replace(image.plan, tokens=reduction.full, reduction=None)
+    if "rgb" not in image.arrays:
+        return replace(image, plan=plan)
+    assert isinstance(processor, QwenProcessor)
+    return replace(image, plan=plan, arrays={"pixel_values": processor.patches(image.arrays["rgb"])})
 
 
 def own_tokens(processor: ImageProcessor, image: Image, plan: VisualPlan) -> int:
