@@ -2,7 +2,7 @@
 # make test   set up, check and test (minutes)
 # make check  lint, types, import walls (seconds)
 # make bench  every figure of README.md; the first time installs the engines to compare with (an hour, 12 GB)
-# make bench-relevance  methods of visual-token reduction compared, into docs/relevance.md (20 minutes)
+# make bench-relevance  methods of visual-token reduction compared, into docs/relevance.md (35 minutes)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -4,7 +4,7 @@
 
 100 questions of each usual kind, and 300 of each kind about small details in images of up to 1344x896: 2,000 in all, each
 asked under all settings. Writes relevance.json, relevance.md and relevance.png to --out; --docs FILE: what is between the
-marks of that document, too. For time's sake (20 minutes on two cores) every method is asked at 0.5 of the tokens, and at other
+marks of that document, too. For time's sake (35 minutes on three cores) every method is asked at 0.5 of the tokens, and at other
 shares those that have a target or are one's yardstick there; `fovea eval --sweep` asks any at any. The last line is JSON.
 """
 
