@@ -189,11 +189,11 @@ def engine_loader(args: argparse.Namespace, file: Mapping[str, Any], **fixed: An
 def check_writable(path: Path) -> None:
     """Before an hour of measuring, and without leaving anything behind. Raises ConfigError."""
     try:
-        path = path.resolve()  # a link that leads nowhere yet stays one
-        there = path.exists()
-        path.open("ab").close()
+        target = path.resolve()  # a link that leads nowhere yet stays one
+        there = target.exists()
+        target.open("ab").close()
         if not there:
-            path.unlink()
+            target.unlink()
     except OSError as error:
         raise ConfigError(f"{path} can not be written: {error.strerror}") from error
 
