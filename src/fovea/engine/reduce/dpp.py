@@ -1,7 +1,8 @@
 """CDPruner (arXiv 2506.10967): tokens that differ from each other and, with a query, have to do with it.
 
-A determinantal point process over L = diag(r) S diag(r): S holds the cosines between tokens, r how much each has to do with
-the words, 1 for all where there are none. The set of the largest determinant is found greedily, one token at a time: the one
+A determinantal point process over L = diag(r) (S * P) diag(r): S holds the cosines between tokens, r how much each has to do with
+the words, 1 for all where there are none. P, which the paper does not have, is a Gaussian of the distance between two tokens,
+so that of two equal things at two places one does not stand for the other. The set of the largest determinant is found greedily, one token at a time: the one
 with the largest residual d2, what the chosen ones do not explain of it (arXiv 1709.05135).
 
     j = argmax d2;   e = (L_j - C^T c_j) / sqrt(d2_j);   d2 -= e^2;   e is the next row of C
@@ -22,16 +23,18 @@ from fovea.engine.vision.slices import cuts
 
 MOST, BAND = 1536, 512
 """Tokens among which all are compared with all, at most, and of a band where there are more."""
+APART = 2.0
+"""Cells between two tokens from which they hardly count as alike, whatever they show: two equal things are two."""
 EXPLAINED = 1e-5
 """Residuals below this share of the largest token are taken for float32's noise."""
 
 
 def choose(seen: Seen, keep: int) -> Reduced:
-    return picked(seen, _chosen(seen.embeds, None, keep))
+    return picked(seen, _chosen(seen, None, keep))
 
 
 def choose_with_query(seen: Seen, keep: int) -> Reduced:
-    return picked(seen, _chosen(seen.embeds, seen.query, keep))
+    return picked(seen, _chosen(seen, seen.query, keep))
 
 
 def relevance(embeds: Tensor, query: Tensor) -> Tensor:
@@ -45,9 +48,21 @@ def relevance(embeds: Tensor, query: Tensor) -> Tensor:
     return (near - low) / (high - low) if high > low else torch.ones_like(near)
 
 
-def _chosen(embeds: Tensor, query: Tensor | None, keep: int) -> Tensor:
-    rows = weighed(embeds, query)
-    return by_bands(EXPLAINED + rows.norm(dim=1).cpu(), keep, lambda band: rows[band] @ rows[band].T)
+def _chosen(seen: Seen, query: Tensor | None, keep: int) -> Tensor:
+    rows = weighed(seen.embeds, query)
+    places = cells(seen.grid, rows.device)
+    return by_bands(EXPLAINED + rows.norm(dim=1).cpu(), keep, lambda band: alike(rows[band], places[band]))
+
+
+def alike(rows: Tensor, places: Tensor) -> Tensor:
+    """L (N, N): what rows (N, D) have in common, the less the farther apart their places (N, 2) are, in cells."""
+    return rows @ rows.T * torch.exp(-torch.cdist(places, places).square() / (2 * APART**2))
+
+
+def cells(grid: tuple[int, int], device: torch.device) -> Tensor:
+    """Row and column of each token, (N, 2). Of tokens that are known as one long line alone, none is near another or far from it."""
+    rows, columns = (torch.arange(count, device=device, dtype=torch.float32) for count in grid)
+    return torch.cartesian_prod(rows, columns if grid[0] > 1 else torch.zeros_like(columns))
 
 
 def weighed(embeds: Tensor, query: Tensor | None) -> Tensor:

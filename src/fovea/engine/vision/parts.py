@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fovea.engine.cache.regions import RegionCache
 from fovea.engine.reduce.base import unit_rows
-from fovea.engine.reduce.dpp import by_bands
+from fovea.engine.reduce.dpp import alike, by_bands, cells
 from fovea.engine.reduce.methods import METHODS
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.judge import Judge
@@ -35,8 +35,6 @@ from fovea.relevance.realizing import Shape, View, patch_fractions, whole
 from fovea.relevance.texture import Map, Mask
 
 Array = NDArray[np.float32]
-APART = 2.0
-"""Cells between two tokens from which they hardly count as alike, whatever they show: two equal things are two."""
 ALONG = 4
 """Images that are looked at for views to go along, each for some milliseconds."""
 TOGETHER = 4096
@@ -214,16 +212,10 @@ def attend_differing(worth: Map, held: Mask, total: int, compress: float, embeds
         return found
     quality = torch.from_numpy(1 + worth).flatten()
     rows = unit_rows(embeds) * quality.to(embeds.device)[:, None]
-    down, across = (torch.arange(count, dtype=torch.float32) for count in view.shape)
-    places = torch.cartesian_prod(down, across).to(embeds.device)
-    chosen = by_bands(quality, total, lambda band: rows[band] @ rows[band].T * _near(places[band]))
+    places = cells(view.shape, rows.device)
+    chosen = by_bands(quality, total, lambda band: alike(rows[band], places[band]))
     kept = tuple(sorted(chosen.tolist()))
     return replace(found, layout=replace(found.layout, views=(replace(view, kept=kept),)))
-
-
-def _near(places: Tensor) -> Tensor:
-    """1 for a cell and itself, towards 0 for cells that are APART, (N, N). places (N, 2): of cells, row and column."""
-    return torch.exp(-torch.cdist(places, places).square() / (2 * APART**2))
 
 
 def _joined(
