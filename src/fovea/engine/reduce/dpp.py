@@ -2,8 +2,8 @@
 
 A determinantal point process over L = diag(r) (S * P) diag(r): S holds the cosines between tokens, r how much each has to do with
 the words, 1 for all where there are none. P, which the paper does not have, is a Gaussian of the distance between two tokens,
-so that of two equal things at two places one does not stand for the other. The set of the largest determinant is found greedily, one token at a time: the one
-with the largest residual d2, what the chosen ones do not explain of it (arXiv 1709.05135).
+so that of two equal things at two places one does not stand for the other. The set of the largest determinant is found
+greedily, one token at a time: the one with the largest residual d2, what the chosen ones do not explain of it (arXiv 1709.05135).
 
     j = argmax d2;   e = (L_j - C^T c_j) / sqrt(d2_j);   d2 -= e^2;   e is the next row of C
 
@@ -51,7 +51,7 @@ def relevance(embeds: Tensor, query: Tensor) -> Tensor:
 def _chosen(seen: Seen, query: Tensor | None, keep: int) -> Tensor:
     rows = weighed(seen.embeds, query)
     places = cells(seen.grid, rows.device)
-    return by_bands(EXPLAINED + rows.norm(dim=1).cpu(), keep, lambda band: alike(rows[band], places[band]))
+    return by_bands(EXPLAINED + rows.norm(dim=1), keep, lambda band: alike(rows[band], places[band]))
 
 
 def alike(rows: Tensor, places: Tensor) -> Tensor:

@@ -210,8 +210,8 @@ def attend_differing(worth: Map, held: Mask, total: int, compress: float, embeds
     view = found.layout.views[0]
     if len(found.layout.views) > 1 or not view.native:
         return found
-    quality = torch.from_numpy(1 + worth).flatten()
-    rows = unit_rows(embeds) * quality.to(embeds.device)[:, None]
+    quality = torch.from_numpy(1 + worth).flatten().to(embeds.device)
+    rows = unit_rows(embeds) * quality[:, None]
     places = cells(view.shape, rows.device)
     chosen = by_bands(quality, total, lambda band: alike(rows[band], places[band]))
     kept = tuple(sorted(chosen.tolist()))
