@@ -39,7 +39,7 @@ from PIL import Image
 from checkpoint import write_checkpoint
 from fovea import Engine
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
-from fovea.engine.inputs import to_image
+from fovea.engine.request.inputs import to_image
 
 QUESTION = "What is it, and where?"
 IMAGES, EXPONENT = 300, 1.1

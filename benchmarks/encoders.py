@@ -25,8 +25,8 @@ import torch
 from checkpoint import write_checkpoint
 from fovea.core.image import Image, PixelBudget, content_identity
 from fovea.engine.config import EngineConfig
-from fovea.engine.models.built import look, site
-from fovea.engine.models.load import LoadedModel, load_model
+from fovea.engine.load import LoadedModel, load_model
+from fovea.engine.models.engines import look, site
 from fovea.engine.vision.built.build import Builder, largest_difference
 from fovea.engine.vision.processor.base import ProcessedImage
 

@@ -15,7 +15,7 @@ from PIL import Image
 from checkpoint import write_checkpoint
 from fovea import Engine
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
-from fovea.engine.inputs import to_image
+from fovea.engine.request.inputs import to_image
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

@@ -25,7 +25,7 @@ from PIL import Image
 from fovea import Engine
 from fovea.core.hardware import available_memory
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
-from fovea.engine.inputs import to_image
+from fovea.engine.request.inputs import to_image
 from fovea.engine.simulate.cost import Composition, CostModel
 from fovea.engine.simulate.fit import (
     Error,

@@ -25,11 +25,11 @@ from PIL import Image
 from checkpoint import write_checkpoint
 from fovea.core.errors import ConfigError
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
-from fovea.engine.inputs import to_image
 from fovea.engine.layers.linear import Linear
+from fovea.engine.request.inputs import to_image
 from fovea.kernels.attention import Chunk, ChunkAttention, Heads, prefill_each
 from fovea.kernels.calibrate import PLAIN, calibrate
-from fovea.kernels.flash import load
+from fovea.kernels.flash.attention import load
 from gpu_page import Shape
 from quick import ANSWER, Fovea, Transformers, question
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fovea.kernels.build import library
-from fovea.kernels.native import NativeKernels
+from fovea.kernels.native.build import library
+from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.quantize import INT4, INT8, quantize
-from fovea.kernels.torch_kernels import TorchKernels
+from fovea.kernels.torch.kernels import TorchKernels
 
 ROWS = (1, 2, 4, 8, 12, 32, 64, 288, 576)
 FILL = 160e6

@@ -21,8 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fovea.core.load import Load, generate
 from fovea.core.trace import Trace
+from fovea.core.workload import Load, generate
 from fovea.engine.config import EngineConfig
 from fovea.engine.schedule.batch import BatchRule
 from fovea.engine.simulate.cost import CostModel

@@ -26,7 +26,7 @@ from checkpoint import write_checkpoint
 from fovea import Engine
 from fovea.core.answer import AnswerBuilder
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
-from fovea.engine.inputs import to_image
+from fovea.engine.request.inputs import to_image
 
 ANSWER, CONCURRENT, TEXT_TOKENS = 64, 8, 32
 TARGETS = {"decode": 3.0, "throughput_8": 1.8, "ttft": 0.85, "follow_up": 0.15}

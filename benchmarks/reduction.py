@@ -18,15 +18,15 @@ from functools import partial
 import torch
 
 from fovea.engine.config import EngineConfig
-from fovea.engine.models.load import load_model
+from fovea.engine.load import load_model
 from fovea.engine.models.qwen_vl import QwenVL
 from fovea.engine.reduce.base import Probe, Seen
-from fovea.engine.reduce.methods import METHODS, keep_count
 from fovea.engine.reduce.probe import run_probe
 from fovea.engine.reduce.registry import reducer
 from fovea.engine.reduce.taps import encoder_taps
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.slices import finished
+from fovea.engine.visual_budget.methods import METHODS, keep_count
 
 WORDS = 12
 

@@ -26,14 +26,14 @@ import torch
 
 sys.path.append(str(Path(__file__).parent))
 
-from fovea.cli.asking import Asker
 from fovea.cli.common import closing
-from fovea.cli.sweep import LARGE_SCENES, METHODS_SWEPT, large_scenes
-from fovea.cli.sweep_plot import draw
-from fovea.cli.sweep_run import SAME_FOR_ALL, SweepRun
+from fovea.cli.questions import Asker
+from fovea.cli.sweep.command import LARGE_SCENES, METHODS_SWEPT, large_scenes
+from fovea.cli.sweep.measure import SAME_FOR_ALL, SweepRun
+from fovea.cli.sweep.plot import draw
 from fovea.core.image import PixelBudget
 from fovea.engine.engine import Engine
-from fovea.engine.reduce.methods import method
+from fovea.engine.visual_budget.methods import method
 from fovea.evaluation.datasets import scene_cases
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS
 from fovea.evaluation.sweep import FULL, Setting, Sweep

@@ -15,17 +15,17 @@ import torch
 
 from fovea.core.image import PixelBudget
 from fovea.engine.config import EngineConfig
-from fovea.engine.inputs import to_image
-from fovea.engine.models.load import LoadedModel, load_model
+from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.models.qwen_vl import QwenVL
-from fovea.engine.reduce.encoder import word_embeddings
-from fovea.engine.reduce.methods import keep_count
-from fovea.engine.reducing import WORDS
-from fovea.engine.vision.judge import Judge
+from fovea.engine.regions.encoder import word_embeddings
+from fovea.engine.regions.relevance_model import Judge
+from fovea.engine.request.inputs import to_image
 from fovea.engine.vision.processor.base import Reduction
 from fovea.engine.vision.processor.pixels import resized_bytes
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.slices import finished
+from fovea.engine.visual_budget.choose import WORDS
+from fovea.engine.visual_budget.methods import keep_count
 from fovea.evaluation.datasets import Case
 from fovea.relevance.pipeline import survey
 from fovea.relevance.policy import Attended, attend, first_view

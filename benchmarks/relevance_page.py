@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fovea.cli.sweep_report import difference, markdown, table
+from fovea.cli.sweep.report import difference, markdown, table
 from fovea.evaluation.sweep import DETAILS, FULL, OTHERS, RELEVANCE, Setting, Sweep
 
 WORDS = {True: "met", False: "**missed**", None: "not measured"}

@@ -20,11 +20,11 @@ import numpy as np
 from PIL import Image
 
 from fovea import Engine
-from fovea.core.load import Load, generate
 from fovea.core.trace import TraceRequest
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
+from fovea.core.workload import Load, generate
 from fovea.engine.config import EngineConfig
-from fovea.engine.inputs import to_image
+from fovea.engine.request.inputs import to_image
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.report import Record, Spread
 from fovea.engine.simulate.run import simulate

@@ -21,7 +21,7 @@ from torch import Tensor
 from batches import fitted, questions, some_system
 from common import ASSETS
 from dense import Dense, dense_targets, stacked
-from fovea.engine.vision.parts import attend_differing
+from fovea.engine.regions.any_size import attend_differing
 from fovea.evaluation.scenes.compose import compose
 from fovea.evaluation.scenes.draw import draw
 from fovea.evaluation.scenes.reading import reading

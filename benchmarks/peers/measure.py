@@ -13,9 +13,9 @@ from typing import Any
 from process import Server
 
 from fovea.bench.client import Client
+from fovea.bench.context import Stage
 from fovea.bench.measure import Round
 from fovea.bench.settings import Shape, Target
-from fovea.bench.stage import Stage
 from fovea.bench.suite import SUITE
 
 SETTLE_S = 0.5

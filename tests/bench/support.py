@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fovea.bench.client import Client
+from fovea.bench.context import Stage
 from fovea.bench.sample import Sample
 from fovea.bench.settings import Shape, Target
-from fovea.bench.stage import Stage
 
 Json = dict[str, Any]
 SMALL = Shape(

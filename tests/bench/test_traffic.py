@@ -11,8 +11,8 @@ from fovea.bench.sample import Ask
 from fovea.bench.settings import Shape, Traffic
 from fovea.bench.traffic import asks_of, class_of, play_chat, play_closed, play_open, play_trace
 from fovea.core.errors import ConfigError
-from fovea.core.load import generate
 from fovea.core.trace import TraceRequest
+from fovea.core.workload import generate
 from tests.bench.support import SMALL, Scripted, stage_over
 
 FAST = Traffic(rate=(1000.0,), requests=12, clients=3, images=4, turns=3)

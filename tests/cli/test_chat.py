@@ -15,7 +15,7 @@ import pytest
 
 from fovea import Engine
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
-from fovea.engine.inputs import to_image
+from fovea.engine.request.inputs import to_image
 from tests.cli.support import PATIENCE, Caller
 
 FEW = ("--max-tokens", "5")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fovea.evaluation.paired import Paired
+from fovea.evaluation.pairs import Paired
 from fovea.evaluation.score import wilson
 from fovea.evaluation.sweep import ALL, DETAILS, OTHERS
 from tests.cli.support import Caller, Outcome, write_lines

@@ -17,9 +17,9 @@ BRAINS = [
     "fovea.core.answer",
     "fovea.engine.config",
     "fovea.engine.sequence",
-    "fovea.engine.detokenize",
+    "fovea.engine.request.detokenize",
     "fovea.engine.schedule.scheduler",
-    "fovea.engine.cache.manager",
+    "fovea.engine.kv.manager",
     "fovea.engine.cache.embeddings",
 ]
 

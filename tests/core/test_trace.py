@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.core.load import ARRIVALS, BURST, Load, generate
 from fovea.core.trace import read_trace, write_trace
+from fovea.core.workload import ARRIVALS, BURST, Load, generate
 
 LINE: dict[str, Any] = {"at": 0.5, "text": 3, "output": 4}
 

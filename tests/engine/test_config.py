@@ -11,7 +11,7 @@ import torch
 
 from fovea.core.errors import ConfigError
 from fovea.engine.config import MIB, EngineConfig
-from fovea.engine.memory import host_slots, pool_blocks
+from fovea.engine.execute.memory import host_slots, pool_blocks
 
 BOUNDS = {
     "threads": (0, 1024),

@@ -10,9 +10,9 @@ import torch
 
 from fovea import Engine
 from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, TextPart
-from fovea.engine.inputs import to_image
+from fovea.engine.request.inputs import to_image
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
-from fovea.kernels.build import library
+from fovea.kernels.native.build import library
 from tests.support.engines import all_at_once, at_rest
 
 KINDS = ("describe", "counting", "reading", "json", "motion", "listing", "position", "compare")

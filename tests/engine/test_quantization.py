@@ -16,14 +16,14 @@ from fovea.core.errors import CheckpointError, ConfigError
 from fovea.core.types import ChatPrompt, Completion
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.linear import Linear, PatchLinear
-from fovea.engine.models.load import bundled_model, load_model
+from fovea.engine.load import bundled_model, load_model
 from fovea.engine.models.recipe import RECIPES
 from fovea.engine.models.weights import load_weights
 from fovea.evaluation.datasets import scene_cases
 from fovea.evaluation.scenes import HELD_OUT_SEED
 from fovea.evaluation.score import Result, report
-from fovea.kernels.build import library
-from fovea.kernels.product import NativeProduct
+from fovea.kernels.native.build import library
+from fovea.kernels.native.product import NativeProduct
 from fovea.kernels.quantize import TorchQuantizedProduct, quantize
 from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.engines import ask, picture

@@ -11,7 +11,7 @@ import pytest
 
 from fovea import Engine
 from fovea.core.types import ChatPrompt
-from fovea.kernels import flash
+from fovea.kernels.flash import attention as flash
 from tests.support import fake_flashinfer
 from tests.support.checkpoints import write
 from tests.support.engines import ask, at_rest, picture

@@ -15,9 +15,9 @@ from fovea import Engine
 from fovea.core.errors import InvalidRequest, InvalidVideo, PromptTooLong
 from fovea.core.types import ChatPrompt, Message, TextPart, TextPrompt, TokenPrompt, VideoPart
 from fovea.core.video import Video, VideoBudget
-from fovea.engine.clips import Clips
-from fovea.engine.inputs import to_video
-from fovea.engine.positions import mrope_positions
+from fovea.engine.request.clips import Clips
+from fovea.engine.request.inputs import to_video
+from fovea.engine.step.positions import mrope_positions
 from fovea.engine.vision.processor.video_settings import build_videos
 from tests.support.checkpoints import write
 from tests.support.clips import clip, noise
@@ -143,7 +143,7 @@ def test_pruned_tokens_keep_their_positions(engine: Engine) -> None:
 
 def test_features_of_a_pruned_group_are_rows_of_the_whole(engine: Engine) -> None:
     video, _ = counted(5)
-    from fovea.engine.planned import process
+    from fovea.engine.request.prompt_plan import process
 
     processor = engine._preparer._pixels._processor
     model = engine.loop.runner.model

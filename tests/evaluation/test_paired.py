@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fovea.evaluation.paired import Paired
+from fovea.evaluation.pairs import Paired
 from fovea.evaluation.score import wilson
 
 COUNTS = st.integers(0, 60)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fovea.core.types import StageTimings
-from fovea.evaluation.paired import Paired
+from fovea.evaluation.pairs import Paired
 from fovea.evaluation.score import wilson
 from fovea.evaluation.sweep import ALL, DETAILS, FULL, OTHERS, Marks, Setting, Sweep, Timed, settings
 

@@ -16,11 +16,12 @@ from fovea.core.sampling import SamplingParams
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.shares import shares, write_shares
 from fovea.engine.sequence import Sequence
-from fovea.kernels import flash, reference
+from fovea.kernels import reference
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, Shares
+from fovea.kernels.flash import attention as flash
 from fovea.kernels.fp8 import HOPPER, Fp8Product, multiplied, multiplied_by_cuda, rounded
-from fovea.kernels.torch_kernels import PLAIN
+from fovea.kernels.torch.kernels import PLAIN
 from tests.support.checkpoints import write
 from tests.support.engines import all_at_once, ask, picture
 
@@ -34,7 +35,7 @@ BF16 = torch.bfloat16
 
 def kernels() -> Any:
     pytest.importorskip("triton", reason="triton is not installed")
-    from fovea.kernels.triton_kernels import TritonKernels
+    from fovea.kernels.triton.kernels import TritonKernels
 
     return TritonKernels(CUDA)
 
@@ -113,7 +114,7 @@ def test_images_attend_by_flashattention_without_asking(dim: int) -> None:
 
 
 def test_rows() -> None:
-    from fovea.kernels import triton_rows
+    from fovea.kernels.triton import rows as triton_rows
 
     torch.manual_seed(0)
     x, delta, weight = (

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fovea.engine.reduce.methods import METHODS
 from fovea.engine.reduce.registry import reducer
+from fovea.engine.visual_budget.methods import METHODS
 from tests.support.seen import seen
 
 pytestmark = [

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 
 from fovea.core.sampling import SamplingParams
-from fovea.engine.attention_plan import AttentionPlanner
+from fovea.engine.execute.attention_plan import AttentionPlanner
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence
 from fovea.kernels import reference
 from fovea.kernels.attention import attend, store
-from fovea.kernels.torch_kernels import PLAIN
+from fovea.kernels.torch.kernels import PLAIN
 
 DIM, SCALE = 8, 0.3
 

@@ -15,13 +15,14 @@ from hypothesis import given, settings
 
 from fovea.core.errors import ConfigError
 from fovea.core.sampling import SamplingParams
-from fovea.engine.attention_plan import AttentionPlanner
+from fovea.engine.execute.attention_plan import AttentionPlanner
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence
-from fovea.kernels import flash, reference
+from fovea.kernels import reference
 from fovea.kernels.attention import AttentionPlan, Heads, prefill_each
 from fovea.kernels.choose import choose
-from fovea.kernels.torch_kernels import PLAIN
+from fovea.kernels.flash import attention as flash
+from fovea.kernels.torch.kernels import PLAIN
 from tests.support import fake_flashinfer
 
 CPU, HALF, DIM, SCALE = torch.device("cpu"), torch.float16, 8, 0.3
@@ -134,7 +135,7 @@ def test_a_plan_is_written_when_the_one_before_has_been_copied(
 @interpreted
 def test_decodes_beside_them_are_tritons(attention: flash.FlashInfer) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
-    from fovea.kernels.triton_kernels import TritonKernels
+    from fovea.kernels.triton.kernels import TritonKernels
 
     kernels = TritonKernels(CPU, attention)
     work, blocks = works([(30, 1), (3, 1), (20, 11), (0, 6)], 16, 0)
@@ -162,7 +163,7 @@ def test_auto_does_without_and_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
-    from fovea.kernels import triton_kernels
+    from fovea.kernels.triton import kernels as triton_kernels
 
     monkeypatch.setattr(
         triton_kernels.torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=4)

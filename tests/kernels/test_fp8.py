@@ -10,7 +10,7 @@ import torch
 
 from fovea.core.errors import ConfigError
 from fovea.engine.config import EngineConfig
-from fovea.engine.models.load import load_model
+from fovea.engine.load import load_model
 from fovea.kernels.fp8 import (
     FLOAT8,
     FP8,
@@ -21,7 +21,7 @@ from fovea.kernels.fp8 import (
     multiplied_by_cuda,
     rounded,
 )
-from fovea.kernels.torch_kernels import PLAIN
+from fovea.kernels.torch.kernels import PLAIN
 
 BF16 = torch.bfloat16
 

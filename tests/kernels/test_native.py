@@ -15,14 +15,15 @@ from torch import Tensor
 
 from fovea.core.errors import ConfigError
 from fovea.engine.vision.slices import attend_slices, finished
-from fovea.kernels import build, reference
+from fovea.kernels import reference
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, Shares
 from fovea.kernels.choose import choose
-from fovea.kernels.native import NativeKernels
-from fovea.kernels.packed import PackedWeight, weight_rows
-from fovea.kernels.product import ACTIVATIONS
-from fovea.kernels.torch_kernels import TorchKernels
+from fovea.kernels.native import build
+from fovea.kernels.native.kernels import NativeKernels
+from fovea.kernels.native.product import ACTIVATIONS
+from fovea.kernels.native.weights import PackedWeight, weight_rows
+from fovea.kernels.torch.kernels import TorchKernels
 
 BF16 = torch.bfloat16
 HEADS = Heads(4, 2, 64)

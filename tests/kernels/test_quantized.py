@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from fovea.kernels import build
 from fovea.kernels.activation import finish
-from fovea.kernels.native import NativeKernels
-from fovea.kernels.packed import QuantizedWeight, weight_rows
-from fovea.kernels.product import ACTIVATIONS
+from fovea.kernels.native import build
+from fovea.kernels.native.kernels import NativeKernels
+from fovea.kernels.native.product import ACTIVATIONS
+from fovea.kernels.native.weights import QuantizedWeight, weight_rows
 from fovea.kernels.quantize import (
     FORMATS,
     INT4,
@@ -25,7 +25,7 @@ from fovea.kernels.quantize import (
     quantize,
     quantize_rows,
 )
-from fovea.kernels.torch_kernels import TorchKernels
+from fovea.kernels.torch.kernels import TorchKernels
 
 BF16 = torch.bfloat16
 EVERY = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)

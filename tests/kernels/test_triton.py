@@ -21,16 +21,18 @@ if os.environ.get("TRITON_INTERPRET") != "1":  # see tests/conftest.py
 
 from fovea.core.errors import ConfigError
 from fovea.core.sampling import SamplingParams
-from fovea.engine import attention_plan
-from fovea.engine.attention_plan import AttentionPlanner
+from fovea.engine.execute import attention_plan
+from fovea.engine.execute.attention_plan import AttentionPlanner
 from fovea.engine.schedule import shares
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence
-from fovea.kernels import reference, triton_decode, triton_rows
+from fovea.kernels import reference
 from fovea.kernels.attention import Heads
 from fovea.kernels.choose import choose
-from fovea.kernels.torch_kernels import PLAIN
-from fovea.kernels.triton_kernels import TritonKernels
+from fovea.kernels.torch.kernels import PLAIN
+from fovea.kernels.triton import decode as triton_decode
+from fovea.kernels.triton import rows as triton_rows
+from fovea.kernels.triton.kernels import TritonKernels
 
 CPU = torch.device("cpu")
 HEADS = Heads(4, 2, 24)

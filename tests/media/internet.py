@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from fovea.core.errors import FoveaError
-from fovea.media.fetch import Fetcher
+from fovea.media.fetch.fetcher import Fetcher
 from fovea.media.limits import MediaLimits
 from tests.media.samples import sample
 

@@ -12,7 +12,7 @@ from PIL import ImageFile, ImageOps
 
 from fovea.core.errors import InvalidImage
 from fovea.core.image import Image
-from fovea.media.decode import decode
+from fovea.media.image.decode import decode
 from fovea.media.limits import MediaLimits
 from tests.media.samples import (
     FORMATS,

@@ -11,7 +11,7 @@ import pytest
 
 from fovea import __version__
 from fovea.core.errors import Forbidden, FoveaError, InvalidImage
-from fovea.media.fetch import Fetcher, resolve_host
+from fovea.media.fetch.fetcher import Fetcher, resolve_host
 from fovea.media.limits import MediaLimits
 from tests.media.internet import PNG, PUBLIC, Internet, fails
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from fovea.core.errors import Forbidden, InvalidImage
-from fovea.media.fetch import Fetcher
+from fovea.media.fetch.fetcher import Fetcher
 from fovea.media.limits import MediaLimits
 from tests.media.internet import PNG, Internet, fails
 from tests.media.samples import png_header

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 
 from fovea.core.errors import Forbidden, FoveaError, InvalidImage
-from fovea.media.fetch import Fetcher
-from fovea.media.fetched import FetchedBytes
+from fovea.media.fetch.cache import FetchedBytes
+from fovea.media.fetch.fetcher import Fetcher
 from fovea.media.kind import IMAGE, VIDEO
 from fovea.media.limits import MediaLimits
 from fovea.media.load import MediaLoader

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from fovea.core.errors import FoveaError
 from fovea.core.image import Image
-from fovea.media.decode import decode
-from fovea.media.formats import FORMATS as PARSERS
+from fovea.media.fetch.url import parse_remote
+from fovea.media.image.decode import decode
+from fovea.media.image.formats import FORMATS as PARSERS
+from fovea.media.image.probe import peek
 from fovea.media.limits import MediaLimits
-from fovea.media.probe import peek
 from fovea.media.source import InlineSource, parse_source
-from fovea.media.url import parse_remote
 from tests.media.samples import FORMATS, animation, encode, exif, picture, sample, with_jpeg_segment
 
 # Small limits: a corrupted header may still claim a size that is accepted, and decoding that takes real time.

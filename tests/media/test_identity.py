@@ -8,8 +8,8 @@ from PIL import Image as Pillow
 
 from fovea.core.errors import InvalidImage
 from fovea.core.image import content_identity
-from fovea.media.decode import decode
-from fovea.media.identity import from_array, from_pil
+from fovea.media.image.decode import decode
+from fovea.media.image.identity import from_array, from_pil
 from fovea.media.limits import MediaLimits
 from tests.media.samples import encode, exif, picture, refused, sample
 

@@ -12,13 +12,13 @@ import pytest
 
 from fovea.core.errors import EngineError, Forbidden, FoveaError, InvalidImage, InvalidRequest
 from fovea.media import load as load_module
-from fovea.media.decode import decode
-from fovea.media.decoded import DecodedImages
+from fovea.media.image.cache import DecodedImages
+from fovea.media.image.decode import decode
+from fovea.media.image.probe import probe
 from fovea.media.kind import IMAGE, Kind
 from fovea.media.limits import MediaLimits
 from fovea.media.load import MediaLoader
 from fovea.media.loaded import MediaTimings, Opened
-from fovea.media.probe import probe
 from tests.media.samples import FORMATS, MEDIA_TYPES, animation, png_header, sample
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image as Pillow
 
 from fovea.core.errors import InvalidImage
+from fovea.media.image.probe import peek, probe
 from fovea.media.limits import MediaLimits
-from fovea.media.probe import peek, probe
 from tests.media.samples import (
     FORMATS,
     MEDIA_TYPES,

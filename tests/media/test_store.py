@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fovea.core.image import Image, content_identity
 from fovea.media.cache import ENTRY_BYTES
-from fovea.media.store import ImageStore
+from fovea.media.image.store import ImageStore
 
 ONE = 12 + ENTRY_BYTES
 

@@ -9,8 +9,8 @@ import pytest
 
 from fovea.core.stage import Recorder, Span, listening, stage
 from fovea.observe.chrome import chrome_trace
+from fovea.observe.event_loop import watched_loop
 from fovea.observe.profile import ON_PATH, STAGES, WAITING, innermost, stage_times
-from fovea.observe.watched import watched_loop
 
 
 def span(name: str, start: float, end: float, thread: int = 1) -> Span:

@@ -12,7 +12,7 @@ from fovea.api.schema import ChatMessage
 from fovea.core.errors import InvalidVideo
 from fovea.media.limits import MediaLimits
 from fovea.media.loaded import Loaded, Opened
-from fovea.server.images import load_media
+from fovea.server.routes.images import load_media
 from fovea.server.state import ServerState, Share
 
 MESSAGES = [
@@ -64,12 +64,12 @@ async def load(media: Media) -> tuple[Loaded, Opened]:
 
 async def test_neither_waits_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A video's download began when the last image was decoded."""
-    monkeypatch.setattr("fovea.server.images.load_images", alone)
+    monkeypatch.setattr("fovea.server.routes.images.load_images", alone)
     assert await load(Media()) == (Loaded((), ()), Opened((), ()))
 
 
 async def test_the_first_that_fails_ends_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fovea.server.images.load_images", alone)
+    monkeypatch.setattr("fovea.server.routes.images.load_images", alone)
     media = Media(broken=True)
     with pytest.raises(InvalidVideo, match="no video"):
         await load(media)

@@ -12,11 +12,11 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from fovea.core.sampling import SamplingParams
-from fovea.engine.cache.blocks import BlockPool
 from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.cache.host_blocks import HostBlocks
-from fovea.engine.cache.manager import KVManager
 from fovea.engine.config import EngineConfig
+from fovea.engine.kv.blocks import BlockPool
+from fovea.engine.kv.host_blocks import HostBlocks
+from fovea.engine.kv.manager import KVManager
 from fovea.engine.schedule.plan import StepPlan
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import ImageSpan, Sequence, Status

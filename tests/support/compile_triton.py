@@ -11,7 +11,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fovea.kernels import triton_decode, triton_rows
+from fovea.kernels.triton import decode as triton_decode
+from fovea.kernels.triton import rows as triton_rows
 
 HOPPER = GPUTarget("cuda", 90, 32)
 TILES = {"GROUP": 7, "TILE": 64, "DIM": 128, "SPLITS": 4}

@@ -15,7 +15,7 @@ from fovea import Engine
 from fovea.core.image import Image, PixelBudget, content_identity
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.config import EngineConfig
-from fovea.engine.models.load import LoadedModel, load_model
+from fovea.engine.load import LoadedModel, load_model
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "threads": 1, "kv_blocks": 256}
 

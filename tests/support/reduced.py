@@ -14,7 +14,7 @@ import transformers as hf
 from fovea import Engine
 from fovea.core.image import Image, PixelBudget, VisualTokens, content_identity
 from fovea.core.types import ChatPrompt, Completion
-from fovea.engine.planned import PreparedPrompt
+from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.sequence import ImageSpan
 from fovea.engine.vision.features import VisualFeatures
 from tests.support.checkpoints import write

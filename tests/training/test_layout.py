@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from fovea import Engine
 from fovea.core.types import ChatPrompt, ImagePart, Message, Part, TextPart, VideoPart
 from fovea.core.video import video_of_images
-from fovea.engine.inputs import to_image
-from fovea.engine.planned import process
-from fovea.engine.positions import mrope_positions
+from fovea.engine.request.inputs import to_image
+from fovea.engine.request.prompt_plan import process
+from fovea.engine.step.positions import mrope_positions
 from fovea.evaluation.scenes.sample import Turn
-from fovea.media.identity import from_pil
+from fovea.media.image.identity import from_pil
 from tests.support.clips import noise
 
 TURN = Turn("Which way did the red circle move?", "left", ("left",))

@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any, Protocol
 
 from fovea.bench.client import Client
+from fovea.bench.context import Stage
 from fovea.bench.drive import Lag, watching_lag
 from fovea.bench.measure import Bounds, Round, Spread, Summary, by_label, plain
 from fovea.bench.sample import Sample
 from fovea.bench.settings import Shape, Traffic
 from fovea.bench.sla import Verdict
-from fovea.bench.stage import Stage
 from fovea.bench.suite import SUITE, cold
 from fovea.bench.traffic import play_chat, play_closed, play_open, play_trace
 from fovea.core.trace import Trace

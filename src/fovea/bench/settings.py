@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from fovea.core.errors import ConfigError
-from fovea.core.load import ARRIVALS, Load
+from fovea.core.workload import ARRIVALS, Load
 
 FIXED = ("cold", "images", "questions", "followup", "known", "text", "stall")
 LOADS = ("open", "closed", "chat", "trace")

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from fovea.bench.context import Stage
 from fovea.bench.measure import Round
 from fovea.bench.sample import Failure, Sample
-from fovea.bench.stage import Stage
 
 BEFORE = 24
 """Events of a stream before the image arrives that is to disturb it."""

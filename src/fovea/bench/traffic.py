@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from fovea.bench.context import Stage, turn
 from fovea.bench.drive import closed_loop, open_loop
 from fovea.bench.measure import Round
 from fovea.bench.sample import Ask, Sample
 from fovea.bench.settings import Traffic
-from fovea.bench.stage import Stage, turn
-from fovea.core.load import generate
 from fovea.core.trace import Trace, TraceRequest
+from fovea.core.workload import generate
 
 FIRST_TURN, LATER_TURNS = "first turn", "later turns"
 

@@ -28,7 +28,7 @@ from fovea.cli.show import stats_table, write_text
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import InvalidRequest
 from fovea.core.types import Completion
-from fovea.engine.inputs import is_video, to_prompt
+from fovea.engine.request.inputs import is_video, to_prompt
 
 
 def register(commands: Any) -> None:

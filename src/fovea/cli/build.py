@@ -16,7 +16,7 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.vision.built.manifest import FORMATS, Manifest
 
 if TYPE_CHECKING:
-    from fovea.engine.models.load import LoadedModel
+    from fovea.engine.load import LoadedModel
     from fovea.engine.vision.built.manifest import Grid
 
 RESOLUTIONS = ("448x448", "896x896")
@@ -80,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
 def _build(name: str, config: EngineConfig, args: argparse.Namespace) -> tuple[Manifest, Path]:
     import torch
 
-    from fovea.engine.models.built import BESIDE, site
-    from fovea.engine.models.load import load_model, resolve
+    from fovea.engine.load import load_model, resolve
+    from fovea.engine.models.engines import BESIDE, site
     from fovea.engine.vision.built.build import Builder
     from fovea.engine.vision.built.format import format_named
 

@@ -22,7 +22,7 @@ from fovea.cli.show import stats_table, write_text
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import FoveaError
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
-from fovea.engine.inputs import to_image
+from fovea.engine.request.inputs import to_image
 
 HELP = "/image FILE...  add pictures    /clear  start over    /stats  figures    /quit"
 

@@ -15,7 +15,7 @@ from fovea.core.image import DETAILS, PixelBudget, VisualTokens
 from fovea.core.sampling import SamplingParams
 from fovea.core.video import VideoBudget
 from fovea.engine.config import EngineConfig
-from fovea.engine.reduce.methods import METHODS, method
+from fovea.engine.visual_budget.methods import METHODS, method
 from fovea.media.limits import MediaLimits
 from fovea.server.settings import ServerSettings
 

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fovea.cli.asking import Asker, check_data, kinds_asked, progress
 from fovea.cli.common import (
     ALONE,
     add_engine_options,
@@ -24,8 +23,9 @@ from fovea.cli.common import (
     pixel_budget,
     visual_tokens,
 )
-from fovea.cli.sweep import add_sweep_options, check_no_sweep
-from fovea.cli.sweep import run as run_sweep
+from fovea.cli.questions import Asker, check_data, kinds_asked, progress
+from fovea.cli.sweep.command import add_sweep_options, check_no_sweep
+from fovea.cli.sweep.command import run as run_sweep
 from fovea.core.image import PixelBudget, VisualTokens
 from fovea.evaluation.datasets import MOVING, Case, read_jsonl, scene_cases
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS

@@ -128,7 +128,7 @@ def _serve_simulated(
 def _serve_model(
     settings: ServerSettings, host: str, port: int, args: argparse.Namespace, file: Mapping[str, Any]
 ) -> int:
-    from fovea.engine.models.load import served_name
+    from fovea.engine.load import served_name
     from fovea.server.app import create_app
     from fovea.server.run import serve, stop
     from fovea.server.starting import StartingClient
@@ -170,7 +170,7 @@ def _announce(settings: ServerSettings, host: str, port: int) -> None:
 
 def _check_folder(model: str) -> None:
     """What is no folder and can be no hub id either is told before the port opens."""
-    from fovea.engine.models.load import resolve
+    from fovea.engine.load import resolve
 
     if "/" not in model or model.startswith((".", "/", "~")):
         resolve(model)

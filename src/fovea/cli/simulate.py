@@ -24,8 +24,8 @@ from typing import Any
 
 from fovea.cli import options
 from fovea.core.errors import ConfigError
-from fovea.core.load import Load, generate
 from fovea.core.trace import Trace, read_trace, write_trace
+from fovea.core.workload import Load, generate
 from fovea.engine.config import POLICY_NAMES, EngineConfig
 from fovea.engine.schedule.batch import BatchRule
 from fovea.engine.simulate.cost import CostModel

@@ -6,28 +6,28 @@ from dataclasses import dataclass, replace
 
 from fovea.core.errors import ConfigError
 from fovea.core.types import ModelInfo
-from fovea.engine.admission import Admission
-from fovea.engine.cache.blocks import BlockPool
 from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.cache.host_blocks import HostBlocks
-from fovea.engine.cache.manager import KVManager
 from fovea.engine.cache.regions import RegionCache
 from fovea.engine.config import MIB, EngineConfig
+from fovea.engine.execute.memory import decode_padding, host_slots, pool_blocks
+from fovea.engine.execute.runner import Runner
 from fovea.engine.intake import Intake
-from fovea.engine.loop import EngineLoop
-from fovea.engine.memory import decode_padding, host_slots, pool_blocks
-from fovea.engine.models.load import LoadedModel, prompt_builder
-from fovea.engine.pixel_pool import PixelPool
-from fovea.engine.pixels import PixelStore
-from fovea.engine.prepare import Preparer
-from fovea.engine.reduce.encoder import ReducingEncoder
-from fovea.engine.reduce.methods import policy
-from fovea.engine.runner import Runner
+from fovea.engine.kv.blocks import BlockPool
+from fovea.engine.kv.host_blocks import HostBlocks
+from fovea.engine.kv.manager import KVManager
+from fovea.engine.load import LoadedModel, prompt_builder
+from fovea.engine.regions.encoder import ReducingEncoder
+from fovea.engine.request.admission import Admission
+from fovea.engine.request.pixel_pool import PixelPool
+from fovea.engine.request.pixels import PixelStore
+from fovea.engine.request.prepare import Preparer
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.scheduler import Scheduler
-from fovea.engine.vision.detail import DetailPolicy, DetailRule
+from fovea.engine.step.loop import EngineLoop
+from fovea.engine.tiers.slower import SlowerTiers, slower_tiers
 from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.tiers import SlowerTiers, slower_tiers
+from fovea.engine.visual_budget.detail import DetailPolicy, DetailRule
+from fovea.engine.visual_budget.methods import policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.engine.compile_modes import CompileModes
-from fovea.engine.reduce.methods import PARAM, method, policy
+from fovea.engine.visual_budget.methods import PARAM, method, policy
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")

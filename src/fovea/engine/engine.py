@@ -33,14 +33,14 @@ from fovea.core.types import Completion, Delta, GenerationRequest, ModelInfo, Pr
 from fovea.core.video import VideoBudget
 from fovea.engine.assemble import assemble
 from fovea.engine.config import EngineConfig
-from fovea.engine.events import Event, Sink
-from fovea.engine.inputs import to_prompt
 from fovea.engine.intake import Visit, walk, walk_async
-from fovea.engine.models.load import LoadedModel, load_model
-from fovea.engine.planned import PreparedPrompt
+from fovea.engine.load import LoadedModel, load_model
+from fovea.engine.request.inputs import to_prompt
+from fovea.engine.request.prompt_plan import PreparedPrompt
+from fovea.engine.request.waiting import shared
 from fovea.engine.stats import engine_stats
-from fovea.engine.vision.detail import DetailPolicy
-from fovea.engine.waiting import shared
+from fovea.engine.step.events import Event, Sink
+from fovea.engine.visual_budget.detail import DetailPolicy
 
 PREPARE_THREADS = 4
 

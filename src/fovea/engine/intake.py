@@ -16,15 +16,15 @@ from typing import Any
 
 from fovea.core.errors import Overloaded
 from fovea.core.types import Delta, GenerationRequest, ModelInfo
-from fovea.engine.admission import Admission, cost
-from fovea.engine.collect import AnswerState
 from fovea.engine.config import MIB
-from fovea.engine.events import Event, Sink
-from fovea.engine.job import Job
-from fovea.engine.loop import EngineLoop
-from fovea.engine.pixel_pool import Claim
-from fovea.engine.prepare import Prepared, Preparer, Ready
-from fovea.engine.waiting import deadline, shared, until
+from fovea.engine.request.admission import Admission, cost
+from fovea.engine.request.answer import AnswerState
+from fovea.engine.request.pixel_pool import Claim
+from fovea.engine.request.prepare import Prepared, Preparer, Ready
+from fovea.engine.request.waiting import deadline, shared, until
+from fovea.engine.step.events import Event, Sink
+from fovea.engine.step.job import Job
+from fovea.engine.step.loop import EngineLoop
 from fovea.relevance.pipeline import Realized
 
 log = logging.getLogger("fovea.engine")

@@ -6,11 +6,11 @@ import time
 from typing import Any
 
 from fovea.engine.cache.regions import RegionCache
-from fovea.engine.loop import EngineLoop
-from fovea.engine.prepare import Preparer
+from fovea.engine.request.prepare import Preparer
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.schedule.stats import scheduler_stats, waiting_ages
-from fovea.engine.vision.tiers import SlowerTiers
+from fovea.engine.step.loop import EngineLoop
+from fovea.engine.tiers.slower import SlowerTiers
 
 
 def engine_stats(

@@ -11,7 +11,7 @@ from typing import Any
 
 from fovea.core.percentile import percentile
 from fovea.core.types import StageTimings
-from fovea.evaluation.paired import Paired
+from fovea.evaluation.pairs import Paired
 from fovea.evaluation.scenes import DETAIL_KINDS
 from fovea.evaluation.score import wilson
 

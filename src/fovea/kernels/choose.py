@@ -9,11 +9,11 @@ from importlib.util import find_spec
 import torch
 
 from fovea.core.errors import ConfigError
-from fovea.kernels import flash
 from fovea.kernels.attention import ChunkAttention, Heads, prefill_each
-from fovea.kernels.build import library
-from fovea.kernels.native import NativeKernels
-from fovea.kernels.torch_kernels import TorchKernels
+from fovea.kernels.flash import attention as flash
+from fovea.kernels.native.build import library
+from fovea.kernels.native.kernels import NativeKernels
+from fovea.kernels.torch.kernels import TorchKernels
 
 log = logging.getLogger("fovea.kernels")
 
@@ -51,7 +51,7 @@ def _triton(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -
     if missing:
         log.warning("%s; torch does without, and reads gathered copies of the KV cache", missing)
         return TorchKernels()
-    from fovea.kernels.triton_kernels import TritonKernels
+    from fovea.kernels.triton.kernels import TritonKernels
 
     return TritonKernels(device, _chunks(name, device, dtype, heads))
 

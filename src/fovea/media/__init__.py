@@ -8,13 +8,13 @@ The floor knows no model, no tokens and no HTTP server. Everything that arrives 
 
 from __future__ import annotations
 
-from fovea.media.decode import decode
-from fovea.media.fetch import Fetcher
-from fovea.media.identity import from_array, from_pil
+from fovea.media.fetch.fetcher import Fetcher
+from fovea.media.image.decode import decode
+from fovea.media.image.identity import from_array, from_pil
+from fovea.media.image.probe import ImageHeader, probe
 from fovea.media.limits import MediaLimits
 from fovea.media.load import MediaLoader
 from fovea.media.loaded import EncodedImage, Loaded, MediaTimings
-from fovea.media.probe import ImageHeader, probe
 
 __all__ = [
     "EncodedImage",

@@ -19,16 +19,16 @@ from fovea.core.errors import InvalidMedia, InvalidRequest, RequestError
 from fovea.core.image import Image
 from fovea.core.stage import stage
 from fovea.core.video import Video
-from fovea.media.decode import decode, identify
-from fovea.media.decoded import DecodedImages
-from fovea.media.fetch import Fetcher
-from fovea.media.fetched import FetchedBytes
+from fovea.media.fetch.cache import FetchedBytes
+from fovea.media.fetch.fetcher import Fetcher
+from fovea.media.image.cache import DecodedImages
+from fovea.media.image.decode import decode, identify
+from fovea.media.image.probe import ImageHeader, check_still, probe
 from fovea.media.kind import IMAGE, VIDEO, Kind
 from fovea.media.limits import MediaLimits
 from fovea.media.loaded import EncodedImage, Loaded, MediaTimings, Opened
-from fovea.media.probe import ImageHeader, check_still, probe
 from fovea.media.source import FileSource, InlineSource, RemoteSource, parse_source
-from fovea.media.video import open_video
+from fovea.media.video.decode import open_video
 
 T = TypeVar("T")
 

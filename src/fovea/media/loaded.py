@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fovea.core.image import Image
 from fovea.core.video import Video
-from fovea.media.probe import ImageHeader
+from fovea.media.image.probe import ImageHeader
 
 
 class MediaTimings(NamedTuple):

@@ -10,17 +10,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fovea import __version__
 from fovea.core.protocols import EngineClient
-from fovea.media.decoded import DecodedImages
-from fovea.media.fetch import Fetcher
-from fovea.media.fetched import FetchedBytes
+from fovea.media.fetch.cache import FetchedBytes
+from fovea.media.fetch.fetcher import Fetcher
+from fovea.media.image.cache import DecodedImages
+from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
-from fovea.media.store import ImageStore
 from fovea.observe.metrics import Metrics
-from fovea.server import caches, chat, completions, errors, models
-from fovea.server import images as images_api
+from fovea.server import errors
 from fovea.server.answer import ClientGone
 from fovea.server.guard import Guard
 from fovea.server.room import Rooms
+from fovea.server.routes import caches, chat, completions, models
+from fovea.server.routes import images as images_api
 from fovea.server.settings import MIB, ServerSettings
 from fovea.server.state import ServerState
 

@@ -10,10 +10,10 @@ from fastapi import Request
 
 from fovea.core.errors import NotFound
 from fovea.core.protocols import EngineClient
-from fovea.media.decoded import DecodedImages
-from fovea.media.fetched import FetchedBytes
+from fovea.media.fetch.cache import FetchedBytes
+from fovea.media.image.cache import DecodedImages
+from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
-from fovea.media.store import ImageStore
 from fovea.observe.metrics import Metrics
 from fovea.server.explain import shorten
 from fovea.server.room import Rooms

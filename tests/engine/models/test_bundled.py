@@ -10,7 +10,7 @@ from PIL import Image
 
 from fovea import Engine
 from fovea.core.types import Completion
-from fovea.engine.models.load import bundled_model
+from fovea.engine.load import bundled_model
 from fovea.evaluation.scenes import HELD_OUT_SEED, Sample, generate
 from tests.support.reference import Reference
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from fovea.core.errors import CheckpointError, ConfigError, ModelError, UnsupportedModel
 from fovea.engine.config import EngineConfig
-from fovea.engine.models.load import load_model
+from fovea.engine.load import load_model
 from fovea.engine.models.names import canonical
 from fovea.engine.models.weights import load_weights, read_header, shard_files
 from tests.support.checkpoints import ARCHITECTURES, write
@@ -257,7 +257,7 @@ def test_files_are_found_without_an_index(tmp_path: Path) -> None:
 
 def test_generation_defaults(tmp_path: Path) -> None:
     """Some checkpoints write top_k -1 for "off"; taken as it is, every request was answered with 400."""
-    from fovea.engine.models.load import _default_sampling
+    from fovea.engine.load import _default_sampling
 
     path = tmp_path / "generation_config.json"
     path.write_text('{"do_sample": true, "top_k": -1, "temperature": 0.7, "top_p": 0.8}')

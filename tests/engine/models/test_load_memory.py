@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from fovea.engine.config import EngineConfig
-from fovea.engine.models.load import load_model
+from fovea.engine.load import load_model
 
 def status(field):
     line = next(l for l in Path("/proc/self/status").read_text().splitlines() if l.startswith(field + ":"))

@@ -11,7 +11,7 @@ from PIL import Image
 
 from fovea import Engine
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
-from fovea.engine.inputs import to_image
+from fovea.engine.request.inputs import to_image
 from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.reference import Reference
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 
 from fovea.core.errors import EngineError, InvalidRequest
 from fovea.engine.reduce.base import Reduced, Seen
-from fovea.engine.reduce.methods import METHODS
 from fovea.engine.reduce.registry import reducer
+from fovea.engine.visual_budget.methods import METHODS
 from tests.support.seen import seen
 
 NAMES = [name for name, found in METHODS.items() if found.after == "encoder"]

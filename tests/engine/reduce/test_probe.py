@@ -11,16 +11,16 @@ from torch import Tensor
 from fovea.core.errors import EngineError
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.decoder import Decoder
+from fovea.engine.load import load_model
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.models.load import load_model
-from fovea.engine.positions import mrope_positions
 from fovea.engine.reduce.base import Seen
 from fovea.engine.reduce.probe import run_probe
 from fovea.engine.reduce.registry import reducer
 from fovea.engine.sequence import ImageSpan
+from fovea.engine.step.positions import mrope_positions
 from fovea.engine.vision.features import VisualFeatures
 from fovea.kernels.attention import AttentionPlan, Chunk
-from fovea.kernels.build import library
+from fovea.kernels.native.build import library
 from fovea.kernels.reference import rotate
 from tests.support.checkpoints import write
 

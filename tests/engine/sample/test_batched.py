@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from fovea.core.sampling import SamplingParams
 from fovea.engine.sample import sampler as module
-from fovea.engine.sample.batched import draw
+from fovea.engine.sample.batch import draw
 from fovea.engine.sample.logits import NUCLEUS_GUESS, distribution
 from fovea.engine.sample.sampler import Sampled, Sampler
 from fovea.engine.sequence import Sequence

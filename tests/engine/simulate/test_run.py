@@ -10,8 +10,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from fovea.core.load import Load, generate
 from fovea.core.trace import Trace, TraceRequest
+from fovea.core.workload import Load, generate
 from fovea.engine.config import POLICY_NAMES, EngineConfig
 from fovea.engine.schedule.batch import BatchRule
 from fovea.engine.simulate.cost import Composition, CostModel

@@ -26,11 +26,11 @@ from fovea.core.image import Image
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ChatPrompt, Completion, GenerationRequest, ImagePart, Message, TextPart
 from fovea.engine.config import EngineConfig
-from fovea.engine.models.load import bundled_model, read_config
+from fovea.engine.load import bundled_model, read_config
+from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.simulate.bundled import FOLDER, prompts
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.serving import SimulatedEngine
-from fovea.engine.tokenizer import ChatTokenizer
 from fovea.observe.table import COUNTERS, GAUGES
 
 FAST = CostModel(

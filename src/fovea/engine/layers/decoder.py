@@ -18,7 +18,7 @@ from fovea.engine.layers.norm import RMSNorm
 from fovea.engine.layers.rope import Rotary
 from fovea.kernels.attention import AttentionPlan, Heads
 from fovea.kernels.quantize import Format
-from fovea.kernels.torch_kernels import PLAIN, Stack, StackLayer, StackShape, TorchKernels
+from fovea.kernels.torch.kernels import PLAIN, Stack, StackLayer, StackShape, TorchKernels
 
 
 @dataclass(frozen=True, slots=True)

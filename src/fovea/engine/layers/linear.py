@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from fovea.kernels.activation import check_activation, finish
 from fovea.kernels.quantize import Format
-from fovea.kernels.torch_kernels import Product, TableProduct, TorchKernels
+from fovea.kernels.torch.kernels import Product, TableProduct, TorchKernels
 
 
 class Linear(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fovea.kernels.torch_kernels import PLAIN, TorchKernels
+from fovea.kernels.torch.kernels import PLAIN, TorchKernels
 
 
 class RMSNorm(nn.Module):

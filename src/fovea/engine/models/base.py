@@ -19,7 +19,7 @@ from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, finished
 from fovea.kernels.quantize import Format
-from fovea.kernels.torch_kernels import PLAIN, TorchKernels
+from fovea.kernels.torch.kernels import PLAIN, TorchKernels
 
 TIED_HEAD_PACK_SHARE = 0.15
 

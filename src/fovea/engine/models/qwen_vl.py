@@ -14,7 +14,7 @@ from fovea.engine.vision.built.engines import run_parts
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.qwen import QwenVisionConfig, QwenVisionTower
-from fovea.engine.vision.qwen_parts import StaticQwen
+from fovea.engine.vision.qwen_segments import StaticQwen
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices
 

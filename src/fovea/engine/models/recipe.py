@@ -11,7 +11,7 @@ from fovea.engine.layers.linear import Linear, PatchLinear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.kernels.fp8 import FP8
 from fovea.kernels.quantize import INT4, INT8, Format
-from fovea.kernels.torch_kernels import TorchKernels
+from fovea.kernels.torch.kernels import TorchKernels
 
 
 @dataclass(frozen=True, slots=True)

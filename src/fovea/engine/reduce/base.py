@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fovea.core.errors import EngineError
-from fovea.engine.reduce.methods import Method, Need
+from fovea.engine.visual_budget.methods import Method, Need
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from fovea.core.errors import EngineError
 from fovea.engine.layers.decoder import Layer, Step
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.positions import mrope_positions
 from fovea.engine.reduce.base import Probe
 from fovea.engine.sequence import ImageSpan
+from fovea.engine.step.positions import mrope_positions
 from fovea.engine.vision.features import VisualFeatures
 from fovea.kernels.attention import AttentionPlan, Chunk
 

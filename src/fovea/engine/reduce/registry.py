@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from fovea.core.errors import EngineError
 from fovea.engine.reduce.base import Reducer
-from fovea.engine.reduce.methods import method
+from fovea.engine.visual_budget.methods import method
 
 _PLACES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {

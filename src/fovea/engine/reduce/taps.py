@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fovea.engine.vision.qwen import Block, QwenVisionTower
-from fovea.engine.vision.qwen_parts import QwenPart
+from fovea.engine.vision.qwen_segments import QwenPart
 from fovea.engine.vision.slices import cuts, finished
 
 QUERY_ROWS = 512

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fovea.engine.sample.batched import draw, filtered, index
+from fovea.engine.sample.batch import draw, filtered, index
 from fovea.engine.sample.logits import adjust, distribution, needs_adjusting
 from fovea.engine.sequence import Sequence
 

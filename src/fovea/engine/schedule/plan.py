@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fovea.engine.cache.moves import Move
+from fovea.engine.kv.moves import Move
 from fovea.engine.sequence import ImageSpan, Sequence
 
 

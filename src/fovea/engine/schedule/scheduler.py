@@ -24,8 +24,8 @@ from typing import Any
 
 from fovea.core.types import FinishReason
 from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.cache.manager import KVManager, PrefixMatch
 from fovea.engine.config import EngineConfig
+from fovea.engine.kv.manager import KVManager, PrefixMatch
 from fovea.engine.schedule.budget import Budget
 from fovea.engine.schedule.images import ImageRequests
 from fovea.engine.schedule.plan import StepPlan, Work

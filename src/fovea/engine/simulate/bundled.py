@@ -15,12 +15,12 @@ from tokenizers import AddedToken, Tokenizer
 import fovea
 from fovea.core.image import VisualTokens
 from fovea.engine.files import read_json
-from fovea.engine.prompt import PromptBuilder
-from fovea.engine.tokenizer import ChatTokenizer
-from fovea.engine.vision.detail import DetailRule
+from fovea.engine.request.prompt import PromptBuilder
+from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.processor.video_settings import FILE as VIDEO_FILE
 from fovea.engine.vision.processor.video_settings import build_videos
+from fovea.engine.visual_budget.detail import DetailRule
 
 FOLDER = Path(fovea.__file__).parent / "assets" / "fovea-tiny"
 

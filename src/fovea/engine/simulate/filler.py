@@ -6,10 +6,10 @@ import re
 import zlib
 from random import Random
 
-from fovea.core.load import geometric
 from fovea.core.sampling import SamplingParams
+from fovea.core.workload import geometric
+from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import Sequence
-from fovea.engine.tokenizer import ChatTokenizer
 
 MEAN_TOKENS = 64
 """Of answers whose request names no length."""

@@ -8,14 +8,14 @@ import time
 from fovea.core.errors import InvalidRequest, PromptTooLong
 from fovea.core.image import VisualTokens
 from fovea.core.types import GenerationRequest, Prompt
-from fovea.engine.detokenize import TextStream
-from fovea.engine.events import Sink
-from fovea.engine.job import Job
-from fovea.engine.planned import PreparedPrompt
+from fovea.engine.request.detokenize import TextStream
+from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.sequence import Sequence
 from fovea.engine.simulate.bundled import prompts
 from fovea.engine.simulate.filler import Filler
-from fovea.engine.vision.detail import DetailRule
+from fovea.engine.step.events import Sink
+from fovea.engine.step.job import Job
+from fovea.engine.visual_budget.detail import DetailRule
 
 
 class Intake:

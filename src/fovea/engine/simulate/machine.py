@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fovea.core.types import FinishReason
-from fovea.engine.cache.blocks import BlockPool
 from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.cache.manager import KVManager
 from fovea.engine.config import MIB, EngineConfig
+from fovea.engine.kv.blocks import BlockPool
+from fovea.engine.kv.manager import KVManager
 from fovea.engine.schedule.batch import BatchControl, DecodeBound
 from fovea.engine.schedule.pace import Pace
 from fovea.engine.schedule.plan import EncodeJob, StepPlan

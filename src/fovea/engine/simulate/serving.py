@@ -17,18 +17,18 @@ from dataclasses import replace
 from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, InvalidRequest, Unavailable
 from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
 from fovea.core.types import Delta, FinishReason, GenerationRequest, ModelInfo, Prompt
-from fovea.engine.admission import Admission, cost
-from fovea.engine.collect import AnswerState
 from fovea.engine.config import EngineConfig
-from fovea.engine.events import Event
-from fovea.engine.job import Job
-from fovea.engine.planned import PreparedPrompt
-from fovea.engine.reduce.methods import policy
+from fovea.engine.request.admission import Admission, cost
+from fovea.engine.request.answer import AnswerState
+from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.schedule.stats import scheduler_stats
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.intake import Intake
 from fovea.engine.simulate.machine import Machine, Step
-from fovea.engine.vision.detail import DetailRule
+from fovea.engine.step.events import Event
+from fovea.engine.step.job import Job
+from fovea.engine.visual_budget.detail import DetailRule
+from fovea.engine.visual_budget.methods import policy
 
 log = logging.getLogger("fovea.simulate")
 LAG_S = 0.05

@@ -23,7 +23,7 @@ from fovea.engine.layers.norm import LayerNorm, RMSNorm
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, attend_slices, by_rows, cuts, projecting, slice_rows
 from fovea.engine.vision.windows import bilinear_taps, patch_coordinates, taps_at, window_order
-from fovea.kernels.torch_kernels import PLAIN, TorchKernels
+from fovea.kernels.torch.kernels import PLAIN, TorchKernels
 
 GEOMETRIES_KEPT = 64
 

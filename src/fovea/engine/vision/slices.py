@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fovea.core.stage import stage
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.kernels.torch_kernels import TorchKernels
+from fovea.kernels.torch.kernels import TorchKernels
 
 Made = TypeVar("Made")
 Slices = Generator[None, None, Made]

@@ -17,7 +17,7 @@ from fovea.engine.layers.mlp import PlainMLP
 from fovea.engine.layers.norm import LayerNorm
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, cuts, slice_rows
-from fovea.kernels.torch_kernels import PLAIN, TorchKernels
+from fovea.kernels.torch.kernels import PLAIN, TorchKernels
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from fovea import Engine
 from fovea.core.errors import ConfigError, EngineError
 from fovea.core.image import PixelBudget
 from fovea.engine.config import EngineConfig
-from fovea.engine.models.built import site
-from fovea.engine.models.load import LoadedModel, load_model
+from fovea.engine.load import LoadedModel, load_model
+from fovea.engine.models.engines import site
 from fovea.engine.vision.built import build as building
 from fovea.engine.vision.built.build import Builder, largest_difference
 from fovea.engine.vision.built.format import RunPart

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fovea.core.errors import ConfigError
 from fovea.engine.vision.built.format import RunPart
-from fovea.kernels.build import compiler
+from fovea.kernels.native.build import compiler
 
 
 class _Bare(nn.Module):

@@ -1,0 +1,3 @@
+from fovea.cli.bench.command import register
+
+__all__ = ["register"]

@@ -1,0 +1,177 @@
+"""fovea bench URL [WORKLOAD...]: drive any OpenAI-compatible server, and say what came of it.
+
+Fixed workloads, which are what is played unless others are named:
+  cold       one request about a new image: first token, decode rate
+  images     8 at once, each about its own new image
+  questions  8 at once about one new image
+  followup   the next question of a conversation about an image
+  known      a known image behind new text (encoder output cached, KV not)
+  text       8 at once without images
+  stall      the longest gap of a running stream while an image arrives
+Loads:
+  open       requests at --rate, however the server fares (--arrivals poisson, ramp, burst)
+  closed     --clients, each asking again when it has its answer
+  chat       conversations of --turns turns about an image
+  trace      the requests of --trace FILE, at their times
+
+  fovea bench http://127.0.0.1:8000
+  fovea bench http://127.0.0.1:8000 open --rate 1,2,4 --requests 200 --plot load.png
+  fovea bench http://127.0.0.1:8000 cold text --against yesterday.json
+
+The last line of stdout is everything as one JSON object. Exit code 1: a request failed, or a target of --sla was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fovea.bench.settings import FIXED, LOADS, Price, Shape, Target, Traffic
+from fovea.bench.sla import DOCUMENTED, read_sla
+from fovea.cli import options
+from fovea.cli.bench.progress import BenchProgress
+from fovea.cli.common import check_writable
+from fovea.core.errors import ConfigError
+from fovea.core.trace import read_trace
+
+if TYPE_CHECKING:
+    from fovea.bench.run import Result
+    from fovea.bench.session import Session
+
+LOADED = ("open", "closed")
+NEEDS: dict[str, tuple[str, ...]] = {
+    "rate": ("open",), "arrivals": ("open",),
+    "clients": ("closed", "chat"), "requests": (*LOADED, "chat"),
+    "turns": ("chat",), "think": ("chat",),
+    "text": LOADED, "images": LOADED, "zipf": LOADED, "images_per_request": LOADED, "system_tokens": LOADED,
+    "concurrency": FIXED, "repeats": FIXED, "trace": ("trace",),
+}  # fmt: skip
+"""Flags that only some workloads look at: said beside others they are a mistake, which is told."""
+IMPLIED = {"trace": "trace", "rate": "open", "turns": "chat", "clients": "closed"}
+"""The workload that a flag means where none is named."""
+
+
+def register(commands: Any) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="measure an OpenAI-compatible server under load",
+        description=__doc__,
+        usage="fovea bench URL [WORKLOAD ...] [OPTIONS]",
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("url", metavar="URL", help="of the server; without a path, /v1 is added")
+    parser.add_argument("words", nargs="*", metavar="WORKLOAD", help=f"of {', '.join((*FIXED, *LOADS))}")
+    parser.add_argument("--api-key", metavar="KEY", help="(FOVEA_API_KEY keeps it out of the process list)")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="requests as JSON lines, see docs/simulator.md"
+    )
+    parser.add_argument(
+        "--nonce",
+        metavar="TEXT",
+        help="sets contents apart from those of other runs (default: another every time)",
+    )
+    parser.add_argument(
+        "--pid", type=int, metavar="N", help="process of the server on this machine: its peak memory"
+    )
+    parser.add_argument(
+        "--sla", type=Path, metavar="FILE", help="targets, TOML or JSON (default: docs/benchmarking.md)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the results there, every request included"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw charts: .png, .svg or .pdf")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="earlier results: show ratios to them")
+    options.add_options(parser, "server", Target, skip=("url", "api_key"))
+    options.add_options(parser, "what is asked", Shape)
+    options.add_options(parser, "loads", Traffic)
+    options.add_options(parser, "costs", Price)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from fovea.bench.report import block, compare, read_document
+    from fovea.bench.session import measure
+
+    session = _read(args)
+    before = read_document(args.against) if args.against else None
+    with BenchProgress() as watch:
+        findings = asyncio.run(measure(session, watch))
+    found, results = findings.as_dict(), findings.results
+    lines = [block(result) for result in results]
+    if any(result.verdicts for result in results):
+        lines.append(f"targets: {session.sla.source}")
+    lines += [f"note: {note}" for note in findings.dialect.notes]
+    if (memory := findings.memory) is not None:
+        lines.append(
+            f"memory: {memory.peak_mib:.0f} MiB at most since its start, {memory.resident_mib:.0f} now, "
+            f"{memory.processes} processes"
+        )
+    if before is not None:
+        said, found["against"] = compare(found, before)
+        lines += [f"against {args.against}:", *said]
+    print("\n".join(lines))
+    _write(args, found, results)
+    print(json.dumps(found))
+    missed = args.sla is not None and any(v.met is False for result in results for v in result.verdicts)
+    return 1 if missed or any(result.summary.failed for result in results) else 0
+
+
+def _read(args: argparse.Namespace) -> Session:
+    """What the flags say, checked: before anything is measured is the time to hear of a mistake."""
+    from fovea.bench.plot import check_plot
+    from fovea.bench.session import Session
+
+    names = _names(args)
+    for flag, wanted in NEEDS.items():
+        if getattr(args, flag) is not None and not set(wanted) & set(names):
+            raise ConfigError(
+                f"--{flag.replace('_', '-')} is for {', '.join(wanted)}; asked for: {', '.join(names)}",
+                param=flag,
+            )
+    if "trace" in names and args.trace is None:
+        raise ConfigError("the workload trace needs --trace FILE", param="trace")
+    key = options.lookup("api_key", args, {})
+    session = Session(
+        target=options.settings(Target, args, {}, url=args.url, api_key=str(key[0]) if key else None),
+        names=names,
+        shape=options.settings(Shape, args, {}),
+        traffic=options.settings(Traffic, args, {}),
+        nonce=args.nonce or uuid.uuid4().hex[:8],
+        sla=read_sla(args.sla) if args.sla else DOCUMENTED,
+        price=options.settings(Price, args, {}),
+        trace=read_trace(args.trace) if args.trace else None,
+        pid=args.pid,
+    )
+    if args.plot:
+        check_plot(args.plot)
+    for path in filter(None, (args.out, args.plot)):
+        check_writable(path)
+    return session
+
+
+def _names(args: argparse.Namespace) -> tuple[str, ...]:
+    known = (*FIXED, *LOADS)
+    for name in args.words:
+        if name not in known:
+            raise ConfigError(
+                f"there is no workload {name!r}; accepted: {', '.join(known)}", param="workload"
+            )
+    implied = [name for flag, name in IMPLIED.items() if getattr(args, flag) is not None]
+    return tuple(dict.fromkeys(args.words or implied[:1] or FIXED))
+
+
+def _write(args: argparse.Namespace, found: dict[str, Any], results: Sequence[Result]) -> None:
+    from fovea.bench.plot import draw
+    from fovea.bench.report import requests_of
+
+    if args.out:
+        pairs = zip(found["results"], results, strict=True)
+        rows = [{**entry, "requests": requests_of(result)} for entry, result in pairs]
+        args.out.write_text(json.dumps({**found, "results": rows}, indent=1) + "\n", encoding="utf-8")
+    if args.plot:
+        draw(args.plot, results, f"{found['model']} at {found['url']}, {found['date']}")

@@ -1,0 +1,3 @@
+from fovea.cli.profile.command import register
+
+__all__ = ["register"]

@@ -1,0 +1,57 @@
+"""A profile as stacked bars: what the time of a request went by with, and beside it the floors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fovea.bench.plot import figure, save
+from fovea.cli.profile.measure import Part, Profile
+from fovea.observe.profile import STAGES, WAITING
+
+LEAST_LABEL = 0.04
+"""Share of the longest bar from which a piece is labelled."""
+
+
+def draw(path: Path, found: Profile) -> None:
+    """Raises ConfigError when the file can not be written."""
+    from matplotlib import colormaps
+
+    chart = figure(10, 1.8 + 1.1 * len(found.parts))
+    axes = chart.subplots()
+    colors = {name: colormaps["tab20"](place) for place, name in enumerate(STAGES)} | {WAITING: "white"}
+    bars = [bar for part in found.parts for bar in _bars(part)]
+    longest = max(sum(pieces.values()) for _, pieces in bars)
+    for place, (_, pieces) in enumerate(bars):
+        left = 0.0
+        for name in (*STAGES, WAITING):
+            width = pieces.get(name, 0.0)
+            axes.barh(place, width, left=left, color=colors[name], edgecolor="grey", linewidth=0.3)
+            if width > LEAST_LABEL * longest:
+                axes.text(left + width / 2, place, f"{width:.1f}", ha="center", va="center", fontsize="small")
+            left += width
+    axes.set_yticks(range(len(bars)), [name for name, _ in bars])
+    axes.set_xlim(0, 1.03 * longest)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms per request")
+    seen = [name for name in (*STAGES, WAITING) if any(name in pieces for _, pieces in bars)]
+    from matplotlib.patches import Patch
+
+    chart.legend(
+        handles=[Patch(facecolor=colors[name], edgecolor="grey", label=name) for name in seen],
+        loc="outside lower center",
+        ncols=6,
+    )
+    info, machine = found.info, found.machine
+    chart.suptitle(
+        f"{info.name}, {info.dtype}, quantization {info.quantization}, {machine.kernels}, {machine.threads} threads: "
+        f"prompt {found.prompt_tokens} tokens, answer {found.asked.tokens}",
+        fontsize="medium",
+    )
+    save(chart, path)
+
+
+def _bars(part: Part) -> list[tuple[str, dict[str, float]]]:
+    per = 1e3 / part.requests
+    measured = {stage.time.stage: stage.time.path_s * per for stage in part.stages}
+    floors = {stage.time.stage: stage.floor.seconds * per for stage in part.stages if stage.floor}
+    return [(part.title, measured), ("floor", floors)]

@@ -1,0 +1,1 @@
+"""`fovea eval --sweep`: every method of visual-token reduction on the same questions."""

@@ -1,0 +1,156 @@
+"""fovea eval --sweep: every method of visual-token reduction on the same questions, at several shares."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fovea.bench.plot import check_plot
+from fovea.cli.common import (
+    ALONE,
+    check_writable,
+    closing,
+    config_file,
+    count,
+    load_engine,
+    names,
+    pixel_budget,
+)
+from fovea.cli.questions import Asker, check_data, kinds_asked
+from fovea.cli.sweep.measure import SAME_FOR_ALL, SweepRun
+from fovea.cli.sweep.plot import draw
+from fovea.cli.sweep.report import markdown
+from fovea.core.errors import InvalidRequest
+from fovea.engine.visual_budget.methods import METHODS, method
+from fovea.evaluation.datasets import Case, read_jsonl, scene_cases
+from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS
+from fovea.evaluation.sweep import SHARES, Setting, settings
+
+METHODS_SWEPT = tuple(name for name in METHODS if name not in ("dart_k", "views"))
+"""By default. Others can be named: dart_k looks at what fastv looks at, views is for questions about several images."""
+KINDS_SWEPT = (*KINDS, *DETAIL_KINDS)
+LARGE = (1344, 896)
+"""Width and height of the scenes that are timed."""
+LARGE_SCENES = f"scenes of {LARGE[0]}x{LARGE[1]}"
+TIMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a sweep asks. total: how many cases there are. alone: those that are timed, and in words what they are."""
+
+    cases: Iterable[Case]
+    total: int
+    alone: list[Case]
+    timed_on: str
+
+
+def add_sweep_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sweep")
+    group.add_argument(
+        "--sweep",
+        action="store_true",
+        help="compare methods of --method on the same questions: accuracy, visual tokens and times",
+    )
+    group.add_argument(
+        "--methods", metavar="A,B", help=f"which (default: {','.join(METHODS_SWEPT)}); with --sweep"
+    )
+    group.add_argument(
+        "--shares",
+        metavar="X,Y",
+        help=f"of visual tokens kept (default: {','.join(map(str, SHARES))}); with --sweep",
+    )
+    group.add_argument(
+        "--timed",
+        type=count,
+        metavar="N",
+        help=f"requests that are timed, alone and with nothing cached (default: {TIMED}); with --sweep",
+    )
+    group.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a chart; with --sweep")
+
+
+def check_no_sweep(args: argparse.Namespace) -> None:
+    """Raises InvalidRequest for what is said to a sweep that there is not."""
+    for name in ("methods", "shares", "timed", "plot"):
+        if getattr(args, name) is not None:
+            raise InvalidRequest(f"--{name} is for --sweep", param=name)
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = _settings(args)
+    file, budget, asked = config_file(args), pixel_budget(args), _asked(args)
+    if args.plot is not None:
+        check_plot(args.plot)
+        check_writable(args.plot)
+    with load_engine(args, file, **ALONE, **SAME_FOR_ALL) as engine:
+        name, asker = engine.info.name, Asker(engine, args.max_tokens)
+        sweeping = SweepRun(engine, asker, chosen, budget, concurrency=args.concurrency)
+        work = sweeping.run(asked.cases, asked.total, asked.alone, asked.timed_on)
+        found = asyncio.run(closing(engine, work))
+    asker.show_failures()
+    if args.plot is not None:
+        draw(args.plot, found, f"{name}: {asked.total} questions")
+    if not args.json:
+        print(markdown(found))
+        print()
+    seed = None if args.data else args.seed
+    body: dict[str, Any] = {"model": name, "seed": seed, "failed": len(asker.failures), **found.body()}
+    print(json.dumps(body))
+    return 1 if asker.failures else 0
+
+
+def _settings(args: argparse.Namespace) -> tuple[Setting, ...]:
+    """Raises InvalidRequest."""
+    for name, instead in (("method", "--methods"), ("budget", "--shares"), ("wrong", "no such flag")):
+        if getattr(args, name):
+            raise InvalidRequest(f"--{name} is for a single setting; --sweep takes {instead}", param=name)
+    for name in SAME_FOR_ALL:
+        if getattr(args, name) is not None:
+            raise InvalidRequest(
+                f"--{name.replace('_', '-')} would falsify a sweep; leave it out", param=name
+            )
+    chosen = METHODS_SWEPT if args.methods is None else names(args.methods)
+    return settings([method(name).name for name in chosen], _shares(args.shares))
+
+
+def _shares(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return SHARES
+    try:
+        found = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(0 < share <= 1 for share in found):
+        raise InvalidRequest(
+            f"--shares is {text!r}; accepted: numbers above 0, at most 1, as 0.5,0.25", param="shares"
+        )
+    return found
+
+
+def _asked(args: argparse.Namespace) -> Asked:
+    """Raises InvalidRequest."""
+    alone = args.timed or TIMED
+    if args.data:
+        check_data(args)
+        cases = read_jsonl(args.data)
+        timed = cases[:alone]
+        return Asked(cases, len(cases), timed, f"the first {len(timed)} of the file")
+    if args.seed < HELD_OUT_SEED:
+        raise InvalidRequest(
+            f"--seed is {args.seed}; a sweep takes held-out scenes: accepted are {HELD_OUT_SEED} and above",
+            param="seed",
+        )
+    kinds = kinds_asked(args, KINDS_SWEPT)
+    drawn = scene_cases(args.count, kinds, args.seed, args.video)
+    return Asked(drawn, args.count * len(kinds), large_scenes(alone, args.seed), LARGE_SCENES)
+
+
+def large_scenes(count: int, seed: int) -> list[Case]:
+    """What is timed."""
+    per_kind = -(-count // len(DETAIL_KINDS))
+    return list(scene_cases(per_kind, DETAIL_KINDS, seed, sizes=(LARGE,)))[:count]

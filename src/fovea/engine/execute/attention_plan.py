@@ -1,0 +1,114 @@
+"""The attention of a step: where its rows are kept, and who reads which blocks together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fovea.engine.layers.decoder import DecoderConfig
+from fovea.engine.schedule.plan import Work
+from fovea.engine.schedule.shares import shares, write_shares
+from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Shares
+from fovea.kernels.torch.kernels import TorchKernels
+
+PADDING_RATIO, PADDING_SLACK = 2, 64
+
+
+class AttentionPlanner:
+    """What a step's work, decodes first, asks of the attention kernels."""
+
+    def __init__(
+        self,
+        kernels: TorchKernels,
+        config: DecoderConfig,
+        block_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._block_size, self._device, self._dtype = block_size, device, dtype
+        self._in_place = kernels.attends_in_place(config.head_dim)
+        self._shared_rows = kernels.shared_rows(config.heads // config.kv_heads)
+        self._least_rows = kernels.least_shared_rows
+
+    def plan(self, work: Sequence[Work]) -> AttentionPlan:
+        decodes = next((i for i, item in enumerate(work) if item.count != 1), len(work))
+        chunks, row = [], decodes
+        for item in work[decodes:]:
+            used = -(-item.stop // self._block_size)
+            chunks.append(Chunk(row, item.count, item.start, self._tensor(np.array(item.seq.blocks[:used]))))
+            row += item.count
+        return AttentionPlan(
+            self._tensor(slots(work, self._block_size)), self._groups(work[:decodes]), tuple(chunks)
+        )
+
+    def _groups(self, singles: Sequence[Work]) -> tuple[Decodes, ...]:
+        if not self._in_place:
+            groups, first = [], 0
+            for group in similar(singles):
+                groups.append(self._decodes(group, first))
+                first += len(group)
+            return tuple(groups)
+        return (self._decodes(singles, 0),) if singles else ()
+
+    def _decodes(self, work: Sequence[Work], row: int) -> Decodes:
+        lengths = np.array([item.stop for item in work])
+        longest = int(lengths.max())
+        tables = np.zeros((len(work), -(-longest // self._block_size)), dtype=np.int64)
+        fill_tables(tables, work, self._block_size)
+        mask = None
+        if not self._in_place and (lengths != longest).any():
+            allowed = torch.from_numpy(np.arange(longest)[None, :] < lengths[:, None])
+            mask = torch.zeros(allowed.shape, dtype=self._dtype)
+            mask = mask.masked_fill_(~allowed, float("-inf"))[:, None, None].to(self._device)
+        shared = self._shares(tables, lengths) if self._shared_rows else None
+        return Decodes(row, self._tensor(tables), self._tensor(lengths), longest, mask, shared)
+
+    def _shares(self, tables: NDArray[np.int64], lengths: NDArray[np.int64]) -> Shares | None:
+        found = shares(tables, lengths, self._block_size, self._shared_rows, least_rows=self._least_rows)
+        if not found:
+            return None
+        starts = np.empty(len(tables), dtype=np.int64)
+        members = np.empty((len(found), self._shared_rows), dtype=np.int64)
+        prefixes = np.empty(len(found), dtype=np.int64)
+        write_shares(found, self._block_size, starts, members, prefixes)
+        return Shares(self._tensor(starts), self._tensor(members), self._tensor(prefixes))
+
+    def _tensor(self, array: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def slots(work: Sequence[Work], block_size: int) -> NDArray[np.int64]:
+    """Where the KV of each row of the step goes, as block * block_size + offset."""
+    found = []
+    for item in work:
+        blocks = np.asarray(item.seq.blocks, dtype=np.int64)
+        places = np.arange(item.start, item.stop)
+        found.append(blocks[places // block_size] * block_size + places % block_size)
+    return np.concatenate(found)
+
+
+def fill_tables(tables: NDArray[np.int64], work: Sequence[Work], block_size: int) -> None:
+    """The blocks that each sequence has filled, in its row."""
+    for number, item in enumerate(work):
+        used = -(-item.stop // block_size)
+        tables[number, :used] = item.seq.blocks[:used]
+
+
+def by_length(work: Sequence[Work]) -> list[Work]:
+    """Single tokens first, short contexts before long ones, so that neighbours can share a gathered length."""
+    return sorted(work, key=lambda item: (item.count != 1, item.stop if item.count == 1 else 0))
+
+
+def similar(work: Sequence[Work]) -> list[list[Work]]:
+    """Runs of sorted single tokens whose contexts differ by less than PADDING_RATIO: padding is read like keys."""
+    groups: list[list[Work]] = []
+    for item in work:
+        if groups and item.stop <= PADDING_RATIO * groups[-1][0].stop + PADDING_SLACK:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return groups

@@ -1,0 +1,299 @@
+"""A step plan becomes tensors here, and nowhere else.
+
+The runner owns what the brains only number: the KV tensor, the pixels that wait for the encoder, each prompt's
+positions. It keeps no opinion about who goes next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fovea.core.stage import stage
+from fovea.engine.cache.embeddings import EmbeddingCache
+from fovea.engine.execute.attention_plan import AttentionPlanner, by_length
+from fovea.engine.execute.encode_queue import Encoder
+from fovea.engine.execute.graphs import PaddedDecodes
+from fovea.engine.execute.profile import forward_stage
+from fovea.engine.kv.moves import Move
+from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.sample.batch import index
+from fovea.engine.sample.sampler import Sampled, Sampler
+from fovea.engine.schedule.padding import Padding
+from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
+from fovea.engine.sequence import ImageSpan, Sequence
+from fovea.engine.step.positions import mrope_positions, place, plain_positions
+from fovea.engine.tiers.slower import SlowerTiers
+from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.engine.vision.slices import Ahead, Slices
+from fovea.engine.vision.stream import encoder_stream
+from fovea.kernels.attention import AttentionPlan
+
+PixelSource = Callable[[], ProcessedImage]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """sampled: by sequence id. failures: sequences whose image could not be encoded.
+
+    encoded: the encoder's seconds for each image whose encoding ended in this step. encode_s: this step's seconds that
+    went into encoding; on CUDA, where the encoder runs beside, those of launching it.
+    """
+
+    sampled: dict[str, Sampled] = field(default_factory=dict)
+    failures: dict[str, Exception] = field(default_factory=dict)
+    encoded: dict[str, float] = field(default_factory=dict)
+    encode_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """ids (P,) and positions (3, P) or (P,) of a prompt; `delta` turns a later index into a position. placed: spans of reduced
+    images whose tokens stand where they belong."""
+
+    ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    delta: int
+    visual: NDArray[np.int64]
+    pixels: dict[str, PixelSource]
+    found: dict[str, VisualFeatures]
+    placed: set[int] = field(default_factory=set)
+
+
+class Runner:
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        embeddings: EmbeddingCache[VisualFeatures],
+        sampler: Sampler,
+        *,
+        blocks: int,
+        block_size: int,
+        host_blocks: int = 0,
+        slower: SlowerTiers | None = None,
+        padding: Padding | None = None,
+        encode: Callable[[ProcessedImage, Ahead], Slices[VisualFeatures]] | None = None,
+    ) -> None:
+        """encode: an image as its plan says; None: the model's own way, all tokens. padding: of steps that only decode,
+        recorded as CUDA graphs where there is CUDA; None: they run as they come."""
+        self.model = model
+        self.embeddings = embeddings
+        self.sampler = sampler
+        self.block_size = block_size
+        self.slower = slower or SlowerTiers()
+        config = model.decoder.config
+        pool = blocks if padding is None else blocks + 1  # the scrap block is nobody's
+        shape = (config.layers, pool, block_size, 2, config.kv_heads, config.head_dim)
+        # Zeroed, not empty: rows past a sequence's end are masked, but 0 * NaN would still be NaN.
+        self.kv = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        self.host_kv = torch.empty(
+            (config.layers, host_blocks, *shape[2:]),
+            dtype=model.dtype,
+            pin_memory=model.device.type == "cuda" and host_blocks > 0,
+        )
+        self._prompts: dict[str, _Prompt] = {}
+        self._encoder = Encoder(
+            encode or (lambda image, ahead: model.encode_slices(image)),
+            encoder_stream(model.device),
+            pixels=self._pixels,
+            alive=self._prompts.__contains__,
+        )
+        self._planner = AttentionPlanner(model.kernels, config, block_size, model.device, model.dtype)
+        self._padded: PaddedDecodes | None = None
+        if padding is not None:
+            capture = model.device.type == "cuda" and not padding.launched
+            self._padded = PaddedDecodes(padding, self._decode, model.device, capture=capture)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one KV block, all layers."""
+        return self.kv[:, 0].nbytes
+
+    @property
+    def encoding(self) -> bool:
+        """Whether an image is encoded in part."""
+        return self._encoder.working
+
+    def add(
+        self,
+        seq: Sequence,
+        choice: int,
+        pixels: dict[str, PixelSource],
+        found: dict[str, VisualFeatures] | None = None,
+    ) -> None:
+        """`pixels` gives each image's processed pixels when the encoder needs them, by span key; `found`: outputs that it
+        need not make. What is handed on of these is taken out."""
+        ids = np.asarray(seq.prompt_ids, dtype=np.int64)
+        merge = self.model.merge
+        if merge is None:
+            positions, delta = plain_positions(len(ids), seq.spans)
+        else:
+            positions, delta = mrope_positions(len(ids), seq.spans, merge)
+        visual = (
+            np.cumsum(self.model.visual(ids), dtype=np.int64) if seq.spans else np.zeros(0, dtype=np.int64)
+        )
+        self._prompts[seq.id] = _Prompt(ids, positions, delta, visual, pixels, {} if found is None else found)
+        self.sampler.add(seq, choice)
+
+    def restore(self, seq: Sequence) -> None:
+        """Outputs that were found for it become the cache's, as far as they have room there beside what is held. The others
+        wait, claimed like pixels, until the scheduler asks for their image."""
+        for key in list(self._prompts[seq.id].found):
+            self._restore(key, (seq.id,), self.embeddings.capacity)
+
+    def remove(self, seq: Sequence) -> None:
+        self._prompts.pop(seq.id, None)
+        self.sampler.remove(seq)
+        if not self._prompts:  # no further step would do it
+            self._encoder.drop()
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan, encode_s: float = math.inf) -> StepResult:
+        """The plan's tokens, and about `encode_s` seconds of its images: at least one slice if there is any."""
+        result = StepResult()
+        for move in plan.moves:
+            self._move(move)
+        self._encode(plan, encode_s, result)
+        work = by_length([item for item in plan.work if item.seq.id not in result.failures])
+        if not work:
+            return result
+        with forward_stage(work):
+            hidden = self._forward(work)
+        ends = np.cumsum([item.count for item in work]) - 1
+        rows = [int(end) for end, item in zip(ends, work, strict=True) if item.samples]
+        if rows:
+            sequences = [item.seq for item in work if item.samples]
+            chosen = hidden if len(rows) == hidden.shape[0] else hidden[index(rows, hidden.device)]
+            with stage("head", rows=len(rows)):
+                logits = self.model.logits(chosen)
+            with stage("sampling", rows=len(rows)):
+                picks = self.sampler.sample(logits, sequences)
+            result.sampled = {seq.id: pick for seq, pick in zip(sequences, picks, strict=True)}
+        return result
+
+    def _move(self, move: Move) -> None:
+        """On CUDA in the order of the stream, like everything that reads and writes the pool."""
+        if move.kind == "save":
+            self.host_kv[:, move.target].copy_(self.kv[:, move.source], non_blocking=True)
+        elif move.kind == "load":
+            rows = self.host_kv[:, move.source, : move.rows]
+            self.kv[:, move.target, : move.rows].copy_(rows, non_blocking=True)
+        elif move.source != move.target:
+            self.kv[:, move.target, : move.rows] = self.kv[:, move.source, : move.rows]
+
+    def _encode(self, plan: StepPlan, seconds: float, result: StepResult) -> None:
+        jobs = [job for job in plan.encode if not self._restore(job.span.key, job.holders)]
+        made = self._encoder.step(jobs, seconds, alone=not plan.work)
+        result.encode_s = made.seconds
+        for job in plan.encode:
+            if job.span.key in made.failures:
+                result.failures.update(dict.fromkeys(job.holders, made.failures[job.span.key]))
+        for key, image in made.images.items():
+            features = image.features
+            self.embeddings.put(key, features, features.nbytes, image.holders, features.made)
+            self.slower.made(key, features)
+            result.encoded[key] = image.seconds
+
+    def _restore(self, key: str, holders: Sequences[str], within: int | None = None) -> bool:
+        """Whether an output was found for one of them and is the cache's now, held for all of them."""
+        owner = next((holder for holder in holders if key in self._prompts[holder].found), None)
+        # Who asks may leave, and its outputs with it, at any time.
+        found = None if owner is None else self._prompts[owner].found.get(key)
+        if owner is None or found is None:
+            return False
+        for holder in holders:
+            if not self.embeddings.restore(key, found, found.nbytes, holder, found.made, within):
+                return False
+        self._prompts[owner].found.pop(key, None)
+        return True
+
+    def _pixels(self, job: EncodeJob) -> ProcessedImage:
+        return self._prompts[job.holders[0]].pixels[job.span.key]()
+
+    def _forward(self, work: list[Work]) -> Tensor:
+        device = self.model.device
+        ids = np.concatenate([self._ids(item) for item in work])
+        visual_rows, embeds, deepstack = self._visual(work)
+        positions = np.concatenate([self._positions(item) for item in work], axis=-1)
+        if self._padded is not None and (rows := self._padded.padding.size(work)):
+            return self._padded.run(rows, work, ids, positions)
+        x = self.model.decoder.embed_tokens(torch.from_numpy(ids).to(device))
+        if visual_rows is not None and embeds is not None:
+            x = x.index_copy(0, visual_rows, embeds.to(x.dtype))
+        hidden: Tensor = self.model.decoder(
+            x,
+            torch.from_numpy(positions).to(device),
+            self.kv,
+            self._planner.plan(work),
+            visual_rows,
+            deepstack,
+        )
+        return hidden
+
+    def _decode(self, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
+        decoder = self.model.decoder
+        hidden: Tensor = decoder(decoder.embed_tokens(ids), positions, self.kv, plan)
+        return hidden
+
+    def _ids(self, item: Work) -> NDArray[np.int64]:
+        prompt = self._prompts[item.seq.id].ids
+        if item.stop <= len(prompt):
+            return prompt[item.start : item.stop]
+        return np.asarray(item.seq.tokens(item.start, item.stop), dtype=np.int64)
+
+    def _positions(self, item: Work) -> NDArray[np.int64]:
+        prompt = self._prompts[item.seq.id]
+        length = len(prompt.ids)
+        known = prompt.positions[..., item.start : min(item.stop, length)]
+        if item.stop <= length:
+            return known
+        later = np.arange(max(item.start, length), item.stop) + prompt.delta
+        if known.ndim == 2:
+            later = np.broadcast_to(later, (3, len(later)))
+        return np.concatenate((known, later), axis=-1)
+
+    def _visual(self, work: list[Work]) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
+        """Which rows of the step are visual, their embeddings, and DeepStack's additions for the same rows.
+
+        Tokens of reduced images get their positions here.
+        """
+        rows: list[NDArray[np.int64]] = []
+        parts: list[tuple[VisualFeatures, slice]] = []
+        base = 0
+        for item in work:
+            prompt = self._prompts[item.seq.id]
+            for span in item.seq.spans_between(item.start, item.stop):
+                first, last = max(span.start, item.start), min(span.end, item.stop)
+                places = np.nonzero(self.model.visual(prompt.ids[first:last]))[0]
+                if not len(places):
+                    continue
+                before = int(prompt.visual[span.start]) - 1
+                begin = int(prompt.visual[first + places[0]]) - 1 - before
+                rows.append(places + (base + first - item.start))
+                features = self.embeddings.get(span.key)
+                self._place(prompt, span, features)
+                parts.append((features, slice(begin, begin + len(places))))
+            base += item.count
+        if not rows:
+            return None, None, []
+        index = torch.from_numpy(np.concatenate(rows)).to(self.model.device)
+        embeds = torch.cat([features.embeds[where] for features, where in parts])
+        levels = len(parts[0][0].deepstack)
+        deepstack = [torch.cat([f.deepstack[level][where] for f, where in parts]) for level in range(levels)]
+        return index, embeds, deepstack
+
+    @staticmethod
+    def _place(prompt: _Prompt, span: ImageSpan, features: VisualFeatures) -> None:
+        if not span.full or span.start in prompt.placed:
+            return
+        assert features.places is not None
+        place(prompt.positions, span, features.places.cpu().numpy().astype(np.int64))
+        prompt.placed.add(span.start)

@@ -1,0 +1,270 @@
+"""From a folder or a hub id to a model that is ready to run."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fovea.core.errors import CheckpointError, ConfigError, InvalidRequest, UnsupportedModel
+from fovea.core.image import VisualTokens
+from fovea.core.sampling import SamplingParams
+from fovea.core.types import ModelInfo
+from fovea.engine.compile_modes import CompileModes
+from fovea.engine.config import EngineConfig
+from fovea.engine.files import read_json
+from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.compile import check_compile, compile_parts
+from fovea.engine.models.engines import install, look, site
+from fovea.engine.models.recipe import RECIPES, Packer
+from fovea.engine.models.registry import architecture, build, takes_videos
+from fovea.engine.models.weights import RELEVANCE_FILE, checkpoint_dtype, load_weights, shard_files
+from fovea.engine.reduce.probe import decoder_choosing
+from fovea.engine.request.prompt import PromptBuilder
+from fovea.engine.request.tokenizer import ChatTokenizer
+from fovea.engine.tiers.disk import fingerprint
+from fovea.engine.vision.processor import build as build_processor
+from fovea.engine.vision.processor.base import ImageProcessor
+from fovea.engine.vision.processor.video import QwenVideos
+from fovea.engine.vision.processor.video_settings import build_videos
+from fovea.engine.visual_budget.detail import DetailRule
+from fovea.kernels.choose import choose
+from fovea.kernels.fp8 import check_fp8
+
+BUNDLED = "fovea-tiny"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """fingerprint: of what decides encoder outputs, where these are kept on disk; see vision/stored.py. videos: None: takes none.
+    relevance: what was trained for this model's relevance, arrays by name; None: nothing was."""
+
+    model: VisionLanguageModel
+    tokenizer: ChatTokenizer
+    processor: ImageProcessor
+    info: ModelInfo
+    fingerprint: str = ""
+    videos: QwenVideos | None = None
+    relevance: dict[str, NDArray[np.float32]] | None = None
+
+
+def bundled_model() -> Path:
+    """The folder of the model that comes with Fovea."""
+    import fovea
+
+    return Path(fovea.__file__).parent / "assets" / BUNDLED
+
+
+def resolve(name: str) -> Path:
+    """A checkpoint's folder: the bundled model by name, a local path, or a download from the hub."""
+    if name == BUNDLED:
+        return bundled_model()
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise CheckpointError(f"{name!r} is neither a folder, a hub id (owner/name) nor {BUNDLED!r}")
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:
+        raise CheckpointError(f"{name!r} could not be downloaded: {error}") from error
+
+
+def load_model(name: str, settings: EngineConfig, *, chat_template: str | None = None) -> LoadedModel:
+    """Raises CheckpointError or UnsupportedModel, naming the file or the feature."""
+    folder = resolve(name)
+    config = read_config(folder)
+    entry = architecture(config.model_type)
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModel(
+            f"{folder} is quantized; unquantized safetensors are supported, and --quantization quantizes them on the way in"
+        )
+    files = shard_files(folder)
+    device = pick_device(settings.device)
+    dtype = pick_dtype(settings.dtype, device, checkpoint_dtype(files))
+    if settings.quantization == "fp8":
+        check_fp8(device, dtype)
+    model = _build(config, device, dtype)
+    kernels = choose(settings.kernels, device, dtype, model.decoder.config.attention_heads)
+    modes = CompileModes.of(settings.compile)
+    check_compile(modes, kernels, settings.quantization)
+    parameters = _count_parameters(model)
+    recipe = RECIPES[settings.quantization]
+    built = look(settings.encoder_engines, folder, model, settings.quantization)
+    # A fingerprint is of plain weights, and only where somebody asks: a large encoder takes a second to read.
+    stored = bool(settings.embed_disk_dir)
+    deciding = [*model.encoder_parts(), *(decoder_choosing(model) if stored else ())]
+    packer = Packer(model, kernels, recipe, later=deciding if stored or built else ())
+    load_weights(files, model.checkpoint_targets(), model.ignored, packer.filled)
+    mark = ""
+    if built:
+        install(model, built, site(model, entry.name))
+    if stored:
+        details = entry.name, str(dtype), type(kernels).__name__, settings.quantization, model.engines.digest
+        mark = fingerprint(deciding, *details)
+    packer.rest()
+    model.finish_loading(kernels, recipe.head, parameters)
+    compile_parts(model, modes)
+    _give_back()
+    tokenizer = ChatTokenizer.from_folder(folder, config, template=chat_template)
+    images = read_json(folder / "preprocessor_config.json") or _nested_processor(folder)
+    shapes, joint = config.to_dict(), read_json(folder / "processor_config.json")
+    processor = build_processor(config.model_type, images, shapes, joint)
+    videos = build_videos(
+        config.model_type, read_json(folder / "video_preprocessor_config.json"), images, shapes, joint
+    )
+    info = ModelInfo(
+        name=served_name(name),
+        architecture=entry.name,
+        parameters=parameters,
+        dtype=str(dtype).removeprefix("torch."),
+        quantization=settings.quantization,
+        device=str(device),
+        max_context=model.decoder.config.max_positions,
+        vocab_size=model.decoder.config.vocab_size,
+        created=int(time.time()),
+        default_sampling=_default_sampling(folder),
+    )
+    return LoadedModel(model, tokenizer, processor, info, mark, videos, relevance_head(folder))
+
+
+def prompt_builder(
+    loaded: LoadedModel, detail: DetailRule | None = None, visual: VisualTokens | None = None
+) -> PromptBuilder:
+    """What turns messages into this model's tokens. detail: what `auto` is; None: the model's own resolution. visual: how many
+    tokens images keep; None: all."""
+    model, videos = loaded.model, loaded.videos
+    known = None if videos is None or model.video_token_id is None else (videos, model.video_token_id)
+    return PromptBuilder(
+        loaded.tokenizer,
+        loaded.processor,
+        model.image_token_id,
+        known,
+        accepting=takes_videos(),
+        detail=detail,
+        visual=visual,
+        learned=_digest(loaded.relevance),
+    )
+
+
+def relevance_head(folder: Path) -> dict[str, NDArray[np.float32]] | None:
+    """What training/relevance.py left beside the checkpoint. Raises CheckpointError."""
+    path = folder / RELEVANCE_FILE
+    if not path.is_file():
+        return None
+    from safetensors.numpy import load_file
+
+    try:
+        return {name: array.astype(np.float32) for name, array in load_file(path).items()}
+    except Exception as error:
+        raise CheckpointError(f"{path} can not be read: {error}") from error
+
+
+def _digest(arrays: Mapping[str, NDArray[np.float32]] | None) -> str:
+    """Names what was learned; empty: nothing was."""
+    if arrays is None:
+        return ""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, array in sorted(arrays.items()):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def read_config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} has no config.json")
+    model_type = read_json(folder / "config.json").get("model_type", "")
+    architecture(str(model_type))
+    try:
+        return AutoConfig.from_pretrained(str(folder))
+    except Exception as error:
+        raise CheckpointError(f"{folder}/config.json can not be used: {error}") from error
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r} is asked for, but torch sees no CUDA device", param="device")
+    return torch.device(name)
+
+
+def pick_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch.dtype:
+    """The checkpoint's own type where the device multiplies it well, float32 where it does not."""
+    if name != "auto":
+        chosen: torch.dtype = getattr(torch, name)
+        return chosen
+    if stored not in (torch.bfloat16, torch.float16):
+        return torch.float32
+    if device.type == "cuda":
+        return stored
+    # Without such units oneDNN emulates bf16 and float32 is faster.
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if fast else torch.float32
+
+
+def _build(config: Any, device: torch.device, dtype: torch.dtype) -> VisionLanguageModel:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return build(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def served_name(name: str) -> str:
+    """A local folder is served by its last part, a hub id and the bundled model as they are."""
+    path = Path(name).expanduser()
+    return path.resolve().name if name != BUNDLED and path.is_dir() else name
+
+
+def _give_back() -> None:
+    """What loading has freed, and the C library keeps for later, becomes the system's again (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _count_parameters(model: VisionLanguageModel) -> int:
+    return sum(tensor.numel() for _, tensor in model.checkpoint_targets())
+
+
+def _nested_processor(folder: Path) -> dict[str, Any]:
+    """Newer checkpoints keep the image processor's settings inside processor_config.json."""
+    nested = read_json(folder / "processor_config.json").get("image_processor")
+    if not isinstance(nested, dict):
+        raise CheckpointError(f"{folder} has no preprocessor_config.json")
+    return nested
+
+
+def _default_sampling(folder: Path) -> dict[str, float | int]:
+    """What the checkpoint's generation_config.json asks for where a request says nothing."""
+    config = read_json(folder / "generation_config.json")
+    if not config or "do_sample" not in config:
+        return {}
+    if not config["do_sample"]:
+        return {"temperature": 0.0}
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    values = {name: config[name] for name in names if isinstance(config.get(name), int | float)}
+    if values.get("top_k", 0) < 0:
+        values["top_k"] = 0
+    try:
+        SamplingParams(**values)
+    except InvalidRequest as error:
+        raise CheckpointError(f"{folder}/generation_config.json: {error}") from error
+    return values

@@ -1,0 +1,154 @@
+"""The C++ kernels as a set of kernels: bf16 rows on a CPU; what they do not cover goes to torch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_float, c_int, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from fovea.kernels.attention import AttentionPlan
+from fovea.kernels.native.product import NativeProduct, fuses
+from fovea.kernels.native.stack import NativeStack, native_products, shares_struct
+from fovea.kernels.native.weights import PackedWeight, QuantizedWeight
+from fovea.kernels.quantize import Format
+from fovea.kernels.torch.kernels import Product, Stack, StackLayer, StackShape, TableProduct, TorchKernels
+
+MOST_SHARED_ROWS = 32
+_P, _L, _I, _F = c_void_p, c_int64, c_int, c_float
+SIGNATURES = {
+    "fovea_exponents": [_P, _L, _P],
+    "fovea_pack": [_P, _L, _P, _L, _P, _P, _P, _P, _P, _I],
+    "fovea_quantize": [_P, _L, _P, _L, _L, _P, _I],
+    "fovea_rows": [_P, _P, _L, _P],
+    "fovea_product": [_P, _P, _L, _L, _I, _P, _P, _I],
+    "fovea_rms_norm": [_P, _L, _L, _P, _F, _P, _I],
+    "fovea_rotate": [_P, _L, _L, _L, _L, _P, _P, _I],
+    "fovea_rotate_store": [_P, _L, _L, _L, _L, _P, _P, _P, _P, _F, _P, _P, _I],
+    "fovea_group_attention": [_P, _L, _L, _L, _L, _L, _L, _F, _P, _I],
+    "fovea_chunk_attention": [_P, _L, _L, _L, _L, _L, _L, _P, _L, _P, _F, _P, _I],
+    "fovea_decoder": [_P, _L, _P, _P, _P, _L, _P, _I],
+    "fovea_decode_attention": [_P, _L, _L, _L, _L, _L, _P, _L, _P, _L, _P, _P, _F, _P, _I],
+}
+
+
+class NativeKernels(TorchKernels):
+    least_shared_rows = 2
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        super().__init__(pack=True)
+        self.library = library
+        for name, signature in SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = signature, None
+
+    def product(
+        self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool
+    ) -> Product | None:
+        if weight.dtype is not torch.bfloat16 or weight.shape[1] % 2:
+            return super().product(weight, bias, activation, gated)
+        packed = PackedWeight(self.library, weight, bias, gated=gated and fuses(activation, gated))
+        return NativeProduct(self.library, packed, activation, gated)
+
+    def quantized(
+        self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format
+    ) -> TableProduct:
+        if weight.dtype is not torch.bfloat16:
+            return super().quantized(weight, bias, activation, gated, format)
+        fused = gated and fuses(activation, gated)
+        return NativeProduct(
+            self.library, QuantizedWeight(self.library, weight, bias, format, gated=fused), activation, gated
+        )
+
+    def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
+        if (
+            shape.head_dim % 32
+            or shape.head_dim > 128
+            or not all(len(native_products(layer)) == 4 for layer in layers)
+        ):
+            return None
+        return NativeStack(self.library, shape, layers)
+
+    def attends_in_place(self, head_dim: int) -> bool:
+        return head_dim % 32 == 0 and head_dim <= 128
+
+    def shared_rows(self, group: int) -> int:
+        return MOST_SHARED_ROWS
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.dtype is not torch.bfloat16:
+            return super().rms_norm(x, weight, eps)
+        x = x.contiguous()
+        out, width = torch.empty_like(x), x.shape[-1]
+        self.library.fovea_rms_norm(
+            x.data_ptr(), x.numel() // width, width, weight.data_ptr(), eps, out.data_ptr(), torch.get_num_threads()
+        )  # fmt: skip
+        return out
+
+    def rotate(self, x: Tensor, turned: int, cos: Tensor, sin: Tensor) -> Tensor:
+        if x.dtype is not torch.bfloat16 or not x.is_contiguous():
+            return super().rotate(x, turned, cos, sin)
+        rows, heads, dim = x.shape
+        self.library.fovea_rotate(
+            x.data_ptr(), rows, heads, turned, dim, cos.data_ptr(), sin.data_ptr(), torch.get_num_threads()
+        )
+        return x
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        heads: int,
+        cos: Tensor,
+        sin: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        kv: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        if qkv.dtype is not torch.bfloat16:
+            return super().rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots)
+        qkv = qkv.contiguous()
+        rows, _, dim = qkv.shape
+        query_weight, key_weight = (
+            (None, None) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
+        )
+        self.library.fovea_rotate_store(
+            qkv.data_ptr(), rows, heads, kv.shape[3], dim, cos.data_ptr(), sin.data_ptr(), query_weight, key_weight,
+            eps, kv.data_ptr(), slots.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        return qkv[:, :heads]
+
+    def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+        rows, heads, dim = query.shape
+        if query.dtype is not torch.bfloat16 or not self.attends_in_place(dim):
+            return super().attend(query, kv, plan, scale)
+        if query.stride(1) != dim or query.stride(2) != 1:
+            query = query.contiguous()
+        out = query.new_empty((rows, heads, dim))
+        at, stride, threads = query.data_ptr(), query.stride(0), torch.get_num_threads()
+        pages = kv.data_ptr(), kv.shape[1]
+        for group in plan.decodes:
+            count, width = group.tables.shape
+            shared = shares_struct(group)
+            self.library.fovea_decode_attention(
+                at + 2 * group.row * stride, stride, count, heads, kv.shape[3], dim, *pages, group.tables.data_ptr(),
+                width, group.lengths.data_ptr(), ctypes.byref(shared) if shared else None, scale, out[group.row :].data_ptr(), threads,
+            )  # fmt: skip
+        for chunk in plan.chunks:
+            self.library.fovea_chunk_attention(
+                at + 2 * chunk.row * stride, stride, chunk.count, chunk.first, heads, kv.shape[3], dim, *pages,
+                chunk.table.data_ptr(), scale, out[chunk.row :].data_ptr(), threads,
+            )  # fmt: skip
+        return out
+
+    def attend_groups(self, qkv: Tensor, groups: int, heads: int, part: slice, out: Tensor) -> None:
+        rows, _, dim = qkv.shape
+        if qkv.dtype is not torch.bfloat16 or dim % 2 or not (qkv.is_contiguous() and out.is_contiguous()):
+            return super().attend_groups(qkv, groups, heads, part, out)
+        self.library.fovea_group_attention(
+            qkv.data_ptr(), groups, rows // groups, heads, part.start, part.stop, dim, dim**-0.5, out.data_ptr(),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return None

@@ -1,0 +1,102 @@
+"""Decoder layers as one call of the C++ kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_float, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from fovea.kernels.attention import AttentionPlan, Decodes
+from fovea.kernels.native.product import NativeProduct
+from fovea.kernels.torch.kernels import StackLayer, StackShape
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        (name, c_void_p)
+        for name in ("input_norm", "post_norm", "q_norm", "k_norm", "qkv", "out", "gate_up", "down")
+    ] + [("activation", c_int64)]
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [(name, c_int64) for name in ("hidden", "heads", "kv_heads", "dim", "intermediate")] + [
+        ("eps", c_float),
+        ("scale", c_float),
+    ]
+
+
+class _Chunk(ctypes.Structure):
+    _fields_ = [("row", c_int64), ("count", c_int64), ("first", c_int64), ("table", c_void_p)]
+
+
+class _Shares(ctypes.Structure):
+    _fields_ = [("count", c_int64), ("width", c_int64), ("members", c_void_p), ("lengths", c_void_p)]
+
+
+def shares_struct(group: Decodes) -> _Shares | None:
+    """What the C++ kernels are told of `group.shared`; its tensors have to outlive it."""
+    if group.shared is None:
+        return None
+    members, lengths = group.shared.members, group.shared.lengths
+    return _Shares(*members.shape, members.data_ptr(), lengths.data_ptr())
+
+
+class _Attention(ctypes.Structure):
+    _fields_ = [
+        ("cos", c_void_p), ("sin", c_void_p), ("slots", c_void_p), ("block", c_int64), ("layer_stride", c_int64),
+        ("decodes", c_int64), ("table_width", c_int64), ("tables", c_void_p), ("lengths", c_void_p),
+        ("shared", ctypes.POINTER(_Shares)), ("chunks", c_int64), ("chunk", ctypes.POINTER(_Chunk)),
+    ]  # fmt: skip
+
+
+def native_products(layer: StackLayer) -> list[NativeProduct]:
+    """Those of the layer's products that C++ can do to the end."""
+    products = (layer.qkv, layer.out, layer.gate_up, layer.down)
+    return [p for p in products if isinstance(p, NativeProduct) and p.kind is not None]
+
+
+class NativeStack:
+    """Decoder layers as one call. `shape`: what they share; `parts`: what each is made of."""
+
+    def __init__(self, library: ctypes.CDLL, shape: StackShape, parts: Sequence[StackLayer]) -> None:
+        self._run = library.fovea_decoder
+        self._parts = parts
+        self._shape = _Shape(
+            shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.eps, shape.scale
+        )  # fmt: skip
+        self._layers = (_Layer * len(parts))()
+        for layer, part in zip(self._layers, parts, strict=True):
+            norms = (part.input_norm, part.post_norm, part.q_norm, part.k_norm)
+            values: list[int | None] = [None if norm is None else norm.data_ptr() for norm in norms]
+            products = native_products(part)
+            values += [product.weight.address for product in products]
+            for field, value in zip(_Layer._fields_, values, strict=False):
+                setattr(layer, field[0], value)
+            layer.activation = products[2].kind
+
+    def __call__(
+        self, x: Tensor, first: int, last: int, cos: Tensor, sin: Tensor, kv: Tensor, plan: AttentionPlan
+    ) -> Tensor:
+        x = x.clone(memory_format=torch.contiguous_format)
+        attention = _Attention(
+            cos.data_ptr(), sin.data_ptr(), plan.slots.data_ptr(), kv.shape[2], kv.stride(0), 0, 0, None, None,
+            None, len(plan.chunks),
+        )  # fmt: skip
+        if plan.decodes:
+            (group,) = plan.decodes
+            attention.decodes, attention.table_width = group.tables.shape
+            attention.tables, attention.lengths = group.tables.data_ptr(), group.lengths.data_ptr()
+            shared = shares_struct(group)
+            if shared is not None:
+                attention.shared = ctypes.pointer(shared)
+        if plan.chunks:
+            chunks = [_Chunk(c.row, c.count, c.first, c.table.data_ptr()) for c in plan.chunks]
+            attention.chunk = (_Chunk * len(chunks))(*chunks)
+        self._run(
+            ctypes.byref(self._layers, first * ctypes.sizeof(_Layer)), last - first, ctypes.byref(self._shape),
+            ctypes.byref(attention), x.data_ptr(), len(x), kv[first].data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        return x

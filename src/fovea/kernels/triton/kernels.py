@@ -1,0 +1,131 @@
+"""The Triton kernels as a set: what layers ask of a GPU. What they do not cover goes to torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fovea.kernels.activation import finish
+from fovea.kernels.attention import AttentionPlan, ChunkAttention, prefill_each
+from fovea.kernels.torch.kernels import Product, Stack, StackLayer, StackShape, TorchKernels
+from fovea.kernels.triton import decode as triton_decode
+from fovea.kernels.triton import rows as triton_rows
+
+CPU_PROCESSORS = 8
+"""What the interpreter pretends to have: enough that contexts are split."""
+
+
+class TritonProduct:
+    """torch's product of the weight as it is; a gated SiLU after it is one launch."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool) -> None:
+        self._weight, self._bias = weight, bias
+        self._activation, self._gated = activation, gated
+
+    @property
+    def nbytes(self) -> int:
+        return self._weight.nbytes
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        return self.finish(functional.linear(x, self._weight, self._bias), residual)
+
+    def finish(self, y: Tensor, residual: Tensor | None) -> Tensor:
+        if self._gated and self._activation == "silu":
+            y = triton_rows.silu_mul(y)
+            return y if residual is None else residual + y
+        return finish(y, self._activation, self._gated, residual)
+
+
+class TritonKernels(TorchKernels):
+    def __init__(self, device: torch.device, chunks: ChunkAttention = prefill_each) -> None:
+        """chunks: what computes those of prompts, for which there is no kernel of our own."""
+        super().__init__()
+        self._chunks = chunks
+        self._processors = CPU_PROCESSORS
+        if device.type == "cuda":
+            self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+
+    def product(
+        self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool
+    ) -> Product | None:
+        return TritonProduct(weight, bias, activation, gated)
+
+    def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
+        return TritonStack(self, shape, layers)
+
+    def attends_in_place(self, head_dim: int) -> bool:
+        return True
+
+    def shared_rows(self, group: int) -> int:
+        return triton_decode.shared_rows(group)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return triton_rows.rms_norm(x, weight, eps)
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        heads: int,
+        cos: Tensor,
+        sin: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        kv: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        return triton_rows.rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots)
+
+    def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+        query = query.contiguous()
+        out = torch.empty_like(query)
+        for group in plan.decodes:
+            rows = slice(group.row, group.row + len(group.tables))
+            count = triton_decode.splits(len(group.tables), kv.shape[3], self._processors)
+            triton_decode.decode(query[rows], kv, group, scale, count, out[rows])
+        if plan.chunks:
+            self._chunks(query, kv, plan.chunks, scale, out)
+        return out
+
+
+class TritonStack:
+    """Decoder layers with each residual added where the next norm begins."""
+
+    def __init__(self, kernels: TritonKernels, shape: StackShape, layers: Sequence[StackLayer]) -> None:
+        self._kernels, self._shape, self._layers = kernels, shape, layers
+
+    def __call__(
+        self, x: Tensor, first: int, last: int, cos: Tensor, sin: Tensor, kv: Tensor, plan: AttentionPlan
+    ) -> Tensor:
+        if first == last:
+            return x
+        shape, kernels, rows = self._shape, self._kernels, len(x)
+        heads = shape.heads + 2 * shape.kv_heads
+        x = x.contiguous()
+        delta: Tensor | None = None
+        for index in range(first, last):
+            layer = self._layers[index]
+            qkv_product, out_product, gate_up, down = _products(layer)
+            norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+            if delta is None:
+                normal = kernels.rms_norm(x, layer.input_norm, shape.eps)
+            else:
+                x, normal = triton_rows.add_rms_norm(x, delta, layer.input_norm, shape.eps)
+            qkv = qkv_product(normal, None).view(rows, heads, shape.head_dim)
+            query = kernels.rotate_store(qkv, shape.heads, cos, sin, norms, shape.eps, kv[index], plan.slots)
+            out = kernels.attend(query, kv[index], plan, shape.scale)
+            x, normal = triton_rows.add_rms_norm(
+                x, out_product(out.view(rows, -1), None), layer.post_norm, shape.eps
+            )
+            delta = down(gate_up(normal, None), None)
+        return x if delta is None else x + delta
+
+
+def _products(layer: StackLayer) -> tuple[Product, Product, Product, Product]:
+    assert layer.qkv is not None
+    assert layer.out is not None
+    assert layer.gate_up is not None
+    assert layer.down is not None
+    return layer.qkv, layer.out, layer.gate_up, layer.down

@@ -1,0 +1,68 @@
+"""The body of a response, within the limits: what is too large or no picture is refused while it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, cast
+
+from fovea.core.errors import InvalidMedia
+from fovea.media.image.probe import peek
+from fovea.media.image.sniff import describe
+from fovea.media.kind import IMAGE, Kind
+from fovea.media.limits import MediaLimits
+from fovea.media.video.container import container_of
+
+if TYPE_CHECKING:
+    import httpx
+
+_FIRST_PEEK = 64
+
+
+async def receive(response: httpx.Response, kind: Kind, limits: MediaLimits) -> bytes:
+    """At most the kind's ceiling, of an accepted type and, for images, size. Raises InvalidMedia."""
+    most = kind.max_bytes(limits)
+    if response.status_code != 200:
+        raise failed(kind, f"the {kind.noun}'s server answered {response.status_code}; accepted: 200")
+    encoding = response.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise failed(
+            kind, f"the {kind.noun}'s server answered with content encoding {encoding[:40]!r}; accepted: none"
+        )
+    announced = response.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > most:
+        raise _too_large(kind, f"{announced[:20]} bytes", most)
+    received = bytearray()
+    next_peek: int | None = _FIRST_PEEK
+    async for chunk in cast("AsyncIterator[bytes]", response.stream):
+        received += chunk
+        if len(received) > most:
+            raise _too_large(kind, "more", most)
+        if next_peek is not None and len(received) >= next_peek:
+            # Refuses a web page or a bomb before it is downloaded; doubling keeps the repeated looks cheap.
+            seen = _acceptable(bytes(received), kind, limits)
+            next_peek = None if seen else 2 * len(received)
+    if not received:
+        raise failed(kind, f"the {kind.noun}'s server answered with an empty body")
+    return bytes(received)
+
+
+def failed(kind: Kind, message: str) -> InvalidMedia:
+    return kind.invalid(message, "{noun}_fetch_failed")
+
+
+def _acceptable(start: bytes, kind: Kind, limits: MediaLimits) -> bool:
+    """Whether nothing more can be told from the beginning. Raises what the whole would raise."""
+    if kind is IMAGE:
+        return peek(start, limits) is not None
+    if container_of(start) is None:
+        raise kind.invalid(
+            f"the data is not a video of an accepted type but {describe(start)}; accepted: MP4 and WebM",
+            "unsupported_{noun}_type",
+        )
+    return True
+
+
+def _too_large(kind: Kind, size: str, most: int) -> InvalidMedia:
+    return kind.invalid(
+        f"the {kind.noun}'s server sends {size}; accepted: at most {most} bytes", "{noun}_too_large"
+    )

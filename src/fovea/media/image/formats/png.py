@@ -1,0 +1,113 @@
+"""PNG: a signature, then chunks of length, name, body and CRC (W3C PNG, third edition)."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+
+from fovea.core.errors import InvalidImage
+from fovea.media.image.formats import exif
+from fovea.media.image.formats.base import MAX_PARTS, Facts, Format, NeedMore, fragmented, truncated
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+# (bit depth, colour type) -> the mode in Pillow's words
+_MODES = {
+    **{(depth, 0): "L" for depth in (2, 4, 8)},
+    **{(depth, 3): "P" for depth in (1, 2, 4, 8)},
+    (1, 0): "1",
+    (16, 0): "I;16",
+    (8, 2): "RGB",
+    (16, 2): "RGB",
+    (8, 4): "LA",
+    (16, 4): "RGBA",
+    (8, 6): "RGBA",
+    (16, 6): "RGBA",
+}
+_KEPT = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"))
+
+
+def _matches(head: bytes) -> bool:
+    return head.startswith(SIGNATURE)
+
+
+def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """(name, start of body, end of body) of every chunk that is wholly there."""
+    at = len(SIGNATURE)
+    for _ in range(MAX_PARTS):
+        if at + 12 > len(data):
+            return
+        length, name = struct.unpack_from(">I4s", data, at)
+        end = at + 8 + length
+        if end + 4 > len(data):
+            return
+        yield name, at + 8, end
+        at = end + 4
+    raise fragmented("PNG")
+
+
+def _scan(data: bytes) -> Facts:
+    if len(data) < 29:
+        raise NeedMore
+    length, name, width, height, depth, colour = struct.unpack_from(">I4sIIBB", data, len(SIGNATURE))
+    if name != b"IHDR" or length != 13:
+        raise InvalidImage("the PNG is corrupt: its first chunk is not IHDR")
+    mode = _MODES.get((depth, colour))
+    if mode is None:
+        raise InvalidImage(f"the PNG is corrupt: bit depth {depth} with colour type {colour} does not exist")
+    frames, orientation, pixels_began = 1, 1, False
+    for name, start, end in _chunks(data):
+        pixels_began = pixels_began or name == b"IDAT"
+        # An acTL after the pixels is no animation control (PNG 11.3.4.1).
+        if name == b"acTL" and not pixels_began and end - start >= 4:
+            frames = max(1, int.from_bytes(data[start : start + 4], "big"))
+        elif name == b"eXIf":
+            orientation = exif.orientation(data[start:end])
+    return Facts(width, height, mode, frames, orientation)
+
+
+def _essence(data: bytes) -> bytes:
+    """The still picture's own chunks, each with its CRC checked: Pillow skips the CRC of IDAT."""
+    view = memoryview(data)
+    depth, colour = data[24], data[25]
+    kept: list[bytes | memoryview] = [SIGNATURE]
+    palette = False
+    for name, start, end in _chunks(data):
+        if name not in _KEPT:
+            continue
+        palette = palette or name == b"PLTE"
+        if zlib.crc32(view[start - 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
+            raise InvalidImage(
+                f"the PNG is corrupt: the checksum of its {name.decode('latin-1')} chunk is wrong"
+            )
+        if name == b"tRNS" and colour in (0, 2):
+            kept.append(_chunk(name, _scaled_key(data[start:end], depth, colour)))
+        else:
+            kept.append(view[start - 8 : end + 4])
+        if name == b"IEND":
+            if colour == 3 and not palette:  # Pillow would show the indices as grey
+                raise InvalidImage("the PNG is corrupt: it has palette colours but no palette")
+            return b"".join(kept)
+    raise truncated("PNG", "its IEND chunk")
+
+
+def _scaled_key(body: bytes, depth: int, colour: int) -> bytes:
+    """The transparent colour in the units of the decoded pixels.
+
+    Pillow widens 2 and 4 bit grey to 8 bits and narrows 16 bit RGB to 8, but compares the pixels with the key as
+    it is stored. 16 bit grey stays as it is, and so does its key.
+    """
+    if depth in (1, 8) or (depth == 16 and colour == 0) or len(body) % 2:
+        return body
+    key = struct.unpack(f">{len(body) // 2}H", body)
+    most = (1 << depth) - 1
+    scaled = [value >> 8 if depth == 16 else (value & most) * 255 // most for value in key]
+    return struct.pack(f">{len(scaled)}H", *scaled)
+
+
+def _chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+FORMAT = Format("PNG", "image/png", _matches, _scan, _essence)

@@ -1,0 +1,110 @@
+"""/v1/models, /tokenize, and what operators ask: /health, /ready, /version, /metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from fovea import __version__
+from fovea.api.convert import chat_prompt, wire_names
+from fovea.api.schema import ChatRequest, TokenizeRequest
+from fovea.core.errors import InvalidRequest, NotFound, Unavailable
+from fovea.core.types import Prompt, TextPrompt
+from fovea.server.docs import ERRORS, NAMED
+from fovea.server.errors import response
+from fovea.server.explain import shorten
+from fovea.server.routes.images import load_media
+from fovea.server.state import ServerState, share_of, state_of
+
+router = APIRouter()
+
+
+@router.get("/v1/models", responses=NAMED)
+async def models(http: Request) -> dict[str, Any]:
+    """The one model that is served."""
+    return {"object": "list", "data": [_card(state_of(http))]}
+
+
+@router.get("/v1/models/{name:path}", responses=NAMED)
+async def model(name: str, http: Request) -> dict[str, Any]:
+    state = state_of(http)
+    if name != state.client.info.name:
+        raise NotFound(
+            f"model {shorten(name)} is not served here; served: {state.client.info.name}",
+            code="model_not_found",
+        )
+    return _card(state)
+
+
+@router.post("/tokenize", responses=ERRORS)
+async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
+    """Token ids of a prompt or of a conversation, visual tokens included."""
+    state = state_of(http)
+    state.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("send either prompt or messages", param="prompt")
+    prompt: Prompt
+    if body.messages is not None:
+        chat = ChatRequest(
+            messages=body.messages,
+            max_pixels=body.max_pixels,
+            min_pixels=body.min_pixels,
+            video_pruning_rate=body.video_pruning_rate,
+            visual_tokens=body.visual_tokens,
+        )
+        share = share_of(http, None)
+        loaded, opened = await load_media(state, chat.messages, share)
+        prompt = chat_prompt(chat, loaded.images, opened.videos)
+    else:
+        prompt = TextPrompt(body.prompt or "")
+    with wire_names(body):
+        ids = await state.client.tokenize(prompt)
+    return {"tokens": ids, "count": len(ids), "max_model_len": state.client.info.max_context}
+
+
+@router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
+async def health(http: Request) -> Response:
+    """The process runs, loading or serving: see /ready. 503 only when the engine died, so that it is restarted."""
+    state = state_of(http)
+    if state.client.status == "stopped" and not state.draining:
+        return response(Unavailable(state.unavailable() or "the engine has stopped"))
+    return JSONResponse({"status": "ok"})
+
+
+@router.api_route("/ready", methods=["GET", "HEAD"], include_in_schema=False)
+async def ready(http: Request) -> Response:
+    """Requests are served now."""
+    state = state_of(http)
+    reason = state.unavailable()
+    if reason is not None:
+        return response(Unavailable(reason))
+    return JSONResponse({"status": "ready", "model": state.client.info.name})
+
+
+@router.get("/version", include_in_schema=False)
+async def version() -> dict[str, str]:
+    return {"version": __version__}
+
+
+@router.get("/metrics", include_in_schema=False)
+async def metrics(http: Request) -> Response:
+    return PlainTextResponse(
+        state_of(http).metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )
+
+
+def _card(state: ServerState) -> dict[str, Any]:
+    info = state.client.info
+    return {
+        "id": info.name,
+        "object": "model",
+        "created": info.created,
+        "owned_by": "fovea",
+        "max_model_len": info.max_context,
+        "architecture": info.architecture,
+        "parameters": info.parameters,
+        "dtype": info.dtype,
+        "quantization": info.quantization,
+    }

@@ -1,0 +1,221 @@
+"""Slices on a stream: what is launched beside a step, what waits for what, and when an image is there to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from fovea.engine.execute.encode_queue import Encoder
+from fovea.engine.schedule.plan import EncodeJob
+from fovea.engine.sequence import ImageSpan
+from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.processor.base import ProcessedImage
+from fovea.engine.vision.slices import Ahead, Slices
+from fovea.engine.vision.stream import EncoderStream, SameThread, encoder_stream
+
+SLICES = 3
+
+
+@dataclass
+class FakeStream:
+    """A device that works when it is told; a slice takes a second of its own clock."""
+
+    events: list[str] = field(default_factory=list)
+    marks: list[FakeMark] = field(default_factory=list)
+    finished: int = 0
+    inside: bool = False
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        self.inside = True
+        yield
+        self.inside = False
+
+    def mark(self) -> FakeMark:
+        assert self.inside
+        self.marks.append(FakeMark(self, len(self.marks)))
+        return self.marks[-1]
+
+    def hand_over(self, features: VisualFeatures) -> None:
+        self.events.append("handed over")
+
+    def finish(self, slices: int) -> None:
+        self.finished += 2 * slices
+
+
+@dataclass(eq=False)
+class FakeMark:
+    stream: FakeStream
+    number: int
+
+    @property
+    def done(self) -> bool:
+        return self.number < self.stream.finished
+
+    def wait(self) -> None:
+        self.stream.events.append("waited")
+        self.stream.finished = self.number + 1
+
+    def since(self, earlier: Any) -> float:
+        assert self.done
+        assert earlier.done
+        return 0.5 * (self.number - earlier.number) * 2
+
+
+class Tower:
+    """Three slices an image; the fourth call ends it."""
+
+    def __init__(self, stream: EncoderStream) -> None:
+        self.begun: list[str] = []
+        self.ahead: list[list[str]] = []
+        self.slices = 0
+        self.closed: list[str] = []
+        self.alive = {"s1", "s2"}
+        self.rows = 2
+        self.encoder = Encoder(
+            self.encode, stream, pixels=self.pixels, alive=lambda holder: holder in self.alive
+        )
+
+    def pixels(self, job: EncodeJob) -> ProcessedImage:
+        if job.span.key == "broken":
+            raise ValueError("these are no pixels")
+        return ProcessedImage(job.span.key, None, {})  # type: ignore[arg-type]
+
+    def encode(self, image: ProcessedImage, ahead: Ahead) -> Slices[VisualFeatures]:
+        self.begun.append(image.identity)
+        self.ahead.append([other.identity for other in ahead()])
+        try:
+            for _ in range(SLICES - 1):
+                self.slices += 1
+                yield
+            self.slices += 1
+        except GeneratorExit:
+            self.closed.append(image.identity)
+            raise
+        return VisualFeatures(torch.zeros(self.rows, 4))
+
+
+def job(key: str, *holders: str) -> EncodeJob:
+    return EncodeJob(ImageSpan(0, 0, 2, 2, key, (1, 2, 4)), list(holders or ("s1",)))
+
+
+def test_on_a_cpu_an_image_is_there_when_its_last_slice_returns() -> None:
+    assert isinstance(encoder_stream(torch.device("cpu")), SameThread)
+    tower = Tower(SameThread())
+    made = tower.encoder.step([job("a", "s1", "s2"), job("b")], 60.0, alone=False)
+    assert list(made.images) == ["a", "b"]
+    assert made.images["a"].holders == {"s1", "s2"}
+    assert made.seconds >= made.images["a"].seconds + made.images["b"].seconds > 0
+    assert not tower.encoder.working
+
+
+def test_who_is_encoded_knows_which_reduced_images_come_next() -> None:
+    """Those that have begun do not count, nor plain ones; one whose pixels failed is told of when its own turn comes."""
+    tower = Tower(SameThread())
+    tower.encoder.step([job("a")], 0.0, alone=False)
+    wanted = [job("a"), job("plain"), *(part(key) for key in ("b", "broken", "c"))]
+    tower.encoder.step(wanted, 0.0, alone=False)
+    assert tower.ahead == [[]]
+    made = tower.encoder.step(wanted, 60.0, alone=False)
+    assert tower.begun == ["a", "plain", "b", "c"]
+    assert tower.ahead == [[], ["b", "c"], ["c"], []]
+    assert list(made.failures) == ["broken"]
+
+
+def part(key: str) -> EncodeJob:
+    """Two of eight tokens."""
+    return EncodeJob(ImageSpan(0, 0, 2, 2, key, (1, 2, 4), full=8), ["s1"])
+
+
+def test_no_seconds_are_one_slice() -> None:
+    tower = Tower(SameThread())
+    for slices in range(1, SLICES + 1):
+        made = tower.encoder.step([job("a")], 0.0, alone=False)
+        assert tower.slices == slices
+        assert bool(made.images) == (slices == SLICES)
+
+
+def test_what_has_begun_is_finished_first() -> None:
+    tower = Tower(SameThread())
+    tower.encoder.step([job("a")], 0.0, alone=False)
+    tower.encoder.step([job("b"), job("a")], 0.0, alone=False)
+    assert tower.begun == ["a"]
+
+
+def test_beside_tokens_nobody_waits_and_nothing_is_handed_on_early() -> None:
+    stream = FakeStream()
+    tower = Tower(stream)
+    made = tower.encoder.step([job("a")], 60.0, alone=False)
+    assert (tower.slices, made.images, stream.events) == (SLICES, {}, []), "launched, and not done"
+    for _ in range(3):
+        assert not tower.encoder.step([job("a"), job("b")], 60.0, alone=False).images
+    assert tower.begun == ["a"], "no other lot before this one is done"
+    stream.finish(SLICES - 1)
+    assert not tower.encoder.step([job("a")], 60.0, alone=False).images, "its last slice is not done"
+    stream.finish(1)
+    made = tower.encoder.step([job("a"), job("b")], 60.0, alone=False)
+    assert list(made.images) == ["a"]
+    assert made.images["a"].seconds == SLICES
+    assert stream.events == ["handed over"]
+    assert tower.begun == ["a", "b"]
+
+
+def test_a_lot_is_what_the_step_has_seconds_for() -> None:
+    """A slice takes a second of this device, which is known once the first ones are done."""
+    stream = FakeStream()
+    tower = Tower(stream)
+    tower.encoder.step([job("a")], 60.0, alone=False)
+    stream.finish(SLICES)
+    tower.encoder.step([job("b"), job("c")], 2.5, alone=False)
+    assert tower.slices == SLICES + 2
+    stream.finish(2)
+    tower.encoder.step([job("b"), job("c")], 0.1, alone=False)
+    assert tower.slices == SLICES + 3, "one at least"
+
+
+def test_a_step_without_tokens_waits_for_its_slices() -> None:
+    stream = FakeStream()
+    tower = Tower(stream)
+    made = tower.encoder.step([job("a")], 60.0, alone=True)
+    assert list(made.images) == ["a"]
+    assert stream.events == ["waited", "handed over"]
+
+
+def test_nobody_waits_for_it_any_more() -> None:
+    stream = FakeStream()
+    tower = Tower(stream)
+    tower.encoder.step([job("a", "s1")], 0.0, alone=True)
+    tower.alive.discard("s1")
+    assert tower.encoder.working
+    tower.encoder.step([job("b", "s2")], 0.0, alone=True)
+    assert tower.closed == ["a"]
+    tower.encoder.drop()
+    assert tower.encoder.working, "s2 is still there"
+    tower.alive.clear()
+    tower.encoder.drop()
+    assert not tower.encoder.working
+
+
+def test_whoever_left_meanwhile_holds_nothing() -> None:
+    stream = FakeStream()
+    tower = Tower(stream)
+    tower.encoder.step([job("a", "s1", "s2")], 60.0, alone=False)
+    tower.alive.discard("s1")
+    stream.finish(SLICES)
+    assert tower.encoder.step([], 60.0, alone=False).images["a"].holders == {"s2"}
+
+
+@pytest.mark.parametrize("stream", [SameThread(), FakeStream()])
+def test_an_image_that_fails_fails_alone(stream: EncoderStream) -> None:
+    tower = Tower(stream)
+    made = tower.encoder.step([job("broken"), job("a")], 60.0, alone=True)
+    assert (list(made.failures), list(made.images)) == (["broken"], ["a"])
+    tower.rows = 1
+    made = tower.encoder.step([job("b")], 60.0, alone=True)
+    assert "1 visual tokens made, 2 planned" in str(made.failures["b"])
+    assert not tower.encoder.working

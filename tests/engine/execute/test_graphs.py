@@ -1,0 +1,130 @@
+"""Padded decodes without a card: the same launches over the same buffers, one by one."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fovea import Engine
+from fovea.core.errors import ConfigError
+from fovea.core.types import ChatPrompt
+from fovea.engine.execute.graphs import PaddedDecodes, _Batch
+from fovea.engine.schedule import shares
+from fovea.kernels.native.build import library
+from tests.support.checkpoints import write
+from tests.support.engines import all_at_once, ask, at_rest, picture
+
+SETTINGS: dict[str, Any] = {"device": "cpu", "threads": 1, "kv_blocks": 96, "max_running": 6}
+PROMPTS = [
+    ask("what is it?", picture(1, 64, 64)),
+    ask("describe the picture", picture(1, 64, 64)),
+    ask("the red circle"),
+    ask("please"),
+    ask("is in the image " * 9),
+]
+
+
+TOGETHER = [
+    ask(text, picture(1, 64, 64)) for text in ("what is it?", "describe the picture", "the red", "please")
+]
+
+
+def answers(folder: str, prompts: list[ChatPrompt], tokens: int, **settings: Any) -> list[tuple[int, ...]]:
+    """Of some that run together, and end one after the other, so that every size is had and left."""
+    with Engine.from_pretrained(folder, **SETTINGS, **settings) as engine:
+        with ThreadPoolExecutor(len(prompts)) as pool, all_at_once(engine, len(prompts)):
+            said = [
+                pool.submit(
+                    engine.generate, prompt, temperature=0, max_tokens=tokens + 2 * number, ignore_eos=True
+                )
+                for number, prompt in enumerate(prompts)
+            ]
+        found = [future.result().token_ids[0] for future in said]
+        at_rest(engine)
+    return found
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Of every padded step, and whether its rows shared a prefix."""
+    seen: list[tuple[int, bool]] = []
+    run = _Batch.run
+
+    def noted(self: _Batch) -> Any:
+        seen.append((len(self.arrays["ids"]), "members" in self.arrays))
+        return run(self)
+
+    monkeypatch.setattr(_Batch, "run", noted)
+    return seen
+
+
+def test_padding_changes_no_answer(sizes: list[tuple[int, bool]]) -> None:
+    """On the CPU's kernels, which give the same to the last bit in any company."""
+    if library() is None:
+        pytest.skip("this machine can not run the C++ kernels")
+    plain = answers("fovea-tiny", PROMPTS, 10, dtype="bfloat16")
+    assert not sizes
+    assert answers("fovea-tiny", PROMPTS, 10, dtype="bfloat16", decode_graphs="padded") == plain
+    seen = {size for size, _ in sizes}
+    assert seen <= {1, 2, 4, 8}
+    assert max(seen) > 1, "nobody shared a step"
+
+
+def test_two_that_share_a_prefix_read_it_together_on_the_cpus_kernels(
+    sizes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as they do unpadded: the kernels say how few are worth it."""
+    if library() is None:
+        pytest.skip("this machine can not run the C++ kernels")
+    monkeypatch.setattr(shares.shares, "__kwdefaults__", {"least_tokens": 8})
+    plain = answers("fovea-tiny", TOGETHER[:2], 8, dtype="bfloat16", block_size=4)
+    assert (
+        answers("fovea-tiny", TOGETHER[:2], 8, dtype="bfloat16", block_size=4, decode_graphs="padded")
+        == plain
+    )
+    assert (2, True) in sizes
+
+
+def test_padding_changes_no_answer_on_tritons_kernels(
+    tmp_path: Path, sizes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four questions about one picture; what they share need not be long here to be read together."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("there is a card: tests/gpu runs them on it")
+    folder = str(write("llava", tmp_path))
+    plain = answers(folder, TOGETHER, 5, dtype="float32", block_size=4, kernels="torch")
+    monkeypatch.setattr(shares.shares, "__kwdefaults__", {"least_tokens": 8})
+    assert (
+        answers(folder, TOGETHER, 5, dtype="float32", block_size=4, kernels="triton", decode_graphs="padded")
+        == plain
+    )
+    assert (4, True) in sizes
+
+
+def test_padding_needs_kernels_that_read_pages_in_place(tmp_path: Path) -> None:
+    folder = str(write("llava", tmp_path))
+    with pytest.raises(
+        ConfigError, match="decode_graphs is 'padded', and these kernels cut decodes by length"
+    ):
+        Engine.from_pretrained(folder, dtype="float32", kernels="torch", decode_graphs="padded")
+    with Engine.from_pretrained(folder, dtype="float32", device="cpu", kv_blocks=8) as engine:
+        assert engine.loop.runner._padded is None
+
+
+def test_the_pool_is_as_large_as_before_for_everybody_else() -> None:
+    if library() is None:
+        pytest.skip("this machine can not run the C++ kernels")
+    counts = []
+    for graphs in ("off", "padded"):
+        with Engine.from_pretrained(
+            "fovea-tiny", **SETTINGS, dtype="bfloat16", decode_graphs=graphs
+        ) as engine:
+            stats = engine.stats()
+            counts.append((stats["kv_block_bytes"], stats["kv_blocks_total"]))
+            assert isinstance(engine.loop.runner._padded, PaddedDecodes) == (graphs == "padded")
+    assert counts[0] == counts[1]

@@ -1,0 +1,116 @@
+"""LLaVA-NeXT, whose images are tiles: relevance encodes the tiles that a question needs, and keeps each token's number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+from fovea import Engine
+from fovea.core.errors import InvalidRequest
+from fovea.core.image import PixelBudget, VisualTokens
+from fovea.engine.models.llava import TiledLlava
+from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.slices import finished
+from tests.support.checkpoints import write
+
+QUESTION = "what is in the red circle?"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write("llava_next", tmp_path_factory.mktemp("llava_next"))
+
+
+@pytest.fixture(scope="module")
+def machine(folder: Path) -> Engine:
+    with Engine.from_pretrained(str(folder), dtype="float32", kv_cache_mib=8) as made:
+        yield made
+
+
+def _page(width: int, height: int) -> PIL.Image.Image:
+    """White, with a busy corner at the bottom right."""
+    pixels = np.full((height, width, 3), 255, np.uint8)
+    busy = np.random.default_rng(1).integers(0, 255, (height // 3, width // 3, 3), dtype=np.uint8)
+    pixels[-busy.shape[0] :, -busy.shape[1] :] = busy
+    return PIL.Image.fromarray(pixels)
+
+
+def _encoded(machine: Engine, page: PIL.Image.Image, wish: VisualTokens | None) -> VisualFeatures:
+    """What the engine's encoder makes of the image, with the whole of its pixels."""
+    preparer = machine._preparer
+    prompt = machine.request(QUESTION, [page], budget=PixelBudget(visual=wish), max_tokens=1).prompt
+    [planned] = preparer.builder.outline(prompt).images
+    from fovea.engine.request.prompt_plan import process
+
+    processed = process(planned, preparer._pixels._processor)
+    return finished(machine.loop.runner._encoder._encode(processed, lambda: iter(())))
+
+
+@pytest.mark.parametrize("size", [(90, 60), (60, 90), (100, 40), (64, 64)])
+def test_kept_tokens_are_those_of_the_whole_encoding(machine: Engine, size: tuple[int, int]) -> None:
+    page = _page(*size)
+    with torch.inference_mode():
+        full = _encoded(machine, page, None)
+        count = full.embeds.shape[0]
+        for keep in (0.6, 0.9):
+            some = _encoded(machine, page, VisualTokens("relevance", keep=keep))
+            assert some.embeds.shape[0] == -(-count * round(keep * 10) // 10)
+            assert some.places is not None
+            numbers = some.places[:, 0].tolist()
+            assert numbers == sorted(set(numbers))
+            base = machine.loop.runner.model.side**2
+            assert numbers[:base] == list(range(base))
+            torch.testing.assert_close(some.embeds, full.embeds[numbers], rtol=1e-4, atol=1e-5)
+
+
+def test_tiles_of_which_nothing_is_kept_are_not_encoded(
+    machine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = _page(90, 60)
+    encoded: list[int] = []
+    plain = TiledLlava.tiles
+
+    def counting(self: TiledLlava, image: object) -> object:
+        encoded.append(len(image.arrays["pixel_values"]))
+        return plain(self, image)
+
+    monkeypatch.setattr(TiledLlava, "tiles", counting)
+    with torch.inference_mode():
+        _encoded(machine, page, None)
+        [everything] = encoded
+        encoded.clear()
+        full = machine.outline(machine.request(QUESTION, [page]).prompt).image_tokens
+        base = machine.loop.runner.model.side**2
+        _encoded(machine, page, VisualTokens("relevance", budget=base + 4))
+    assert encoded[0] == 1
+    assert 1 < sum(encoded) < everything
+    assert base + 4 < full
+
+
+def test_answers_keep_the_budget_and_say_so(machine: Engine) -> None:
+    page = _page(90, 60)
+    full = machine.generate(QUESTION, [page], max_tokens=3)
+    wish = PixelBudget(visual=VisualTokens("relevance", keep=0.7, explain=True))
+    some = machine.generate(QUESTION, [page], budget=wish, max_tokens=3)
+    assert some.images[0].method == "relevance"
+    assert some.images[0].full == full.images[0].tokens
+    assert some.usage.image == some.images[0].tokens < full.usage.image
+    assert some.images[0].relevance is not None
+    assert sum(region["tokens"] for region in some.images[0].relevance["regions"]) == some.usage.image - 16
+    machine.check_integrity()
+
+
+def test_the_whole_is_always_kept(machine: Engine) -> None:
+    wish = PixelBudget(visual=VisualTokens("relevance", budget=10))
+    with pytest.raises(InvalidRequest, match="view of the whole image has 16"):
+        machine.generate(QUESTION, [_page(90, 60)], budget=wish, max_tokens=1)
+
+
+def test_what_looks_into_the_encoder_is_refused(machine: Engine) -> None:
+    wish = PixelBudget(visual=VisualTokens("visionzip", keep=0.5))
+    with pytest.raises(InvalidRequest, match="looks into the vision encoder"):
+        machine.generate(QUESTION, [_page(90, 60)], budget=wish, max_tokens=1)

@@ -1,0 +1,92 @@
+"""Who may come in, counted in answers and in KV."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fovea.core.errors import InvalidRequest, Overloaded
+from fovea.engine.request.admission import USUAL_ANSWER, Admission, Cost, cost
+
+
+def admission(room: int = 4, tokens: int = 1000, *, refuse: bool = True) -> Admission:
+    return Admission(room, tokens, 1 << 20, refuse=refuse)
+
+
+def test_a_cost_counts_the_prompt_once_and_every_answer() -> None:
+    assert cost(100, 64, 10, 3) == Cost(100, 64, 30)
+    assert cost(100, 64, None, 2).tokens == 100 + 2 * USUAL_ANSWER
+
+
+def test_a_full_queue_is_overloaded_and_what_never_fits_is_wrong() -> None:
+    crowd = admission()
+    ticket = crowd.enter(3)
+    with pytest.raises(Overloaded, match="3 requests are running or waiting, 4 is the limit"):
+        crowd.enter(2)
+    with pytest.raises(InvalidRequest, match="5 answers are asked for; at most 4"):
+        crowd.enter(5)
+    ticket.leave()
+    crowd.check(4)
+
+
+def test_without_a_bound_everybody_comes_in() -> None:
+    crowd = Admission(0, 10, 1, refuse=False)
+    for _ in range(100):
+        crowd.enter(1000)
+
+
+def test_a_refusal_names_its_numbers() -> None:
+    crowd = admission()
+    crowd.enter(1).commit(Cost(600, 512, 100))
+    with pytest.raises(Overloaded) as caught:
+        crowd.enter(1).commit(Cost(300, 256, 10))
+    message = caught.value.message
+    for number in (
+        "310.0 MiB",
+        "300 tokens",
+        "256 of them visual",
+        "10 of answers",
+        "700.0 MiB of 1000.0 MiB",
+    ):
+        assert number in message
+
+
+def test_one_alone_is_never_refused() -> None:
+    """What can not fit at all is refused by its length, with other words; what may fit alone runs alone."""
+    crowd = admission()
+    crowd.enter(1).commit(Cost(900, 0, 500))
+    assert crowd.load == pytest.approx(1.4)
+
+
+def test_waiting_is_the_other_policy() -> None:
+    crowd = admission(refuse=False)
+    for _ in range(4):
+        crowd.enter(1).commit(Cost(900, 0, 0))
+    assert crowd.load == pytest.approx(3.6)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 400), st.booleans()), max_size=30))
+def test_what_leaves_gives_back_what_it_took(steps: list[tuple[int, int, bool]]) -> None:
+    crowd, inside = admission(room=8), []
+    for answers, tokens, leaves in steps:
+        try:
+            ticket = crowd.enter(answers)
+        except Overloaded:
+            continue
+        try:
+            ticket.commit(Cost(tokens, 0, 0))
+        except Overloaded:
+            ticket.leave()
+            continue
+        inside.append(ticket)
+        if leaves:
+            gone = inside.pop(0)
+            gone.leave()
+            gone.leave()
+        assert crowd.in_flight == sum(ticket.answers for ticket in inside) <= 8
+        total = sum(ticket.tokens for ticket in inside)
+        assert len(inside) == 1 or total <= 1000
+    for ticket in inside:
+        ticket.leave()
+    assert (crowd.in_flight, crowd.load) == (0, 0.0)

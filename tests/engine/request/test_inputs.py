@@ -1,0 +1,84 @@
+"""What a Python caller may hand in, and what is said about the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from fovea.core.errors import InvalidRequest
+from fovea.core.sampling import SamplingParams
+from fovea.core.types import ChatPrompt, ImagePart, TextPart
+from fovea.engine.request.inputs import to_prompt
+
+RED = Image.new("RGB", (8, 4), "red")
+
+BAD_PROMPTS: list[tuple[Any, str]] = [
+    ([], "one at least"),
+    (5, "text, messages"),
+    ([{"role": "user"}], "role and content"),
+    ([{"role": 3, "content": "x"}], "role must be text"),
+    ([{"role": "user", "content": 5}], "text or a list"),
+    ([{"role": "user", "content": [{"type": "text"}]}], "needs text"),
+    ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "needs text"),
+    ([{"role": "user", "content": [{"type": "image"}]}], "needs image"),
+    ([{"role": "user", "content": [{"type": "image", "image": 3}]}], "int is no image"),
+    ([{"role": "user", "content": [{"type": "sound"}]}], "accepted: text, image"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "message"), BAD_PROMPTS, ids=range(len(BAD_PROMPTS)))
+def test_what_is_wrong_is_named(prompt: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        to_prompt(prompt)
+
+
+def test_pictures_stand_before_a_question(tmp_path: Path) -> None:
+    """A path, bytes and a PIL image of the same file: three parts in order, then the text."""
+    path = tmp_path / "red.png"
+    RED.save(path)
+    prompt = to_prompt("what?", [path, path.read_bytes(), RED])
+    assert isinstance(prompt, ChatPrompt)
+    *images, text = prompt.messages[0].parts
+    assert text == TextPart("what?")
+    assert all(isinstance(part, ImagePart) and part.image.width == 8 for part in images)
+    first, second = (part.image.identity for part in images[:2] if isinstance(part, ImagePart))
+    assert first == second
+
+
+def test_the_index_of_a_bad_image_is_told() -> None:
+    with pytest.raises(InvalidRequest, match="image 1: "):
+        to_prompt("what?", [RED, b"nothing"])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"ignore_eos": "yes"}, {"logprobs": "no"}, {"logit_bias": {"5": 1.0}}, {"stop_token_ids": ("5",)}],
+    ids=str,
+)
+def test_sampling_takes_no_look_alikes(values: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=next(iter(values))):
+        SamplingParams(**values)
+
+
+def test_text_that_can_not_fit_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 MB of text kept one of four preparing threads busy for 53 seconds, only to be refused then."""
+    from fovea.core.errors import PromptTooLong
+    from fovea.core.types import TextPrompt
+    from fovea.engine.request.prompt import PromptBuilder
+    from fovea.engine.request.tokenizer import ChatTokenizer
+    from tests.support.checkpoints import QWEN_TEMPLATE, tokenizer
+
+    words = ChatTokenizer(tokenizer(QWEN_TEMPLATE), QWEN_TEMPLATE, eos_ids=frozenset({2}))
+    builder = PromptBuilder(words, processor=None, image_token_id=5)  # type: ignore[arg-type]
+    fitting = builder.build(TextPrompt("the red circle " * 20), limit=4096)
+    assert len(fitting.ids) >= words.fewest_tokens("the red circle " * 20)
+
+    def encode(text: str) -> list[int]:
+        raise AssertionError("it was tokenized")
+
+    monkeypatch.setattr(words, "encode", encode)
+    with pytest.raises(PromptTooLong, match="7500000 characters"):
+        builder.build(TextPrompt("the red circle " * 500_000), limit=4096)

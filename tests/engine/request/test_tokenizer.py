@@ -1,0 +1,146 @@
+"""Text to ids with the checkpoint's own tokenizer, and messages to text with its own template."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fovea.core.errors import CheckpointError, InvalidRequest
+from fovea.core.types import ImagePart, Message, TextPart
+from fovea.engine.request.tokenizer import ChatTokenizer
+from tests.support.checkpoints import QWEN_TEMPLATE, tokenizer
+from tests.support.engines import picture
+
+CONFIG = SimpleNamespace(
+    model_type="qwen3_vl", eos_token_id=None, text_config=SimpleNamespace(eos_token_id=2)
+)
+USER = Message("user", (ImagePart(picture(1)), TextPart("what?")))
+
+
+@pytest.fixture
+def folder(qwen: Path, tmp_path: Path) -> Path:
+    return Path(
+        shutil.copytree(qwen, tmp_path / "checkpoint", ignore=shutil.ignore_patterns("*.safetensors"))
+    )
+
+
+def load(folder: Path, **options: Any) -> ChatTokenizer:
+    return ChatTokenizer.from_folder(folder, options.pop("config", CONFIG), **options)
+
+
+def chat(template: str | None) -> ChatTokenizer:
+    return ChatTokenizer(tokenizer(QWEN_TEMPLATE), template, eos_ids=frozenset({2}))
+
+
+def test_messages_become_the_models_text(folder: Path) -> None:
+    words = load(folder)
+    text = words.render([Message("system", (TextPart("be brief"),)), USER])
+    assert text == (
+        "<|im_start|>system\nbe brief<|im_end|>\n"
+        "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>what?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert words.decode(words.encode(text), skip_special_tokens=False) == text
+
+
+def test_another_template_replaces_the_checkpoints_own(folder: Path) -> None:
+    words = load(folder, template="{% for m in messages %}{{ m['role'] }};{% endfor %}")
+    assert words.render([USER]) == "user;"
+
+
+def test_templates_that_want_text_get_text() -> None:
+    """Older templates join content as a string; a list of parts would be written out as Python shows it."""
+    words = chat("{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}{% endfor %}")
+    assert words.render([Message("user", (TextPart("a"), TextPart("b")))]) == "user: ab"
+    printing = chat("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    assert printing.render([Message("user", (TextPart("a"),))]) == "a"
+
+
+def test_a_template_may_refuse() -> None:
+    words = chat(
+        "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}{% endfor %}"
+    )
+    with pytest.raises(InvalidRequest, match="the chat template refuses these messages: no tools here"):
+        words.render([Message("tool", (TextPart("x"),))])
+
+
+def test_without_a_template_the_way_out_is_named() -> None:
+    with pytest.raises(
+        InvalidRequest, match="no chat template; use a text prompt, or start with --chat-template"
+    ):
+        chat(None).render([USER])
+
+
+def test_a_template_may_lie_in_a_file_of_its_own(folder: Path) -> None:
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        load(folder).render([USER])
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "from json"}))
+    assert load(folder).render([USER]) == "from json"
+    (folder / "chat_template.jinja").write_text("from jinja")
+    assert load(folder).render([USER]) == "from jinja"
+
+
+def test_llava_has_a_template_even_when_its_checkpoint_has_none(folder: Path) -> None:
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    config = SimpleNamespace(**{**vars(CONFIG), "model_type": "llava"})
+    text = load(folder, config=config).render([USER])
+    assert text == "USER: <image>\nwhat? ASSISTANT:"
+
+
+@pytest.mark.parametrize(
+    ("generation", "model", "text", "expected"),
+    [
+        ({"eos_token_id": [5, 7]}, 9, 9, {5, 7, 2}),
+        ({"eos_token_id": 5}, 9, 9, {5, 2}),
+        ({}, 9, 8, {9, 2}),
+        (None, None, 8, {8, 2}),
+        (None, None, None, {2}),
+    ],
+    ids=["a list", "one", "the model's", "the decoder's", "the tokenizer's"],
+)
+def test_every_id_that_ends_an_answer(
+    folder: Path, generation: dict[str, Any] | None, model: int | None, text: int | None, expected: set[int]
+) -> None:
+    path = folder / "generation_config.json"
+    path.unlink()
+    if generation is not None:
+        path.write_text(json.dumps(generation))
+    config = SimpleNamespace(
+        model_type="qwen3_vl", eos_token_id=model, text_config=SimpleNamespace(eos_token_id=text)
+    )
+    assert load(folder, config=config).eos_ids == expected
+
+
+def test_the_start_token_is_added_once() -> None:
+    """A template that writes it itself must not get it twice."""
+    raw = tokenizer(QWEN_TEMPLATE)
+    raw.bos_token = "<|endoftext|>"
+    added: list[bool] = []
+    encode = raw.encode
+
+    def watched(text: str, *, add_special_tokens: bool) -> Any:
+        added.append(add_special_tokens)
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    raw.encode = watched
+    words = ChatTokenizer(raw, None, eos_ids=frozenset())
+    words.encode("<|endoftext|>hello")
+    words.encode("hello")
+    assert added == [False, True]
+
+
+def test_an_id_that_has_no_form_is_a_checkpoint_error() -> None:
+    with pytest.raises(CheckpointError, match="no token 100000"):
+        chat(None).token_text(100_000)

@@ -1,0 +1,144 @@
+"""What the device has no room for rests in host memory, and comes back without the encoder."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fovea.engine.tiers.host import HostedFeatures
+from fovea.engine.tiers.link import HostLink
+from fovea.engine.tiers.slower import SlowerTiers
+from fovea.engine.vision.features import VisualFeatures
+from tests.support.engines import ask, at_rest, engine, picture
+
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+CPU = torch.device("cpu")
+
+
+def features(rows: int = 3, value: float = 1.0, made: float = 7.0) -> VisualFeatures:
+    embeds = torch.full((rows, 4), value, dtype=torch.bfloat16)
+    return VisualFeatures(embeds, (embeds + 1, embeds + 2), made)
+
+
+def test_copies_are_whole_whatever_the_buffer_holds() -> None:
+    """24 bytes a tensor through a buffer of 16: in two parts, the second shorter."""
+    for size in (1, 16, 24, 1000):
+        link = HostLink(CPU, staging_bytes=size)
+        given = features()
+        for moved in (link.down(given), link.up(given)):
+            assert moved.made == given.made
+            for ours, theirs in zip(moved.tensors, given.tensors, strict=True):
+                assert torch.equal(ours, theirs)
+                assert ours.data_ptr() != theirs.data_ptr(), "the device's memory is free for others"
+
+
+def test_a_copy_of_columns_is_of_those_columns() -> None:
+    """Rows of a wider table are not contiguous."""
+    table = torch.arange(24, dtype=torch.float32).view(3, 8)
+    moved = HostLink(CPU, 8).down(VisualFeatures(table[:, 2:5]))
+    assert torch.equal(moved.embeds, table[:, 2:5])
+
+
+class Slow(HostedFeatures):
+    """Copies when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(10_000, HostLink(CPU))
+        self.gate = threading.Event()
+
+    def put(self, key: str, features: VisualFeatures) -> None:
+        assert self.gate.wait(20)
+        super().put(key, features)
+
+
+def test_what_waits_to_be_copied_is_found_and_nobody_waits() -> None:
+    host = Slow()
+    tiers = SlowerTiers(host)
+    given = features()
+    tiers.evicted("a", given)
+    assert tiers.find(["a", "b"]) == {"a"}
+    assert tiers.get("a", 3) is given, "it has not left the device yet"
+    assert tiers.stats()["embed_host_leaving_bytes"] == given.nbytes
+    host.gate.set()
+    assert tiers.flush(10)
+    found = tiers.get("a", 3)
+    assert found is not None
+    assert torch.equal(found.embeds, given.embeds)
+    assert tiers.get("a", 4) is None, "another number of tokens was planned"
+    stats = tiers.stats()
+    assert (stats["embed_host_leaving_bytes"], stats["embed_host_misses"]) == (0, 1)
+    tiers.close()
+
+
+def test_without_tiers_nothing_is_kept() -> None:
+    tiers = SlowerTiers()
+    tiers.made("a", features())
+    tiers.evicted("a", features())
+    assert tiers.find(["a"]) == frozenset()
+    assert tiers.get("a", 3) is None
+    assert tiers.stats() == {}
+    assert tiers.flush(0)
+    tiers.close()
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_what_the_device_lost_is_read_not_encoded(qwen: Path, tmp_path: Path, tier: str) -> None:
+    chosen = {"host": {"embed_host_mib": 64}, "disk": {"embed_disk_dir": str(tmp_path)}}[tier]
+    prompts = [ask("what is it?", picture(seed)) for seed in range(3)]
+    with engine(qwen, embed_cache_mib=0, prefix_cache=False, **chosen) as machine:
+        first = [machine.generate(prompt, **GREEDY).token_ids for prompt in prompts]
+        assert machine._slower.flush(10)
+        stats = machine.stats()
+        assert (stats["images_encoded"], stats[f"embed_{tier}_entries"]) == (3, 3)
+        assert [machine.generate(prompt, **GREEDY).token_ids for prompt in prompts] == first
+        stats = machine.stats()
+        assert (stats["images_encoded"], stats[f"embed_{tier}_hits"], stats[f"embed_{tier}_misses"]) == (
+            3,
+            3,
+            3,
+        )
+        assert 0 < stats[f"embed_{tier}_bytes"] <= stats[f"embed_{tier}_capacity_bytes"]
+        machine._slower.check_integrity()
+        machine.clear_caches(tier)  # type: ignore[arg-type]
+        assert machine.stats()[f"embed_{tier}_bytes"] == 0
+        assert machine.generate(prompts[0], **GREEDY).token_ids == first[0]
+        assert machine.stats()["images_encoded"] == 4
+        at_rest(machine)
+
+
+def test_host_memory_answers_before_the_disk(qwen: Path, tmp_path: Path) -> None:
+    both = {"embed_host_mib": 64, "embed_disk_dir": str(tmp_path)}
+    prompt = ask("what is it?", picture())
+    with engine(qwen, embed_cache_mib=0, prefix_cache=False, **both) as machine:
+        for _ in range(2):
+            machine.generate(prompt, **GREEDY)
+            assert machine._slower.flush(10)
+        stats = machine.stats()
+        assert (stats["embed_host_hits"], stats["embed_disk_hits"], stats["images_encoded"]) == (1, 0, 1)
+        machine.clear_caches("host")
+        machine.generate(prompt, **GREEDY)
+        assert machine.stats()["embed_disk_hits"] == 1
+
+
+def test_what_is_too_old_is_encoded_again_in_every_tier(
+    qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers = {"embed_host_mib": 64, "embed_disk_dir": str(tmp_path), "embed_ttl_s": 60}
+    prompt = ask("what is it?", picture())
+    with engine(qwen, prefix_cache=False, **tiers) as machine:
+        machine.generate(prompt, **GREEDY)
+        machine.generate(prompt, **GREEDY)
+        assert machine._slower.flush(10)
+        assert machine.stats()["images_encoded"] == 1
+        age = 61.0
+        real = machine._embeddings._clock
+        for clocked in (machine._embeddings, machine._slower._disk.tier._store._folder):  # type: ignore[union-attr]
+            monkeypatch.setattr(clocked, "_clock", lambda: real() + age)
+        machine.generate(prompt, **GREEDY)
+        stats = machine.stats()
+        assert (stats["images_encoded"], stats["embed_disk_hits"]) == (2, 0)
+        at_rest(machine)

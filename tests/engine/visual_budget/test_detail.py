@@ -1,0 +1,104 @@
+"""Which level `detail: auto` becomes, and what load does to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from fovea.core.image import PixelBudget, VisualTokens
+from fovea.engine.config import EngineConfig
+from fovea.engine.visual_budget.detail import DETAIL_POLICIES, Choice, DetailRule, Full, Keywords
+
+
+@pytest.mark.parametrize(
+    ("question", "level", "why"),
+    [
+        ("Read the sign.", "high", "'read'"),
+        ("What is written on it?", "high", "'written'"),
+        ("Describe every DETAIL", "high", "'detail'"),
+        ("the smallest one?", "high", "'smallest'"),
+        ("How many cats are there?", "medium", "'many'"),
+        ("Where is the red star?", "medium", "'where'"),
+        ("Count the words", "high", "'words'"),
+        ("Is it a cat?", "low", "no word"),
+        # The words of the rules stand inside these.
+        ("A thread, already somewhere in the county", "low", "no word"),
+        ("", "high", "nothing is asked"),
+        ("  \n", "high", "nothing is asked"),
+    ],
+)
+def test_words_of_the_question_choose(question: str, level: str, why: str) -> None:
+    choice = Keywords().choose(question)
+    assert choice.level == level
+    assert why in choice.reason
+
+
+def test_a_conversation_only_rises() -> None:
+    """Else the second question would lose the KV of the first."""
+    policy, said, seen = Keywords(), "", []
+    for turn in ("What is it?", "And where?", "Is it nice?", "Read it", "Is it nice?"):
+        said += turn + "\n"
+        seen.append(policy.choose(said).level)
+    assert seen == ["low", "medium", "medium", "high", "high"]
+
+
+@pytest.mark.parametrize("detail", ["low", "medium", "high"])
+@pytest.mark.parametrize("load", [0.0, 5.0])
+def test_what_is_asked_for_is_given(detail: str, load: float) -> None:
+    asked = PixelBudget(detail)  # type: ignore[arg-type]
+    assert DetailRule(Keywords(), 0.5).settle(asked, "is it?", load) == (asked, "asked for")
+
+
+def test_pixels_win() -> None:
+    asked = PixelBudget("auto", max_pixels=5000)
+    assert DetailRule(Keywords(), 0.5).settle(asked, "is it?", 9.0) == (asked, "pixels were asked for")
+
+
+@pytest.mark.parametrize(
+    ("load", "level"),
+    [(0.0, "high"), (0.49, "high"), (0.5, "medium"), (0.74, "medium"), (0.75, "low"), (3.0, "low")],
+)
+def test_load_lowers_by_a_level_and_then_another(load: float, level: str) -> None:
+    budget, reason = DetailRule(Full(), 0.5).settle(PixelBudget(), "Read it", load)
+    assert budget.detail == level
+    assert (f"lowered at a load of {load:.2f}" in reason) == (level != "high")
+
+
+@pytest.mark.parametrize(("load", "keep"), [(0.49, None), (0.5, 0.5), (0.74, 0.5), (0.75, 0.25), (3.0, 0.25)])
+def test_load_leaves_out_tokens_where_a_method_is_named(load: float, keep: float | None) -> None:
+    budget, reason = DetailRule(Full(), 0.5, "dart").settle(PixelBudget(), "Read it", load)
+    assert budget == PixelBudget("high", visual=None if keep is None else VisualTokens("dart", keep))
+    assert (f"{keep} of its tokens at a load of {load:.2f}" in reason) == (keep is not None)
+
+
+def test_who_says_how_many_tokens_loses_neither_tokens_nor_a_level() -> None:
+    """It lost a level instead: where a method gives way, the level does not."""
+    asked = PixelBudget(visual=VisualTokens("relevance", 0.75))
+    budget, reason = DetailRule(Full(), 0.5, "dart").settle(asked, "Read it", 2.0)
+    assert budget == PixelBudget("high", visual=asked.visual)
+    assert "load" not in reason
+
+
+def test_load_takes_from_what_the_policy_leaves() -> None:
+    """Of a quarter, not of all: images had more tokens under load than without."""
+    rule = DetailRule.of(EngineConfig(visual_tokens="relevance:0.25", degrade_from=0.5, degrade_by="dart"))
+    budget, _ = rule.settle(PixelBudget(), "Read it", 0.5)
+    assert budget.visual == VisualTokens("dart", 0.125)
+
+
+def test_nothing_is_lower_than_low() -> None:
+    budget, reason = DetailRule(Keywords(), 0.5).settle(PixelBudget(), "Is it a cat?", 2.0)
+    assert budget.detail == "low"
+    assert "lowered" not in reason
+
+
+def test_without_degradation_load_does_nothing() -> None:
+    budget, _ = DetailRule(Full()).settle(PixelBudget(), "", 100.0)
+    assert budget.detail == "high"
+
+
+def test_every_policy_of_the_configuration_is_there() -> None:
+    for name in DETAIL_POLICIES:
+        rule = DetailRule.of(EngineConfig(detail_policy=name))
+        assert isinstance(rule.policy.choose("x"), Choice)
+        assert rule.lossless == (name == "full")
+    assert not DetailRule.of(EngineConfig(degrade_from=0.9)).lossless

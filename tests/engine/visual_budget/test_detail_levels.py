@@ -1,0 +1,121 @@
+"""Levels of detail and admission on a real engine: what is chosen, what is disclosed, what is refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fovea import Engine
+from fovea.core.errors import Overloaded
+from fovea.core.image import PixelBudget, SeenImage
+from fovea.engine.config import EngineConfig
+from fovea.engine.visual_budget.detail import Choice
+from tests.support.engines import SETTINGS, ask, at_rest, engine, loaded, picture
+
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
+LARGE = picture(3, 960, 640)
+
+
+BUNDLED = Path("fovea-tiny")
+"""It sees up to some thousand tokens per image; the random checkpoint has no room for levels."""
+
+
+@pytest.fixture
+def by_keywords() -> Iterator[Engine]:
+    with engine(BUNDLED, detail_policy="keywords") as made:
+        yield made
+
+
+def test_the_question_chooses_and_the_answer_says_so(
+    by_keywords: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fovea.engine")
+    seen = {
+        question: by_keywords.generate(ask(question, LARGE), **GREEDY).images[0]
+        for question in ("Is it nice?", "How many are there?", "Read it.")
+    }
+    low, medium, high = seen.values()
+    assert (low.detail, medium.detail, high.detail) == ("low", "medium", "high")
+    assert low.tokens <= 64 < medium.tokens <= 256 < high.tokens
+    assert "'many'" in medium.reason
+    assert "image 0 at medium" in caplog.text
+    at_rest(by_keywords)
+
+
+def test_every_image_has_its_own_level(by_keywords: Engine) -> None:
+    answer = by_keywords.generate(ask("Is it nice?", LARGE, LARGE, budget=PixelBudget("high")), **GREEDY)
+    assert [(image.detail, image.reason) for image in answer.images] == [("high", "asked for")] * 2
+    named = by_keywords.generate(ask("Is it?", LARGE, budget=PixelBudget(max_pixels=100_000)), **GREEDY)
+    assert named.images[0].detail == "pixels"
+
+
+def test_levels_of_one_size_are_one_image(by_keywords: Engine) -> None:
+    """The level is no part of a cache's key: the pixels that it makes are. A small image is the same at all of them."""
+    before = by_keywords.stats()["images_encoded"]
+    for question in ("Is it nice?", "How many are there?", "Read it."):
+        by_keywords.generate(ask(question, picture(5)), **GREEDY)
+    assert by_keywords.stats()["images_encoded"] == before + 1
+
+
+def test_the_default_is_the_models_own_resolution() -> None:
+    with engine(BUNDLED) as plain:
+        answer = plain.generate(ask("Is it nice?", LARGE), **GREEDY)
+        asked = plain.generate(ask("Is it nice?", LARGE, budget=PixelBudget("high")), **GREEDY)
+    assert answer.token_ids == asked.token_ids
+    assert answer.images[0].detail == "high"
+    assert answer.images[0].tokens == asked.images[0].tokens
+
+
+def test_a_policy_of_ones_own(qwen: Path) -> None:
+    class Shy:
+        def choose(self, question: str) -> Choice:
+            return Choice("low", f"{len(question)} characters are no reason to look")
+
+    with Engine(loaded(qwen), EngineConfig(**SETTINGS), detail_policy=Shy()) as machine:
+        answer = machine.generate(ask("Read it.", LARGE), **GREEDY)
+    assert answer.images == (SeenImage("low", answer.images[0].tokens, "8 characters are no reason to look"),)
+
+
+def test_load_lowers_what_was_not_asked_for() -> None:
+    with engine(BUNDLED, degrade_from=0.5, kv_blocks=100) as machine:
+        idle = machine.generate(ask("Read it.", LARGE), **GREEDY).images[0]
+        running = machine.iterate(machine.request(ask("And?"), max_tokens=1000, ignore_eos=True))
+        next(running)
+        loaded_now = machine.generate(ask("Read it.", LARGE), **GREEDY).images[0]
+        asked = machine.generate(ask("Read it.", LARGE, budget=PixelBudget("high")), **GREEDY).images[0]
+        running.close()
+        at_rest(machine)
+        after = machine.generate(ask("Read it.", LARGE), **GREEDY).images[0]
+    assert idle.detail == asked.detail == after.detail == "high"
+    assert loaded_now.detail in ("medium", "low")
+    assert "lowered at a load of" in loaded_now.reason
+    assert loaded_now.tokens < idle.tokens
+
+
+def test_full_is_refused_in_numbers_where_that_is_the_policy(qwen: Path) -> None:
+    with engine(qwen, when_full="refuse", kv_blocks=100) as machine:
+        running = machine.iterate(machine.request(ask("And?"), max_tokens=1500, ignore_eos=True))
+        next(running)
+        with pytest.raises(Overloaded, match=r"MiB of KV \(.* tokens of prompt, .* of them visual") as caught:
+            machine.generate(ask("Read it.", LARGE), **GREEDY)
+        assert caught.value.retry_after
+        running.close()
+        at_rest(machine)
+        assert machine.generate(ask("Read it.", LARGE), **GREEDY).text
+        at_rest(machine)
+
+
+def test_pixels_that_find_no_room_are_refused_too(qwen: Path) -> None:
+    with engine(qwen, when_full="refuse", pixel_pool_mib=1) as machine:
+        held = machine._preparer.claim(
+            machine._preparer.build(machine.request(ask("?", LARGE)), machine.info)
+        )
+        with pytest.raises(Overloaded, match="MiB of processed pixels"):
+            machine.generate(ask("?", picture(8, 640, 640)), **GREEDY)
+        held.release()
+        assert machine.generate(ask("?", picture(8, 640, 640)), **GREEDY).text
+        at_rest(machine)

@@ -1,0 +1,78 @@
+"""Names, flags and counts: what a prompt is laid out with before a pixel is seen."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from fovea.core.errors import InvalidRequest
+from fovea.core.image import VisualTokens
+from fovea.engine.visual_budget.methods import METHODS, PRESETS, keep_count, method, policy, settled
+
+
+@given(st.integers(1, 20_000), st.integers(1, 1000))
+def test_the_count_is_the_written_ratio_rounded_up(tokens: int, thousandths: int) -> None:
+    exact = math.ceil(Fraction(tokens * thousandths, 1000))
+    assert keep_count(tokens, thousandths / 1000) == exact
+    assert 1 <= exact <= tokens
+
+
+def test_a_ratio_that_binary_fractions_make_a_little_larger() -> None:
+    """100 * 0.07 is 7.000000000000001 in floating point, which rounds up to 8."""
+    assert math.ceil(100 * 0.07) == 8
+    assert keep_count(100, 0.07) == 7
+
+
+@given(st.integers(1, 5000), st.floats(0, 1, exclude_min=True), st.floats(0, 1, exclude_min=True))
+def test_a_larger_ratio_never_keeps_less(tokens: int, one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert keep_count(tokens, low) <= keep_count(tokens, high)
+
+
+@pytest.mark.parametrize("ratio", [0, -0.5, 1.01, math.nan, math.inf])
+def test_a_ratio_outside_its_range_is_refused(ratio: float) -> None:
+    with pytest.raises(InvalidRequest, match="accepted: more than 0, at most 1") as caught:
+        keep_count(10, ratio)
+    assert caught.value.param == "visual_tokens"
+
+
+def test_unknown_names_are_refused_with_those_that_there_are() -> None:
+    with pytest.raises(InvalidRequest, match="no method 'dart2'") as caught:
+        method("dart2")
+    assert caught.value.param == "visual_tokens"
+    assert all(name in caught.value.message for name in METHODS)
+
+
+def test_a_name_leads_to_itself() -> None:
+    assert [method(name).name for name in METHODS] == list(METHODS)
+    assert [found.name for found in PRESETS.values()] == list(PRESETS)
+
+
+def test_what_looks_at_words_says_so() -> None:
+    """The KV key holds the words of exactly those; a probe has read them as well."""
+    for found in METHODS.values():
+        if found.after == "encoder":
+            assert found.query_aware == bool(found.needs & {"query", "probe"})
+
+
+def test_presets_name_methods_that_are_for_text() -> None:
+    assert {name: found.keep for name, found in PRESETS.items()} == {
+        "document": 1,
+        "general": 0.75,
+        "fast": 0.5,
+    }
+    for found in PRESETS.values():
+        assert all(method(name).for_text for name in (found.method, found.otherwise) if name)
+
+
+def test_a_preset_has_another_method_for_models_that_can_not_follow_it() -> None:
+    after = [name for name, found in METHODS.items() if found.after == "encoder"]
+    fast = [settled(VisualTokens("fast"), accepted) for accepted in (tuple(METHODS), after)]
+    assert fast == [VisualTokens("relevance", keep=0.5), VisualTokens("dpp", keep=0.5)]
+    assert policy("fast") == VisualTokens("fast"), "the model is not known yet"
+    assert policy("document") is None
+    assert settled(VisualTokens("document")) is None

@@ -1,0 +1,230 @@
+"""Several images on one budget: what each is shown at, by plans alone, and that an engine answers as if it had been done by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from fovea import Engine
+from fovea.core.errors import ConfigError, InvalidRequest
+from fovea.core.image import Image, PixelBudget, VisualTokens, content_identity
+from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
+from fovea.engine.visual_budget.choose import Asked, Chosen, Reducing
+from tests.engine.visual_budget.test_choose import SETTINGS, Letters, processor
+from tests.support.engines import ask, at_rest, engine, picture
+from tests.support.reduced import GREEDY, asking, drawn, fewer, laid_out
+
+Checkpoints = Callable[[str], Path]
+VIEWS = "views"
+PAGES = [drawn(number, 480, 640) for number in range(3)]
+
+
+def noise(seed: int, width: int, height: int) -> Image:
+    rgb = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8).tobytes()
+    return Image(content_identity("test", width, height, rgb), width, height, rgb)
+
+
+def chosen(images: list[Image], question: str, *wishes: VisualTokens | None) -> list[tuple[int, int]]:
+    """Tokens of each, and of how many. wishes: of each image, or one for all."""
+    tokenizer: Any = Letters()
+    reducing = Reducing(processor(), tokenizer, None)
+    parts = [
+        ImagePart(image, PixelBudget("high", visual=wishes[index % len(wishes)]))
+        for index, image in enumerate(images)
+    ]
+    plans = [processor().plan(part.image.width, part.image.height, part.budget) for part in parts]
+    asked = Asked(question, "salt", 0.0, ((question, len(images)),))
+    found = reducing.choose(parts, plans, asked)
+    for part, plan, one in zip(parts, plans, found, strict=True):
+        if one is not None:
+            assert_as_resized(part, one, asked)
+            assert one.plan.tokens < plan.tokens
+    return [
+        (plan.tokens if one is None else one.plan.tokens, plan.tokens)
+        for plan, one in zip(plans, found, strict=True)
+    ]
+
+
+def assert_as_resized(part: ImagePart, one: Chosen, asked: Asked) -> None:
+    """It is a plan of the processor's own, without words in its key: the caches are those of that size."""
+    height, width = one.plan.resized[0]
+    by_hand = processor().plan(
+        part.image.width, part.image.height, PixelBudget("high", max_pixels=height * width)
+    )
+    assert one.plan.reduction is None
+    assert one.key == asked.key(part.image, one.plan)
+    assert asked.question not in one.key
+    assert by_hand.key.split(";")[0] == "qwen"
+
+
+sides = st.tuples(st.integers(20, 700), st.integers(20, 700))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(sides, min_size=2, max_size=5), st.floats(0.001, 1), st.integers(1, 900), st.booleans(),
+    st.sampled_from(["what is it?", "what is in the second image?", "compare the first and the last image"]),
+)  # fmt: skip
+def test_a_budget_is_never_exceeded(
+    sizes: list[tuple[int, int]], keep: float, budget: int, share: bool, question: str
+) -> None:
+    images = [noise(index % 3, *size) for index, size in enumerate(sizes)]
+    wish = VisualTokens(VIEWS, keep=keep) if share else VisualTokens(VIEWS, budget=max(len(images), budget))
+    found = chosen(images, question, wish)
+    full = sum(of for _, of in found)
+    total = wish.budget if wish.budget is not None else max(len(images), -int(-full * keep // 1))
+    assert sum(tokens for tokens, _ in found) <= total
+    assert all(tokens >= 1 for tokens, _ in found)
+    named = [1] if "second" in question else [0, len(images) - 1] if "last" in question else []
+    if sum(found[view][1] for view in named) + len(images) - len(named) <= total:
+        assert all(found[view][0] == found[view][1] for view in named), (
+            "what is named and fits is seen closely"
+        )
+    if max(of for _, of in found) + len(images) - 1 <= total:
+        assert any(tokens == of for tokens, of in found)
+
+
+def test_images_that_wish_the_same_share_a_budget() -> None:
+    """Others have theirs."""
+    images = [noise(number, 280, 280) for number in range(5)]
+    few, many = VisualTokens(VIEWS, budget=50), VisualTokens(VIEWS, budget=150)
+    found = chosen(
+        images, "what is in the last image?", few, many, few, many, VisualTokens("resize", budget=20)
+    )
+    tokens = [tokens for tokens, _ in found]
+    assert tokens[0] + tokens[2] <= 50
+    assert 100 < tokens[1] + tokens[3] <= 150
+    assert 9 <= tokens[4] <= 20
+    again = chosen(images, "?", few, replace(few, explain=True))
+    assert sum(tokens for tokens, _ in again) <= 50, "an explanation is no other wish"
+    assert chosen(images, "?", None, few)[0] == (100, 100)
+
+
+def test_the_second_of_two_identical_images_is_glanced_at() -> None:
+    page, other = noise(1, 560, 560), noise(2, 280, 280)
+    found = chosen([page, page, other], "what is it?", VisualTokens(VIEWS, budget=520))
+    assert found[0] == (400, 400)
+    assert found[2] == (100, 100)
+    assert found[1][0] <= 20
+
+
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+def machine(request: pytest.FixtureRequest, checkpoint: Checkpoints) -> Iterator[Engine]:
+    with engine(checkpoint(request.param)) as made:
+        yield made
+
+
+def shown(machine: Engine, prompt: ChatPrompt) -> list[int]:
+    return [image.plan.tokens for image in laid_out(machine, prompt).images]
+
+
+def test_the_image_that_is_asked_about_gets_its_tokens(machine: Engine) -> None:
+    plain = shown(machine, ask("?", *PAGES))
+    for words, close in (
+        ("what is in the second image?", 1),
+        ("read the last page", 2),
+        ("describe image 1", 0),
+    ):
+        found = shown(machine, asking(words, *PAGES, method=VIEWS, budget=plain[close] + 40))
+        assert [view for view in range(3) if found[view] == plain[view]] == [close]
+        assert sum(found) <= plain[close] + 40
+    found = shown(machine, asking("compare the first with the third", *PAGES, method=VIEWS, keep=0.7))
+    assert [found[0], found[2]] == [plain[0], plain[2]]
+
+
+def test_answers_are_those_of_images_resized_by_hand(machine: Engine) -> None:
+    """Token for token, and with the same encoder outputs and KV: nothing is encoded or prefilled a second time."""
+    words = "what is in the second image?"
+    answer = machine.generate(asking(words, *PAGES, method=VIEWS, keep=0.4), **GREEDY)
+    assert answer.usage.image == sum(image.tokens for image in answer.images)
+    assert [image.method for image in answer.images] == [VIEWS, None, VIEWS]
+    plans = [image.plan for image in laid_out(machine, asking(words, *PAGES, method=VIEWS, keep=0.4)).images]
+    parts = [
+        ImagePart(page, PixelBudget() if number == 1 else fewer("resize", budget=plan.tokens + 4))
+        for number, (page, plan) in enumerate(zip(PAGES, plans, strict=True))
+    ]
+    by_hand = ChatPrompt((Message("user", (*parts, TextPart(words))),))
+    assert shown(machine, by_hand) == [plan.tokens for plan in plans]
+    before = machine.stats()
+    again = machine.generate(by_hand, **GREEDY)
+    assert again.token_ids == answer.token_ids
+    assert again.usage.cached > again.usage.image
+    assert machine.stats()["images_encoded"] == before["images_encoded"]
+    machine.clear_caches("kv")
+    assert machine.generate(by_hand, **GREEDY).token_ids == answer.token_ids
+    at_rest(machine)
+
+
+def test_a_closely_seen_image_has_the_caches_of_a_plain_one(machine: Engine) -> None:
+    pages = [drawn(number, 480, 640) for number in (7, 8)]
+    machine.generate(ask("what is it?", pages[0]), **GREEDY)
+    before = machine.stats()
+    done = machine.generate(asking("what is in image 1?", *pages, method=VIEWS, keep=0.6), **GREEDY)
+    assert done.images[0].method is None
+    assert done.usage.cached >= done.images[0].tokens, "its KV is found, too"
+    assert machine.stats()["images_encoded"] == before["images_encoded"] + 1, "the glance"
+
+
+def test_one_image_and_a_budget_for_all_are_the_plain_path(machine: Engine) -> None:
+    for images, wish in ((PAGES[:1], {"keep": 0.1}), (PAGES[:1], {"budget": 1}), (PAGES, {"keep": 1}), (PAGES, {"budget": 10**6})):  # fmt: skip
+        plain = laid_out(machine, ask("what is it?", *images))
+        found = laid_out(machine, asking("what is it?", *images, method=VIEWS, **wish))
+        assert (found.ids, found.spans) == (plain.ids, plain.spans)
+        assert [image.chosen for image in found.images] == [None] * len(images)
+
+
+def test_a_follow_up_looks_at_what_it_names(machine: Engine) -> None:
+    budget = fewer(VIEWS, keep=0.5)
+    first = asking("what is in the last image?", *PAGES[:2], method=VIEWS, keep=0.5).messages
+    said = Message("assistant", (TextPart("a page"),))
+    later = Message("user", (ImagePart(PAGES[2], budget), TextPart("and in image 1?")))
+    plain = shown(machine, ask("?", *PAGES))
+    found = shown(machine, ChatPrompt((*first, said, later)))
+    assert found[0] == plain[0]
+    assert found[1] > found[2], "which was the last then"
+    assert sum(found) <= -(-sum(plain) // 2)
+
+
+def test_fewer_tokens_than_images_are_refused(machine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="2 tokens for 3 images, of which views shows each") as caught:
+        machine.generate(asking("?", *PAGES, method=VIEWS, budget=2), **GREEDY)
+    assert caught.value.param == "visual_tokens"
+    assert "accepted: 3 or more" in caught.value.message
+    assert shown(machine, asking("?", *PAGES, method=VIEWS, budget=3)) == [1, 1, 1]
+    assert shown(machine, asking("?", *PAGES, method=VIEWS, keep=0.0001)) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [("llava", "fixed sizes and can not be made smaller"), ("idefics3", "writes text between the tiles")],
+)
+def test_models_whose_images_can_not_be_made_smaller_refuse_it(
+    checkpoint: Checkpoints, architecture: str, message: str
+) -> None:
+    small = [picture(1, 190, 130), picture(2, 190, 130)]
+    with engine(checkpoint(architecture), kv_blocks=64) as made:
+        with pytest.raises(InvalidRequest, match=message) as caught:
+            made.generate(asking("?", *small, method=VIEWS, keep=0.5), **GREEDY)
+        assert caught.value.param == "visual_tokens"
+        assert made.generate(asking("?", *small, method=VIEWS, keep=1), **GREEDY).text
+    with pytest.raises(ConfigError, match=f"visual_tokens: this model.*{message}"):
+        engine(checkpoint(architecture), visual_tokens="views:0.5")
+
+
+@pytest.mark.parametrize("method", ["resize", VIEWS])
+def test_a_processor_that_does_not_resize_refuses_it_by_name(method: str) -> None:
+    from fovea.engine.vision.processor import build
+
+    fixed = build(
+        "qwen2_vl", SETTINGS | {"do_resize": False}, {"vision_config": {"spatial_merge_size": 2}}, {}
+    )
+    tokenizer: Any = Letters()
+    with pytest.raises(ConfigError, match="can not be made smaller; accepted: uniform"):
+        Reducing(fixed, tokenizer, VisualTokens(method, 0.5))
