@@ -1,0 +1,68 @@
+"""Docstrings, comments and messages are plain English: what a checker can see of docs/CONTRIBUTING's rules.
+
+The full rules are in CONTRIBUTING.md, "Plain words". A checker sees only part of them: how a docstring begins, that
+every class and public function has one sentence that says what it is, and a few words that are always wrong.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("src", "tests", "training", "benchmarks", "examples")
+FILES = sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+OPENINGS = re.compile(r"(Of|What|Who|Whose|Whom|The same|As|Same|Likewise|Ditto)\b")
+WRONG = re.compile(r"\bcan not\b|\bcan't\b|\bdon't\b|\bnobody's\b|\bwhosoever\b", re.IGNORECASE)
+FIELD = re.compile(r"[a-z_]\w*(, [a-z_]\w*)*: ")
+
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def complaints(source: str, *, library: bool) -> Iterator[str]:
+    """library: also require a summary for every class."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if not isinstance(node, Documented):
+            continue
+        name, doc = getattr(node, "name", "module"), ast.get_docstring(node)
+        line = getattr(node, "lineno", 1)
+        if doc is None:
+            if library and isinstance(node, ast.ClassDef) and not name.startswith("_"):
+                yield f"{line}: class {name} has no docstring"
+            continue
+        first = doc.splitlines()[0].strip()
+        if OPENINGS.match(first):
+            yield f"{line}: {name} opens with {first.split()[0]!r}: {first}"
+        if isinstance(node, ast.ClassDef) and FIELD.match(first):
+            yield f"{line}: class {name} has no summary sentence before its fields: {first}"
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in (tokenize.COMMENT, tokenize.STRING) and (found := WRONG.search(token.string)):
+            yield f"{token.start[0]}: {found.group()!r} in {token.string[:60]!r}"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_docstrings_and_comments(file: str) -> None:
+    if file == "tests/test_plain_words.py":
+        return
+    found = list(complaints((ROOT / file).read_text(encoding="utf-8"), library=file.startswith("src/")))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = [f"{number}: {line}" for number, line in enumerate(text.splitlines(), 1) if re.search(r"\bcan not\b", line)]
+    assert not found, "\n".join(found)
+
+
+def test_the_checker_finds_riddles() -> None:
+    source = '"""Of things."""\nclass Thing:\n    """size: bytes."""\n# it can not be\n'
+    assert len(list(complaints(source, library=True))) == 3
