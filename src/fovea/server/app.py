@@ -10,9 +10,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fovea import __version__
 from fovea.core.protocols import EngineClient
-from fovea.media.fetch.cache import FetchedBytes
+from fovea.media.fetch.cache import FetchCache
 from fovea.media.fetch.fetcher import Fetcher
-from fovea.media.image.cache import DecodedImages
+from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
 from fovea.observe.metrics import Metrics
@@ -29,12 +29,12 @@ from fovea.server.state import ServerState
 def create_app(client: EngineClient, settings: ServerSettings | None = None) -> FastAPI:
     """`client` is closed with the application, after draining for `settings.drain_seconds`."""
     settings = settings or ServerSettings()
-    fetched = FetchedBytes(Fetcher(settings.media), settings.fetch_cache_mib * MIB, settings.fetch_ttl)
-    decoded = DecodedImages(settings.decoded_cache_mib * MIB, settings.decoded_ttl)
+    fetched = FetchCache(Fetcher(settings.media), settings.fetch_cache_mib * MIB, settings.fetch_ttl)
+    decoded = DecodedImageCache(settings.decoded_cache_mib * MIB, settings.decoded_ttl)
     state = ServerState(
         client=client,
         settings=settings,
-        media=MediaLoader(settings.media, fetched, decoded=decoded),
+        media=MediaLoader(settings.media, fetched, image_cache=decoded),
         metrics=Metrics(lambda: state.stats(), client.info.name, __version__),
         fetched=fetched,
         decoded=decoded,

@@ -10,8 +10,8 @@ from fastapi import Request
 
 from fovea.core.errors import NotFound
 from fovea.core.protocols import EngineClient
-from fovea.media.fetch.cache import FetchedBytes
-from fovea.media.image.cache import DecodedImages
+from fovea.media.fetch.cache import FetchCache
+from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
 from fovea.observe.metrics import Metrics
@@ -31,8 +31,8 @@ class ServerState:
     settings: ServerSettings
     media: MediaLoader
     metrics: Metrics
-    fetched: FetchedBytes
-    decoded: DecodedImages
+    fetched: FetchCache
+    decoded: DecodedImageCache
     images: ImageStore
     rooms: Rooms
     draining: bool = False

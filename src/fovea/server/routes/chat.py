@@ -14,7 +14,7 @@ from fovea.core.sampling import SamplingParams
 from fovea.core.types import GenerationRequest
 from fovea.server.answer import Deadline, while_connected, whole
 from fovea.server.docs import GENERATES
-from fovea.server.routes.images import load_media
+from fovea.server.media import load_media
 from fovea.server.state import ServerState, Share, share_of, state_of
 from fovea.server.streaming import stream_response
 
@@ -46,7 +46,7 @@ async def _request(
     loaded, opened = await deadline.reading(load_media(state, body.messages, share))
     state.metrics.images(len(loaded.images))
     state.metrics.videos(len(opened.videos))
-    read, watched = loaded.waited, opened.waited
+    read, watched = loaded.wait, opened.wait
     return GenerationRequest(
         id=uuid.uuid4().hex,
         prompt=chat_prompt(body, loaded.images, opened.videos),

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 
-from fovea.api.convert import image_references, video_references
-from fovea.api.schema import ChatMessage, ImageUpload
-from fovea.core.errors import InvalidImage, InvalidRequest, NotFound
-from fovea.core.image import Image, PixelBudget
+from fovea.api.schema import ImageUpload
+from fovea.core.errors import InvalidRequest, NotFound
+from fovea.core.image import PixelBudget
 from fovea.core.types import ChatPrompt, GenerationRequest, ImagePart, Message
+from fovea.media.bundle import ImageBundle
 from fovea.media.image.store import SCHEME, StoredImage
-from fovea.media.loaded import Loaded, MediaTimings, Opened
 from fovea.server.answer import Deadline, while_connected, whole
 from fovea.server.docs import ERRORS, NAMED
 from fovea.server.explain import shorten
 from fovea.server.room import Room
-from fovea.server.state import ServerState, Share, share_of, state_of
+from fovea.server.state import ServerState, share_of, state_of
 
 router = APIRouter()
 
@@ -74,66 +71,14 @@ async def forget(name: str, http: Request) -> dict[str, Any]:
     return {"id": name, "object": "image.deleted", "deleted": True}
 
 
-async def load_media(
-    state: ServerState, messages: Sequence[ChatMessage], share: Share
-) -> tuple[Loaded, Opened]:
-    """The images and the videos of a conversation, read at the same time; the first that fails ends the others."""
-    pictures, clips = image_references(messages), video_references(messages)
-
-    async def read() -> Loaded:
-        return await load_images(state, [r.url for r in pictures], [r.param for r in pictures], share)
-
-    async def opened() -> Opened:
-        return await state.media.open_videos([r.url for r in clips], [r.param for r in clips], share.salt)
-
-    if not (pictures and clips):  # tasks would let others go first, for nothing
-        return await read(), await opened()
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = group.create_task(read()), group.create_task(opened())
-    except BaseExceptionGroup as failures:
-        first = failures.exceptions[0]
-        raise first from first.__cause__
-    return tasks[0].result(), tasks[1].result()
-
-
-async def load_images(state: ServerState, urls: Sequence[str], places: Sequence[str], share: Share) -> Loaded:
-    """The images of one request, in order: those that were sent ahead by id, the others from their URLs."""
-    known = {
-        i: _named(state, url, places[i], share.tenant) for i, url in enumerate(urls) if url.startswith(SCHEME)
-    }
-    if known and len(urls) > state.media.limits.max_images:
-        raise InvalidRequest(
-            f"the request has {len(urls)} images; accepted: at most {state.media.limits.max_images}",
-            param=places[state.media.limits.max_images],
-            code="too_many_images",
-        )
-    others = [i for i in range(len(urls)) if i not in known]
-    loaded = await state.media.load_timed([urls[i] for i in others], [places[i] for i in others], share.salt)
-    rest = iter(zip(loaded.images, loaded.timings, strict=True))
-    pairs = [(known[i], MediaTimings(0.0, 0.0)) if i in known else next(rest) for i in range(len(urls))]
-    return Loaded(tuple(image for image, _ in pairs), tuple(timings for _, timings in pairs))
-
-
-def _named(state: ServerState, url: str, place: str, tenant: str) -> Image:
-    stored = state.images.get(url.removeprefix(SCHEME), tenant)
-    if stored is None:
-        raise InvalidImage(
-            f"{shorten(url)} is not here, or not any more; send the image again to /v1/images",
-            param=place,
-            code="image_not_found",
-        )
-    return stored.image
-
-
 def _found(state: ServerState, name: str, tenant: str) -> StoredImage:
     stored = state.images.get(name, tenant)
     if stored is None:
-        raise NotFound(f"image {shorten(name)} is not here, or not any more", code="image_not_found")
+        raise NotFound(f"image {shorten(name)} is not stored here, or has expired", code="image_not_found")
     return stored
 
 
-def _encoding(loaded: Loaded, body: ImageUpload, salt: str, timeout: float | None) -> GenerationRequest:
+def _encoding(loaded: ImageBundle, body: ImageUpload, salt: str, timeout: float | None) -> GenerationRequest:
     budget = PixelBudget(detail=body.detail, min_pixels=body.min_pixels, max_pixels=body.max_pixels)
     return GenerationRequest(
         id=uuid.uuid4().hex,
@@ -141,8 +86,8 @@ def _encoding(loaded: Loaded, body: ImageUpload, salt: str, timeout: float | Non
         cache_salt=salt,
         timeout=timeout,
         encode_only=True,
-        fetch_s=loaded.waited.fetch_s,
-        media_decode_s=loaded.waited.decode_s,
+        fetch_s=loaded.wait.fetch_s,
+        media_decode_s=loaded.wait.decode_s,
     )
 
 

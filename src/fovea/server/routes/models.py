@@ -15,7 +15,7 @@ from fovea.core.types import Prompt, TextPrompt
 from fovea.server.docs import ERRORS, NAMED
 from fovea.server.errors import response
 from fovea.server.explain import shorten
-from fovea.server.routes.images import load_media
+from fovea.server.media import load_media
 from fovea.server.state import ServerState, share_of, state_of
 
 router = APIRouter()
