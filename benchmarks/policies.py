@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.core.trace import Trace
-from fovea.core.workload import Load, generate
+from fovea.core.workload import Workload, generate
 from fovea.engine.config import EngineConfig
 from fovea.engine.schedule.batch import BatchRule
 from fovea.engine.simulate.cost import CostModel
@@ -32,9 +32,9 @@ from fovea.engine.simulate.run import Bounds, simulate
 VISUAL = 784
 SHARES = (0.5, 0.8)
 CHATS = 0.2
-BOTH = Load(requests=1000, prompt_tokens=120, output_tokens=96)
-TEXT = Load(requests=600, text=1.0, prompt_tokens=60, output_tokens=120)
-IMAGES = Load(requests=400, text=0.0, images=10**6, zipf=0.0, visual_tokens=(VISUAL,), output_tokens=16)
+BOTH = Workload(requests=1000, prompt_tokens=120, output_tokens=96)
+TEXT = Workload(requests=600, text=1.0, prompt_tokens=60, output_tokens=120)
+IMAGES = Workload(requests=400, text=0.0, images=10**6, zipf=0.0, visual_tokens=(VISUAL,), output_tokens=16)
 MIXES = {
     "dual, pace 3": {"policy": "dual", "pace": 3.0},
     "dual, no pace": {"policy": "dual", "pace": 0},

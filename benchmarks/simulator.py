@@ -22,7 +22,7 @@ from PIL import Image
 from fovea import Engine
 from fovea.core.trace import TraceRequest
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
-from fovea.core.workload import Load, generate
+from fovea.core.workload import Workload, generate
 from fovea.engine.config import EngineConfig
 from fovea.engine.request.inputs import to_image
 from fovea.engine.simulate.cost import CostModel
@@ -34,7 +34,7 @@ SIDES = {64: 256, 256: 512, 1024: 1024}
 
 
 async def replay(
-    engine: Engine, load: Load, preparation: list[float]
+    engine: Engine, load: Workload, preparation: list[float]
 ) -> tuple[list[TraceRequest], list[Record]]:
     """What was asked, as the engine counted it, and how it was served. Images are decoded beforehand.
 
@@ -93,10 +93,10 @@ def main() -> None:
     parser.add_argument("--cost", type=Path, metavar="FILE")
     parser.add_argument("--pace", type=float, default=3.0)
     args = parser.parse_args()
-    load = Load(requests=args.requests, rate=args.rate, images=40, prompt_tokens=40, output_tokens=64)
+    load = Workload(requests=args.requests, rate=args.rate, images=40, prompt_tokens=40, output_tokens=64)
     config = EngineConfig(threads=args.threads, pace=args.pace, max_queue=0, kv_cache_mib=512)
     with Engine.from_pretrained("fovea-tiny", config=config) as engine:
-        asyncio.run(replay(engine, Load(requests=30, rate=20, images=5, seed=99), []))  # warms up
+        asyncio.run(replay(engine, Workload(requests=30, rate=20, images=5, seed=99), []))  # warms up
         engine.clear_caches()
         preparation: list[float] = []
         trace, records = asyncio.run(replay(engine, load, preparation))

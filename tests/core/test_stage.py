@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from fovea.core.stage import UNHEARD, Recorder, listener, listening, stage
+from fovea.core.stage import NO_SPAN, Recorder, active_recorder, recording, stage
 
 
 def ticking() -> Recorder:
@@ -18,26 +18,26 @@ def ticking() -> Recorder:
 
 def test_nobody_listens() -> None:
     """The same object every time: nothing is made, nothing is kept."""
-    assert stage("resize") is UNHEARD
-    assert stage("prefill", rows=3) is UNHEARD
+    assert stage("resize") is NO_SPAN
+    assert stage("prefill", rows=3) is NO_SPAN
     with stage("resize"):
-        assert listener() is None
+        assert active_recorder() is None
 
 
 def test_inner_stages_end_first() -> None:
     recorder = ticking()
-    with listening(recorder), stage("schedule"):
-        assert listener() is recorder
+    with recording(recorder), stage("schedule"):
+        assert active_recorder() is recorder
         with stage("prefill", rows=3):
             pass
     heard = [(span.name, span.start, span.end, dict(span.notes)) for span in recorder.spans]
     assert heard == [("prefill", 1.0, 2.0, {"rows": 3}), ("schedule", 0.0, 3.0, {})]
-    assert stage("schedule") is UNHEARD
+    assert stage("schedule") is NO_SPAN
 
 
 def test_what_fails_took_its_time_too() -> None:
     recorder = ticking()
-    with listening(recorder), pytest.raises(KeyError), stage("fetch"):
+    with recording(recorder), pytest.raises(KeyError), stage("fetch"):
         raise KeyError
     assert [span.name for span in recorder.spans] == ["fetch"]
 
@@ -45,7 +45,7 @@ def test_what_fails_took_its_time_too() -> None:
 def test_a_stage_begun_unheard_is_not_entered() -> None:
     recorder = ticking()
     unheard = stage("fetch")
-    with listening(recorder), unheard:
+    with recording(recorder), unheard:
         pass
     assert recorder.spans == []
 
@@ -60,7 +60,7 @@ def test_threads_have_names() -> None:
             with stage("patchify"):
                 pass
 
-    with listening(recorder):
+    with recording(recorder):
         threads = [threading.Thread(target=work, name=f"worker {n}") for n in range(4)]
         for thread in threads:
             thread.start()
@@ -72,15 +72,15 @@ def test_threads_have_names() -> None:
 
 
 def test_one_listener_at_a_time() -> None:
-    with listening(Recorder()), pytest.raises(RuntimeError, match="listens already"), listening(Recorder()):
+    with recording(Recorder()), pytest.raises(RuntimeError, match="listens already"), recording(Recorder()):
         pass
-    assert listener() is None
+    assert active_recorder() is None
 
 
 def test_a_device_is_waited_for_before_the_end_is_taken() -> None:
     told: list[str] = []
     recorder = Recorder(clock=lambda: float(len(told)), ending=told.append)
-    with listening(recorder), stage("encoder"):
+    with recording(recorder), stage("encoder"):
         pass
     assert told == ["encoder"]
     assert (recorder.spans[0].start, recorder.spans[0].end) == (0.0, 1.0)

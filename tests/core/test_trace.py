@@ -12,13 +12,13 @@ import pytest
 
 from fovea.core.errors import ConfigError
 from fovea.core.trace import read_trace, write_trace
-from fovea.core.workload import ARRIVALS, BURST, Load, generate
+from fovea.core.workload import ARRIVALS, BURST, Workload, generate
 
 LINE: dict[str, Any] = {"at": 0.5, "text": 3, "output": 4}
 
 
 def test_a_file_is_read_back_in_order_of_arrival(tmp_path: Path) -> None:
-    trace = generate(Load(requests=50, timeout=3, system_tokens=5, images_per_request=2))
+    trace = generate(Workload(requests=50, timeout=3, system_tokens=5, images_per_request=2))
     write_trace(tmp_path / "t.jsonl", reversed(trace))
     assert read_trace(tmp_path / "t.jsonl") == trace
 
@@ -56,7 +56,7 @@ def test_an_empty_file_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arrivals", ARRIVALS)
 def test_a_seed_decides_everything(arrivals: str) -> None:
-    load = Load(requests=200, arrivals=arrivals, seed=3)
+    load = Workload(requests=200, arrivals=arrivals, seed=3)
     assert generate(load) == generate(load)
     assert generate(load) != generate(replace(load, seed=4))
     times = [request.at for request in generate(load)]
@@ -64,22 +64,22 @@ def test_a_seed_decides_everything(arrivals: str) -> None:
 
 
 def test_rates_move_requests_and_do_not_change_them() -> None:
-    slow, fast = generate(Load(requests=100, rate=1)), generate(Load(requests=100, rate=50))
+    slow, fast = generate(Workload(requests=100, rate=1)), generate(Workload(requests=100, rate=50))
     assert [replace(r, at=0) for r in slow] == [replace(r, at=0) for r in fast]
     assert slow[-1].at > 10 * fast[-1].at
 
 
 def test_arrivals_have_their_shapes() -> None:
-    poisson = [r.at for r in generate(Load(requests=4000, rate=10))]
+    poisson = [r.at for r in generate(Workload(requests=4000, rate=10))]
     assert poisson[-1] == pytest.approx(400, rel=0.1)
-    ramp = [r.at for r in generate(Load(requests=4000, rate=10, arrivals="ramp"))]
+    ramp = [r.at for r in generate(Workload(requests=4000, rate=10, arrivals="ramp"))]
     assert ramp[999] > 2 * (ramp[-1] - ramp[2999])
-    burst = Counter(r.at for r in generate(Load(requests=160, rate=10, arrivals="burst")))
+    burst = Counter(r.at for r in generate(Workload(requests=160, rate=10, arrivals="burst")))
     assert set(burst.values()) == {BURST}
 
 
 def test_the_mix_is_as_asked() -> None:
-    load = Load(
+    load = Workload(
         requests=4000, text=0.3, images=20, zipf=1.0, images_per_request=2, prompt_tokens=40, output_tokens=1
     )
     trace = generate(load)
@@ -104,5 +104,5 @@ def test_the_mix_is_as_asked() -> None:
 )
 def test_a_wrong_load_is_told(values: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        Load(**values)
+        Workload(**values)
     assert told in raised.value.message

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 from fovea.core.errors import Forbidden, FoveaError, InvalidImage
-from fovea.media.fetch.cache import FetchedBytes
+from fovea.media.fetch.cache import FetchCache
 from fovea.media.fetch.fetcher import Fetcher
 from fovea.media.kind import IMAGE, VIDEO
 from fovea.media.limits import MediaLimits
@@ -38,12 +38,12 @@ class Clock:
 
 def kept(
     clock: Clock | None = None, limits: MediaLimits = LOCAL, capacity: int = MIB, ttl: float = TTL
-) -> FetchedBytes:
-    return FetchedBytes(Fetcher(limits), capacity, ttl, clock or Clock())
+) -> FetchCache:
+    return FetchCache(Fetcher(limits), capacity, ttl, clock or Clock())
 
 
 @asynccontextmanager
-async def opened(answers: Answers, cache: FetchedBytes) -> AsyncIterator[Web]:
+async def opened(answers: Answers, cache: FetchCache) -> AsyncIterator[Web]:
     async with serve(answers) as web:
         yield web
         await cache.aclose()
@@ -64,7 +64,7 @@ def tagged(etag: str, *headers: str) -> Callable[[str], Answer]:
     return answer
 
 
-def numbers(cache: FetchedBytes) -> tuple[int, int, int]:
+def numbers(cache: FetchCache) -> tuple[int, int, int]:
     return cache.cache.hits, cache.cache.misses, cache.revalidations
 
 
@@ -331,7 +331,7 @@ async def test_a_stale_entry_is_asked_about_only_at_a_public_address() -> None:
     net = Internet(
         {"a.example": [PUBLIC]}, lambda _: httpx.Response(200, content=PNG, headers={"etag": '"1"'})
     )
-    cache = FetchedBytes(net.fetcher(), MIB, TTL)
+    cache = FetchCache(net.fetcher(), MIB, TTL)
     await cache.fetch("https://a.example/")
     net.names["a.example"] = ["127.0.0.1"]
     with pytest.raises(Forbidden, match="is not a public host"):
@@ -342,7 +342,7 @@ async def test_a_stale_entry_is_asked_about_only_at_a_public_address() -> None:
 async def test_a_tag_that_can_not_be_sent_back_is_ignored() -> None:
     headers = [(b"ETag", b"\xff\xfe"), (b"Cache-Control", b"no-cache")]
     net = Internet({"a.example": [PUBLIC]}, lambda _: httpx.Response(200, content=PNG, headers=headers))
-    cache = FetchedBytes(net.fetcher(), MIB, TTL)
+    cache = FetchCache(net.fetcher(), MIB, TTL)
     for _ in range(2):
         assert await cache.fetch("https://a.example/") == PNG
     assert (len(net.requests), cache.cache.bytes) == (2, 0)
@@ -379,7 +379,7 @@ def test_nobody_sees_more_than_the_host_allowed(
 
     async def play() -> None:
         net = Internet({"a.example": [PUBLIC]}, answer)
-        cache = FetchedBytes(net.fetcher(), capacity, TTL, clock)
+        cache = FetchCache(net.fetcher(), capacity, TTL, clock)
         for what, number in events:
             if what == "wait":
                 clock.now += number

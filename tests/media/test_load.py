@@ -12,13 +12,13 @@ import pytest
 
 from fovea.core.errors import EngineError, Forbidden, FoveaError, InvalidImage, InvalidRequest
 from fovea.media import load as load_module
-from fovea.media.image.cache import DecodedImages
+from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.decode import decode
 from fovea.media.image.probe import probe
 from fovea.media.kind import IMAGE, Kind
 from fovea.media.limits import MediaLimits
 from fovea.media.load import MediaLoader
-from fovea.media.loaded import MediaTimings, Opened
+from fovea.media.bundle import MediaTimings, VideoBundle
 from tests.media.samples import FORMATS, MEDIA_TYPES, animation, png_header, sample
 
 
@@ -215,9 +215,9 @@ async def test_closes_only_what_it_built() -> None:
 
 async def test_what_a_request_waited_for() -> None:
     timings = (MediaTimings(3.0, 1.0), MediaTimings(1.0, 2.0))
-    assert load_module.Loaded((), timings).waited == (3.0, 2.0), "none is decoded before all are fetched"
-    assert Opened((), timings).waited == (3.0, 1.0), "each is opened as soon as it is there"
-    assert load_module.Loaded((), ()).waited == Opened((), ()).waited == (0.0, 0.0)
+    assert load_module.ImageBundle((), timings).waited == (3.0, 2.0), "none is decoded before all are fetched"
+    assert VideoBundle((), timings).waited == (3.0, 1.0), "each is opened as soon as it is there"
+    assert load_module.ImageBundle((), ()).waited == VideoBundle((), ()).waited == (0.0, 0.0)
 
 
 async def test_a_picture_is_decoded_once_by_whatever_way_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,8 +228,8 @@ async def test_a_picture_is_decoded_once_by_whatever_way_it_comes(monkeypatch: p
         return decode(data, limits, identity)
 
     monkeypatch.setattr(load_module, "decode", counted)
-    decoded = DecodedImages(1 << 20)
-    loader = MediaLoader(MediaLimits(), Shelf({"https://a.example/1": sample()}), decoded=decoded)
+    decoded = DecodedImageCache(1 << 20)
+    loader = MediaLoader(MediaLimits(), Shelf({"https://a.example/1": sample()}), image_cache=decoded)
     urls = [data_url(sample()), data_url(sample()), "https://a.example/1"]
     images = await loader.load_all(urls)
     assert images == (decode(sample(), MediaLimits()),) * 3
@@ -246,14 +246,14 @@ async def test_a_picture_is_decoded_once_by_whatever_way_it_comes(monkeypatch: p
 
 async def test_a_hit_is_checked_like_a_miss() -> None:
     """The header's limits hold before the cache is asked, and a request's sum of pixels counts what is there already."""
-    decoded = DecodedImages(1 << 20)
-    wide = MediaLoader(MediaLimits(), decoded=decoded)
+    decoded = DecodedImageCache(1 << 20)
+    wide = MediaLoader(MediaLimits(), image_cache=decoded)
     await wide.load_all([data_url(sample())])
     await wide.aclose()
     assert len(decoded.cache) == 1
     for limits in (MediaLimits(max_pixels=100), MediaLimits(max_side=20), MediaLimits(max_bytes=50)):
-        await fails(MediaLoader(limits, decoded=decoded), [data_url(sample())], InvalidImage, "at most")
-    narrow = MediaLoader(MediaLimits(max_request_pixels=3000), decoded=decoded)
+        await fails(MediaLoader(limits, image_cache=decoded), [data_url(sample())], InvalidImage, "at most")
+    narrow = MediaLoader(MediaLimits(max_request_pixels=3000), image_cache=decoded)
     await fails(narrow, [data_url(sample())] * 3, InvalidRequest, "3600 pixels together")
     assert decoded.cache.hits == 0
 

@@ -52,8 +52,8 @@ def test_every_name_is_ours_and_explained() -> None:
 
 def test_dashboards_made_for_vllm_find_its_names_with_the_same_values() -> None:
     metrics = made()
-    metrics.first_token(0.25)
-    metrics.gap(0.01)
+    metrics.observe_first_token(0.25)
+    metrics.observe_gap(0.01)
     told = samples(metrics)
     for alias, name in ALIASES.items():
         suffix = "_total" if name in COUNTERS else ""
@@ -69,8 +69,8 @@ def test_dashboards_made_for_vllm_find_its_names_with_the_same_values() -> None:
 
 def test_refusals_are_counted_by_their_code() -> None:
     metrics = made()
-    metrics.refused("image_too_large")
-    metrics.refused("image_too_large")
+    metrics.count_refusal("image_too_large")
+    metrics.count_refusal("image_too_large")
     assert samples(metrics)[("fovea:refused_total", "image_too_large")] == 2
 
 
@@ -91,7 +91,7 @@ def test_numbers_are_read_when_they_are_scraped() -> None:
 def test_requests() -> None:
     metrics = made()
     for status in (200, 200, 429):
-        metrics.request("/v1/x", status, 0.5)
+        metrics.observe_request("/v1/x", status, 0.5)
     told = samples(metrics)
     assert told[("fovea:requests_total", "/v1/x", "200")] == 2
     assert told[("fovea:requests_total", "/v1/x", "429")] == 1
@@ -101,14 +101,14 @@ def test_requests() -> None:
 
 def test_a_requests_bill() -> None:
     metrics = made()
-    metrics.images(2)
-    metrics.videos(1)
-    metrics.first_token(7)
-    metrics.delta(Delta(0, "a"))
-    metrics.gap(0.1)
-    metrics.delta(Delta(1, "", finish_reason="length"))
+    metrics.count_images(2)
+    metrics.count_videos(1)
+    metrics.observe_first_token(7)
+    metrics.observe_delta(Delta(0, "a"))
+    metrics.observe_gap(0.1)
+    metrics.observe_delta(Delta(1, "", finish_reason="length"))
     usage, timings = Usage(10, 5, 8, 4), StageTimings(1, 2, 3, 4, 5, 6, 7, 8)
-    metrics.delta(Delta(0, "", finish_reason="stop", usage=usage, timings=timings))
+    metrics.observe_delta(Delta(0, "", finish_reason="stop", usage=usage, timings=timings))
     told = samples(metrics)
     kinds = {"prompt": 10, "completion": 5, "cached": 8, "image": 4}
     assert {kind: told[("fovea:tokens_total", kind)] for kind in kinds} == kinds
@@ -135,7 +135,7 @@ def test_a_requests_bill() -> None:
 
 def test_two_servers_of_one_process_count_apart() -> None:
     one, two = made(), made()
-    one.images(3)
+    one.count_images(3)
     assert samples(two)[("fovea:images_total",)] == 0
 
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from fovea.core.stage import Recorder, Span, listening, stage
+from fovea.core.stage import Recorder, Span, recording, stage
 from fovea.observe.chrome import chrome_trace
 from fovea.observe.event_loop import watched_loop
 from fovea.observe.profile import ON_PATH, STAGES, WAITING, innermost, stage_times
@@ -87,7 +87,7 @@ def test_a_loop_says_when_it_works_and_not_when_it_waits() -> None:
         await asyncio.sleep(0.05)
         return recorder.clock() - before
 
-    with asyncio.Runner(loop_factory=watched_loop("server")) as runner, listening(recorder):
+    with asyncio.Runner(loop_factory=watched_loop("server")) as runner, recording(recorder):
         taken = runner.run(work())
     times = stage_times(recorder.spans, 0, float("inf"))
     assert times["tokenize"].busy_s >= 0.01

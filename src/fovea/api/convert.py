@@ -24,7 +24,7 @@ from fovea.api.schema import (
 )
 from fovea.api.schema import PromptTokensDetails as Details
 from fovea.core.errors import InvalidRequest, PromptTooLong, RequestError
-from fovea.core.image import Image, PixelBudget, SeenImage, VisualTokens
+from fovea.core.image import Image, ImageUse, PixelBudget, VisualTokens
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import (
     ChatPrompt,
@@ -229,7 +229,7 @@ def usage_body(usage: Usage) -> UsageBody:
     )
 
 
-def extension_body(timings: StageTimings, images: Sequence[SeenImage]) -> dict[str, Any]:
+def extension_body(timings: StageTimings, images: Sequence[ImageUse]) -> dict[str, Any]:
     """What the `fovea` field of an answer says: where its time went, and how closely each image was looked at and why."""
     body: dict[str, Any] = {"timings_ms": timings_body(timings)}
     if images:
@@ -237,7 +237,7 @@ def extension_body(timings: StageTimings, images: Sequence[SeenImage]) -> dict[s
     return body
 
 
-def _seen_body(image: SeenImage) -> dict[str, Any]:
+def _seen_body(image: ImageUse) -> dict[str, Any]:
     body: dict[str, Any] = {
         "detail": image.detail,
         "visual_tokens": image.tokens,

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from fovea.core.errors import ConfigError
-from fovea.core.workload import ARRIVALS, Load
+from fovea.core.workload import ARRIVALS, Workload
 
 FIXED = ("cold", "images", "questions", "followup", "known", "text", "stall")
 LOADS = ("open", "closed", "chat", "trace")
@@ -109,9 +109,9 @@ class Traffic:
                 f"arrivals is {self.arrivals!r}; accepted: {', '.join(ARRIVALS)}", param="arrivals"
             )
 
-    def load(self, shape: Shape, rate: float) -> Load:
+    def load(self, shape: Shape, rate: float) -> Workload:
         """The load as `fovea simulate` knows it: the same seed asks the same there."""
-        return Load(
+        return Workload(
             requests=self.requests,
             rate=rate,
             arrivals=self.arrivals,

@@ -25,7 +25,7 @@ from typing import Any
 from fovea.cli import options
 from fovea.core.errors import ConfigError
 from fovea.core.trace import Trace, read_trace, write_trace
-from fovea.core.workload import Load, generate
+from fovea.core.workload import Workload, generate
 from fovea.engine.config import POLICY_NAMES, EngineConfig
 from fovea.engine.schedule.batch import BatchRule
 from fovea.engine.simulate.cost import CostModel
@@ -86,7 +86,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print everything as one JSON object in the last line"
     )
-    options.add_options(parser, "load", Load)
+    options.add_options(parser, "load", Workload)
     options.add_options(parser, "engine", EngineConfig, skip=(*REAL, "policy"))
     parser.set_defaults(run=run)
 
@@ -144,9 +144,9 @@ def _bound(value: float, flag: str) -> float:
 
 
 def _trace(args: argparse.Namespace) -> Trace:
-    given = [name for name in options.field_names(Load) if getattr(args, name) is not None]
+    given = [name for name in options.field_names(Workload) if getattr(args, name) is not None]
     if args.trace is None:
-        trace = generate(options.settings(Load, args, {}))
+        trace = generate(options.settings(Workload, args, {}))
     elif given:
         raise ConfigError(f"either --trace or a load, not both: --{given[0].replace('_', '-')} is given too")
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fovea.core.image import SeenImage
+from fovea.core.image import ImageUse
 from fovea.core.types import Completion, Delta, FinishReason, StageTimings, TokenLogprob, Usage
 
 
@@ -16,7 +16,7 @@ class AnswerBuilder:
         self._reasons: list[FinishReason] = ["abort"] * choices
         self._usage = Usage()
         self._timings = StageTimings()
-        self._images: tuple[SeenImage, ...] = ()
+        self._images: tuple[ImageUse, ...] = ()
 
     def add(self, delta: Delta) -> None:
         self._texts[delta.index] += delta.text

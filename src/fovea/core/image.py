@@ -95,7 +95,7 @@ class PixelBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class RelevanceRecord:
     """How an image was seen in parts, in numbers for whoever watches.
 
     regions: (relevance in [0, 1], tokens) of each. tensions: compress, exploit, focus. ways: means of the propositional,
@@ -109,7 +109,7 @@ class Looked:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenImage:
+class ImageUse:
     """How closely an image of a request was looked at, for whoever asked.
 
     detail: the level; "pixels" where bounds on pixels were named. tokens: visual tokens. reason: why this level.
@@ -122,7 +122,7 @@ class SeenImage:
     reason: str
     method: str | None = None
     full: int | None = None
-    looked: Looked | None = field(default=None, compare=False)
+    record: RelevanceRecord | None = field(default=None, compare=False)
     relevance: Mapping[str, Any] | None = field(default=None, compare=False)
 
 

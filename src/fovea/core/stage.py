@@ -69,22 +69,22 @@ class _Open:
         self._recorder.add(self._name, self._start, self._recorder.clock(), self._notes)
 
 
-UNHEARD: AbstractContextManager[None] = nullcontext()
+NO_SPAN: AbstractContextManager[None] = nullcontext()
 _listener: Recorder | None = None
 
 
-def listener() -> Recorder | None:
+def active_recorder() -> Recorder | None:
     """Who listens now: for notes that take time to count."""
     return _listener
 
 
 def stage(name: str, **notes: float) -> AbstractContextManager[None]:
     """What happens inside, by name, if anybody listens."""
-    return UNHEARD if _listener is None else _Open(_listener, name, notes)
+    return NO_SPAN if _listener is None else _Open(_listener, name, notes)
 
 
 @contextmanager
-def listening(recorder: Recorder) -> Iterator[Recorder]:
+def recording(recorder: Recorder) -> Iterator[Recorder]:
     """Raises RuntimeError when somebody listens already."""
     global _listener
     if _listener is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fovea.core.image import Image, PixelBudget, SeenImage
+from fovea.core.image import Image, ImageUse, PixelBudget
 from fovea.core.sampling import SamplingParams
 from fovea.core.video import Video, VideoBudget
 
@@ -143,7 +143,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     timings: StageTimings | None = None
-    images: tuple[SeenImage, ...] = ()
+    images: tuple[ImageUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Completion:
     logprobs: tuple[tuple[TokenLogprob, ...], ...]
     usage: Usage
     timings: StageTimings
-    images: tuple[SeenImage, ...] = ()
+    images: tuple[ImageUse, ...] = ()
 
     @property
     def text(self) -> str:

@@ -42,7 +42,7 @@ class Video:
     frames: int
     fps: float
     source: FrameSource = field(repr=False, compare=False)
-    chosen: bool = False
+    preselected: bool = False
 
     @property
     def duration_s(self) -> float:

@@ -17,7 +17,7 @@ RAMP_FROM = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Workload:
     """requests: how many. [1, 10**6].
     rate: requests per second, in the mean. (0, 10**6].
     arrivals: "poisson" (independent), "ramp" (poisson, from 0.2 to 1.8 times the rate), "burst" (16 at a time).
@@ -75,7 +75,7 @@ class Load:
             )
 
 
-def generate(load: Load) -> Trace:
+def generate(load: Workload) -> Trace:
     """What is asked does not depend on when: other rates give the same requests at other times."""
     times, asked = ARRIVALS[load.arrivals](load, Random(f"times {load.seed}")), Random(f"asked {load.seed}")
     popularity = list(itertools.accumulate(rank**-load.zipf for rank in range(1, load.images + 1)))
@@ -101,14 +101,14 @@ def geometric(random: Random, mean: int) -> int:
     return min(drawn, 8 * mean)
 
 
-def _poisson(load: Load, random: Random) -> Iterator[float]:
+def _poisson(load: Workload, random: Random) -> Iterator[float]:
     at = 0.0
     while True:
         at += random.expovariate(load.rate)
         yield at
 
 
-def _ramp(load: Load, random: Random) -> Iterator[float]:
+def _ramp(load: Workload, random: Random) -> Iterator[float]:
     at = 0.0
     for number in itertools.count():
         share = min(1.0, number / load.requests)
@@ -116,14 +116,14 @@ def _ramp(load: Load, random: Random) -> Iterator[float]:
         yield at
 
 
-def _burst(load: Load, random: Random) -> Iterator[float]:
+def _burst(load: Workload, random: Random) -> Iterator[float]:
     at = 0.0
     while True:
         at += random.expovariate(load.rate / BURST)
         yield from [at] * BURST
 
 
-ARRIVALS: dict[str, Callable[[Load, Random], Iterator[float]]] = {
+ARRIVALS: dict[str, Callable[[Workload, Random], Iterator[float]]] = {
     "poisson": _poisson,
     "ramp": _ramp,
     "burst": _burst,

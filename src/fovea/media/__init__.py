@@ -8,19 +8,19 @@ The floor knows no model, no tokens and no HTTP server. Everything that arrives 
 
 from __future__ import annotations
 
+from fovea.media.bundle import EncodedImage, ImageBundle, MediaTimings
 from fovea.media.fetch.fetcher import Fetcher
 from fovea.media.image.decode import decode
 from fovea.media.image.identity import from_array, from_pil
 from fovea.media.image.probe import ImageHeader, probe
 from fovea.media.limits import MediaLimits
 from fovea.media.load import MediaLoader
-from fovea.media.loaded import EncodedImage, Loaded, MediaTimings
 
 __all__ = [
     "EncodedImage",
     "Fetcher",
     "ImageHeader",
-    "Loaded",
+    "ImageBundle",
     "MediaLimits",
     "MediaLoader",
     "MediaTimings",

@@ -19,22 +19,22 @@ from fovea.core.errors import InvalidMedia, InvalidRequest, RequestError
 from fovea.core.image import Image
 from fovea.core.stage import stage
 from fovea.core.video import Video
-from fovea.media.fetch.cache import FetchedBytes
+from fovea.media.bundle import EncodedImage, ImageBundle, MediaTimings, VideoBundle
+from fovea.media.fetch.cache import FetchCache
 from fovea.media.fetch.fetcher import Fetcher
-from fovea.media.image.cache import DecodedImages
+from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.decode import decode, identify
 from fovea.media.image.probe import ImageHeader, check_still, probe
 from fovea.media.kind import IMAGE, VIDEO, Kind
 from fovea.media.limits import MediaLimits
-from fovea.media.loaded import EncodedImage, Loaded, MediaTimings, Opened
 from fovea.media.source import FileSource, InlineSource, RemoteSource, parse_source
 from fovea.media.video.decode import open_video
 
 T = TypeVar("T")
 
 
-class FetchesMedia(Protocol):
-    """What the loader asks of `fetched.FetchedBytes`; a test may hand in anything that has it."""
+class MediaFetcher(Protocol):
+    """What the loader asks of `fetched.FetchCache`; a test may hand in anything that has it."""
 
     async def fetch(self, url: str, kind: Kind = IMAGE, scope: str = "") -> bytes: ...
 
@@ -53,17 +53,17 @@ class MediaLoader:
     def __init__(
         self,
         limits: MediaLimits,
-        fetcher: FetchesMedia | None = None,
+        fetcher: MediaFetcher | None = None,
         executor: ThreadPoolExecutor | None = None,
         *,
-        decoded: DecodedImages | None = None,
+        image_cache: DecodedImageCache | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.limits = limits
         self._owns_fetcher, self._owns_executor = fetcher is None, executor is None
-        self._fetcher = fetcher or FetchedBytes(Fetcher(limits))
+        self._fetcher = fetcher or FetchCache(Fetcher(limits))
         self._executor = executor or ThreadPoolExecutor(limits.decode_threads, "fovea-media")
-        self._decoded = decoded or DecodedImages()
+        self._image_cache = image_cache or DecodedImageCache()
         self._clock = clock
 
     async def load(self, url: str) -> Image:
@@ -76,7 +76,7 @@ class MediaLoader:
 
     async def load_timed(
         self, urls: Sequence[str], params: Sequence[str] | None = None, scope: str = ""
-    ) -> Loaded:
+    ) -> ImageBundle:
         return await self.decode_all(await self.read_all(urls, params, scope), params, scope)
 
     async def read(self, url: str, scope: str = "") -> EncodedImage:
@@ -114,7 +114,7 @@ class MediaLoader:
 
     async def open_videos(
         self, urls: Sequence[str], params: Sequence[str] | None = None, scope: str = ""
-    ) -> Opened:
+    ) -> VideoBundle:
         """The videos of one request, in order, within the limits."""
         if len(urls) > self.limits.max_videos:
             raise InvalidRequest(
@@ -123,7 +123,7 @@ class MediaLoader:
                 code="too_many_videos",
             )
         timed = await _together([self._open_video(url, scope) for url in urls], params, VIDEO)
-        return Opened(tuple(video for video, _ in timed), tuple(timings for _, timings in timed))
+        return VideoBundle(tuple(video for video, _ in timed), tuple(timings for _, timings in timed))
 
     async def _open_video(self, url: str, scope: str) -> tuple[Video, MediaTimings]:
         started = self._clock()
@@ -140,9 +140,9 @@ class MediaLoader:
 
     async def decode_all(
         self, encoded: Sequence[EncodedImage], params: Sequence[str] | None = None, scope: str = ""
-    ) -> Loaded:
+    ) -> ImageBundle:
         timed = await _together([self._decode_timed(image, scope) for image in encoded], params)
-        return Loaded(tuple(image for image, _ in timed), tuple(timings for _, timings in timed))
+        return ImageBundle(tuple(image for image, _ in timed), tuple(timings for _, timings in timed))
 
     async def aclose(self) -> None:
         if self._owns_fetcher:
@@ -160,7 +160,7 @@ class MediaLoader:
             return await self._in_thread(decode, image.data, self.limits, image.identity)
 
         with self._forgetting(image.url, IMAGE, scope):
-            return await self._decoded.get(image.identity, work, scope)
+            return await self._image_cache.get(image.identity, work, scope)
 
     @contextmanager
     def _forgetting(self, url: str, kind: Kind, scope: str) -> Iterator[None]:

@@ -10,7 +10,7 @@ import asyncio
 import selectors
 from collections.abc import Callable
 
-from fovea.core.stage import listener
+from fovea.core.stage import active_recorder
 
 
 class _Selector(selectors.DefaultSelector):
@@ -20,11 +20,11 @@ class _Selector(selectors.DefaultSelector):
         self._found: float | None = None
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        recorder = listener()
+        recorder = active_recorder()
         if recorder is not None and self._found is not None:
             recorder.add(self._name, self._found, recorder.clock())
         found = super().select(timeout)
-        recorder = listener()
+        recorder = active_recorder()
         self._found = None if recorder is None else recorder.clock()
         return found
 

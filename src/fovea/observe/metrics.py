@@ -83,51 +83,51 @@ class Metrics:
         self._spreads = {name: _Spread(self.registry, model, name, row) for name, row in SPREADS.items()}
         self._relevance = RelevanceMetrics(self.registry)
 
-    def request(self, route: str, status: int, seconds: float) -> None:
+    def observe_request(self, route: str, status: int, seconds: float) -> None:
         self._count("requests", 1, route, str(status))
         self._spreads["request_seconds"].observe(seconds, route)
 
-    def refused(self, code: str) -> None:
+    def count_refusal(self, code: str) -> None:
         """A request got an error instead of an answer."""
         self._count("refused", 1, code)
 
-    def images(self, count: int) -> None:
+    def count_images(self, count: int) -> None:
         self._count("images", count)
 
-    def videos(self, count: int) -> None:
+    def count_videos(self, count: int) -> None:
         self._count("videos", count)
 
-    def gap(self, seconds: float) -> None:
+    def observe_gap(self, seconds: float) -> None:
         self._spreads["itl_seconds"].observe(seconds)
 
-    def first_token(self, seconds: float) -> None:
+    def observe_first_token(self, seconds: float) -> None:
         self._spreads["ttft_seconds"].observe(seconds)
 
-    def failed(self) -> None:
+    def count_failure(self) -> None:
         """An answer ended with an error, or nobody read it to its end."""
         self._count("finished", 1, "error")
 
-    def delta(self, delta: Delta) -> None:
+    def observe_delta(self, delta: Delta) -> None:
         """Count the end of a choice, and with the last one the request's bill."""
         if delta.finish_reason is not None:
             self._count("finished", 1, delta.finish_reason)
             self._totals["vllm:request_success"].add(1, delta.finish_reason)
         if delta.usage is not None:
-            self._usage(delta.usage)
+            self._observe_usage(delta.usage)
         if delta.timings is not None:
-            self._timings(delta.timings)
+            self._observe_timings(delta.timings)
         for image in delta.images:
-            if image.looked is not None:
-                self._relevance.observe(image.looked)
+            if image.record is not None:
+                self._relevance.observe(image.record)
 
-    def _usage(self, usage: Usage) -> None:
+    def _observe_usage(self, usage: Usage) -> None:
         for kind in ("prompt", "completion", "cached", "image"):
             self._count("tokens", getattr(usage, kind), kind)
         self._totals["vllm:prompt_tokens"].add(usage.prompt)
         self._spreads["prompt_tokens"].observe(usage.prompt)
         self._spreads["answer_tokens"].observe(usage.completion)
 
-    def _timings(self, timings: StageTimings) -> None:
+    def _observe_timings(self, timings: StageTimings) -> None:
         for stage in STAGES:
             self._spreads["stage_seconds"].observe(getattr(timings, stage), stage)
         self._spreads["answer_seconds"].observe(timings.ttft + timings.decode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
-from fovea.core.image import Looked
+from fovea.core.image import RelevanceRecord
 from fovea.observe.table import RELEVANCE_GAUGES, RELEVANCE_SPREADS, TENSION_GAUGE, TENSIONS
 
 
@@ -19,7 +19,7 @@ class RelevanceMetrics:
             for name, (text, buckets) in RELEVANCE_SPREADS.items()
         }
 
-    def observe(self, looked: Looked) -> None:
+    def observe(self, looked: RelevanceRecord) -> None:
         """One image of an answer."""
         tokens = [given for _, given in looked.regions]
         propositional, perspectival, participatory = looked.ways

@@ -81,16 +81,16 @@ async def deltas(state: ServerState, request: GenerationRequest, room: Room) -> 
         async for delta in stream:
             now = time.perf_counter()
             if not last:
-                state.metrics.first_token(media_s + now - started)
+                state.metrics.observe_first_token(media_s + now - started)
             ended = delta.usage is not None
             if delta.index in last and delta.token_ids:
-                state.metrics.gap(now - last[delta.index])
+                state.metrics.observe_gap(now - last[delta.index])
             last[delta.index] = now
-            state.metrics.delta(delta)
+            state.metrics.observe_delta(delta)
             yield delta
     finally:
         if not ended:
-            state.metrics.failed()
+            state.metrics.count_failure()
         await stream.aclose()  # type: ignore[attr-defined]
 
 

@@ -26,7 +26,7 @@ class MethodNotAllowed(InvalidRequest):
 
 def refusal(error: FoveaError, metrics: Metrics) -> JSONResponse:
     """The response, counted."""
-    metrics.refused(error.code)
+    metrics.count_refusal(error.code)
     return response(error)
 
 

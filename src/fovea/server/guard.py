@@ -51,7 +51,7 @@ class Guard:
         finally:
             if scope["path"].startswith(PROTECTED):
                 route = getattr(scope.get("route"), "path", "unknown")
-                self.state.metrics.request(route, status, time.perf_counter() - started)
+                self.state.metrics.observe_request(route, status, time.perf_counter() - started)
 
     def _check(self, scope: Scope) -> None:
         headers = {name.lower(): value for name, value in scope["headers"]}

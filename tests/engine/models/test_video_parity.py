@@ -155,7 +155,7 @@ def test_sizes_are_those_of_transformers(
     for newest, videos in videos_of.items():
         unit = videos.factor
         videos = replace(videos, min_pixels=low * unit**2, max_pixels=high * unit**2)
-        video = Video("v", width, height, frames, 2.0, source=None, chosen=True)  # type: ignore[arg-type]
+        video = Video("v", width, height, frames, 2.0, source=None, preselected=True)  # type: ignore[arg-type]
         ours = videos._target(video, frames, None)
         limits = {"factor": unit, "min_pixels": low * unit**2, "max_pixels": high * unit**2}
         theirs = (

@@ -218,7 +218,7 @@ def test_a_salt_shares_nothing_with_another(machine: Engine, passes: list[Grid],
         answers.append(say(machine, prompt, cache_salt=salt))
         encoded.append(sum(grid[0] for grid in passes))
         if method == "relevance":
-            assert answers[-1].images[0].looked is not None
+            assert answers[-1].images[0].record is not None
     assert encoded[0] == encoded[1] > encoded[2] == 0
     assert [answer.usage.cached > 0 for answer in answers] == [False, False, True]
     assert answers[0].token_ids == answers[1].token_ids == answers[2].token_ids
@@ -254,8 +254,8 @@ def test_outputs_age_from_when_they_were_encoded(machine: Engine) -> None:
     whole = features_of(machine, plain)
     say(machine, prompt)
     (span,) = laid_out(machine, prompt).spans
-    assert features_of(machine, span).made == whole.made
-    assert machine._embeddings._entries[span.key].made == whole.made
+    assert features_of(machine, span).created_at == whole.created_at
+    assert machine._embeddings._entries[span.key].made == whole.created_at
 
 
 MIXED = [

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from fovea.core.trace import Trace, TraceRequest
-from fovea.core.workload import Load, generate
+from fovea.core.workload import Workload, generate
 from fovea.engine.config import POLICY_NAMES, EngineConfig
 from fovea.engine.schedule.batch import BatchRule
 from fovea.engine.simulate.cost import Composition, CostModel
@@ -94,13 +94,13 @@ def test_goodput_counts_those_within_both_bounds() -> None:
 
 
 def test_the_same_trace_gives_the_same_report() -> None:
-    load = Load(requests=150, rate=8, seed=11)
+    load = Workload(requests=150, rate=8, seed=11)
     assert simulate(generate(load), FREE, COST) == simulate(generate(load), FREE, COST)
 
 
 def test_thousands_of_requests_take_seconds() -> None:
     started = time.process_time()
-    report = simulate(generate(Load(requests=2000, rate=12, output_tokens=16)), FREE, CostModel())
+    report = simulate(generate(Workload(requests=2000, rate=12, output_tokens=16)), FREE, CostModel())
     assert report.classes["all"].finished == 2000
     assert time.process_time() - started < 20
 

@@ -11,7 +11,7 @@ import pytest
 
 from fovea import Engine
 from fovea.core.errors import Overloaded
-from fovea.core.image import PixelBudget, SeenImage
+from fovea.core.image import ImageUse, PixelBudget
 from fovea.engine.config import EngineConfig
 from fovea.engine.visual_budget.detail import Choice
 from tests.support.engines import SETTINGS, ask, at_rest, engine, loaded, picture
@@ -77,7 +77,7 @@ def test_a_policy_of_ones_own(qwen: Path) -> None:
 
     with Engine(loaded(qwen), EngineConfig(**SETTINGS), detail_policy=Shy()) as machine:
         answer = machine.generate(ask("Read it.", LARGE), **GREEDY)
-    assert answer.images == (SeenImage("low", answer.images[0].tokens, "8 characters are no reason to look"),)
+    assert answer.images == (ImageUse("low", answer.images[0].tokens, "8 characters are no reason to look"),)
 
 
 def test_load_lowers_what_was_not_asked_for() -> None:

@@ -16,7 +16,7 @@ from fovea.bench.content import picture
 from fovea.bench.sample import Ask, Sample
 from fovea.bench.settings import Target
 from fovea.core.errors import EngineError, InvalidImage
-from fovea.core.stage import Recorder, Span, listening
+from fovea.core.stage import Recorder, Span, recording
 from fovea.core.types import ModelInfo
 from fovea.engine.profile.roofline import Demand, Floor, ModelFloor
 from fovea.engine.request.inputs import to_prompt
@@ -162,7 +162,7 @@ class Profiler:
         async with Client(Target(url)) as client:
             await client.connect()
             await self._one(client)
-            with listening(self._recorder):
+            with recording(self._recorder):
                 alone = [await self._one(client) for _ in range(self._asked.repeats)]
                 left = iter(range(self._asked.requests))
                 load: list[Sample] = []

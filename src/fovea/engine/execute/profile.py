@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from fovea.core.stage import UNHEARD, listener, stage
+from fovea.core.stage import NO_SPAN, active_recorder, stage
 from fovea.engine.schedule.plan import Work
 
 
@@ -14,8 +14,8 @@ def forward_stage(work: Sequence[Work]) -> AbstractContextManager[None]:
 
     rows: tokens computed. keys: positions whose KV is read, each sequence's once. pairs: of a query and a key that it sees.
     """
-    if listener() is None:
-        return UNHEARD
+    if active_recorder() is None:
+        return NO_SPAN
     decodes = sum(item.seq.decoding for item in work)
     name = "decode step" if decodes == len(work) else "mixed step" if decodes else "prefill"
     return stage(

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fovea.core.errors import Unavailable
-from fovea.core.image import Looked, SeenImage
+from fovea.core.image import ImageUse, RelevanceRecord
 from fovea.core.types import Delta, Usage
 from fovea.engine.request.prompt_plan import PlannedImage, PreparedPrompt
-from fovea.engine.step.events import Event
-from fovea.relevance.pipeline import Realized
+from fovea.engine.events import Event
+from fovea.relevance.pipeline import Realization
 
 
 class AnswerState:
@@ -20,7 +20,7 @@ class AnswerState:
         self,
         prepared: PreparedPrompt,
         choices: int,
-        realized: Callable[[str], Realized | None] = lambda key: None,
+        realized: Callable[[str], Realization | None] = lambda key: None,
     ) -> None:
         """realized: what was seen where of an image, by its key, if that is known."""
         self._images = prepared.images
@@ -62,20 +62,20 @@ class AnswerState:
             tuple(map(self._seen, self._images)) if self.done else (),
         )
 
-    def _seen(self, image: PlannedImage) -> SeenImage:
+    def _seen(self, image: PlannedImage) -> ImageUse:
         found = None if image.chosen is None else self._realized(image.key)
         if found is None:
             return image.seen
         wish = image.budget.visual
         explained = found.explanation() if wish is not None and wish.explain else None
-        return replace(image.seen, looked=_looked(found), relevance=explained)
+        return replace(image.seen, record=_looked(found), relevance=explained)
 
 
-def _looked(found: Realized) -> Looked:
-    attended, tensions = found.attended, found.tensions
+def _looked(found: Realization) -> RelevanceRecord:
+    attended, tensions = found.allocation, found.tensions
     maps = found.ways.propositional, found.ways.perspectival, found.ways.participatory
     propositional, perspectival, participatory = (float(values.mean()) for values in maps)
-    return Looked(
+    return RelevanceRecord(
         tuple(zip(attended.scores, attended.budgets, strict=True)),
         (tensions.compress, tensions.exploit, tensions.focus),
         (propositional, perspectival, participatory),

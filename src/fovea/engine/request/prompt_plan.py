@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fovea.core.image import Image, PixelBudget, SeenImage
+from fovea.core.image import Image, ImageUse, PixelBudget
 from fovea.core.stage import stage
 from fovea.engine.request.clip import PlannedFrames, PlannedVideo
 from fovea.engine.sequence import ImageSpan
@@ -37,10 +37,10 @@ class PlannedImage:
         return f"{reduction.whole}\x00in parts" if METHODS[reduction.method].in_parts else reduction.whole
 
     @property
-    def seen(self) -> SeenImage:
+    def seen(self) -> ImageUse:
         level = "high" if self.budget.detail == "auto" else self.budget.detail
         method, full = (None, None) if self.chosen is None else self.chosen
-        return SeenImage(
+        return ImageUse(
             "pixels" if self.budget.explicit else level, self.plan.tokens, self.reason, method, full
         )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fovea.media.cache import ByteCache
-from fovea.media.fetch.fetcher import Fetched
+from fovea.media.fetch.fetcher import FetchResult
 from fovea.media.fetch.freshness import Terms
 from fovea.media.flight import SingleFlight
 from fovea.media.kind import IMAGE, Kind
@@ -27,7 +27,7 @@ class Downloads(Protocol):
 
     def check(self, url: str, kind: Kind = IMAGE) -> object: ...
 
-    async def get(self, url: str, kind: Kind = IMAGE, known: Terms | None = None) -> Fetched: ...
+    async def get(self, url: str, kind: Kind = IMAGE, known: Terms | None = None) -> FetchResult: ...
 
     async def aclose(self) -> None: ...
 
@@ -41,7 +41,7 @@ class _Kept:
     fresh_until: float
 
 
-class FetchedBytes:
+class FetchCache:
     """capacity: bytes; 0 keeps nothing, and who asks at one time still shares one download.
 
     ttl_s: seconds for which bytes are kept since they were fetched or their host confirmed them.

@@ -56,7 +56,7 @@ async def resolve_host(host: str, port: int) -> Sequence[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchResult:
     """data: None if what was known still holds. terms: of keeping it, the shortest of all hops."""
 
     data: bytes | None = field(repr=False)
@@ -94,7 +94,7 @@ class Fetcher:
         assert fetched.data is not None  # nothing was known that could still hold
         return fetched.data
 
-    async def get(self, url: str, kind: Kind = IMAGE, known: Terms | None = None) -> Fetched:
+    async def get(self, url: str, kind: Kind = IMAGE, known: Terms | None = None) -> FetchResult:
         """Bytes with their terms. known: terms of bytes that the caller has, which may turn out to hold still.
 
         Raises what `fetch` raises.
@@ -113,17 +113,17 @@ class Fetcher:
         if self._transport is not None:
             await self._transport.aclose()
 
-    async def _follow(self, url: httpx.URL, kind: Kind, known: Terms | None) -> Fetched:
+    async def _follow(self, url: httpx.URL, kind: Kind, known: Terms | None) -> FetchResult:
         fresh_s = math.inf
         for _ in range(self._limits.max_redirects + 1):
             # What is known is known of the last hop: another one that has these bytes by chance is not asked about them.
             ours = known if known is not None and known.url == str(url) else None
             async with self._get(url, kind, ours) as response:
                 if ours is not None and response.status_code == 304:
-                    return Fetched(None, ours.renewed(response.headers, time.time()).within(fresh_s))
+                    return FetchResult(None, ours.renewed(response.headers, time.time()).within(fresh_s))
                 terms = read_terms(str(url), response.headers, time.time()).within(fresh_s)
                 if response.status_code not in _REDIRECTS:
-                    return Fetched(await receive(response, kind, self._limits), terms)
+                    return FetchResult(await receive(response, kind, self._limits), terms)
                 fresh_s = terms.fresh_s
                 location = response.headers.get("location")
             if not location:

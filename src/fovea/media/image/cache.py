@@ -17,7 +17,7 @@ Name = tuple[str, str]
 """Scope, identity."""
 
 
-class DecodedImages:
+class DecodedImageCache:
     """capacity: bytes of pixels; 0 keeps none, and who asks at one time still shares one decoding.
 
     ttl_s: seconds for which an image is kept after it was decoded; 0: no limit.

@@ -44,8 +44,8 @@ async def _request(
     """Images and videos count against the request's timeout; the engine gets what they left of it."""
     deadline = Deadline(state.timeout(body.timeout))
     loaded, opened = await deadline.reading(load_media(state, body.messages, share))
-    state.metrics.images(len(loaded.images))
-    state.metrics.videos(len(opened.videos))
+    state.metrics.count_images(len(loaded.images))
+    state.metrics.count_videos(len(opened.videos))
     read, watched = loaded.wait, opened.wait
     return GenerationRequest(
         id=uuid.uuid4().hex,

@@ -40,7 +40,7 @@ class SamplingRule:
             max_frames=budget.max_frames or max(self.max_frames, budget.min_frames or 0),
         )
         asked = budget.fps or budget.min_frames or budget.max_frames
-        if video.chosen and not asked and video.frames <= rule.max_frames:
+        if video.preselected and not asked and video.frames <= rule.max_frames:
             return tuple(range(video.frames))
         return rule._even(video) if self.even else rule._steps(video)
 

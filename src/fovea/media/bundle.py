@@ -35,14 +35,14 @@ class EncodedImage:
     fetch_s: float = 0.0
 
 
-class Loaded(NamedTuple):
+class ImageBundle(NamedTuple):
     """Both in the order of the URLs."""
 
     images: tuple[Image, ...]
     timings: tuple[MediaTimings, ...]
 
     @property
-    def waited(self) -> MediaTimings:
+    def wait(self) -> MediaTimings:
         """What the request waited: none is decoded before all were fetched."""
         return MediaTimings(
             max((timing.fetch_s for timing in self.timings), default=0.0),
@@ -50,13 +50,13 @@ class Loaded(NamedTuple):
         )
 
 
-class Opened(NamedTuple):
+class VideoBundle(NamedTuple):
     """Both in the order of the URLs."""
 
     videos: tuple[Video, ...]
     timings: tuple[MediaTimings, ...]
 
     @property
-    def waited(self) -> MediaTimings:
+    def wait(self) -> MediaTimings:
         """What the request waited: for the one that took longest."""
         return max(self.timings, key=sum, default=MediaTimings(0.0, 0.0))
