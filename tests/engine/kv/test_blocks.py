@@ -78,7 +78,7 @@ def test_a_name_stays_with_its_first_block() -> None:
 def test_releasing_what_nobody_holds_is_a_defect() -> None:
     pool = BlockPool(1)
     pool.release(pool.take())
-    with pytest.raises(RuntimeError, match="nobody holds it"):
+    with pytest.raises(RuntimeError, match="no block table holds it"):
         pool.release(0)
 
 
@@ -96,9 +96,9 @@ def test_integrity_sees_a_leak_and_a_block_in_two_places() -> None:
     pool = BlockPool(3)
     block = pool.take()
     pool.check_integrity([[block]])
-    with pytest.raises(RuntimeError, match="counted wrong"):
+    with pytest.raises(RuntimeError, match="wrong reference count"):
         pool.check_integrity([])
-    with pytest.raises(RuntimeError, match="counted wrong"):
+    with pytest.raises(RuntimeError, match="wrong reference count"):
         pool.check_integrity([[block], [block]])
 
 

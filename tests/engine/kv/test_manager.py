@@ -135,7 +135,7 @@ def test_later_blocks_are_evicted_before_the_ones_they_build_on() -> None:
 def test_integrity_sees_a_promise_without_a_promiser() -> None:
     kv = manager()
     kv._pending[b"x"] = "gone"
-    with pytest.raises(RuntimeError, match="promised by sequences that are gone"):
+    with pytest.raises(RuntimeError, match="promised by sequences that have ended"):
         kv.check_integrity()
 
 

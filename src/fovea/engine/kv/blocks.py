@@ -1,17 +1,18 @@
-"""The pool of KV blocks: who uses which, and which free ones still hold something worth finding.
+"""The pool of KV blocks: how many sequences use each block, and which free blocks still hold reusable KV.
 
 A block is in exactly one of three states:
 
-    in use     ref > 0                      belongs to that many block tables
-    cached     ref = 0, named by a hash     findable; first in, first out of the free queue (LRU)
-                                            (by the names of its first rows, too: see `publish_part`)
-    blank      ref = 0, without a name
+    in use     ref > 0                      belongs to `ref` block tables
+    cached     ref = 0, has a name (hash)   can be found by its name; first in, first out of the free queue (LRU)
+                                            (its first rows can have names, too: see `publish_part`)
+    blank      ref = 0, has no name
 
-Freeing puts a block at the tail of the queue and keeps its name; taking one from the head forgets its name. So the
-whole pool is cache until somebody needs it, and nothing is ever evicted for its own sake.
+Releasing a block puts it at the tail of the free queue and keeps its name. Taking the block at the head of
+the queue removes its name. So every free block serves as cache until its memory is needed, and a block is
+evicted only when a sequence takes it.
 
-Blocks that hold a part of an image are counted apart: they are what a follow-up question saves, and what a load of images
-costs.
+Blocks that hold a part of an image are counted separately: a follow-up question reuses them, and images fill
+the pool with them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """What a block holds: text that no image follows, text that leads to an image, or a part of an image."""
+    """The content of a block.
+
+    TEXT: text that no image follows.
+    LEAD: text before an image.
+    VISUAL: a part of an image.
+    """
 
     TEXT = 0
     LEAD = 1
@@ -29,7 +35,11 @@ class Kind(IntEnum):
 
 
 class BlockPool:
-    """Integers only: the tensors that the numbers index live in the runner. evictions: names lost to what needed the block."""
+    """The state of every KV block, as integers only; the runner owns the tensors that the numbers index.
+
+    size: number of blocks.
+    evictions: named blocks that lost their name because a sequence took the block.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -47,7 +57,7 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that can be taken now, cached ones included."""
+        """Number of blocks that can be taken now, cached ones included."""
         return len(self._free)
 
     @property
@@ -56,32 +66,35 @@ class BlockPool:
 
     @property
     def cached(self) -> int:
-        """Blocks that a prefix could find, used or not."""
+        """Number of full blocks that have a name, in use or not."""
         return len(self._by_hash)
 
     @property
     def idle(self) -> int:
-        """Cached blocks that nobody uses."""
+        """Number of named blocks that no sequence uses."""
         return self._idle
 
     @property
     def used_visual(self) -> int:
-        """Of the used ones, those with a part of an image."""
+        """Number of blocks in use that hold a part of an image."""
         return self._used_visual
 
     @property
     def cached_visual(self) -> int:
-        """Of the cached ones, those with a part of an image."""
+        """Number of named blocks that hold a part of an image."""
         return self._cached_visual
 
     def next(self) -> int:
-        """The block that `take` will give. Raises KeyError when none is free."""
+        """Return the block that `take` will return. Raises KeyError when no block is free."""
         for block in self._free:
             return block
         raise KeyError("no block is free")
 
     def take(self, kind: Kind = Kind.TEXT) -> int:
-        """The least recently freed block, blank, for what is going to be in it. Raises KeyError when none is free."""
+        """Remove the names of the least recently released block and return it for content of the given kind.
+
+        Raises KeyError when no block is free.
+        """
         block, _ = self._free.popitem(last=False)
         self.evictions += self._hash_of[block] is not None
         self._forget(block)
@@ -94,12 +107,12 @@ class BlockPool:
         return self._kinds[block]
 
     def names(self, block: int) -> tuple[bytes | None, tuple[tuple[bytes, int], ...]]:
-        """The block's name, if it is full, and those of its first rows."""
+        """The block's name (None if it has none), and (name, rows) for each named number of its first rows."""
         parts = ((name, self._by_part[name][1]) for name in self._parts_of.get(block, ()))
         return self._hash_of[block], tuple(parts)
 
     def share(self, block: int) -> None:
-        """One more table uses it."""
+        """Count one more block table that uses the block."""
         if self._refs[block] == 0:
             del self._free[block]
             self._idle -= self._hash_of[block] is not None
@@ -107,9 +120,9 @@ class BlockPool:
         self._refs[block] += 1
 
     def release(self, block: int) -> None:
-        """One table less. The last one puts it back, name and all."""
+        """Count one block table less. With the last one the block becomes free and keeps its names."""
         if self._refs[block] <= 0:
-            raise RuntimeError(f"block {block} is released but nobody holds it")
+            raise RuntimeError(f"block {block} is released, but no block table holds it")
         self._refs[block] -= 1
         if self._refs[block] == 0:
             self._free[block] = None
@@ -125,7 +138,10 @@ class BlockPool:
         return self._refs[block] == 0
 
     def publish(self, block: int, name: bytes) -> None:
-        """Give a full block its name. A name that is taken stays with its first block; both are right."""
+        """Give a full block its name.
+
+        If another block already has the name, it keeps it: both hold the same KV.
+        """
         if self._hash_of[block] is None and name not in self._by_hash:
             self._hash_of[block] = name
             self._by_hash[name] = block
@@ -133,17 +149,17 @@ class BlockPool:
             self._idle += self._refs[block] == 0
 
     def publish_part(self, block: int, name: bytes, rows: int) -> None:
-        """Name the first `rows` rows of a block, which are computed and will not be written again."""
+        """Name the first `rows` rows of a block. They are computed and will not be written again."""
         if name not in self._by_part:
             self._by_part[name] = block, rows
             self._parts_of.setdefault(block, []).append(name)
 
     def find_part(self, name: bytes) -> tuple[int, int] | None:
-        """(block, rows) to copy from."""
+        """The (block, rows) that has this name, to copy the rows from; None if there is none."""
         return self._by_part.get(name)
 
     def forget_all(self) -> int:
-        """Drop every name; used blocks stay with their sequences. Returns how many names went."""
+        """Remove all names; blocks in use stay with their sequences. Returns how many blocks had a name."""
         names = len(self._by_hash)
         self._hash_of = [None] * self.size
         self._by_hash.clear()
@@ -153,7 +169,7 @@ class BlockPool:
         return names
 
     def _forget(self, block: int) -> None:
-        """Of a free block."""
+        """Remove all names of a free block."""
         name = self._hash_of[block]
         if name is not None:
             del self._by_hash[name]
@@ -164,29 +180,29 @@ class BlockPool:
             del self._by_part[part]
 
     def check_integrity(self, tables: list[list[int]]) -> None:
-        """Raise RuntimeError unless references, queue and names agree with the block tables given."""
+        """Raise RuntimeError unless reference counts, free queue and names agree with the given block tables."""
         expected = [0] * self.size
         for table in tables:
             for block in table:
                 expected[block] += 1
         if expected != self._refs:
             wrong = [b for b in range(self.size) if expected[b] != self._refs[b]]
-            raise RuntimeError(f"blocks {wrong[:8]} are counted wrong: leaked or freed twice")
+            raise RuntimeError(f"blocks {wrong[:8]} have a wrong reference count: leaked or released twice")
         if {b for b in range(self.size) if self._refs[b] == 0} != set(self._free):
-            raise RuntimeError("the free queue does not hold exactly the unused blocks")
+            raise RuntimeError("the free queue does not hold exactly the blocks that are not in use")
         visual = [b for b in range(self.size) if self._kinds[b] is Kind.VISUAL]
         used, cached = (
             sum(self._refs[b] > 0 for b in visual),
             sum(self._hash_of[b] is not None for b in visual),
         )
         if (used, cached) != (self._used_visual, self._cached_visual):
-            raise RuntimeError("blocks of images are counted wrong")
+            raise RuntimeError("the counts of blocks with images are wrong")
         if self._idle != sum(self._hash_of[block] is not None for block in self._free):
-            raise RuntimeError("cached blocks that nobody uses are counted wrong")
+            raise RuntimeError("the count of named blocks that are not in use is wrong")
         for name, block in self._by_hash.items():
             if self._hash_of[block] != name:
-                raise RuntimeError(f"block {block} is findable by a name it does not have")
+                raise RuntimeError(f"block {block} can be found by a name that it does not have")
         if {(part, block) for block, parts in self._parts_of.items() for part in parts} != {
             (part, block) for part, (block, _) in self._by_part.items()
         }:
-            raise RuntimeError("the names of parts of blocks do not add up")
+            raise RuntimeError("the two indexes of named first rows do not agree")

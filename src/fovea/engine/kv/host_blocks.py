@@ -1,7 +1,9 @@
-"""Where blocks of image prefixes go when the pool gives them up: slots of host memory, by the names they had.
+"""Slots of host memory for blocks of image prefixes that the pool evicts, indexed by the names of the blocks.
 
-A device's memory is small and dear, and an image's KV is what a follow-up question saves. Text is not kept: it is
-computed again in about the time of a copy. Integers only, like the pool: the tensors are the runner's.
+Device memory is small and expensive, and a follow-up question reuses the KV of an image. Blocks of text alone
+are not
+saved: computing them again takes about as long as a copy. This module holds integers only, like the pool; the
+    runner owns the tensors.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 Part = tuple[bytes, int]
-"""The name of a block's first rows, and how many they are."""
+"""The name of a block's first rows, and the number of those rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,13 @@ class _Entry:
 
 
 class HostBlocks:
-    """`slots` blocks at most; the least recently used goes first. What is locked stays."""
+    """The account of host memory slots: at most `slots` blocks; the least recently used is evicted first.
+
+    Locked slots are not evicted.
+    size: number of slots.
+    loads: blocks loaded back to the pool so far.
+    evictions: slots reused for another block so far.
+    """
 
     def __init__(self, slots: int) -> None:
         self.size = slots
@@ -36,7 +44,10 @@ class HostBlocks:
         return len(self._entries)
 
     def put(self, name: bytes | None, parts: tuple[Part, ...]) -> int | None:
-        """A slot for a block of these names, which the caller fills. None: there is nothing new, or no room."""
+        """Reserve a slot for a block with these names; the caller copies the KV.
+
+        Returns None if all names are known already, or if every slot is locked.
+        """
         parts = tuple(part for part in parts if part[0] not in self._by_part)
         if name in self._by_name:
             self._entries.move_to_end(self._by_name[name])
@@ -56,11 +67,11 @@ class HostBlocks:
         return self._by_name.get(name)
 
     def find_part(self, name: bytes) -> tuple[int, int] | None:
-        """(slot, rows)."""
+        """The (slot, rows) that has this name; None if there is none."""
         return self._by_part.get(name)
 
     def lock(self, slots: set[int]) -> None:
-        """What these hold is about to be loaded; they also count as used now."""
+        """Protect the slots from eviction until `unlock`, and mark them as used now: they are about to be loaded."""
         self._locked = slots
         for slot in slots:
             self._entries.move_to_end(slot)
@@ -89,10 +100,10 @@ class HostBlocks:
         return slot
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless every slot is blank or named, once."""
+        """Raise RuntimeError unless every slot is either blank or has one entry, and all names match."""
         if sorted([*self._blank, *self._entries]) != list(range(self.size)):
-            raise RuntimeError("host slots are lost or counted twice")
+            raise RuntimeError("a host slot is missing or counted twice")
         names = {entry.name: slot for slot, entry in self._entries.items() if entry.name is not None}
         parts = {part: (slot, rows) for slot, entry in self._entries.items() for part, rows in entry.parts}
         if names != self._by_name or parts != self._by_part:
-            raise RuntimeError("the names of host slots do not add up")
+            raise RuntimeError("the names of host slots do not agree with their entries")

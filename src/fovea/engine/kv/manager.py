@@ -1,11 +1,13 @@
-"""Block tables of sequences: what a prefix already has, what a step needs, what comes back.
+"""Block tables of sequences: which blocks of a prefix are cached, which a step needs, and which are released.
 
-Only full blocks are shared, and a full block is never written again: the tail that a sequence writes is always its own.
-Where an image ends inside a block, the rows up to its end have a name of their own, and a follower with another question
-copies them: an image is computed once to its last token.
+Only full blocks are shared, and a full block is never written again: the last block, which a sequence still
+writes, is always its own. Where an image ends inside a block, the rows up to the end of the image have a name
+of their own. A later sequence with another question copies these rows, so an image is computed once, up to
+its last token.
 
-Blocks of image prefixes that the pool gives up are saved to host memory, where there is room for them, and loaded when
-they are asked for again. What a step has to copy, save and load is a list of moves, in an order that is right.
+Blocks of image prefixes that the pool evicts are saved to host memory if a slot is available there, and
+loaded when a sequence needs them again. The copies, saves and loads of a step are a list of moves. Their
+order matters: the runner carries them out one after the other.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from fovea.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """blocks: cached blocks from the start on. slots: of host memory, with the blocks after those.
+    """The longest prefix of a sequence whose KV is available, in the pool or in host memory.
 
-    pending: id of a sequence that is computing or loading the next one right now.
-    part: (how, block or slot, rows) whose first rows are the next ones of the sequence.
+    blocks: numbers of the cached blocks, from the start of the sequence on.
+    pending: id of the sequence that is computing or loading the next block now; None if there is none.
+    part: ("copy", block, rows) or ("load", slot, rows), whose first rows are the next rows of the sequence.
+    slots: numbers of the host slots that hold the blocks after `blocks`.
     """
 
     blocks: tuple[int, ...]
@@ -35,6 +39,11 @@ class PrefixMatch:
 
 
 class KVManager:
+    """The block tables of all admitted sequences, and the prefixes that sequences share.
+
+    Not thread-safe: only the engine thread uses it.
+    """
+
     def __init__(
         self,
         pool: BlockPool,
@@ -44,7 +53,15 @@ class KVManager:
         host: HostBlocks | None = None,
         ttl_s: int = 0,
     ) -> None:
-        """ttl_s: how long a generation of prefixes lasts; 0: for ever."""
+        """Create a manager without sequences.
+
+        pool: the KV blocks.
+        block_size: tokens per block.
+        share_prefixes: reuse the KV of other sequences.
+        host: slots of host memory for evicted blocks; None for no slots.
+        ttl_s: length of a generation of prefixes in seconds; 0 for no limit. A sequence can reuse only
+            prefixes of its own generation, which is its arrival time divided by `ttl_s`, rounded down.
+        """
         self.pool = pool
         self.host = HostBlocks(0) if host is None else host
         self.block_size = block_size
@@ -62,7 +79,7 @@ class KVManager:
         return -(-tokens // self.block_size)
 
     def match(self, seq: Sequence) -> PrefixMatch:
-        """The longest cached prefix of `seq`, at most all but its last token: one must be computed to go on."""
+        """The longest cached prefix of `seq` without its last token, which must be computed to get logits."""
         if not self.share_prefixes:
             return PrefixMatch(())
         self._name_blocks(seq, (seq.length - 1) // self.block_size)
@@ -82,7 +99,7 @@ class KVManager:
         return self._with_part(seq, tuple(blocks), tuple(slots))
 
     def _with_part(self, seq: Sequence, blocks: tuple[int, ...], slots: tuple[int, ...]) -> PrefixMatch:
-        """What was found, and the longest part of the next block that is named, or is going to be."""
+        """Complete a match by the longest part of the next block that has a name or is being computed now."""
         for _, name in reversed(self._part_names(seq, len(blocks) + len(slots), seq.length - 1)):
             cached, saved = self.pool.find_part(name), self.host.find_part(name)
             if cached:
@@ -105,49 +122,58 @@ class KVManager:
                 )
         return names
 
-    def matched(self, match: PrefixMatch) -> int:
-        """Tokens that a sequence has computed once it is admitted with the match."""
+    def matched_tokens(self, match: PrefixMatch) -> int:
+        """The number of tokens that count as computed when a sequence is admitted with this match."""
         whole = len(match.blocks) + len(match.slots)
         return whole * self.block_size + (match.part[2] if match.part else 0)
 
     def can_admit(self, match: PrefixMatch, tokens: int) -> bool:
-        """Whether the match can be locked and blocks for `tokens` in all be found beside it.
+        """Whether a sequence of `tokens` tokens in all can be admitted with this match.
 
-        What admitted sequences still need for their own tokens is spoken for.
+        Three things must fit into the free blocks: the free blocks of the match, the blocks that the sequence
+        needs in addition, and the blocks that admitted sequences still need for the tokens they have now.
         """
         locked = sum(1 for block in match.blocks if self.pool.is_free(block))
         promised = sum(max(0, self.blocks_for(seq.length) - len(seq.blocks)) for seq in self._tables.values())
         return self.blocks_for(tokens) - len(match.blocks) <= self.pool.free - locked - promised
 
     def admit(self, seq: Sequence, match: PrefixMatch) -> None:
-        """Lock the match as the start of the sequence's table; what has to be copied and loaded becomes moves."""
+        """Make the match the start of the sequence's block table and plan the moves that it needs.
+
+        Also register the blocks that the sequence is going to compute or load, so that followers wait for
+        them.
+        """
         for block in match.blocks:
             self.pool.share(block)
         seq.blocks = list(match.blocks)
-        seq.computed = self.matched(match)
+        seq.computed = self.matched_tokens(match)
         self._tables[seq.id] = seq
         self._fetch(seq, match)
         if not seq.preemptions:
-            # What it finds again after a preemption it has computed itself.
+            # After a preemption the sequence finds blocks that it computed itself: they do not count as cache
+            # hits.
             seq.cached_tokens = min(seq.computed, len(seq.prompt_ids))
             self.hit_tokens += seq.computed
             self.query_tokens += seq.length
         names = seq.block_hashes[len(match.blocks) :]
         if self.share_prefixes:
-            names = [*names, *self._parts_to_come(seq)]
+            names = [*names, *self._future_part_names(seq)]
         for name in names:
             if self._pending.setdefault(name, seq.id) == seq.id:
                 self._promises.setdefault(seq.id, set()).add(name)
 
     def _fetch(self, seq: Sequence, match: PrefixMatch) -> None:
-        """Blocks for what is not in place. The part first: taking blocks for the others may cost its source its name."""
+        """Take blocks for the part and for the host slots of the match, and plan the moves that fill them.
+
+        The part's block is taken first, because taking a block for a slot may evict the source of the part.
+        """
         whole = len(match.blocks) + len(match.slots)
         part = match.part
         self.host.lock({*match.slots, *([part[1]] if part and part[0] == "load" else [])})
         last: list[int] = []
         if part is not None:
             how, source, rows = part
-            # The source may be the very block that is taken: then its rows are where they belong.
+            # The block that is taken may be the source itself: then its rows are in place already.
             last.append(self._take(seq, whole))
             self._moves.append(Move(how, source, last[0], rows, seq.id))
             if how == "load":
@@ -163,7 +189,10 @@ class KVManager:
         self.host.loads += sum(move.kind == "load" and move.owner == seq.id for move in self._moves)
 
     def _take(self, seq: Sequence, index: int) -> int:
-        """A block for place `index` of the sequence's table. What it held of an image's prefix is saved."""
+        """Take a block for entry `index` of the sequence's block table.
+
+        If the block held a part of an image prefix, plan a move that saves it to host memory.
+        """
         block = self.pool.next()
         if self.pool.kind(block) is not Kind.TEXT:
             slot = self.host.put(*self.pool.names(block))
@@ -175,12 +204,15 @@ class KVManager:
         return self.pool.take(Kind.LEAD if seq.spans and start < seq.spans[-1].start else Kind.TEXT)
 
     def take_moves(self) -> tuple[Move, ...]:
-        """Those of the step that is being planned, to be made in this order before anything is computed."""
+        """Return and clear the moves of the step that is being planned.
+
+        They must be carried out in this order, before the step computes anything.
+        """
         moves, self._moves = tuple(self._moves), []
         return moves
 
-    def moved(self) -> None:
-        """The step's moves are made: what was loaded has its names again."""
+    def finish_moves(self) -> None:
+        """The step's moves were carried out: give the loaded blocks their names."""
         for seq, block, name, rows in self._loading:
             if rows == self.block_size:
                 self.pool.publish(block, name)
@@ -189,17 +221,17 @@ class KVManager:
             self._keep_promise(seq, name)
         self._loading = []
 
-    def lost_moves(self) -> None:
-        """Nobody knows which of the step's moves were made, so what host memory holds is not to be trusted."""
+    def abandon_moves(self) -> None:
+        """The step failed: which moves were carried out is unknown, so forget everything in host memory."""
         self._loading = []
         self.host.forget_all()
 
     def forget_all(self) -> None:
-        """Drop every name; used blocks stay with their sequences."""
+        """Remove all names, in the pool and in host memory; blocks in use stay with their sequences."""
         self.pool.forget_all()
         self.host.forget_all()
 
-    def _parts_to_come(self, seq: Sequence) -> list[bytes]:
+    def _future_part_names(self, seq: Sequence) -> list[bytes]:
         ends = {span.end // self.block_size for span in seq.spans if span.end > seq.computed}
         known = [index for index in ends if index <= len(seq.block_hashes)]
         return [name for index in known for _, name in self._part_names(seq, index, seq.length)]
@@ -208,12 +240,15 @@ class KVManager:
         return self.blocks_for(tokens) - len(seq.blocks) <= self.pool.free
 
     def extend(self, seq: Sequence, tokens: int) -> None:
-        """Blocks for the first `tokens` tokens of `seq`. Raises KeyError when the pool is empty."""
+        """Take blocks until `seq` has room for its first `tokens` tokens.
+
+        Raises KeyError when no block is free.
+        """
         while len(seq.blocks) < self.blocks_for(tokens):
             seq.blocks.append(self._take(seq, len(seq.blocks)))
 
     def commit(self, seq: Sequence, count: int) -> None:
-        """`count` more tokens are computed; blocks that became full get their names."""
+        """Count `count` more tokens as computed, and name the blocks and parts that became complete."""
         first, before = seq.computed, seq.computed // self.block_size
         seq.computed += count
         after = seq.computed // self.block_size
@@ -237,7 +272,11 @@ class KVManager:
             self._promises[seq.id].discard(name)
 
     def release(self, seq: Sequence) -> None:
-        """Give everything back; what is named stays findable. Later blocks go first: a leaf is worth least."""
+        """Release all blocks of the sequence; named blocks can still be found by later sequences.
+
+        The last block is released first and so evicted first, because without the earlier blocks it cannot be
+        reused.
+        """
         for block in reversed(seq.blocks):
             self.pool.release(block)
         for name in self._promises.pop(seq.id, ()):
@@ -251,10 +290,10 @@ class KVManager:
         self.pool.check_integrity([seq.blocks for seq in self._tables.values()])
         stale = set(self._pending.values()) - set(self._tables)
         if stale:
-            raise RuntimeError(f"prefixes are promised by sequences that are gone: {sorted(stale)[:4]}")
+            raise RuntimeError(f"prefixes are promised by sequences that have ended: {sorted(stale)[:4]}")
         promised = {(name, owner) for owner, names in self._promises.items() for name in names}
         if promised != set(self._pending.items()):
-            raise RuntimeError("promises and pending prefixes do not agree")
+            raise RuntimeError("the promises of sequences and the pending prefixes do not agree")
 
     def _root(self, seq: Sequence) -> bytes:
         return root_hash(seq.salt, int(seq.arrival // self._ttl_s) if self._ttl_s else 0)

@@ -1,4 +1,4 @@
-"""What has to happen to KV blocks before a step computes anything."""
+"""Copies of KV that must be done before a step computes anything."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The first `rows` rows of a KV block on their way: a copy from block to block, a save from a block to a slot of host
-    memory, a load from there to a block. owner: the sequence that relies on it; empty for saves.
+    """A copy of the first `rows` rows of one KV block.
+
+    kind: "copy" from block to block, "save" from a block to a host slot, "load" from a host slot to a block.
+    source: number of the block or slot to read.
+    target: number of the block or slot to write.
+    rows: how many rows are copied, from the first on.
+    owner: id of the sequence that needs the rows; empty for saves.
     """
 
     kind: Literal["copy", "save", "load"]

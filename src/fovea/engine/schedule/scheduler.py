@@ -108,7 +108,7 @@ class Scheduler:
 
     def update(self, plan: StepPlan, sampled: dict[str, int]) -> None:
         """Fold an executed plan back in: tokens are computed, and those that asked got one more."""
-        self.kv.moved()
+        self.kv.finish_moves()
         for item in plan.work:
             seq = item.seq
             if seq.status is not Status.RUNNING:
@@ -122,7 +122,7 @@ class Scheduler:
 
     def abandon(self) -> None:
         """The step failed; its sequences are ended by whoever ran it."""
-        self.kv.lost_moves()
+        self.kv.abandon_moves()
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End it at any point of its life; everything it held comes back. Ending twice is no error."""
@@ -173,7 +173,7 @@ class Scheduler:
             match = self.kv.match(seq)
             if match.pending is not None:
                 continue
-            if self.images.ask_next(seq, self.kv.matched(match), budget):
+            if self.images.ask_next(seq, self.kv.matched_tokens(match), budget):
                 room = room and not self.policy.strict
                 continue
             if room and self._may_pass(seq):
@@ -188,7 +188,7 @@ class Scheduler:
             return
         match = self.kv.match(seq)
         if match.pending is None:
-            self.images.ask_next(seq, self.kv.matched(match), budget)
+            self.images.ask_next(seq, self.kv.matched_tokens(match), budget)
 
     def _encode_only(self, seq: Sequence, budget: Budget) -> None:
         if not self.images.ask_any(seq, budget):
