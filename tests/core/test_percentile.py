@@ -1,3 +1,5 @@
+"""Percentiles by the nearest-rank method."""
+
 from __future__ import annotations
 
 import math
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from fovea.core.percentile import percentile
 
 
-def test_by_nearest_rank() -> None:
+def test_nearest_rank() -> None:
     values = [float(n) for n in range(1, 101)]
     assert [percentile(values, share) for share in (50, 90, 99, 100)] == [50, 90, 99, 100]
     assert percentile([7.0], 50) == 7
@@ -16,8 +18,8 @@ def test_by_nearest_rank() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.integers(1, 100))
-def test_it_is_a_value_that_so_many_do_not_exceed(values: list[float], share: int) -> None:
-    found = percentile(sorted(values), share)
-    assert found in values
-    assert sum(value <= found for value in values) >= len(values) * share / 100
-    assert sum(value < found for value in values) < len(values) * share / 100
+def test_at_least_that_share_of_the_values_do_not_exceed_it(values: list[float], share: int) -> None:
+    result = percentile(sorted(values), share)
+    assert result in values
+    assert sum(value <= result for value in values) >= len(values) * share / 100
+    assert sum(value < result for value in values) < len(values) * share / 100

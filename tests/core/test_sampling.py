@@ -1,4 +1,4 @@
-"""SamplingParams: valid by construction, and an error says what was wrong and what is accepted."""
+"""SamplingParams checks its values when it is created; an error names the value and the accepted range."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from fovea.core.sampling import SamplingParams
     ids=str,
 )
 def test_the_ends_of_every_range_are_accepted(params: dict[str, Any]) -> None:
-    made = SamplingParams(**params)
-    assert all(getattr(made, name) == value for name, value in params.items())
+    sampling = SamplingParams(**params)
+    assert all(getattr(sampling, name) == value for name, value in params.items())
 
 
 @pytest.mark.parametrize(
-    ("params", "where", "says"),
+    ("params", "field", "message"),
     [
         ({"temperature": -0.1}, "temperature", r"\[0, 2\], got -0.1"),
         ({"temperature": 2.1}, "temperature", r"\[0, 2\]"),
@@ -71,26 +71,26 @@ def test_the_ends_of_every_range_are_accepted(params: dict[str, Any]) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_is_out_of_range_is_named(params: dict[str, Any], where: str, says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says) as caught:
+def test_a_value_out_of_range_is_named(params: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as caught:
         SamplingParams(**params)
-    assert caught.value.param == where
+    assert caught.value.param == field
     assert caught.value.status == 400
 
 
 @pytest.mark.parametrize("name", ["top_k", "n", "max_tokens", "min_tokens", "top_logprobs", "seed"])
 def test_a_count_is_a_whole_number(name: str) -> None:
-    """2.5 choices passed the range check and failed later, inside the engine."""
+    """A bug: n=2.5 passed the range check and failed later, inside the engine."""
     with pytest.raises(InvalidRequest, match=name) as caught:
         SamplingParams(**{"logprobs": True, name: 2.5})  # type: ignore[arg-type]
     assert caught.value.param == name
 
 
-def test_it_can_not_be_changed_afterwards() -> None:
+def test_sampling_params_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         SamplingParams().temperature = 9.0  # type: ignore[misc]
 
 
-def test_greedy_is_temperature_zero_alone() -> None:
+def test_only_temperature_zero_is_greedy() -> None:
     assert SamplingParams(temperature=0).greedy
     assert not SamplingParams(temperature=0.1, top_k=1).greedy

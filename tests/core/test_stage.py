@@ -1,4 +1,4 @@
-"""What takes time says so, to whoever listens and to nobody else."""
+"""Stages are recorded as spans while a recorder is active, and cost nothing otherwise."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fovea.core.stage import NO_SPAN, Recorder, active_recorder, recording, stag
 
 
 def ticking() -> Recorder:
-    """A clock that is a second later at every look."""
+    """A recorder whose clock advances by one second at every reading."""
     seconds = count()
     return Recorder(clock=lambda: float(next(seconds)))
 
 
-def test_nobody_listens() -> None:
-    """The same object every time: nothing is made, nothing is kept."""
+def test_without_a_recorder_every_stage_is_one_shared_object() -> None:
+    """Nothing is allocated and nothing is recorded."""
     assert stage("resize") is NO_SPAN
     assert stage("prefill", rows=3) is NO_SPAN
     with stage("resize"):
@@ -30,32 +30,32 @@ def test_inner_stages_end_first() -> None:
         assert active_recorder() is recorder
         with stage("prefill", rows=3):
             pass
-    heard = [(span.name, span.start, span.end, dict(span.notes)) for span in recorder.spans]
-    assert heard == [("prefill", 1.0, 2.0, {"rows": 3}), ("schedule", 0.0, 3.0, {})]
+    spans = [(span.name, span.start, span.end, dict(span.notes)) for span in recorder.spans]
+    assert spans == [("prefill", 1.0, 2.0, {"rows": 3}), ("schedule", 0.0, 3.0, {})]
     assert stage("schedule") is NO_SPAN
 
 
-def test_what_fails_took_its_time_too() -> None:
+def test_a_stage_that_raises_is_recorded() -> None:
     recorder = ticking()
     with recording(recorder), pytest.raises(KeyError), stage("fetch"):
         raise KeyError
     assert [span.name for span in recorder.spans] == ["fetch"]
 
 
-def test_a_stage_begun_unheard_is_not_entered() -> None:
+def test_a_stage_that_was_created_before_the_recorder_is_not_recorded() -> None:
     recorder = ticking()
-    unheard = stage("fetch")
-    with recording(recorder), unheard:
+    early = stage("fetch")
+    with recording(recorder), early:
         pass
     assert recorder.spans == []
 
 
-def test_threads_have_names() -> None:
+def test_spans_of_several_threads_are_recorded_with_their_names() -> None:
     recorder = Recorder()
-    begun = threading.Barrier(4)
+    start = threading.Barrier(4)
 
     def work() -> None:
-        begun.wait()
+        start.wait()
         for _ in range(50):
             with stage("patchify"):
                 pass
@@ -71,16 +71,17 @@ def test_threads_have_names() -> None:
     assert {span.thread for span in recorder.spans} == set(recorder.threads)
 
 
-def test_one_listener_at_a_time() -> None:
-    with recording(Recorder()), pytest.raises(RuntimeError, match="listens already"), recording(Recorder()):
+def test_only_one_recorder_is_active_at_a_time() -> None:
+    message = "another recorder is active"
+    with recording(Recorder()), pytest.raises(RuntimeError, match=message), recording(Recorder()):
         pass
     assert active_recorder() is None
 
 
-def test_a_device_is_waited_for_before_the_end_is_taken() -> None:
-    told: list[str] = []
-    recorder = Recorder(clock=lambda: float(len(told)), ending=told.append)
+def test_the_recorder_waits_for_the_device_before_it_measures_the_end() -> None:
+    endings: list[str] = []
+    recorder = Recorder(clock=lambda: float(len(endings)), ending=endings.append)
     with recording(recorder), stage("encoder"):
         pass
-    assert told == ["encoder"]
+    assert endings == ["encoder"]
     assert (recorder.spans[0].start, recorder.spans[0].end) == (0.0, 1.0)

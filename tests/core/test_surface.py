@@ -1,4 +1,4 @@
-"""What `import fovea` gives, and what it costs."""
+"""The public names of `fovea`, and the modules that importing it loads."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ def test_the_public_names() -> None:
 
 
 def test_brains_hold_no_tensors(tmp_path: Path) -> None:
-    """Importing them must not pull torch or transformers, neither directly nor through each other."""
-    code = f"import sys, {', '.join(BRAINS)}; print(sorted({{'torch', 'transformers', 'numpy'}} & set(sys.modules)))"
-    done = subprocess.run(
+    """Importing these modules must not import torch, transformers or numpy, directly or indirectly."""
+    check = "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    code = f"import sys, {', '.join(BRAINS)}; {check}"
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
     )
-    assert done.stdout.strip() == "[]"
+    assert process.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Traces: what a file may say, what is made by chance, and that chance is the same every time."""
+"""Trace files are checked line by line, and random traces are the same for the same seed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_file_is_read_back_in_order_of_arrival(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("{", ":2: not JSON"),
         ("[]", ":2: not a JSON object"),
@@ -40,30 +40,30 @@ def test_a_file_is_read_back_in_order_of_arrival(tmp_path: Path) -> None:
         (json.dumps(LINE | {"images": [["a", 1], ["cat"]]}), ":2: images[1] is ['cat']"),
     ],
 )
-def test_a_wrong_line_is_told_with_its_number(tmp_path: Path, line: str, told: str) -> None:
+def test_the_error_of_a_wrong_line_names_its_number(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(f"{json.dumps(LINE)}\n{line}\n")
     with pytest.raises(ConfigError) as raised:
         read_trace(path)
-    assert raised.value.message.startswith(f"{path}{told}")
+    assert raised.value.message.startswith(f"{path}{message}")
 
 
-def test_an_empty_file_is_told(tmp_path: Path) -> None:
+def test_a_file_without_requests_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("\n")
     with pytest.raises(ConfigError, match="holds no request"):
         read_trace(tmp_path / "t.jsonl")
 
 
 @pytest.mark.parametrize("arrivals", ARRIVALS)
-def test_a_seed_decides_everything(arrivals: str) -> None:
-    load = Workload(requests=200, arrivals=arrivals, seed=3)
-    assert generate(load) == generate(load)
-    assert generate(load) != generate(replace(load, seed=4))
-    times = [request.at for request in generate(load)]
+def test_a_seed_determines_the_trace(arrivals: str) -> None:
+    workload = Workload(requests=200, arrivals=arrivals, seed=3)
+    assert generate(workload) == generate(workload)
+    assert generate(workload) != generate(replace(workload, seed=4))
+    times = [request.at for request in generate(workload)]
     assert times == sorted(times)
 
 
-def test_rates_move_requests_and_do_not_change_them() -> None:
+def test_the_rate_changes_arrival_times_and_nothing_else() -> None:
     slow, fast = generate(Workload(requests=100, rate=1)), generate(Workload(requests=100, rate=50))
     assert [replace(r, at=0) for r in slow] == [replace(r, at=0) for r in fast]
     assert slow[-1].at > 10 * fast[-1].at
@@ -78,23 +78,23 @@ def test_arrivals_have_their_shapes() -> None:
     assert set(burst.values()) == {BURST}
 
 
-def test_the_mix_is_as_asked() -> None:
-    load = Workload(
+def test_the_mix_of_requests_follows_the_parameters() -> None:
+    workload = Workload(
         requests=4000, text=0.3, images=20, zipf=1.0, images_per_request=2, prompt_tokens=40, output_tokens=1
     )
-    trace = generate(load)
+    trace = generate(workload)
     with_images = [r for r in trace if r.images]
     assert len(with_images) == pytest.approx(2800, rel=0.05)
     assert all(len(r.images) == 2 for r in with_images)
-    asked = Counter(key for r in with_images for key, _ in r.images)
-    assert asked["image-0"] / asked["image-9"] == pytest.approx(10, rel=0.35)
+    uses = Counter(key for r in with_images for key, _ in r.images)
+    assert uses["image-0"] / uses["image-9"] == pytest.approx(10, rel=0.35)
     assert len({(key, size) for r in with_images for key, size in r.images}) == 20, "an image has one size"
     assert sum(r.text for r in trace) / len(trace) == pytest.approx(40, rel=0.1)
     assert {r.output for r in trace} == {1}
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"rate": 0}, "rate is 0"),
         ({"text": 1.5}, "text is 1.5; accepted: 0 to 1"),
@@ -102,7 +102,7 @@ def test_the_mix_is_as_asked() -> None:
         ({"visual_tokens": ()}, "visual_tokens is ()"),
     ],
 )
-def test_a_wrong_load_is_told(values: dict[str, Any], told: str) -> None:
+def test_a_wrong_parameter_is_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         Workload(**values)
-    assert told in raised.value.message
+    assert message in raised.value.message

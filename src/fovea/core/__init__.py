@@ -1,1 +1,1 @@
-"""F0: values, protocols, errors and configuration. Standard library only."""
+"""Floor F0: values, protocols, errors and configuration. It imports the standard library only."""

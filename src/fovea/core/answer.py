@@ -1,4 +1,4 @@
-"""Deltas put together as one answer."""
+"""Assembly of a request's deltas into one answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from fovea.core.types import Completion, Delta, FinishReason, StageTimings, Toke
 
 
 class AnswerBuilder:
-    """Takes the deltas of a request with `choices` choices, in any interleaving."""
+    """Assembles the deltas of one request, in any interleaving of its choices, into a `Completion`.
+
+    choices: number of choices of the request.
+    A choice without a finish reason gets the reason "abort".
+    """
 
     def __init__(self, choices: int) -> None:
         self._texts = [""] * choices

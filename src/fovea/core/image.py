@@ -1,6 +1,6 @@
-"""What an image is, between the media floor that reads it and the engine that encodes it.
+"""Images as the media floor hands them to the engine, and the client's settings for each of them.
 
-Pixels travel as plain bytes, so that no floor needs to agree on an array library.
+Pixels are plain bytes, so that the floors need not agree on an array library.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Image:
     """A decoded RGB image.
 
     identity: 64 hex digits, a 256-bit hash of the source bytes with their type and dimensions
-        (`media.identity`); the name of the image in every cache.
+        (`media.image.identity`). It names the image in every cache.
+    width, height: pixels.
     rgb: `height * width * 3` bytes, row-major, channels last.
     """
 
@@ -40,14 +41,18 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class VisualTokens:
-    """How many of an image's visual tokens the decoder is to see, and who chooses them.
+    """How many of an image's visual tokens the decoder gets, and the method that chooses them.
 
-    method: its name in `engine.reduce.methods`. keep: a share of the tokens that the image would have, more than 0 and at
-        most 1; or budget: so many tokens. One of the two; neither leaves it to the image, where the method can tell. Of
-        the method "views" both are of all images together that wish the same.
-    explain: whether the answer is to say what was seen where; `relevance` can.
+    method: name of a method or preset in `engine.visual_budget.methods`.
+    keep: share of the image's visual tokens that are kept, more than 0 and at most 1.
+    budget: number of visual tokens that are kept, from 1 on.
+    explain: whether the answer reports the regions and their relevance; the method `relevance` supports it.
 
-    Raises InvalidRequest.
+    At most one of keep and budget may be set. With neither, `relevance` derives the number from the image
+    where the model supports regions; otherwise half of the tokens are kept. With the method `views`, all
+    images of a request that have equal values share one keep or budget.
+
+    Raises InvalidRequest for values outside these ranges.
     """
 
     method: str
@@ -69,18 +74,21 @@ class VisualTokens:
 
 
 def _is(value: object, kind: type | UnionType) -> bool:
-    """True is no number here."""
+    """Like isinstance, but a bool does not count as a number."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
 class PixelBudget:
-    """How many pixels of an image the model may see; what the model's processor makes of it is its plan.
+    """The client's limits on an image's pixels and visual tokens.
 
-    detail: "low" is about 64 visual tokens and "medium" about 256 where the architecture allows it, "high" the model's
-        own limit; which of them "auto" is, the engine's policy decides.
-    min_pixels, max_pixels: bounds on the pixels after resizing; they override `detail`. None: the model's own.
-    visual: how many of the tokens that these make are kept; None: what the engine's policy says.
+    The model's processor turns them into a visual plan.
+
+    detail: detail level. "low" is about 64 visual tokens and "medium" about 256 where the architecture allows
+        it; "high" is the model's own limit. For "auto" the engine's policy chooses the level.
+    min_pixels, max_pixels: bounds on the pixels after resizing; they override `detail`. None: the model's own
+        bounds.
+    visual: how many of the resulting visual tokens are kept. None: the engine's policy decides.
     """
 
     detail: Detail = "auto"
@@ -90,16 +98,18 @@ class PixelBudget:
 
     @property
     def explicit(self) -> bool:
-        """Whether pixels are named, so that `detail` does not count."""
+        """Whether the client set bounds on pixels, which override `detail`."""
         return self.min_pixels is not None or self.max_pixels is not None
 
 
 @dataclass(frozen=True, slots=True)
 class RelevanceRecord:
-    """How an image was seen in parts, in numbers for whoever watches.
+    """Measurements of one image that was encoded region by region, for metrics.
 
-    regions: (relevance in [0, 1], tokens) of each. tensions: compress, exploit, focus. ways: means of the propositional,
-    perspectival and participatory maps. seconds: of balancing and attending.
+    regions: (relevance in [0, 1], visual tokens) of each region.
+    tensions: compress, exploit and focus, each in [0, 1].
+    ways: means of the propositional, perspectival and participatory maps.
+    seconds: duration of balancing and attending.
     """
 
     regions: tuple[tuple[float, int], ...]
@@ -110,11 +120,15 @@ class RelevanceRecord:
 
 @dataclass(frozen=True, slots=True)
 class ImageUse:
-    """How closely an image of a request was looked at, for whoever asked.
+    """How one image of a request was used: its detail level, its visual tokens, and the reasons.
 
-    detail: the level; "pixels" where bounds on pixels were named. tokens: visual tokens. reason: why this level.
-    method, full: who chose them, and out of how many, where not all of them are there. looked: of an image that was seen in
-    parts, if that is still known; relevance: the same for a reader, if that was asked for.
+    detail: the detail level; "pixels" if the request set bounds on pixels.
+    tokens: number of visual tokens in the prompt.
+    reason: why the image got this level.
+    method, full: the method that reduced the visual tokens, and their number before it; None without a
+        reduction.
+    record: measurements of an image encoded region by region, if they are still cached.
+    relevance: a JSON explanation of the same image, if the request set `explain`.
     """
 
     detail: Level | Literal["pixels"]
@@ -127,9 +141,9 @@ class ImageUse:
 
 
 def content_identity(media_type: str, width: int, height: int, data: bytes) -> str:
-    """SHA-256 over length-framed (media_type, width, height, data); 64 hex digits.
+    """Return the SHA-256 of (media_type, width, height, data) as 64 hex digits.
 
-    Framing keeps two different tuples from ever hashing the same byte string.
+    Each part is preceded by its length, so that two different tuples never give the same bytes to the hash.
     """
     digest = hashlib.sha256()
     for part in (media_type.encode(), str(width).encode(), str(height).encode(), data):

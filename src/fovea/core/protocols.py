@@ -1,4 +1,4 @@
-"""The seams: what one floor may ask of another without knowing who answers."""
+"""Protocols through which one floor uses another without importing its implementation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ CACHE_STAGES: tuple[CacheStage, ...] = ("kv", "pixels", "encoder", "regions", "h
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. `decode` may end in half a character; `engine.detokenize` hides that."""
+    """Converts text to token ids and back.
+
+    The result of `decode` may end in half a character; `engine.request.detokenize` handles that.
+    """
 
     @property
     def vocab_size(self) -> int: ...
@@ -27,44 +30,47 @@ class Tokenizer(Protocol):
 
 
 class EngineClient(Protocol):
-    """All that a server, gateway or benchmark knows of an engine, be it local, remote or simulated."""
+    """The interface of an engine, local, remote or simulated, for a server, gateway or benchmark."""
 
     @property
     def info(self) -> ModelInfo: ...
 
     @property
     def status(self) -> EngineStatus:
-        """Requests are taken only when "ready"."""
+        """The state of the engine; it accepts requests only when "ready"."""
         ...
 
     def stream(self, request: GenerationRequest, /) -> AsyncIterator[Delta]:
-        """Deltas of all choices, interleaved. Closing the iterator cancels the request and frees what it held.
+        """Generate the answer: yield the deltas of all choices, interleaved.
 
-        Raises RequestError before the first delta for what is wrong with the request, EngineError for a defect.
+        Closing the iterator cancels the request and frees its memory. Raises RequestError before the first
+        delta if the request is wrong, and EngineError for a defect of the engine.
         """
         ...
 
     def check_room(self, choices: int, reserved: int = 0) -> None:
-        """Whether a request of that many answers would be taken now, before its images are fetched for nothing.
+        """Check, before its images are fetched, that a request with `choices` choices would be accepted now.
 
-        reserved: answers promised to others, whose images are still on their way.
-        Raises Overloaded or Unavailable, or InvalidRequest when it never would.
+        reserved: choices of other requests that were accepted but whose images are still being fetched.
+        Raises Overloaded or Unavailable if the request would be refused now, InvalidRequest if it always
+        would be.
         """
         ...
 
     async def tokenize(self, prompt: Prompt) -> list[int]: ...
 
     def stats(self) -> Mapping[str, float]:
-        """Gauges and running totals by the names of `observe.table`."""
+        """Return gauges and running totals under the names in `observe.table`."""
         ...
 
     def clear_caches(self, *stages: CacheStage) -> None:
-        """Forget what these stages keep, all where none is named; what is in use stays until it is let go.
+        """Clear the caches of these stages, or of all stages if none is given.
 
-        Waits for the end of a step, so it belongs into a thread.
+        Entries in use stay until they are released. Blocks until the end of the current step: call it in a
+        thread.
         """
         ...
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """Finish running requests within `drain_s` seconds, abort the rest, stop."""
+        """Finish the running requests within `drain_s` seconds, abort the rest, and stop the engine."""
         ...

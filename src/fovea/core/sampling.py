@@ -1,4 +1,4 @@
-"""How the next token is chosen: one frozen value per request, valid by construction."""
+"""Sampling parameters: one frozen value per request, checked when it is created."""
 
 from __future__ import annotations
 
@@ -30,19 +30,29 @@ def _whole(name: str, value: float, low: int, high: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """OpenAI's sampling semantics, with the extensions that serving engines share.
+    """Sampling parameters with OpenAI's semantics, and the extensions that serving engines share.
 
-    temperature: 0 is greedy. Range [0, 2].
-    top_p, top_k, min_p: nucleus (0, 1], k most likely (0: off), and a floor relative to the most likely [0, 1].
-    repetition_penalty: divides (or multiplies, when negative) logits of all tokens seen, prompt included. (0, 10].
-    presence_penalty, frequency_penalty: subtracted from logits of generated tokens, once or per occurrence. [-2, 2].
-    seed: the same seed gives the same text, whoever shares the batch. None: fresh entropy.
-    stop, stop_token_ids: end of text, not part of the answer (stop) or not shown (ids).
-    max_tokens: None is whatever the context still holds. min_tokens: no end before.
-    n: independent choices. logprobs: report each token's; top_logprobs: and that many alternatives [0, 20].
-    logit_bias: token id -> [-100, 100], added to the logits.
-    ignore_eos: only length and stop strings end the text.
+    temperature: 0 is greedy. [0, 2].
+    top_p: probability mass of the nucleus. (0, 1].
+    top_k: sample from the k most likely tokens; 0 turns it off. [0, 2**31].
+    min_p: least probability relative to that of the most likely token. [0, 1].
+    repetition_penalty: logits of all tokens of prompt and answer are divided by it, or multiplied if
+        negative. (0, 10].
+    presence_penalty: subtracted once from the logit of each generated token. [-2, 2].
+    frequency_penalty: subtracted from the logit of a generated token per occurrence. [-2, 2].
+    seed: the same seed gives the same text, whatever else is in the batch. None: a random seed.
+    stop: strings that end the text; the answer does not include them. At most 16.
+    stop_token_ids: token ids that end the text; their text is not shown.
+    max_tokens: longest answer. None: as many tokens as the context has room for.
+    min_tokens: the text does not end before this many tokens.
+    n: number of independent choices. [1, 16].
+    logprobs: whether to report the logprob of each token.
+    top_logprobs: number of the most likely tokens to report for each position. [0, 20].
+    logit_bias: token id -> value in [-100, 100] that is added to its logit. At most 1024 entries.
+    ignore_eos: the model's own end tokens do not end the text; stop, stop_token_ids and max_tokens do.
     skip_special_tokens: special tokens are left out of the text.
+
+    Raises InvalidRequest that names the wrong field.
     """
 
     temperature: float = 1.0

@@ -1,10 +1,11 @@
-"""What takes time says so here, for whoever listens.
+"""Marks stages of work in the code, so that a profiler can record how long each takes.
 
     with stage("resize"):
         ...
 
-Usually nobody does, and a span is one look at a variable. Listening is for the whole process, like a log: what takes time
-is deep inside functions that know nothing of who asked. `fovea profile` listens; see docs/profiling.md.
+Usually no recorder is active, and a stage costs one look at a variable. The recorder is global to the
+process, as a log is: the work happens deep inside functions that know nothing of the profiler. `fovea
+profile` sets a recorder; see docs/profiling.md.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ Notes = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """start, end: seconds on the recorder's clock. thread: its identifier. notes: counts that say how much was done."""
+    """An interval of time in which one thread did the work of one stage.
+
+    start, end: seconds on the recorder's clock.
+    thread: identifier of the thread.
+    notes: counts that say how much work was done.
+    """
 
     name: str
     start: float
@@ -30,9 +36,12 @@ class Span:
 
 
 class Recorder:
-    """Spans of all threads, each entered when it ends.
+    """A list of the spans of all threads; a span is added when it ends.
 
-    ending: called with a span's name before its end is taken; where work is only launched, it waits for the device.
+    clock: returns the time in seconds.
+    ending: called with a span's name before its end is measured. It can wait for a device that works
+        asynchronously.
+    threads: names of the threads, by identifier.
     """
 
     def __init__(
@@ -46,14 +55,14 @@ class Recorder:
         self.ending = ending
 
     def add(self, name: str, start: float, end: float, notes: Notes | None = None) -> None:
-        """A span of the calling thread that is over. Appending needs no lock."""
+        """Add a finished span of the calling thread. Thread-safe: appending to a list needs no lock."""
         thread = threading.get_ident()
         if thread not in self.threads:
             self.threads[thread] = threading.current_thread().name
         self.spans.append(Span(name, start, end, thread, notes or {}))
 
 
-class _Open:
+class _OpenSpan:
     __slots__ = ("_name", "_notes", "_recorder", "_start")
 
     def __init__(self, recorder: Recorder, name: str, notes: Notes) -> None:
@@ -70,27 +79,28 @@ class _Open:
 
 
 NO_SPAN: AbstractContextManager[None] = nullcontext()
-_listener: Recorder | None = None
+"""The context of every stage while no recorder is active."""
+_recorder: Recorder | None = None
 
 
 def active_recorder() -> Recorder | None:
-    """Who listens now: for notes that take time to count."""
-    return _listener
+    """Return the recorder that is active now, so that a caller can skip the counting of notes without one."""
+    return _recorder
 
 
 def stage(name: str, **notes: float) -> AbstractContextManager[None]:
-    """What happens inside, by name, if anybody listens."""
-    return NO_SPAN if _listener is None else _Open(_listener, name, notes)
+    """Return a context whose duration is recorded as a span of that name, if a recorder is active."""
+    return NO_SPAN if _recorder is None else _OpenSpan(_recorder, name, notes)
 
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[Recorder]:
-    """Raises RuntimeError when somebody listens already."""
-    global _listener
-    if _listener is not None:
-        raise RuntimeError("somebody listens already; one recorder at a time")
-    _listener = recorder
+    """Make a recorder active within the context. Raises RuntimeError if another one is active."""
+    global _recorder
+    if _recorder is not None:
+        raise RuntimeError("another recorder is active; only one may be at a time")
+    _recorder = recorder
     try:
         yield recorder
     finally:
-        _listener = None
+        _recorder = None

@@ -1,7 +1,7 @@
-"""Who asks what, and when: a list of requests, and the JSON-lines file that holds one.
+"""Traces: lists of requests with their arrival times and sizes, and the JSON-lines files that store them.
 
-A line is {"at": 0.25, "text": 40, "images": [["cat", 256]], "output": 64}; what `TraceRequest` has a default for may be
-left out.
+A line is {"at": 0.25, "text": 40, "images": [["cat", 256]], "output": 64}. Fields for which `TraceRequest`
+has a default may be left out.
 """
 
 from __future__ import annotations
@@ -16,16 +16,23 @@ from typing import Any
 from fovea.core.errors import ConfigError
 
 TEXT_BITS = 24
-"""A text has fewer tokens than two to this power."""
+"""A request's text, output, system and priority are less than two to this power."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """at: seconds from the start of the trace.
-    text: tokens that no other request has. output: tokens of the answer.
-    images: (key, visual tokens) of each, between the system prompt and the text; equal keys are equal images.
-    system: tokens of a system prompt that all requests begin with, as far as each has it.
-    priority: smaller first, where the policy looks at it. timeout: seconds after which it is given up; null: never.
+    """One request of a trace: its arrival time and its sizes in tokens.
+
+    at: arrival, seconds from the start of the trace.
+    text: tokens of the user's text; no other request has the same ones.
+    output: tokens of the answer.
+    images: (key, visual tokens) of each image, between the system prompt and the text. Equal keys are equal
+        images.
+    system: tokens of the system prompt. All requests take them from the start of one common text.
+    priority: smaller is served first, if the policy uses priorities.
+    timeout: seconds after which the client gives up; null: never.
+
+    Raises ConfigError for a value out of range.
     """
 
     at: float
@@ -55,11 +62,14 @@ Trace = tuple[TraceRequest, ...]
 
 
 def read_trace(path: Path) -> Trace:
-    """Requests in order of arrival. Raises ConfigError naming the line, the field and what is accepted."""
+    """Read a trace file; return its requests in order of arrival.
+
+    Raises ConfigError that names the line, the field and the accepted values.
+    """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
-        raise ConfigError(f"{path} can not be read: {error.strerror}", param="trace") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", param="trace") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text", param="trace") from error
     requests = []
@@ -76,11 +86,11 @@ def read_trace(path: Path) -> Trace:
 
 
 def write_trace(path: Path, trace: Iterable[TraceRequest]) -> None:
-    """Raises ConfigError when the file can not be written."""
+    """Write a trace file. Raises ConfigError if that fails."""
     try:
         path.write_text("".join(json.dumps(asdict(request)) + "\n" for request in trace), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path} can not be written: {error.strerror}", param="save_trace") from error
+        raise ConfigError(f"{path} cannot be written: {error.strerror}", param="save_trace") from error
 
 
 def _request(line: str) -> TraceRequest:
@@ -102,16 +112,16 @@ def _request(line: str) -> TraceRequest:
     return TraceRequest(**values)
 
 
-def _images(said: Any) -> tuple[tuple[str, int], ...]:
-    """Pairs of key and tokens, however JSON wrote them. Raises ConfigError."""
-    if not isinstance(said, list | tuple):
-        raise ConfigError(f"images is {said!r}; accepted: a list of [key, visual tokens]", param="images")
-    found = []
-    for index, pair in enumerate(said):
+def _images(value: Any) -> tuple[tuple[str, int], ...]:
+    """Check and convert a JSON value to pairs of key and visual tokens. Raises ConfigError."""
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"images is {value!r}; accepted: a list of [key, visual tokens]", param="images")
+    pairs = []
+    for index, pair in enumerate(value):
         good = isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
         if not good or not isinstance(pair[1], int) or isinstance(pair[1], bool) or pair[1] < 1:
             raise ConfigError(
                 f"images[{index}] is {pair!r}; accepted: [key, visual tokens from 1 on]", param="images"
             )
-        found.append((pair[0], pair[1]))
-    return tuple(found)
+        pairs.append((pair[0], pair[1]))
+    return tuple(pairs)

@@ -1,4 +1,4 @@
-"""The values that cross the border between whoever serves and whoever computes."""
+"""The values that server and engine exchange: prompts, requests, deltas and answers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
+    """A piece of text in a message."""
+
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
+    """An image in a message, with the client's limits on its pixels and tokens."""
+
     image: Image
     budget: PixelBudget = PixelBudget()
 
 
 @dataclass(frozen=True, slots=True)
 class VideoPart:
+    """A video in a message, with the client's limits on its frames and pixels."""
+
     video: Video
     budget: VideoBudget = VideoBudget()
 
@@ -34,7 +40,7 @@ Part = TextPart | ImagePart | VideoPart
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn. Images and videos may stand in any turn, anywhere among the text."""
+    """One turn of a conversation. Every turn may hold images and videos, anywhere among its text."""
 
     role: str
     parts: tuple[Part, ...]
@@ -42,14 +48,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Messages that the model's own chat template turns into text."""
+    """A conversation, which the model's own chat template turns into text."""
 
     messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Text as it is; each of the model's image markers in it takes the next image."""
+    """A text without a chat template. Each of the model's image markers in it stands for the next image."""
 
     text: str
     images: tuple[ImagePart, ...] = ()
@@ -57,6 +63,8 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
+    """A prompt of token ids."""
+
     ids: tuple[int, ...]
 
 
@@ -65,15 +73,18 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """id: unique among the requests in flight.
+    """A request as the engine receives it.
 
+    id: unique among the requests in flight.
     cache_salt: requests with different salts share no cache entry.
-    timeout: seconds from arrival; None: no deadline of its own.
+    timeout: seconds from arrival after which the request ends. None: no deadline of its own.
     encode_only: the images of the prompt are encoded and nothing is generated; the answer is empty.
-    priority: smaller is served first, where the engine's policy looks at it.
-    usual_tokens: longest answer where sampling.max_tokens is None, if the context has room for it; None: all of it.
-    fetch_s, media_decode_s: seconds that its images and videos took before the engine saw the request: until their
-    bytes and headers were there, and from there to pixels (of a video: to a file that is open).
+    priority: smaller is served first, if the engine's policy uses priorities.
+    usual_tokens: longest answer if sampling.max_tokens is None and the context has room for it. None: all the
+        room.
+    fetch_s: seconds from the images' and videos' URLs to their bytes and headers, before the engine got the
+        request.
+    media_decode_s: seconds from there to pixels, or for a video to an open file.
     """
 
     id: str
@@ -90,9 +101,11 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """logprob of the model before temperature and penalties; `top` holds (id, text, logprob), most likely first.
+    """The logprob of one token of an answer, with the most likely tokens of its position.
 
-    text: the token's own bytes; those that are no whole character are surrogates (PEP 383, "surrogateescape").
+    text: the token's own bytes. Bytes of an incomplete character are surrogates (PEP 383, "surrogateescape").
+    logprob: by the model, before temperature and penalties.
+    top: (id, text, logprob) of the most likely tokens, most likely first.
     """
 
     id: int
@@ -103,7 +116,12 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens. `cached` are prompt tokens whose KV was found; `image` are prompt tokens that stand for images or videos."""
+    """The tokens of one request, by kind.
+
+    prompt, completion: tokens of the prompt, and of all choices.
+    cached: prompt tokens whose KV was in the prefix cache.
+    image: prompt tokens that stand for images or videos.
+    """
 
     prompt: int = 0
     completion: int = 0
@@ -113,9 +131,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class StageTimings:
-    """Seconds per stage of one request. `ttft` runs from arrival at the engine to the first token.
+    """Seconds that one request spent in each stage.
 
-    fetch, media_decode: before the engine, as in GenerationRequest. decode: of tokens, from the first to the last.
+    fetch, media_decode: before the engine, as in GenerationRequest.
+    decode: generation of tokens, from the first to the last.
+    ttft: from arrival at the engine to the first token.
     """
 
     fetch: float = 0.0
@@ -130,10 +150,11 @@ class StageTimings:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What came since the last one, for one choice.
+    """The new text and tokens of one choice since its previous delta.
 
-    `finish_reason` is set on the last delta of a choice; `usage`, `timings` and `images` (how closely each was looked at)
-    on the last of the request.
+    index: number of the choice, from 0.
+    finish_reason: set on the last delta of a choice.
+    usage, timings, images: set on the last delta of the request; images tells how each image was used.
     """
 
     index: int
@@ -148,7 +169,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer: every choice's text, ids and reason, with what it cost and how closely its images were looked at."""
+    """A whole answer: text, token ids, finish reason and logprobs of every choice, and usage and timings."""
 
     texts: tuple[str, ...]
     token_ids: tuple[tuple[int, ...], ...]
@@ -165,8 +186,14 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a server tells about the model it runs. `max_context` in tokens, prompt and answer together; `quantization` as
-    EngineConfig names it."""
+    """Facts about the model that an engine runs, as a server reports them.
+
+    parameters: number of weights.
+    max_context: tokens of prompt and answer together.
+    created: seconds of the epoch.
+    default_sampling: sampling parameters that the checkpoint recommends.
+    quantization: as EngineConfig names it.
+    """
 
     name: str
     architecture: str

@@ -1,7 +1,8 @@
-"""What a video is, between the media floor that reads its header and the engine that samples it.
+"""Videos as the media floor hands them to the engine, and the client's settings for each of them.
 
-A video travels undecoded: its size, its rhythm and a way to its frames. Which frames are shown is the model's rule and
-the client's wish; only those are decoded, by whoever makes the pixels, after the request was admitted by its cost.
+A video is passed on undecoded: its size, its frame rate and a source of its frames. The model's sampling rule
+and the client's settings choose the frames. Only those are decoded, after the request was admitted by its
+cost.
 """
 
 from __future__ import annotations
@@ -15,25 +16,32 @@ from fovea.core.image import Image
 
 MAX_PRUNING = 0.95
 FRAMES_PER_SECOND = 2.0
-"""The rhythm of frames that come as pictures, without one of their own."""
+"""The frame rate of a video that is sent as pictures without a rate."""
 
 
 class FrameSource(Protocol):
-    """A way to a video's frames. Thread-safe: every reading stands for itself."""
+    """Reads the frames of a video. Thread-safe: calls of `read` are independent of each other."""
 
     def read(self, indices: Sequence[int]) -> Iterator[bytes]:
-        """RGB bytes (height * width * 3, row-major) of the frames `indices`, which ascend; a repeated one comes again.
+        """Yield the RGB bytes (height * width * 3, row-major) of each frame in `indices`.
 
-        Raises InvalidVideo for what can not be decoded.
+        indices: ascending; a repeated index yields its frame again.
+        Raises InvalidVideo if a frame cannot be decoded.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """identity: 64 hex digits, a 256-bit hash of the source bytes with type and dimensions, or of the frames.
-    width, height: pixels of a frame, upright. frames: how many there are. fps: frames per second, on average.
-    chosen: the frames were picked by whoever sent them; all are shown unless a budget asks for others.
+    """An undecoded video: header and a source of frames.
+
+    identity: 64 hex digits, a 256-bit hash of the source bytes with type and dimensions, or of the frames.
+    width, height: pixels of an upright frame.
+    frames: number of frames.
+    fps: frames per second, on average.
+    source: reads the frames.
+    preselected: whether the client selected the frames. The model then gets all of them, up to its own limit,
+        unless the budget sets a number or rate of frames.
     """
 
     identity: str
@@ -51,11 +59,14 @@ class Video:
 
 @dataclass(frozen=True, slots=True)
 class VideoBudget:
-    """How much of a video the model sees. None: as the model's own video processor has it.
+    """The client's limits on the frames and visual tokens of a video.
 
-    fps: frames sampled per second of video. min_frames, max_frames: bounds on how many are sampled.
-    max_pixels: pixels of one frame after resizing, at most.
-    pruning_rate: share of visual tokens left out where little moves, 0 to 0.95; 0 keeps all.
+    Where a field is None, the model's own video processor decides.
+
+    fps: frames sampled per second of video.
+    min_frames, max_frames: bounds on the number of sampled frames.
+    max_pixels: most pixels of one frame after resizing.
+    pruning_rate: share of the visual tokens that are left out where little moves, 0 to 0.95; 0 keeps all.
     """
 
     fps: float | None = None
@@ -66,8 +77,8 @@ class VideoBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pictures:
-    """Frames that are decoded already."""
+class _DecodedFrames:
+    """A source of frames that are decoded already."""
 
     images: tuple[Image, ...]
 
@@ -76,9 +87,9 @@ class _Pictures:
 
 
 def video_of_images(images: Sequence[Image], fps: float = FRAMES_PER_SECOND) -> Video:
-    """A video of pictures of one size, in order. Raises ValueError for none, or for pictures of different sizes."""
+    """Make a video of pictures, in order. Raises ValueError for none, or for pictures of different sizes."""
     if not images:
-        raise ValueError("no frames")
+        raise ValueError("the video has no frames; at least one is needed")
     first = images[0]
     for image in images:
         if (image.width, image.height) != (first.width, first.height):
@@ -89,5 +100,5 @@ def video_of_images(images: Sequence[Image], fps: float = FRAMES_PER_SECOND) -> 
     for image in images:
         digest.update(f"{image.identity};".encode())
     return Video(
-        digest.hexdigest(), first.width, first.height, len(images), fps, _Pictures(tuple(images)), True
+        digest.hexdigest(), first.width, first.height, len(images), fps, _DecodedFrames(tuple(images)), True
     )

@@ -1,4 +1,4 @@
-"""Traces by chance: when requests come, and what they ask. The same seed gives the same trace, on any machine."""
+"""Random traces: arrival times and sizes of requests. The same seed gives the same trace on every machine."""
 
 from __future__ import annotations
 
@@ -13,24 +13,32 @@ from fovea.core.errors import ConfigError
 from fovea.core.trace import Trace, TraceRequest
 
 BURST = 16
+"""Requests that arrive at the same time in a burst."""
 RAMP_FROM = 0.2
+"""Share of the mean rate at the start of a ramp; at its end it is 2 minus this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """requests: how many. [1, 10**6].
-    rate: requests per second, in the mean. (0, 10**6].
-    arrivals: "poisson" (independent), "ramp" (poisson, from 0.2 to 1.8 times the rate), "burst" (16 at a time).
+    """Parameters of a random trace.
+
+    requests: number of requests. [1, 10**6].
+    rate: mean requests per second. [1e-6, 10**6].
+    arrivals: "poisson" (independent), "ramp" (poisson, from 0.2 to 1.8 times the rate), "burst" (16 at a
+        time).
     text: share of requests without an image. [0, 1].
-    images: distinct images. [1, 10**6].
-    zipf: how uneven their popularity is; 0: all alike; the n-th most popular is asked for n**-zipf times as often. [0, 10].
-    images_per_request: of a request that has any. [1, 64].
-    visual_tokens: sizes that images have, each equally often.
-    prompt_tokens: text of a prompt, in the mean (geometric). [1, 10**6].
-    output_tokens: of an answer, in the mean (geometric). [1, 10**6].
-    system_tokens: of a system prompt that all share. [0, 10**6].
-    timeout: seconds after which a request is given up; 0: never. [0, 10**6].
-    seed: the same gives the same trace. [0, 2**31].
+    images: number of distinct images. [1, 10**6].
+    zipf: exponent of the images' popularity: the n-th most popular is used n**-zipf times as often as the
+        first; 0: all alike. [0, 10].
+    images_per_request: number of images of a request that has any. [1, 64].
+    visual_tokens: possible visual tokens of an image, each with equal probability.
+    prompt_tokens: mean tokens of a prompt's text, geometrically distributed. [1, 10**6].
+    output_tokens: mean tokens of an answer, geometrically distributed. [1, 10**6].
+    system_tokens: tokens of a system prompt that all requests share. [0, 10**6].
+    timeout: seconds after which the client gives up; 0: never. [0, 10**6].
+    seed: the same seed gives the same trace. [0, 2**31].
+
+    Raises ConfigError for a value out of range.
     """
 
     requests: int = 2000
@@ -75,51 +83,58 @@ class Workload:
             )
 
 
-def generate(load: Workload) -> Trace:
-    """What is asked does not depend on when: other rates give the same requests at other times."""
-    times, asked = ARRIVALS[load.arrivals](load, Random(f"times {load.seed}")), Random(f"asked {load.seed}")
-    popularity = list(itertools.accumulate(rank**-load.zipf for rank in range(1, load.images + 1)))
-    sizes = [Random(f"size {load.seed} {image}").choice(load.visual_tokens) for image in range(load.images)]
+def generate(workload: Workload) -> Trace:
+    """Generate the requests of a workload in order of arrival.
+
+    Sizes do not depend on arrival times: other rates give the same requests at other times.
+    """
+    times = ARRIVALS[workload.arrivals](workload, Random(f"times {workload.seed}"))
+    random = Random(f"asked {workload.seed}")
+    popularity = list(itertools.accumulate(rank**-workload.zipf for rank in range(1, workload.images + 1)))
+    sizes = [
+        Random(f"size {workload.seed} {image}").choice(workload.visual_tokens)
+        for image in range(workload.images)
+    ]
     requests = []
-    for at in itertools.islice(times, load.requests):
+    for at in itertools.islice(times, workload.requests):
         images: list[tuple[str, int]] = []
-        if asked.random() >= load.text:
-            for _ in range(load.images_per_request):
-                image = min(bisect(popularity, asked.random() * popularity[-1]), load.images - 1)
+        if random.random() >= workload.text:
+            for _ in range(workload.images_per_request):
+                image = min(bisect(popularity, random.random() * popularity[-1]), workload.images - 1)
                 images.append((f"image-{image}", sizes[image]))
-        prompt, output = geometric(asked, load.prompt_tokens), geometric(asked, load.output_tokens)
-        timeout = load.timeout or None
-        requests.append(TraceRequest(at, prompt, output, tuple(images), load.system_tokens, 0, timeout))
+        prompt, output = geometric(random, workload.prompt_tokens), geometric(random, workload.output_tokens)
+        timeout = workload.timeout or None
+        requests.append(TraceRequest(at, prompt, output, tuple(images), workload.system_tokens, 0, timeout))
     return tuple(requests)
 
 
 def geometric(random: Random, mean: int) -> int:
-    """Geometric from 1 on, at most 8 times the mean: many short, few long."""
+    """Draw a whole number from 1 on: geometrically distributed with this mean, at most 8 times the mean."""
     if mean == 1:
         return 1
-    drawn = 1 + int(math.log(1.0 - random.random()) / math.log(1.0 - 1.0 / mean))
-    return min(drawn, 8 * mean)
+    number = 1 + int(math.log(1.0 - random.random()) / math.log(1.0 - 1.0 / mean))
+    return min(number, 8 * mean)
 
 
-def _poisson(load: Workload, random: Random) -> Iterator[float]:
+def _poisson(workload: Workload, random: Random) -> Iterator[float]:
     at = 0.0
     while True:
-        at += random.expovariate(load.rate)
+        at += random.expovariate(workload.rate)
         yield at
 
 
-def _ramp(load: Workload, random: Random) -> Iterator[float]:
+def _ramp(workload: Workload, random: Random) -> Iterator[float]:
     at = 0.0
     for number in itertools.count():
-        share = min(1.0, number / load.requests)
-        at += random.expovariate(load.rate * (RAMP_FROM + (2 - 2 * RAMP_FROM) * share))
+        share = min(1.0, number / workload.requests)
+        at += random.expovariate(workload.rate * (RAMP_FROM + (2 - 2 * RAMP_FROM) * share))
         yield at
 
 
-def _burst(load: Workload, random: Random) -> Iterator[float]:
+def _burst(workload: Workload, random: Random) -> Iterator[float]:
     at = 0.0
     while True:
-        at += random.expovariate(load.rate / BURST)
+        at += random.expovariate(workload.rate / BURST)
         yield from [at] * BURST
 
 
