@@ -12,12 +12,12 @@ from fovea.engine.config import EngineConfig
 def test_components_by_name() -> None:
     modes = CompileModes.of("encoder=default, decoder=reduce-overhead")
     assert modes == CompileModes("default", "off", "reduce-overhead")
-    assert modes.chosen == {"encoder": "default", "decoder": "reduce-overhead"}
+    assert modes.active == {"encoder": "default", "decoder": "reduce-overhead"}
 
 
 def test_one_word_is_for_all() -> None:
     assert CompileModes.of("max-autotune") == CompileModes(*["max-autotune"] * 3)
-    assert not CompileModes.of("off").chosen
+    assert not CompileModes.of("off").active
 
 
 @pytest.mark.parametrize(

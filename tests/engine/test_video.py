@@ -131,8 +131,8 @@ def test_pruned_tokens_keep_their_positions(engine: Engine) -> None:
     by_key = {(span.key.split(";kept")[0]): span for span in whole.spans}
     for span in pruned.spans:
         same = by_key[span.key.split(";kept")[0]]
-        assert span.kept is not None
-        kept = full[:, same.start : same.end][:, list(span.kept)]
+        assert span.kept_cells is not None
+        kept = full[:, same.start : same.end][:, list(span.kept_cells)]
         shift = kept[1:, 0] - ours[1:, span.start]
         np.testing.assert_array_equal(ours[1:, span.start : span.end] + shift[:, None], kept[1:])
     # All that was kept of what the encoder made of the whole.

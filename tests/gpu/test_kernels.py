@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fovea import Engine
 from fovea.core.sampling import SamplingParams
 from fovea.engine.sample.sampler import Sampler
-from fovea.engine.schedule.shares import shares, write_shares
+from fovea.engine.schedule.shares import find_shares, write_shares
 from fovea.engine.sequence import Sequence
 from fovea.kernels import reference
 from fovea.kernels.activation import finish
@@ -50,7 +50,7 @@ def test_attention_over_pages(heads: tuple[int, int], dtype: torch.dtype) -> Non
     width = int(-(-lengths.max() // size))
     tables = np.random.default_rng(0).permutation(width * 13)[: width * 12].reshape(12, width)
     tables[3:, :64] = tables[3, :64]
-    found = shares(tables, lengths, size, kernels().shared_rows(query_heads // kv_heads), least_rows=4)
+    found = find_shares(tables, lengths, size, kernels().shared_rows(query_heads // kv_heads), least_rows=4)
     starts, prefixes = np.zeros(12, dtype=np.int64), np.zeros(len(found), dtype=np.int64)
     members = np.zeros((len(found), kernels().shared_rows(query_heads // kv_heads)), dtype=np.int64)
     write_shares(found, size, starts, members, prefixes)

@@ -140,7 +140,7 @@ def test_a_shared_prefix_is_read_once_and_changes_nothing(
     work += [item(1 + n, [*second, 30 + n], 161 + n, 1) for n in range(2)]
     work += [item(3 + n, [*first, 40 + n], 321 + 3 * n, 1) for n in range(3)]
     monkeypatch.setattr(
-        attention_plan, "shares", lambda *given, **_: shares.shares(*given, least_rows=2, least_tokens=32)
+        attention_plan, "find_shares", lambda *given, **_: shares.find_shares(*given, least_rows=2, least_tokens=32)
     )
     plan = check(work, heads, 16, 16)
     shared = plan.decodes[0].shared

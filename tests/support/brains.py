@@ -109,7 +109,7 @@ class SlotRunner:
             self.encoded.append(job.span.key)
         self.computed += plan.tokens
         scheduler.update(plan, sampled)
-        for seq in [s for s in scheduler.waiting if s.id in plan.done]:
+        for seq in [s for s in scheduler.waiting if s.id in plan.encoded_ids]:
             scheduler.finish(seq, "length")
         for work in plan.work:
             if len(work.seq.output_ids) >= work.seq.max_tokens:

@@ -1,4 +1,7 @@
-"""Which parts of a model torch compiles, and how: `encoder=default,decoder=max-autotune`, or one mode for all."""
+"""The setting that says which parts of a model torch compiles, and in which mode.
+
+Examples: `encoder=default,decoder=max-autotune`, or one mode for all parts.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from fovea.core.errors import ConfigError
 
 COMPONENTS = ("encoder", "projector", "decoder")
 MODES = ("off", "default", "reduce-overhead", "max-autotune")
-"""By the names of `torch.compile`."""
+"""The modes of `torch.compile` by their names, and "off"."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompileModes:
-    """One of MODES for each of COMPONENTS."""
+    """The compile mode of each component of a model: one of MODES for each of COMPONENTS."""
 
     encoder: str = "off"
     projector: str = "off"
@@ -22,23 +25,26 @@ class CompileModes:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Raises ConfigError for a component or a mode that there is not, and for a component named twice."""
+        """Parse the setting.
+
+        Raises ConfigError for an unknown component or mode, or a component that appears twice.
+        """
         if text in MODES:
             return cls(text, text, text)
-        chosen: dict[str, str] = {}
+        modes: dict[str, str] = {}
         for part in text.split(","):
             name, _, mode = (word.strip() for word in part.partition("="))
-            if name not in COMPONENTS or mode not in MODES or name in chosen:
+            if name not in COMPONENTS or mode not in MODES or name in modes:
                 raise ConfigError(
-                    f"compile is {text!r}; accepted: one of {', '.join(MODES)}, or COMPONENT=MODE,... with each of "
-                    f"{', '.join(COMPONENTS)} at most once",
+                    f"compile is {text!r}; accepted: one of {', '.join(MODES)}, "
+                    f"or COMPONENT=MODE,... with each of {', '.join(COMPONENTS)} at most once",
                     param="compile",
                 )
-            chosen[name] = mode
-        return cls(**chosen)
+            modes[name] = mode
+        return cls(**modes)
 
     @property
-    def chosen(self) -> dict[str, str]:
-        """The components that are compiled, and their modes."""
-        found = {name: getattr(self, name) for name in COMPONENTS}
-        return {name: mode for name, mode in found.items() if mode != "off"}
+    def active(self) -> dict[str, str]:
+        """The components that torch compiles, with their modes."""
+        modes = {name: getattr(self, name) for name in COMPONENTS}
+        return {name: mode for name, mode in modes.items() if mode != "off"}

@@ -1,4 +1,4 @@
-"""The small JSON files of a checkpoint."""
+"""Read the small JSON files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from fovea.core.errors import CheckpointError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that a file holds; empty when there is no file. Raises CheckpointError for anything else."""
+    """Return the JSON object in a file, or an empty dictionary if the file does not exist.
+
+    Raises CheckpointError if the file is not JSON or holds another type.
+    """
     if not path.is_file():
         return {}
     try:

@@ -1,8 +1,9 @@
-"""One answer in the making: which tokens it has, and how many of them are computed.
+"""The state of one answer while it is generated: its tokens, and how many of them are computed.
 
-There is no prefill phase and no decode phase. A sequence has tokens computed and tokens wanted; the scheduler gives it
-some of the difference each step, and when the difference becomes zero the sampler adds one token, which makes it one
-again. A prompt, a follow-up on a cached prefix, a preempted sequence and a decode differ only in those two numbers.
+There is no prefill phase and no decode phase. A sequence has a number of tokens in all and a number of tokens
+that are computed. Each step, the scheduler lets it compute some of the missing ones. When none is missing,
+the sampler adds one token, so that one is missing again. A prompt, a follow-up on a cached prefix, a
+preempted sequence and a decode differ only in those two numbers.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from fovea.core.types import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
-    """Where the visual tokens of one image, or of one group of a video's frames, stand in the prompt.
+    """The positions in the prompt of the visual tokens of one image, or of one group of a video's frames.
 
-    The span runs over [start, start + length) and holds `tokens` visual positions: the ids equal to the model's image
-    token. `key` names the encoder output: identity, processor plan and salt.
-    `grid` is the (t, h, w) patch grid that M-RoPE positions follow; unused by 1-D models.
-    `kept`: which cells of the merged grid the tokens are, ascending, if not all of them.
-    `time`: what a group's positions in time are ahead of its video's beginning. `more`: the next span goes on with the
-    same video, and begins where this one began.
-    `full`: how many tokens the image would have of which the encoder hands on only some, and with them their places; 0: all.
+    index: number of the image in the prompt.
+    start: first position of the span.
+    length: number of positions; the span is [start, start + length).
+    tokens: how many of these positions are visual tokens, that is, have the model's image token id.
+    key: name of the encoder output in caches; it contains identity, processor plan and salt.
+    grid: the (t, h, w) patch grid that M-RoPE positions follow; models with 1-D positions do not use it.
+    kept_cells: cells of the merged grid that the tokens stand for, ascending; None for all cells.
+    time: offset of the group's temporal positions from the beginning of its video.
+    has_more: the next span continues the same video, and its positions begin where those of this span begin.
+    full_tokens: for a reduced image, the number of tokens before the reduction; the encoder returns the
+        remaining tokens with their places. 0 if the image is not reduced.
     """
 
     index: int
@@ -34,10 +39,10 @@ class ImageSpan:
     tokens: int
     key: str
     grid: tuple[int, int, int]
-    kept: tuple[int, ...] | None = None
+    kept_cells: tuple[int, ...] | None = None
     time: int = 0
-    more: bool = False
-    full: int = 0
+    has_more: bool = False
+    full_tokens: int = 0
 
     @property
     def end(self) -> int:
@@ -45,6 +50,8 @@ class ImageSpan:
 
 
 class Status(Enum):
+    """The stage that a sequence has reached in the scheduler."""
+
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -52,9 +59,28 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Mutable state of one choice of one request. Only the scheduler and the cache manager write to it.
+    """The mutable state of one choice of one request. Only the scheduler and the KV manager write to it.
 
-    passed: how many later ones joined before it. came, began: the steps in which it came and got its first token.
+    id: unique name of the sequence.
+    prompt_ids, output_ids: token ids of the prompt, and those generated so far.
+    sampling: how the next token is chosen.
+    max_tokens: most tokens to generate.
+    spans: positions of the prompt's images, in order.
+    salt: separates the caches of clients; sequences with different salts share nothing.
+    arrival: time at which the request arrived, in seconds on the engine's clock.
+    deadline: time on the same clock at which the sequence expires; None for none.
+    computed: number of tokens, from the start on, whose KV is computed.
+    blocks: block table, the numbers of the KV blocks that the sequence uses.
+    block_hashes: names of the full blocks, as far as they are calculated.
+    status: waiting, running or finished.
+    finish_reason: reason for the end; None until then.
+    cached_tokens: tokens of the prompt that were found in the prefix cache.
+    preemptions: how often the sequence lost its blocks and was sent back to the queue.
+    priority: smaller numbers first, under the policy `priority`.
+    encode_only: only encode the images; compute and generate nothing.
+    times_passed: how many sequences that arrived later joined before this one.
+    arrival_step, first_token_step: numbers of the steps in which it arrived and got its first token; 0 for
+        not yet.
     """
 
     id: str
@@ -75,9 +101,9 @@ class Sequence:
     preemptions: int = 0
     priority: int = 0
     encode_only: bool = False
-    passed: int = 0
-    came: int = 0
-    began: int = 0
+    times_passed: int = 0
+    arrival_step: int = 0
+    first_token_step: int = 0
 
     @property
     def length(self) -> int:
@@ -85,7 +111,7 @@ class Sequence:
 
     @property
     def wanted(self) -> int:
-        """Tokens not computed yet; 1 for a sequence that decodes."""
+        """Number of tokens that are not computed yet; 1 for a sequence that decodes."""
         return self.length - self.computed
 
     @property
@@ -102,5 +128,5 @@ class Sequence:
         return self.prompt_ids[start:] + self.output_ids[: stop - prompt]
 
     def spans_between(self, start: int, stop: int) -> Seq[ImageSpan]:
-        """The image spans that [start, stop) touches."""
+        """The image spans that overlap [start, stop)."""
         return [span for span in self.spans if span.start < stop and span.end > start]

@@ -80,7 +80,7 @@ def test_two_that_share_a_prefix_read_it_together_on_the_cpus_kernels(
     """As many as they do unpadded: the kernels say how few are worth it."""
     if library() is None:
         pytest.skip("this machine can not run the C++ kernels")
-    monkeypatch.setattr(shares.shares, "__kwdefaults__", {"least_tokens": 8})
+    monkeypatch.setattr(shares.find_shares, "__kwdefaults__", {"least_tokens": 8})
     plain = answers("fovea-tiny", TOGETHER[:2], 8, dtype="bfloat16", block_size=4)
     assert (
         answers("fovea-tiny", TOGETHER[:2], 8, dtype="bfloat16", block_size=4, decode_graphs="padded")
@@ -98,7 +98,7 @@ def test_padding_changes_no_answer_on_tritons_kernels(
         pytest.skip("there is a card: tests/gpu runs them on it")
     folder = str(write("llava", tmp_path))
     plain = answers(folder, TOGETHER, 5, dtype="float32", block_size=4, kernels="torch")
-    monkeypatch.setattr(shares.shares, "__kwdefaults__", {"least_tokens": 8})
+    monkeypatch.setattr(shares.find_shares, "__kwdefaults__", {"least_tokens": 8})
     assert (
         answers(folder, TOGETHER, 5, dtype="float32", block_size=4, kernels="triton", decode_graphs="padded")
         == plain

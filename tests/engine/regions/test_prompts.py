@@ -125,7 +125,7 @@ def test_methods_after_the_encoder(pair: Pair, method: str) -> None:
     (span,) = prepared.spans
     rows, columns = grid_of(span)
     kept = -(-rows * columns * 4 // 10)
-    assert (span.tokens, span.length, span.full) == (kept, kept, rows * columns)
+    assert (span.tokens, span.length, span.full_tokens) == (kept, kept, rows * columns)
     assert prepared.ids.count(pair.engine.loop.runner.model.image_token_id) == kept
     assert features.places is not None
     index = features.places[:, 0].long() * columns + features.places[:, 1].long()
@@ -153,7 +153,7 @@ def test_relevance(pair: Pair, image: Image, wish: dict[str, float]) -> None:
     (span,) = prepared.spans
     rows, columns = grid_of(span)
     wanted = int(wish.get("budget", -(-rows * columns // 2)))
-    assert (span.tokens, span.full) == (wanted, rows * columns)
+    assert (span.tokens, span.full_tokens) == (wanted, rows * columns)
     assert features.places is not None
     assert features.places.shape == (wanted, 2)
     low, high = features.places.min(0).values.tolist(), features.places.max(0).values.tolist()
@@ -273,7 +273,7 @@ def test_positions_of_one_number(llava: Pair, method: str) -> None:
     full = laid_out(llava.engine, ask("?", images[0])).image_tokens
     positions, cursor = [], 0
     for span, features in zip(prepared.spans, seen, strict=True):
-        assert (span.tokens, span.full) == (-(-full * 3 // 10), full)
+        assert (span.tokens, span.full_tokens) == (-(-full * 3 // 10), full)
         text = span.start - len(positions)
         positions += range(cursor, cursor + text)
         assert features.places is not None

@@ -140,7 +140,7 @@ def test_nobody_is_passed_more_often_than_the_bound(passes: int) -> None:
     for _ in range(10):
         runner.step()
     assert sum(seq.status is Status.FINISHED for seq in texts) == passes
-    assert image.passed == passes
+    assert image.times_passed == passes
     runner.run()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fovea.engine.schedule.shares import Share, shares
+from fovea.engine.schedule.shares import Share, find_shares
 
 SIZE = 4
 
@@ -20,7 +20,7 @@ def tables(*rows: tuple[list[int], int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def found(*rows: tuple[list[int], int], most: int = 16, tokens: int = 8) -> list[Share]:
-    return shares(*tables(*rows), SIZE, most, least_rows=2, least_tokens=tokens)
+    return find_shares(*tables(*rows), SIZE, most, least_rows=2, least_tokens=tokens)
 
 
 def test_rows_with_the_same_first_blocks_share_as_many_as_all_of_them_have() -> None:
@@ -66,7 +66,7 @@ def test_shared_blocks_are_full_equal_and_read_by_nobody_twice(rows: list[tuple[
         own = [1000 + 100 * number + block for block in range(10)]
         made.append(((common + own)[: -(-length // SIZE)], length))
     grid, lengths = tables(*made)
-    result = shares(grid, lengths, SIZE, 4, least_rows=2, least_tokens=8)
+    result = find_shares(grid, lengths, SIZE, 4, least_rows=2, least_tokens=8)
     assert len(result) <= len(rows) // 2
     seen = [row for share in result for row in share.rows]
     assert len(seen) == len(set(seen))

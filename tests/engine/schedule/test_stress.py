@@ -102,7 +102,7 @@ class Stress(RuleBasedStateMachine):
             self.brain.check_integrity()
             cache = self.brain.embeddings
             assert cache.bytes <= cache.capacity + 3 * IMAGE, "more than the images of one request exceed"
-            passed = [seq.passed for seq in self.sequences]
+            passed = [seq.times_passed for seq in self.sequences]
             assert max(passed, default=0) <= self.brain.config.max_passes, "a later one passed once too often"
 
     def teardown(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fovea.engine.layers.decoder import DecoderConfig
 from fovea.engine.schedule.plan import Work
-from fovea.engine.schedule.shares import shares, write_shares
+from fovea.engine.schedule.shares import find_shares, write_shares
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Shares
 from fovea.kernels.torch.kernels import TorchKernels
 
@@ -68,7 +68,7 @@ class AttentionPlanner:
         return Decodes(row, self._tensor(tables), self._tensor(lengths), longest, mask, shared)
 
     def _shares(self, tables: NDArray[np.int64], lengths: NDArray[np.int64]) -> Shares | None:
-        found = shares(tables, lengths, self._block_size, self._shared_rows, least_rows=self._least_rows)
+        found = find_shares(tables, lengths, self._block_size, self._shared_rows, least_rows=self._least_rows)
         if not found:
             return None
         starts = np.empty(len(tables), dtype=np.int64)

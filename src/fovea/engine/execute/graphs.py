@@ -16,7 +16,7 @@ from torch import Tensor
 from fovea.engine.execute.attention_plan import fill_tables, slots
 from fovea.engine.schedule.padding import Array, Padding, fill
 from fovea.engine.schedule.plan import Work
-from fovea.engine.schedule.shares import shares, write_shares
+from fovea.engine.schedule.shares import find_shares, write_shares
 from fovea.kernels.attention import AttentionPlan, Decodes, Shares
 
 Forward = Callable[[Tensor, Tensor, AttentionPlan], Tensor]
@@ -42,7 +42,7 @@ class PaddedDecodes:
         lengths = np.array([item.stop for item in work])
         tables = np.zeros((len(work), -(-int(lengths.max()) // size)), dtype=np.int64)
         fill_tables(tables, work, size)
-        found = shares(tables, lengths, size, padding.shared_rows, least_rows=padding.least_rows)
+        found = find_shares(tables, lengths, size, padding.shared_rows, least_rows=padding.least_rows)
         batch = self._batches[rows, bool(found)]
         fill(batch.arrays, padding, ids, positions, slots(work, size), tables, lengths)
         if found:

@@ -16,33 +16,33 @@ CUDA_SHARE = 0.8
 
 def pool_blocks(config: EngineConfig, model: VisionLanguageModel) -> int:
     """Blocks of the KV pool. Raises ConfigError when not even one fits."""
-    if config.kv_blocks:
-        return config.kv_blocks
+    if config.kv.kv_blocks:
+        return config.kv.kv_blocks
     decoder = model.decoder.config
-    block = decoder.kv_bytes_per_token(model.dtype.itemsize) * config.block_size
-    budget = config.kv_cache_mib * MIB or _automatic(model.device)
+    block = decoder.kv_bytes_per_token(model.dtype.itemsize) * config.kv.block_size
+    budget = config.kv.kv_cache_mib * MIB or _automatic(model.device)
     blocks = budget // block
     if blocks < 1:
         raise ConfigError(
             f"kv_cache_mib: {budget // MIB} MiB hold no block of {block} bytes", param="kv_cache_mib"
         )
-    useful = config.max_running * -(-decoder.max_positions // config.block_size)
+    useful = config.schedule.max_running * -(-decoder.max_positions // config.kv.block_size)
     return min(blocks, useful)
 
 
 def host_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
     """Blocks of host memory for image prefixes that the pool gives up. Raises ConfigError when they could hold none."""
-    if not config.kv_host_mib:
+    if not config.kv.kv_host_mib:
         return 0
-    if not config.prefix_cache:
+    if not config.kv.prefix_cache:
         raise ConfigError(
             "kv_host_mib keeps prefixes that requests share, and prefix_cache is off", param="kv_host_mib"
         )
-    block = model.decoder.config.kv_bytes_per_token(model.dtype.itemsize) * config.block_size
-    slots = config.kv_host_mib * MIB // block
+    block = model.decoder.config.kv_bytes_per_token(model.dtype.itemsize) * config.kv.block_size
+    slots = config.kv.kv_host_mib * MIB // block
     if slots < 1:
         raise ConfigError(
-            f"kv_host_mib: {config.kv_host_mib} MiB hold no block of {block} bytes", param="kv_host_mib"
+            f"kv_host_mib: {config.kv.kv_host_mib} MiB hold no block of {block} bytes", param="kv_host_mib"
         )
     return slots
 
@@ -51,7 +51,7 @@ def decode_padding(
     config: EngineConfig, model: VisionLanguageModel, blocks: int, max_context: int
 ) -> Padding | None:
     """What decodes are padded to, or None: they are not. Raises ConfigError where that is asked for and can not be."""
-    asked, decoder = config.decode_graphs, model.decoder.config
+    asked, decoder = config.model.decode_graphs, model.decoder.config
     in_place = model.kernels.attends_in_place(decoder.head_dim)
     if asked == "off" or (asked == "auto" and not (in_place and model.device.type == "cuda")):
         return None
@@ -62,14 +62,14 @@ def decode_padding(
             param="decode_graphs",
         )
     return Padding(
-        sizes=padded_sizes(config.max_running),
-        width=-(-max_context // config.block_size),
+        sizes=padded_sizes(config.schedule.max_running),
+        width=-(-max_context // config.kv.block_size),
         axes=0 if model.merge is None else 3,
         shared_rows=model.kernels.shared_rows(decoder.heads // decoder.kv_heads),
         least_rows=model.kernels.least_shared_rows,
-        block_size=config.block_size,
+        block_size=config.kv.block_size,
         scrap=blocks,
-        launched=asked == "padded",
+        launch_only=asked == "padded",
     )
 
 

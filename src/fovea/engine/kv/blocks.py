@@ -3,7 +3,7 @@
 A block is in exactly one of three states:
 
     in use     ref > 0                      belongs to `ref` block tables
-    cached     ref = 0, has a name (hash)   can be found by its name; first in, first out of the free queue (LRU)
+    cached     ref = 0, has a name (hash)   can be found by its name; the free queue is in LRU order
                                             (its first rows can have names, too: see `publish_part`)
     blank      ref = 0, has no name
 
@@ -107,7 +107,7 @@ class BlockPool:
         return self._kinds[block]
 
     def names(self, block: int) -> tuple[bytes | None, tuple[tuple[bytes, int], ...]]:
-        """The block's name (None if it has none), and (name, rows) for each named number of its first rows."""
+        """The block's name (None if it has none), and (name, rows) for each named run of its first rows."""
         parts = ((name, self._by_part[name][1]) for name in self._parts_of.get(block, ()))
         return self._hash_of[block], tuple(parts)
 
@@ -180,7 +180,7 @@ class BlockPool:
             del self._by_part[part]
 
     def check_integrity(self, tables: list[list[int]]) -> None:
-        """Raise RuntimeError unless reference counts, free queue and names agree with the given block tables."""
+        """Raise RuntimeError unless reference counts, free queue and names agree with the block tables."""
         expected = [0] * self.size
         for table in tables:
             for block in table:

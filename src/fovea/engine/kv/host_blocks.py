@@ -71,7 +71,7 @@ class HostBlocks:
         return self._by_part.get(name)
 
     def lock(self, slots: set[int]) -> None:
-        """Protect the slots from eviction until `unlock`, and mark them as used now: they are about to be loaded."""
+        """Until `unlock`, do not evict these slots, which are about to be loaded; mark them as used now."""
         self._locked = slots
         for slot in slots:
             self._entries.move_to_end(slot)

@@ -39,10 +39,7 @@ class PrefixMatch:
 
 
 class KVManager:
-    """The block tables of all admitted sequences, and the prefixes that sequences share.
-
-    Not thread-safe: only the engine thread uses it.
-    """
+    """The block tables of all admitted sequences, and the prefixes that sequences share; not thread-safe."""
 
     def __init__(
         self,
@@ -138,10 +135,9 @@ class KVManager:
         return self.blocks_for(tokens) - len(match.blocks) <= self.pool.free - locked - promised
 
     def admit(self, seq: Sequence, match: PrefixMatch) -> None:
-        """Make the match the start of the sequence's block table and plan the moves that it needs.
+        """Start the sequence's block table with the match, and plan the moves that the match needs.
 
-        Also register the blocks that the sequence is going to compute or load, so that followers wait for
-        them.
+        Followers now wait for the blocks that the sequence is going to compute or load.
         """
         for block in match.blocks:
             self.pool.share(block)

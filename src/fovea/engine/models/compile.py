@@ -1,8 +1,8 @@
-"""torch.compile on what a layer does to rows before and after attention: norms, products, activations, residuals.
+"""torch.compile for what layers do before and after attention: norms, products, activations, residuals.
 
-Attention stays as it is: it reads tables that change with every step, and its kernels are torch's best already. Layers name
-these methods in `rowwise`; layers of one class share what is compiled for the first of them, so it is compiled once per
-class, for any number of rows (and once more for a single row).
+Attention itself is not compiled: it reads tables that change with every step, and its kernels are torch's best already.
+Layers name the methods to compile in the attribute `rowwise`. All layers of a class share the code that is compiled for
+the first of them. So a method is compiled once per class for any number of rows, and once more for a single row.
 """
 
 from __future__ import annotations
@@ -24,44 +24,48 @@ Rowwise = Callable[..., Tensor]
 
 def check_compile(modes: CompileModes, kernels: TorchKernels, quantization: str) -> None:
     """Raises ConfigError where torch can not see what it would compile: packed products, and kernels of our own."""
-    if not modes.chosen:
+    if not modes.active:
         return
-    asked = ", ".join(f"{name}={mode}" for name, mode in modes.chosen.items())
+    asked = ", ".join(f"{name}={mode}" for name, mode in modes.active.items())
     if not kernels.plain:
         raise ConfigError(
-            f"compile asks for {asked}, but the model runs on kernels that torch can not look into; --kernels torch "
-            "can be compiled, and does without them",
+            f"compile asks for {names}, but the model runs on kernels that torch cannot compile; --kernels torch "
+            "uses only kernels that it can",
             param="compile",
         )
     if quantization != "none":
-        raise ConfigError(f"compile asks for {asked}, which does not go with quantization", param="compile")
+        raise ConfigError(
+            f"compile asks for {names}, which cannot be combined with quantization", param="compile"
+        )
     if not torch.cuda.is_available() and not compiler():
-        raise ConfigError(f"compile asks for {asked}, but there is no C++ compiler here", param="compile")
+        raise ConfigError(f"compile asks for {names}, but this machine has no C++ compiler", param="compile")
 
 
-def compile_parts(model: VisionLanguageModel, modes: CompileModes) -> None:
+def compile_modules(model: VisionLanguageModel, modes: CompileModes) -> None:
     """Weights are in: replace the methods by compiled ones, which torch makes when they are first called."""
-    projector = {layer for part in model.projector_parts() for layer in part.modules()}
-    encoder = [layer for part in model.encoder_parts() for layer in part.modules() if layer not in projector]
+    projector = {layer for part in model.projector_modules() for layer in part.modules()}
+    encoder = [
+        layer for part in model.encoder_modules() for layer in part.modules() if layer not in projector
+    ]
     parts: dict[str, Iterable[nn.Module]] = {
         "encoder": encoder,
         "projector": projector,
         "decoder": model.decoder.modules(),
     }
-    for name, mode in modes.chosen.items():
-        for layer in parts[name]:
+    for name, mode in modes.active.items():
+        for layer in components[name]:
             for method in getattr(layer, "rowwise", ()):
-                setattr(layer, method, _compiled(getattr(layer, method), mode, model.device))
+                setattr(layer, method, _compile(getattr(layer, method), mode, model.device))
 
 
-def _compiled(method: Rowwise, mode: str, device: torch.device) -> Rowwise:
-    # "default" is spelt None: with a name torch would refuse options beside it.
+def _compile(method: Rowwise, mode: str, device: torch.device) -> Rowwise:
+    # None is the mode "default": with a mode's name torch would refuse further options.
     fast: Rowwise = torch.compile(method, mode=None if mode == "default" else mode, dynamic=True)
     if device.type != "cuda" or mode == "default":
         return fast
 
     def apply(*rows: Any) -> Tensor:
-        # These modes replay CUDA graphs, whose outputs the next replay overwrites.
+        # These modes replay CUDA graphs. The next replay overwrites the output, so the caller gets a copy.
         return fast(*rows).clone()
 
     return apply

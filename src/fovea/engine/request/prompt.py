@@ -255,7 +255,7 @@ def _cut(order: Sequence[PlannedImage | PlannedVideo]) -> Iterator[ImageSpan]:
         if isinstance(planned, PlannedImage):
             plan = planned.plan
             full = 0 if plan.reduction is None else plan.reduction.full
-            yield ImageSpan(images, 0, 0, plan.tokens, planned.key, plan.grid, full=full)
+            yield ImageSpan(images, 0, 0, plan.tokens, planned.key, plan.grid, full_tokens=full)
             images += 1
             continue
         clip, groups = planned.plan, planned.groups
@@ -267,9 +267,9 @@ def _cut(order: Sequence[PlannedImage | PlannedVideo]) -> Iterator[ImageSpan]:
                 tokens=group.plan.tokens,
                 key=group.key,
                 grid=group.plan.grid,
-                kept=group.plan.kept,
+                kept_cells=group.plan.kept,
                 time=clip.times[group.number],
-                more=clip.joined and group is not groups[-1],
+                has_more=clip.joined and group is not groups[-1],
             )
 
 

@@ -1,1 +1,1 @@
-"""Who computes what in the next step. No tensors: a plan is a value."""
+"""Scheduling: which sequences and images the next step works on. A step plan is a value without tensors."""

@@ -1,8 +1,9 @@
-"""How many sequences may run, so that tokens come within a target.
+"""The number of sequences that may run at once, chosen so that the gap between tokens stays within a target.
 
-`DecodeBound` looks at what the batch alone costs: a step's seconds less what prompts and images took beside it, which is
-the pace's business. `BatchRule` is the rule of thumb that it is compared with; it sees whole steps, so it answers a long
-prompt or an image, which the size of the batch does not cause, by shrinking the batch.
+`DecodeBound` uses the time of the decodes alone: the seconds of a step minus the time that prompts and images
+took in the same step, because the pace (schedule/pace.py) limits those. `BatchRule` is a simple rule, used
+for comparison. It uses the time of whole steps, so it shrinks the batch also when a long prompt or an image
+made the steps long.
 """
 
 from __future__ import annotations
@@ -14,23 +15,33 @@ from typing import Protocol
 WINDOW = 10
 HIGH, LOW = 1.2, 0.8
 CHANGE = 2
-SURE = 0.5
-"""A step of which prompts and images took more than this share says little about its decodes."""
+MAX_BESIDE = 0.5
+"""Steps in which prompts and images took more than this share of the time are not used as measurements."""
 
 
 class BatchControl(Protocol):
+    """A rule that bounds the number of running sequences, from the measured duration of steps."""
+
     def allowed(self) -> int:
-        """Sequences that may run now; those that do already are left to finish."""
+        """How many sequences may run now. Sequences above that number that run already continue."""
         ...
 
     def observe(self, decodes: int, seconds: float, beside_s: float) -> None:
-        """A step with that many decodes; beside_s: about what prompts and images took of its `seconds`."""
+        """Record a step of `seconds` seconds with `decodes` decodes.
+
+        beside_s: estimate of the part of these seconds that prompts and images took.
+        """
         ...
 
 
 class DecodeBound:
-    """As many as decode within the target, found by trying: a tenth more where all of them decode well within it, and the
-    share that the target is of what they take where they do not. target_s: 0 is no bound.
+    """Bound the batch so that a step with decodes alone takes at most the target.
+
+    The bound adapts to measurements: it grows by 10% when a full batch decodes in less than 80% of the
+    target, and it is scaled by target / measured time (at least 0.6) when the decodes take longer than the
+    target.
+    target_s: longest time of a step's decodes in seconds; 0 for no bound.
+    maximum: most sequences.
     """
 
     def __init__(self, target_s: float, maximum: int) -> None:
@@ -43,16 +54,17 @@ class DecodeBound:
         return self._allowed
 
     def observe(self, decodes: int, seconds: float, beside_s: float) -> None:
-        if not self.target_s or not decodes or beside_s > SURE * seconds:
+        if not self.target_s or not decodes or beside_s > MAX_BESIDE * seconds:
             return
         self._latest.append((seconds - beside_s) / decodes)
         if len(self._latest) < WINDOW:
             return
-        # By sequence, since neighbouring steps differ in how many they are; the median, since a machine hiccups.
-        took = statistics.median(self._latest) * decodes
-        if took > self.target_s and decodes <= self._allowed:
-            self._allowed = max(1, int(decodes * max(HIGH / 2, self.target_s / took)))
-        elif took < LOW * self.target_s and decodes >= self._allowed < self.maximum:
+        # Times per sequence, because the batch size differs from step to step; the median, because of
+        # outliers.
+        decode_s = statistics.median(self._latest) * decodes
+        if decode_s > self.target_s and decodes <= self._allowed:
+            self._allowed = max(1, int(decodes * max(HIGH / 2, self.target_s / decode_s)))
+        elif decode_s < LOW * self.target_s and decodes >= self._allowed < self.maximum:
             self._allowed = min(self.maximum, self._allowed + max(1, self._allowed // 10))
         else:
             return
@@ -60,8 +72,10 @@ class DecodeBound:
 
 
 class BatchRule:
-    """Keep the mean of the last ten step latencies. Above 1.2 times the target, let two sequences less run (one at least);
-    below 0.8 times, two more (up to the configured maximum).
+    """A simple rule on the mean of the last ten step latencies, for comparison.
+
+    Above 1.2 times the target, two sequences fewer may run (at least one); below 0.8 times the target, two
+    more (at most `maximum`).
     """
 
     def __init__(self, target_s: float, maximum: int) -> None:

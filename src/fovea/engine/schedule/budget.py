@@ -1,4 +1,4 @@
-"""What is left of one step while it is planned."""
+"""The remaining budget of a step, and the work assigned to it so far, while the step is planned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from fovea.engine.sequence import Sequence
 
 
 class Budget:
-    """tokens: still to give. visual: tokens of images that may still be asked for. bytes: outputs that were."""
+    """The state of one step while it is planned.
+
+    tokens: tokens that can still be assigned.
+    visual: visual tokens of images that can still be requested.
+    bytes: size of the encoder outputs of the images requested so far.
+    work: tokens to compute, by sequence id.
+    jobs: images to encode, by key.
+    preempted: ids of the sequences that lost their blocks.
+    encoded_ids: ids of the sequences that only wanted their images encoded, when all of them are.
+    """
 
     def __init__(self, tokens: int, visual: int) -> None:
         self.tokens = tokens
@@ -16,10 +25,10 @@ class Budget:
         self.work: dict[str, Work] = {}
         self.jobs: dict[str, EncodeJob] = {}
         self.preempted: list[str] = []
-        self.done: list[str] = []
+        self.encoded_ids: list[str] = []
 
     def refund(self, seq: Sequence) -> None:
-        """The sequence leaves the step after all. Images only it waited for are not encoded."""
+        """Remove a sequence from the step. Images that no other sequence waits for are not encoded."""
         work = self.work.pop(seq.id, None)
         if work is not None:
             self.tokens += work.count

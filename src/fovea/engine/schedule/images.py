@@ -1,7 +1,8 @@
-"""Which images a step asks the encoder for, and whose outputs are held for whom.
+"""The choice of images that a step encodes, and the holds of sequences on encoder outputs.
 
-Outputs that a sequence is about to read are held, so they are never evicted under it. Together with what a step asks
-for they stay below the cache's ceiling, but for the images of one sequence, so that somebody always advances.
+A sequence holds the outputs that it is about to read, so they are not evicted before. Held outputs and the
+outputs of the images that a step requests stay below the ceiling of the cache. Only the images of one
+sequence may exceed it, so that at least one sequence always advances.
 """
 
 from __future__ import annotations
@@ -15,63 +16,85 @@ from fovea.engine.sequence import ImageSpan, Sequence
 
 
 class ImageRequests:
+    """Request images from the encoder, and hold their outputs for the sequences that need them."""
+
     def __init__(self, embeddings: EmbeddingCache[Any], token_bytes: int) -> None:
-        """token_bytes: what the encoder's output takes in memory, per visual token."""
+        """embeddings: cache of encoder outputs.
+
+        token_bytes: memory of the encoder's output per visual token.
+        """
         self.embeddings = embeddings
         self.token_bytes = token_bytes
         self._first: Sequence | None = None
 
     def begin(self, running: list[Sequence], waiting: list[Sequence]) -> None:
-        """A step begins: the one sequence whose images may exceed the ceiling is the oldest that runs and has an image
-        before it, else the one that has waited longest."""
+        """Begin a step: choose the one sequence whose images may exceed the ceiling.
+
+        It is the oldest running sequence with an image that is not computed yet, or, if there is none, the
+        sequence that has waited longest.
+        """
         reading = [s for s in running if s.spans and s.spans[-1].end > s.computed]
         self._first = min(reading or waiting[:1], key=lambda s: (s.arrival, s.id), default=None)
 
-    def up_to_missing(self, seq: Sequence, count: int, budget: Budget) -> int:
-        """`count` tokens, or fewer where an image begins that is not encoded yet. The first of those is asked for, even
-        where these tokens do not reach it."""
+    def tokens_before_missing(self, seq: Sequence, count: int, budget: Budget) -> int:
+        """How many of the next `count` tokens can be computed: those before the first unencoded image.
+
+        That image is requested, even if the `count` tokens end before it.
+        """
         stop = seq.computed + count
         for span in seq.spans:
             if span.end <= seq.computed:
                 continue
             if span.start >= stop:
                 if span.key not in self.embeddings:
-                    self.ask(span, seq, budget, ahead=True)
+                    self.request(span, seq, budget, ahead=True)
                     return count
             elif not self.hold(span, seq, budget):
-                self.ask(span, seq, budget)
+                self.request(span, seq, budget)
                 return max(0, span.start - seq.computed)
         return count
 
-    def ask_next(self, seq: Sequence, computed: int, budget: Budget) -> bool:
-        """Ask for the image that a sequence with so many tokens computed needs next. False: it is here, or none is left."""
+    def request_next(self, seq: Sequence, computed: int, budget: Budget) -> bool:
+        """Request the next image that a sequence with `computed` computed tokens needs.
+
+        False if the image is encoded already, or if the sequence needs no more images.
+        """
         span = next((span for span in seq.spans if span.end > computed), None)
         if span is None or self.hold(span, seq, budget):
             return False
-        self.ask(span, seq, budget)
+        self.request(span, seq, budget)
         return True
 
-    def ask_any(self, seq: Sequence, budget: Budget) -> bool:
-        """Ask for the first that is missing, in whatever order they are read. False: all are here."""
+    def request_any(self, seq: Sequence, budget: Budget) -> bool:
+        """Request the first image of the sequence that is not encoded. False if all are encoded."""
         span = next((span for span in seq.spans if not self.hold(span, seq, budget)), None)
         if span is None:
             return False
-        self.ask(span, seq, budget)
+        self.request(span, seq, budget)
         return True
 
     def ready(self, seq: Sequence) -> bool:
-        """Whether no image has to be encoded before it joins, as far as can be told without its prefix."""
+        """Whether the sequence can join without encoding: it has no images, or the first one is encoded.
+
+        The prefix cache is not consulted, although a prefix hit may make encoding unnecessary.
+        """
         return not seq.spans or seq.spans[0].key in self.embeddings
 
     def hold(self, span: ImageSpan, seq: Sequence, budget: Budget) -> bool:
-        """Whether its output is here, and there is room to keep it for the sequence beside what else is spoken for."""
+        """Hold the output of a span for the sequence.
+
+        False if it is not in the cache or does not fit under the ceiling.
+
+        The ceiling counts other held outputs and those of the images that this step has requested.
+        """
         within = None if seq is self._first else self.embeddings.capacity - budget.bytes
         return self.embeddings.hold(span.key, seq.id, within)
 
-    def ask(self, span: ImageSpan, seq: Sequence, budget: Budget, *, ahead: bool = False) -> None:
-        """Ask for an image, once for all who do, if its output finds room beside what is held.
+    def request(self, span: ImageSpan, seq: Sequence, budget: Budget, *, ahead: bool = False) -> None:
+        """Add an image to the step if its output fits beside the outputs that are held.
 
-        ahead: not even the first may exceed the ceiling for it.
+        Several sequences that request one image share one job.
+        ahead: the image is not needed in this step, so it must fit under the ceiling for every sequence.
         """
         job = budget.jobs.get(span.key)
         if job is None:
@@ -92,7 +115,10 @@ class ImageRequests:
             self.embeddings.release(span.key, seq.id)
 
     def release_computed(self, seq: Sequence) -> None:
-        """Outputs of which every token is computed; one image may stand in a prompt twice."""
+        """Release outputs whose tokens are all computed.
+
+        An image that occurs again later in the prompt stays held.
+        """
         needed = {span.key for span in seq.spans if span.end > seq.computed}
         for span in seq.spans:
             if span.key not in needed:

@@ -1,7 +1,10 @@
-"""Decodes padded to a few batch sizes, so that a step can be replayed as it was recorded: same launches, same memory.
+"""Padding of decode batches to a few sizes, so that recorded CUDA graphs can be replayed.
 
-What changes from step to step (ids, places, block tables) are whole numbers, and all of them stand in one buffer, which is
-one copy to the device. Rows past the last sequence compute a token of nobody: they read and write a scrap block.
+A replay repeats the recorded launches on the same memory.
+
+The inputs that change from step to step (ids, positions, block tables) are integers. All of them are in one
+buffer, so one copy brings them to the device. Rows after the last sequence are padding: they compute a token
+that is not used, and they read and write a scrap block.
 """
 
 from __future__ import annotations
@@ -16,15 +19,23 @@ from numpy.typing import NDArray
 from fovea.engine.schedule.plan import Work
 
 MOST_ROWS = 256
-"""Larger batches are not padded: they keep a device busy while their launches are made."""
+"""Larger batches are not padded: they keep the device busy for longer than their launches take."""
 Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """width: blocks of the longest context. axes: coordinates of a position, 0 for plain ones. shared_rows: of one share, 0
-    for kernels that share nothing; least_rows: with fewer there is no share. scrap: the block of padded rows. launched: never
-    recorded, even on CUDA."""
+    """The batch sizes to which decodes are padded, and the shapes of their inputs.
+
+    sizes: batch sizes, ascending.
+    width: blocks of the longest context, the width of the block table.
+    axes: coordinates of a position (M-RoPE); 0 for plain positions.
+    shared_rows: most rows of one share; 0 for kernels that cannot share prefixes.
+    least_rows: fewest rows of one share.
+    block_size: tokens per block.
+    scrap: number of the block that padded rows read and write.
+    launch_only: never record graphs, even on CUDA.
+    """
 
     sizes: tuple[int, ...]
     width: int
@@ -33,16 +44,16 @@ class Padding:
     least_rows: int
     block_size: int
     scrap: int
-    launched: bool = False
+    launch_only: bool = False
 
     def size(self, work: Sequence[Work]) -> int | None:
-        """The batch that takes this step; None: no batch does, it is too large or does more than decode."""
+        """The batch size for this step; None if it is empty, too large, or does more than decode."""
         if not work or len(work) > self.sizes[-1] or not all(item.seq.decoding for item in work):
             return None
         return next(size for size in self.sizes if size >= len(work))
 
     def batches(self) -> list[tuple[int, bool]]:
-        """Rows of every batch, and whether rows of it share prefixes; the largest first."""
+        """Every batch as (rows, whether rows share prefixes), the largest first."""
         return [
             (rows, shared)
             for rows in reversed(self.sizes)
@@ -53,8 +64,12 @@ class Padding:
     def layout(self, rows: int, *, shared: bool) -> Layout:
         axes = (self.axes, rows) if self.axes else (rows,)
         shapes: dict[str, tuple[int, ...]] = {
-            "ids": (rows,), "positions": axes, "slots": (rows,), "lengths": (rows,), "tables": (rows, self.width),
-        }  # fmt: skip
+            "ids": (rows,),
+            "positions": axes,
+            "slots": (rows,),
+            "lengths": (rows,),
+            "tables": (rows, self.width),
+        }
         if shared:
             count = rows // self.least_rows
             shapes |= {"starts": (rows,), "members": (count, self.shared_rows), "prefixes": (count,)}
@@ -63,7 +78,10 @@ class Padding:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Arrays by name, one after the other in a flat buffer of `total` numbers."""
+    """The shapes of arrays that lie one after the other in a flat buffer of `total` numbers.
+
+    shapes: shape of each array by its name, in the order of the buffer.
+    """
 
     shapes: dict[str, tuple[int, ...]]
 
@@ -72,28 +90,48 @@ class Layout:
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     def parts(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
-        """Where each array stands, and its shape."""
-        found, at = {}, 0
+        """The slice of the buffer and the shape of each array, by name."""
+        parts, at = {}, 0
         for name, shape in self.shapes.items():
-            found[name] = (slice(at, at + math.prod(shape)), shape)
+            parts[name] = (slice(at, at + math.prod(shape)), shape)
             at += math.prod(shape)
-        return found
+        return parts
 
     def arrays(self, buffer: Array) -> dict[str, Array]:
         return {name: buffer[where].reshape(shape) for name, (where, shape) in self.parts().items()}
 
 
 def padded_sizes(most: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, 16, 24, 32, 48, 64, ...: at most a third of a batch is padding from 16 rows on."""
-    found = [1, 2, 4, 8, 16]
-    while found[-1] < MOST_ROWS:
-        found += [found[-1] * 3 // 2, found[-1] * 2]
-    wanted = next((size for size in found if size >= most), MOST_ROWS)
-    return tuple(size for size in found if size <= wanted)
+    """The batch sizes 1, 2, 4, 8, 16, 24, 32, 48, 64, ...
+
+    up to the first that holds `most` rows, or MOST_ROWS.
+
+    From 16 rows on, at most a third of a batch is padding.
+    """
+    sizes = [1, 2, 4, 8, 16]
+    while sizes[-1] < MOST_ROWS:
+        sizes += [sizes[-1] * 3 // 2, sizes[-1] * 2]
+    largest = next((size for size in sizes if size >= most), MOST_ROWS)
+    return tuple(size for size in sizes if size <= largest)
 
 
-def fill(arrays: dict[str, Array], padding: Padding, ids: Array, positions: Array, slots: Array, tables: Array, lengths: Array) -> None:  # fmt: skip
-    """A step's numbers, and padding after them. ids (B,), positions (B,) or (axes, B), tables (B, up to width)."""
+def fill(
+    arrays: dict[str, Array],
+    padding: Padding,
+    ids: Array,
+    positions: Array,
+    slots: Array,
+    tables: Array,
+    lengths: Array,
+) -> None:
+    """Write a step's numbers into the arrays, and padding after them.
+
+    ids: (B,) token ids.
+    positions: (B,), or (axes, B).
+    slots: (B,) slots that the tokens' KV is written to.
+    tables: (B, up to width) block tables.
+    lengths: (B,) context lengths in tokens.
+    """
     count = len(ids)
     for name, values, rest in (
         ("ids", ids, 0),

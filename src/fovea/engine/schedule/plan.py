@@ -1,4 +1,4 @@
-"""What a step is: a value that the runner executes and the scheduler folds back in."""
+"""The step plan: the scheduler's decision about one step, as a value. The runner executes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from fovea.engine.sequence import ImageSpan, Sequence
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Compute `count` tokens of `seq` from `start` on; `samples` when that leaves none wanted."""
+    """An order to compute tokens of one sequence.
+
+    seq: the sequence.
+    start: position of the first token to compute.
+    count: number of tokens.
+    """
 
     seq: Sequence
     start: int
@@ -22,12 +27,17 @@ class Work:
 
     @property
     def samples(self) -> bool:
+        """Whether the step also samples a token, because no token of the sequence remains to be computed."""
         return self.stop == self.seq.length
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeJob:
-    """Go on encoding one image; `holders` are the sequences that wait for it, the one who asked first in front."""
+    """An order to start or continue the encoding of one image.
+
+    span: the image.
+    holders: ids of the sequences that wait for it, in the order of their requests.
+    """
 
     span: ImageSpan
     holders: list[str] = field(default_factory=list)
@@ -35,16 +45,20 @@ class EncodeJob:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """work: decodes first. encode: images in the order in which they are wanted; how many of them, and how much of each,
-    is a matter of time, which the runner has. preempted: sequences that lost their blocks and wait again.
-    done: sequences that only wanted their images encoded, and they are.
-    moves: of KV blocks, in this order and before anything is computed.
+    """The scheduler's decision about one step.
+
+    work: tokens to compute, decodes first.
+    encode: images to encode, the most urgent first. How many of them are encoded in the step, and how much of
+        each, depends on the time that the runner has.
+    preempted: ids of the sequences that lost their blocks and wait again.
+    encoded_ids: ids of the sequences that only wanted their images encoded, when all of them are.
+    moves: copies of KV blocks, to be carried out in this order before anything is computed.
     """
 
     work: tuple[Work, ...] = ()
     encode: tuple[EncodeJob, ...] = ()
     preempted: tuple[str, ...] = ()
-    done: tuple[str, ...] = ()
+    encoded_ids: tuple[str, ...] = ()
     moves: tuple[Move, ...] = ()
 
     @property
@@ -52,7 +66,7 @@ class StepPlan:
         return sum(item.count for item in self.work)
 
     def __bool__(self) -> bool:
-        return bool(self.work or self.encode or self.done or self.moves)
+        return bool(self.work or self.encode or self.encoded_ids or self.moves)
 
     @property
     def decodes(self) -> int:

@@ -1,8 +1,8 @@
-"""Who is tried first when there is room: an order over the waiting, nothing else.
+"""Scheduling policies: the order in which waiting sequences are admitted when there is room.
 
-A policy sees sequences of two kinds. A *ready* one needs no encoder: it is text, or its next image is encoded already. The
-others wait for an image. What a policy can not do is starve anybody: the scheduler counts how often a sequence is
-passed by a later one, and beyond a bound nobody else is admitted before it.
+A policy distinguishes two kinds of sequences. A *ready* one needs no encoder: it is text, or its next image
+is already encoded. The others wait for an image. A policy cannot starve a sequence: the scheduler counts how
+often a sequence is passed by a later one, and beyond a bound it admits no later sequence before it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,26 @@ Ready = Callable[[Request], bool]
 
 
 class Policy(Protocol):
-    """strict: whether one that can not join yet, its image not being encoded, holds back all behind it."""
+    """An order over waiting sequences.
+
+    strict: a sequence that cannot join yet, because its image is not encoded, holds back all sequences after
+        it.
+    """
 
     strict: bool
 
     def order(self, waiting: Sequence[Request], ready: Ready) -> Sequence[Request]:
-        """`waiting` comes in order of arrival. Called once a step; must return each of them once."""
+        """Return the waiting sequences in the order in which they are tried; each exactly once.
+
+        Called once per step.
+        waiting: sequences in order of arrival.
+        ready: tells whether a sequence needs no encoder.
+        """
         ...
 
 
 class FirstCome:
-    """In order of arrival, and nobody passes: what engines do that know no images."""
+    """First come, first served: strictly in order of arrival, as in engines for text."""
 
     strict = True
 
@@ -35,11 +44,12 @@ class FirstCome:
 
 
 class Dual:
-    """Two queues, each in order of arrival. Text, follow-ups and known images do not wait behind new images.
+    """Two queues, each in order of arrival: ready sequences, and those whose image must be encoded.
 
-    The composition adapts: the ready go first, unless more than `long` requests wait for images and fewer for anything
-    else; then those whose images are encoded take turns with the ready ones. (The queue of images itself is worked off
-    by the encoder at its own pace, so being second here costs an image request nothing while it is being encoded.)
+    So text, follow-ups and known images do not wait behind new images. Ready sequences go first, in order of
+    arrival. When more than `long` sequences wait for images and at most `long` sequences are ready, the ready
+    sequences with images and those without take turns. (The encoder works through the queue of images
+    independently, so an image request loses nothing by its second place while it is encoded.)
     """
 
     strict = False
@@ -58,7 +68,7 @@ class Dual:
 
 
 class Priority:
-    """Smaller numbers of `priority` first, then as `Dual` has it."""
+    """Smaller numbers of `priority` first; within one priority, the order of `Dual`."""
 
     strict = False
 
@@ -70,7 +80,11 @@ class Priority:
 
 
 class Detail:
-    """Ready requests of about the same visual cost side by side, cheap ones first, so that a step's chunks are alike."""
+    """Ready sequences first, and among them those with fewer visual tokens, in groups of similar cost.
+
+    So the chunks of one step have similar sizes.
+    edges: bounds between the groups, in visual tokens.
+    """
 
     strict = False
     edges = (0, 64, 256, 1024)

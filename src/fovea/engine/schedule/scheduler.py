@@ -1,20 +1,24 @@
-"""Iteration-level scheduling by tokens computed against tokens wanted.
+"""Iteration-level scheduling: in each step, every running sequence computes some of its missing tokens.
 
-Each step, every running sequence may compute some of its missing tokens within three budgets: tokens, sequences, and
-what `pace` leaves beside the decodes. Decodes want one token and come first, so a long prompt fills only what they leave
-and never stalls them; a prompt that does not fit is continued in the next step.
+A step has three budgets: a number of tokens, a number of sequences, and the time that the pace leaves beside
+the decodes. Each running sequence computes as many of its missing tokens as the budgets allow. A decode needs
+one token, and decodes come first. So a long prompt uses only what the decodes leave and never stalls them. A
+prompt that does not fit continues in the next step.
 
-Images are encoded beside that, not before it. A sequence computes its tokens up to the first image that is not encoded
-yet, and asks for that image; the encoder works on the images that are asked for a slice at a time. Sequences that wait
-ask too, so their images are encoded ahead, and they join when they have what they need first: a new image holds neither
-blocks nor anybody else. A prefix hit that covers an image needs no encoder at all.
+Images are encoded in the same steps, not before them. A sequence computes its tokens up to the first image
+that is not encoded yet, and requests that image. The encoder works on the requested images one slice at a
+time. Waiting sequences request their images, too, so these are encoded ahead, and a sequence joins when the
+first image that it needs is encoded. While its image is encoded, a waiting sequence holds no blocks and does
+not delay the others. A prefix hit that covers an image needs no encoder at all.
 
-Then waiting sequences join, in the order of a policy, as long as the whole of their prompt finds blocks beside what runs.
-One whose next block is being computed by a running one lets others pass and joins when that block is there: ten
-questions about one new image prefill it once. Nobody is passed more than `max_passes` times.
+Then waiting sequences join in the order of a policy, as long as there are free blocks for their whole prompt
+in addition to those that running sequences still need. If a running sequence is computing the next block of a
+waiting one, the waiting sequence lets others pass and joins when that block is computed: ten questions about
+one new image prefill it once. No sequence is passed more than `max_passes` times.
 
-When the pool is empty, the sequence that arrived last gives its blocks back and waits in front. It loses time, not
-text: its tokens are recomputed, and what is still in the pool is found again.
+When the pool is empty, the sequence that arrived last is preempted: it releases its blocks and returns to the
+queue, at the place that its arrival time gives it. It loses time, but no text: its tokens are recomputed,
+except those whose blocks are still cached.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import Any
 
 from fovea.core.types import FinishReason
 from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.config import EngineConfig
+from fovea.engine.config import ScheduleSettings
 from fovea.engine.kv.manager import KVManager, PrefixMatch
 from fovea.engine.schedule.budget import Budget
 from fovea.engine.schedule.images import ImageRequests
@@ -33,20 +37,32 @@ from fovea.engine.schedule.policy import POLICIES, Policy
 from fovea.engine.sequence import Sequence, Status
 
 LOOKAHEAD = 32
-"""Waiting sequences that are looked at for images to encode ahead when nobody can join."""
+"""How many waiting sequences are searched for images to encode ahead when no sequence can join."""
 
 
 class Scheduler:
+    """Decide what each step computes and encodes, and update the sequences after it.
+
+    Only the engine thread uses it.
+    """
+
     def __init__(
         self,
-        config: EngineConfig,
+        config: ScheduleSettings,
         kv: KVManager,
         embeddings: EmbeddingCache[Any],
         *,
         visual_token_bytes: int = 1,
         policy: Policy | None = None,
     ) -> None:
-        """visual_token_bytes: what the encoder's output takes in memory, per visual token."""
+        """Create a scheduler without sequences.
+
+        config: budgets and bounds.
+        kv: block tables and the prefix cache.
+        embeddings: cache of encoder outputs.
+        visual_token_bytes: memory of the encoder's output per visual token.
+        policy: order of waiting sequences; None for the policy that `config` names.
+        """
         self.config = config
         self.policy = policy or POLICIES[config.policy]()
         self.kv = kv
@@ -63,7 +79,7 @@ class Scheduler:
         return not self.waiting and not self.running
 
     def add(self, seq: Sequence) -> None:
-        seq.came = self.steps
+        seq.arrival_step = self.steps
         self._wait(seq)
 
     @property
@@ -72,19 +88,24 @@ class Scheduler:
 
     @property
     def readers(self) -> int:
-        """Decoding sequences whose rhythm counts against what waits for a first token: all but those that have images and
-        got their own first token when everybody who waits was here already. Of several pictures asked about at once, the
-        first to be answered has no right to hold up the others. A target in milliseconds holds for everybody.
+        """Number of decoding sequences whose rhythm the pace keeps while others wait for their first token.
+
+        Sequences with images that got their first token after all those that still wait for one had arrived
+        are not
+        counted: when several images are asked about at once, the first answer does not delay the others. With
+            a target in milliseconds, all decoding sequences count.
         """
         if self.config.target_itl_ms:
             return self.decodes
-        newest = max((s.came for s in (*self.waiting, *self.running) if not s.decoding), default=self.steps)
-        return sum(s.decoding and (not s.spans or s.began <= newest) for s in self.running)
+        pending = (seq for seq in (*self.waiting, *self.running) if not seq.decoding)
+        newest = max((seq.arrival_step for seq in pending), default=self.steps)
+        return sum(s.decoding and (not s.spans or s.first_token_step <= newest) for s in self.running)
 
     def schedule(self, prompt_tokens: int | None = None, running: int | None = None) -> StepPlan:
-        """The next step; at most `prompt_tokens` beside the decodes, and nobody joins where `running` already run.
+        """Plan the next step.
 
-        None: no bound but the configured one.
+        prompt_tokens: most tokens beside the decodes; None for no bound except the configured one.
+        running: no sequence joins while this many run; None for the configured maximum.
         """
         self._most = min(self.config.max_running, running or self.config.max_running)
         tokens = self.config.max_step_tokens
@@ -102,12 +123,15 @@ class Scheduler:
             tuple(work),
             tuple(budget.jobs.values()),
             tuple(budget.preempted),
-            tuple(budget.done),
+            tuple(budget.encoded_ids),
             self.kv.take_moves(),
         )
 
     def update(self, plan: StepPlan, sampled: dict[str, int]) -> None:
-        """Fold an executed plan back in: tokens are computed, and those that asked got one more."""
+        """Update the sequences after a plan was executed: count computed tokens and add the sampled ones.
+
+        sampled: the new token of each sequence that sampled one, by sequence id.
+        """
         self.kv.finish_moves()
         for item in plan.work:
             seq = item.seq
@@ -117,15 +141,15 @@ class Scheduler:
             if any(item.start < span.end <= seq.computed for span in seq.spans):
                 self.images.release_computed(seq)
             if seq.id in sampled:
-                seq.began = seq.began or self.steps
+                seq.first_token_step = seq.first_token_step or self.steps
                 seq.output_ids.append(sampled[seq.id])
 
     def abandon(self) -> None:
-        """The step failed; its sequences are ended by whoever ran it."""
+        """The step failed: forget its moves. The caller ends the sequences of the step."""
         self.kv.abandon_moves()
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """End it at any point of its life; everything it held comes back. Ending twice is no error."""
+        """End a sequence in any state and release everything that it holds. Ending it twice is no error."""
         if seq.status is Status.FINISHED:
             return
         if seq.status is Status.WAITING:
@@ -145,7 +169,7 @@ class Scheduler:
         self.embeddings.check_integrity({seq.id for seq in (*self.running, *self.waiting)})
 
     def _continue(self, seq: Sequence, budget: Budget) -> None:
-        count = self.images.up_to_missing(seq, min(seq.wanted, budget.tokens), budget)
+        count = self.images.tokens_before_missing(seq, min(seq.wanted, budget.tokens), budget)
         if count == 0:
             return
         while not self.kv.can_extend(seq, seq.computed + count):
@@ -157,14 +181,14 @@ class Scheduler:
 
     def _admit_waiting(self, budget: Budget) -> None:
         room = not budget.preempted
-        looked_at = 0
+        position = 0
         oldest = self.waiting[0] if self.waiting else None
         if oldest is not None:
-            self._ask_first(oldest, budget)
+            self._request_first_image(oldest, budget)
         for seq in self.policy.order(tuple(self.waiting), self.images.ready):
             room = room and len(self.running) < self._most and budget.tokens > 0
-            looked_at += 1
-            if not room and looked_at > LOOKAHEAD:
+            position += 1
+            if not room and position > LOOKAHEAD:
                 return
             if seq.encode_only:
                 if seq is not oldest:
@@ -173,7 +197,7 @@ class Scheduler:
             match = self.kv.match(seq)
             if match.pending is not None:
                 continue
-            if self.images.ask_next(seq, self.kv.matched_tokens(match), budget):
+            if self.images.request_next(seq, self.kv.matched_tokens(match), budget):
                 room = room and not self.policy.strict
                 continue
             if room and self._may_pass(seq):
@@ -181,36 +205,36 @@ class Scheduler:
                 if room:
                     self._admit(seq, match, budget)
 
-    def _ask_first(self, seq: Sequence, budget: Budget) -> None:
-        """The image of the one who has waited longest is asked for before a policy puts others in front."""
+    def _request_first_image(self, seq: Sequence, budget: Budget) -> None:
+        """Request the image of the longest waiting sequence, before the policy puts others in front."""
         if seq.encode_only:
             self._encode_only(seq, budget)
             return
         match = self.kv.match(seq)
         if match.pending is None:
-            self.images.ask_next(seq, self.kv.matched_tokens(match), budget)
+            self.images.request_next(seq, self.kv.matched_tokens(match), budget)
 
     def _encode_only(self, seq: Sequence, budget: Budget) -> None:
-        if not self.images.ask_any(seq, budget):
-            budget.done.append(seq.id)
+        if not self.images.request_any(seq, budget):
+            budget.encoded_ids.append(seq.id)
 
     def _admit(self, seq: Sequence, match: PrefixMatch, budget: Budget) -> None:
         self.waiting.remove(seq)
         for other in self.waiting:
             if _passes(seq, other):
-                other.passed += 1
+                other.times_passed += 1
         self.kv.admit(seq, match)
         self.images.release_computed(seq)
         seq.status = Status.RUNNING
         self.running.append(seq)
-        count = self.images.up_to_missing(seq, min(seq.wanted, budget.tokens), budget)
+        count = self.images.tokens_before_missing(seq, min(seq.wanted, budget.tokens), budget)
         if count and self.kv.can_extend(seq, seq.computed + count):
             self._take(seq, count, budget)
 
     def _may_pass(self, seq: Sequence) -> bool:
-        """Whether nobody who came earlier has been passed too often."""
+        """Whether the sequence may join: no sequence that arrived earlier has been passed too often."""
         return not any(
-            other.passed >= self.config.max_passes for other in self.waiting if _passes(seq, other)
+            other.times_passed >= self.config.max_passes for other in self.waiting if _passes(seq, other)
         )
 
     def _take(self, seq: Sequence, count: int, budget: Budget) -> None:
@@ -237,5 +261,8 @@ class Scheduler:
 
 
 def _passes(seq: Sequence, other: Sequence) -> bool:
-    """Whether `other` came earlier. Who only wants an image encoded takes no place, so nobody passes it."""
+    """Whether `seq` would pass `other`, which arrived earlier.
+
+    A sequence that only wants its images encoded takes no place in a step, so it cannot be passed.
+    """
     return (other.arrival, other.id) < (seq.arrival, seq.id) and not other.encode_only

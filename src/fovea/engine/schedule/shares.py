@@ -1,7 +1,8 @@
-"""Which decodes of a step begin with the same KV blocks, so that one read of those serves all of them.
+"""Find decodes of a step that begin with the same KV blocks, so that one read of them serves them all.
 
-A block has one content, and the same block in the same place means the same tokens before it. Reading together is worth
-a launch of its own when several rows share at least an image's worth of tokens (ten questions about one picture).
+A full block has one content: if two block tables hold the same block at the same place, the tokens before it
+are the same. A shared read needs a kernel launch of its own, which pays off when several rows share about as
+many tokens as an image has (for example ten questions about one picture).
 """
 
 from __future__ import annotations
@@ -13,17 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_TOKENS = 256
+"""Fewest tokens that rows must share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """rows of the step, ascending, whose tables begin with the same `blocks` blocks."""
+    """Rows of a step whose block tables begin with the same blocks.
+
+    rows: the rows, ascending.
+    blocks: number of common blocks.
+    """
 
     rows: tuple[int, ...]
     blocks: int
 
 
-def shares(
+def find_shares(
     tables: NDArray[np.int64],
     lengths: NDArray[np.int64],
     block_size: int,
@@ -32,36 +38,47 @@ def shares(
     least_rows: int,
     least_tokens: int = LEAST_TOKENS,
 ) -> list[Share]:
-    """tables (B, W) block tables, lengths (B,) tokens of each context. At most B // least_rows shares, none of more than
-    `most_rows` rows: larger crowds are several shares. Blocks that a row has not filled are never shared."""
+    """Group the rows whose contexts begin with the same full blocks; at most B // least_rows shares.
+
+    tables: (B, W) block tables.
+    lengths: (B,) tokens of each context. Blocks that a row has not filled are never shared.
+    block_size: tokens per block.
+    most_rows: most rows of one share; a larger group becomes several shares.
+    least_rows: fewest rows of one share.
+    least_tokens: fewest tokens that the rows of a share have in common.
+    """
     first = -(-least_tokens // block_size) - 1
     if most_rows < least_rows or len(tables) < least_rows or tables.shape[1] <= first:
         return []
     full = lengths // block_size
-    crowds: dict[int, list[int]] = {}
+    groups: dict[int, list[int]] = {}
     for row in np.nonzero(full > first)[0].tolist():
-        crowds.setdefault(int(tables[row, first]), []).append(row)
-    found = []
-    for crowd in crowds.values():
-        for begin in range(0, len(crowd), most_rows):
-            rows = crowd[begin : begin + most_rows]
+        groups.setdefault(int(tables[row, first]), []).append(row)
+    shares = []
+    for group in groups.values():
+        for begin in range(0, len(group), most_rows):
+            rows = group[begin : begin + most_rows]
             if len(rows) >= least_rows:
-                found.append(Share(tuple(rows), _common(tables[rows], int(full[rows].min()))))
-    return found
+                shares.append(Share(tuple(rows), _common(tables[rows], int(full[rows].min()))))
+    return shares
 
 
 def write_shares(
-    found: Sequence[Share],
+    shares: Sequence[Share],
     block_size: int,
     starts: NDArray[np.int64],
     members: NDArray[np.int64],
     prefixes: NDArray[np.int64],
 ) -> None:
-    """starts (B,) gets the tokens that a share reads for each row, members (G, R) the rows of each, prefixes (G,) its tokens.
-    What is left is padding: no tokens, and rows of -1."""
+    """Write the shares into arrays for the kernels. Unused entries are padding: 0 tokens, and -1 for rows.
+
+    starts: (B,) gets for each row the number of tokens that its share reads.
+    members: (G, R) gets the rows of each share.
+    prefixes: (G,) gets the number of tokens of each share.
+    """
     starts[:] = prefixes[:] = 0
     members[:] = -1
-    for number, share in enumerate(found):
+    for number, share in enumerate(shares):
         members[number, : len(share.rows)] = share.rows
         starts[list(share.rows)] = prefixes[number] = share.blocks * block_size
 

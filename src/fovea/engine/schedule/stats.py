@@ -1,4 +1,7 @@
-"""The numbers of a scheduler and its caches, by the names of `observe.table`; a simulated engine has them too."""
+"""The figures of a scheduler and its caches, by the metric names of `observe.table`.
+
+The simulated engine reports them, too.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ def scheduler_stats(scheduler: Scheduler) -> dict[str, float]:
 
 
 def waiting_ages(scheduler: Scheduler, now: float) -> dict[str, float]:
-    """Of the longest waiting of each queue and of both. now: on the clock of arrivals."""
+    """Seconds that the oldest waiting request has waited, over all requests and in each of the two queues.
+
+    now: current time on the clock of arrivals.
+    """
     ages = {True: 0.0, False: 0.0}
     for seq in tuple(scheduler.waiting):
         ready = scheduler.images.ready(seq)

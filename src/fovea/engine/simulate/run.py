@@ -124,7 +124,7 @@ class _Run:
     def _end(self, seq: Sequence, reason: str) -> None:
         self.machine.finish(seq, "length" if reason == "length" else "error")
         record = self.records[int(seq.id)]
-        record.ended, record.reason, record.passed = self.now, reason, seq.passed
+        record.ended, record.reason, record.passed = self.now, reason, seq.times_passed
 
     def report(self, bounds: Bounds) -> Report:
         machine, records, seconds = self.machine, self.records, self.now or math.nan

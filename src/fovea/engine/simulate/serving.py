@@ -18,6 +18,8 @@ from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, Invalid
 from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
 from fovea.core.types import Delta, FinishReason, GenerationRequest, ModelInfo, Prompt
 from fovea.engine.config import EngineConfig
+from fovea.engine.events import Event
+from fovea.engine.job import Job
 from fovea.engine.request.admission import Admission, cost
 from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.prompt_plan import PreparedPrompt
@@ -25,8 +27,6 @@ from fovea.engine.schedule.stats import scheduler_stats
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.intake import Intake
 from fovea.engine.simulate.machine import Machine, Step
-from fovea.engine.step.events import Event
-from fovea.engine.step.job import Job
 from fovea.engine.visual_budget.detail import DetailRule
 from fovea.engine.visual_budget.methods import policy
 
@@ -187,11 +187,11 @@ class SimulatedEngine:
         for encode in step.plan.encode:
             if encode.span.key in step.encoded:
                 self._jobs[encode.holders[0]].encode_s += self.cost.image(encode.span.tokens)
-        for seq_id in (*(item.seq.id for item in step.plan.work), *step.plan.done):
+        for seq_id in (*(item.seq.id for item in step.plan.work), *step.plan.encoded_ids):
             job = self._jobs[seq_id]
             if job.admitted is None:
                 job.admitted, job.encoded_before_s, job.last_token = now, job.encode_s, now
-        for seq_id in step.plan.done:
+        for seq_id in step.plan.encoded_ids:
             job = self._jobs[seq_id]
             self._end(job, "length", Event(job.choice, finish_reason="length", timings=job.timings))
 

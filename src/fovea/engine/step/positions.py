@@ -4,7 +4,7 @@ Text advances all three coordinates together. An image's tokens share one time a
 merged grid; text goes on after the larger of the two sides, not after the token count (arXiv 2409.12191, section 2.1).
 A video's frame groups begin where the video began and differ in time; tokens that pruning left out leave holes.
 
-Of a reduced image (`ImageSpan.full`) only the encoder will know which tokens there are: until then all of them stand where
+Of a reduced image (`ImageSpan.full_tokens`) only the encoder will know which tokens there are: until then all of them stand where
 the image begins, and `place` moves them. Where text goes on does not depend on it.
 """
 
@@ -29,11 +29,11 @@ def mrope_positions(length: int, spans: Sequence[ImageSpan], merge: int) -> tupl
         time, height, width = span.grid[0], span.grid[1] // merge, span.grid[2] // merge
         grid = np.indices((time, height, width)).reshape(3, -1) + cursor
         grid[0] += span.time
-        if span.full:
+        if span.full_tokens:
             positions[:, span.start : span.end] = cursor
         else:
-            positions[:, span.start : span.end] = grid if span.kept is None else grid[:, list(span.kept)]
-        if not span.more:
+            positions[:, span.start : span.end] = grid if span.kept_cells is None else grid[:, list(span.kept_cells)]
+        if not span.has_more:
             cursor += max(height, width)
         token = span.end
     positions[:, token:] = np.arange(cursor, cursor + length - token)
@@ -47,9 +47,9 @@ def plain_positions(length: int, spans: Sequence[ImageSpan]) -> tuple[NDArray[np
     positions = np.arange(length, dtype=np.int64)
     left_out = 0
     for span in spans:
-        if span.full:
+        if span.full_tokens:
             positions[span.start : span.end] = span.start + left_out
-            left_out += span.full - span.tokens
+            left_out += span.full_tokens - span.tokens
             positions[span.end :] = np.arange(span.end, length) + left_out
     return positions, left_out
 
