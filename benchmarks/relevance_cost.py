@@ -18,17 +18,17 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.models.qwen_vl import QwenVL
 from fovea.engine.regions.encoder import word_embeddings
-from fovea.engine.regions.relevance_model import Judge
+from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.request.inputs import to_image
 from fovea.engine.vision.processor.base import Reduction
 from fovea.engine.vision.processor.pixels import resized_bytes
 from fovea.engine.vision.processor.qwen import QwenProcessor
-from fovea.engine.vision.slices import finished
+from fovea.engine.vision.slices import run_to_end
 from fovea.engine.visual_budget.choose import WORDS
 from fovea.engine.visual_budget.methods import keep_count
 from fovea.evaluation.datasets import Case
 from fovea.relevance.pipeline import survey
-from fovea.relevance.policy import Attended, attend, first_view
+from fovea.relevance.policy import Allocation, attend, first_view
 from fovea.relevance.realizing import View, patch_fractions, whole
 from relevance_page import Cost
 
@@ -55,13 +55,13 @@ def _of_one(loaded: LoadedModel, case: Case, keep: float) -> Cost:
     asked = case.exchanges[0].question
     words = tuple(loaded.tokenizer.encode(asked)[-WORDS:])
     reduction = Reduction("relevance", plan.tokens, "whole", "key", question=asked, words=words)
-    judge = Judge(partial(word_embeddings, loaded.model), loaded.relevance)
+    judge = RelevanceModel(partial(word_embeddings, loaded.model), loaded.relevance)
     surveyed, survey_s = _timed(partial(survey, pixels, processor.factor))
     tensions, tensions_s = _timed(partial(judge.tensions, surveyed, reduction, total))
     shape = first_view(surveyed.grid, total, tensions.compress)
     features, view_s = _timed(partial(_seen, loaded, processor, pixels, surveyed.grid, shape))
 
-    def choose(worth: Any, held: Any, total: int) -> Attended:
+    def choose(worth: Any, held: Any, total: int) -> Allocation:
         return attend(worth, held, total, tensions.compress)
 
     plan_it = partial(judge.realize, surveyed, reduction, total, tensions, (shape, features), choose)
@@ -79,7 +79,7 @@ def _seen(
     small = np.asarray(PIL.Image.fromarray(pixels).resize(size, processor.resample))
     patches = torch.from_numpy(processor.patches(small)).to(model.device, model.dtype)
     at = patch_fractions(View(whole(*grid), shape, ()), grid, merge)
-    embeds, _ = finished(model.vision.slices(patches, (1, shape[0] * merge, shape[1] * merge), at))
+    embeds, _ = run_to_end(model.vision.slices(patches, (1, shape[0] * merge, shape[1] * merge), at))
     return embeds
 
 

@@ -21,10 +21,10 @@ import torch
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 from fovea.kernels.texture import texture as in_torch
 from fovea.relevance.balancing import Balancer, Tensions, Ways
-from fovea.relevance.coupling import unlearned
+from fovea.relevance.coupling import couple_without_head
 from fovea.relevance.knowing import keywords, perspectival, propositional
 from fovea.relevance.pipeline import survey
-from fovea.relevance.policy import attend, content
+from fovea.relevance.policy import attend, content_mask
 from fovea.relevance.texture import texture
 
 DIMENSIONS, WORDS, VIEW = 512, 16, (8, 8)
@@ -35,7 +35,7 @@ TARGET_MS = 7.0
 
 def steps(pixels: np.ndarray, cell: int, question: str, device: str) -> dict[str, Callable[[], object]]:
     surveyed = survey(pixels, cell)
-    seen, asked = surveyed.seen, surveyed.asked(question)
+    seen, asked = surveyed.texture, surveyed.keyword_map(question)
     ways = Ways(surveyed.propositional, surveyed.perspectival, asked)
     balancer = Balancer()
     total = seen.grid[0] * seen.grid[1] // 2
@@ -44,7 +44,7 @@ def steps(pixels: np.ndarray, cell: int, question: str, device: str) -> dict[str
         return balancer.tensions(question, None, surveyed.statistics(total))
 
     tensions = decided()
-    worth, held = balancer.balance(ways, tensions), content(ways)
+    worth, held = balancer.balance(ways, tensions), content_mask(ways)
     draw = np.random.default_rng(0)
     features, words = (
         draw.normal(size=(n, DIMENSIONS)).astype(np.float32) for n in (VIEW[0] * VIEW[1], WORDS)
@@ -62,7 +62,7 @@ def steps(pixels: np.ndarray, cell: int, question: str, device: str) -> dict[str
         "propositional": lambda: propositional(seen),
         "perspectival": lambda: perspectival(seen),
         "keywords": lambda: keywords(seen, question),
-        "coupling": lambda: unlearned(features, words, VIEW, asked),
+        "coupling": lambda: couple_without_head(features, words, VIEW, asked),
         "tensions": decided,
         "balancing": lambda: balancer.balance(ways, tensions),
         "attending": lambda: attend(worth, held, total, tensions.compress),

@@ -40,7 +40,7 @@ from fovea.evaluation.scenes.vocabulary import HELD_OUT_SEED
 from fovea.relevance import coupling
 from fovea.relevance.balancing import SPREAD, WEIGHTS, Balancer, Tensions, Ways, remoteness
 from fovea.relevance.pipeline import Survey, survey
-from fovea.relevance.policy import attend, content, first_view
+from fovea.relevance.policy import attend, content_mask, first_view
 from fovea.relevance.realizing import View, patch_fractions, whole
 from fovea.relevance.texture import Map
 from model import Fovea
@@ -73,7 +73,7 @@ class Example:
 
 
 class Head(nn.Module):
-    """The learned parts, named as `coupling.learned` and `Balancer` read them."""
+    """The learned parts, named as `coupling.couple` and `Balancer` read them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -167,8 +167,8 @@ def pooled_focus(example: Example) -> Tensor:
 
 
 def loss_of(head: Head, example: Example, rng: Random) -> Tensor:
-    features = torch.from_numpy(coupling.normal(example.features)).float()
-    words = torch.from_numpy(coupling.normal(example.words)).float()
+    features = torch.from_numpy(coupling.normalize(example.features)).float()
+    words = torch.from_numpy(coupling.normalize(example.words)).float()
     logits = head.coupled(features, words)
     target = pooled_focus(example)
     weight = torch.where(target > 0, (len(target) / target.sum().clamp(min=1)).sqrt(), torch.tensor(1.0))
@@ -208,8 +208,8 @@ def arrays(head: Head) -> dict[str, np.ndarray]:
 
 def worth_of(weights: dict[str, np.ndarray], example: Example, tensions: Tensions) -> Map:
     surveyed = example.surveyed
-    coupled = coupling.spread(
-        coupling.learned(weights, example.features, example.words), example.shape, surveyed.grid
+    coupled = coupling.resample(
+        coupling.couple(weights, example.features, example.words), example.shape, surveyed.grid
     )
     ways = Ways(surveyed.propositional, surveyed.perspectival, coupled)
     return Balancer(weights).balance(ways, tensions)
@@ -218,10 +218,10 @@ def worth_of(weights: dict[str, np.ndarray], example: Example, tensions: Tension
 @torch.no_grad()
 def answer_losses(model: Fovea, packer: Packer, weights: dict[str, np.ndarray], example: Example) -> Tensor:
     """Mean nats per token of the right answer under each of DIVISIONS, (divisions,)."""
-    pooled = coupling.normal(example.words).mean(0)
+    pooled = coupling.normalize(example.words).mean(0)
     learned = Balancer(weights).tensions("", pooled, example.surveyed.statistics(example.total))
     worth = worth_of(weights, example, learned)
-    held = content(Ways(example.surveyed.propositional, example.surveyed.perspectival, worth))
+    held = content_mask(Ways(example.surveyed.propositional, example.surveyed.perspectival, worth))
     layouts = [attend(worth, held, example.total, compress).layout for compress in DIVISIONS]
     sequences = []
     for layout in layouts:
@@ -245,7 +245,7 @@ def expected(compress: Tensor, nats: Tensor) -> Tensor:
 def train_division(head: Head, some: list[Example], nats: list[Tensor], epochs: int, rate: float) -> None:
     """The first tension alone; the others are held where they are."""
     optimizer = torch.optim.AdamW(head.context.parameters(), rate, weight_decay=0.02)
-    words = [torch.from_numpy(coupling.normal(example.words)).float() for example in some]
+    words = [torch.from_numpy(coupling.normalize(example.words)).float() for example in some]
     with torch.no_grad():
         before = [head.tensions(example, known)[1:] for example, known in zip(some, words, strict=True)]
     rng = Random(2)
@@ -271,7 +271,7 @@ def division_report(
     found: dict[str, list[float]] = {}
     for example, row in zip(some, nats, strict=True):
         image = example.surveyed.statistics(example.total)
-        pooled = coupling.normal(example.words).mean(0)
+        pooled = coupling.normalize(example.words).mean(0)
         learned = Balancer(weights).tensions("", pooled, image).compress
         prior = Balancer().tensions(example.turn.question, None, image).compress
         clipped = row.clamp(max=MOST_NATS)
@@ -288,7 +288,7 @@ def covered(worth: Map, example: Example, share: float) -> float:
     """Of the cells of the focus, those that a layout with that share of the tokens shows at full resolution."""
     cells = worth.size
     surveyed = example.surveyed
-    held = content(Ways(surveyed.propositional, surveyed.perspectival, surveyed.perspectival))
+    held = content_mask(Ways(surveyed.propositional, surveyed.perspectival, surveyed.perspectival))
     total = max(1, min(cells - 1, math.ceil(cells * share)))
     layout = attend(worth, held, total, 0.1).layout
     native = np.zeros(worth.shape, bool)
@@ -311,11 +311,11 @@ def report(weights: dict[str, np.ndarray], some: list[Example]) -> dict[str, dic
             continue
         surveyed = example.surveyed
         nothing = np.zeros(surveyed.grid, np.float32)
-        coupled = coupling.spread(
-            coupling.learned(weights, example.features, example.words), example.shape, surveyed.grid
+        coupled = coupling.resample(
+            coupling.couple(weights, example.features, example.words), example.shape, surveyed.grid
         )
         image = surveyed.statistics(example.total)
-        tensions = learned.tensions("", coupling.normal(example.words).mean(0), image)
+        tensions = learned.tensions("", coupling.normalize(example.words).mean(0), image)
         question = example.turn.question
         guessed = prior.tensions(question, None, image)
         full = Ways(surveyed.propositional, surveyed.perspectival, coupled)
@@ -324,7 +324,9 @@ def report(weights: dict[str, np.ndarray], some: list[Example]) -> dict[str, dic
             "all of it": learned.balance(full, tensions),
             "fixed tensions": learned.balance(full, Tensions(0.5, 1.0, 1.0)),
             "priors, learned coupling": prior.balance(full, guessed),
-            "priors, words alone": prior.balance(without(participatory=surveyed.asked(question)), guessed),
+            "priors, words alone": prior.balance(
+                without(participatory=surveyed.keyword_map(question)), guessed
+            ),
             "no participatory": prior.balance(without(participatory=nothing), guessed),
             "no perspectival": learned.balance(without(perspectival=nothing), tensions),
             "no propositional": learned.balance(without(propositional=nothing), tensions),

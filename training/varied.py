@@ -30,7 +30,7 @@ from fovea.evaluation.scenes.scene import Scene
 from fovea.evaluation.scenes.small import compose_small
 from fovea.relevance.balancing import Balancer, Tensions, Ways
 from fovea.relevance.knowing import perspectival, propositional
-from fovea.relevance.policy import ONE_VIEW, attend, content
+from fovea.relevance.policy import LARGE_IMAGE, attend, content_mask
 from fovea.relevance.realizing import Layout, View, patch_fractions
 from fovea.relevance.regions import SIDE
 from fovea.relevance.texture import Map, texture
@@ -89,10 +89,10 @@ def some_layout(rng: Random, pixels: np.ndarray, known: Map, total: int, embeds:
         worth = shuffled(rng, worth)
     elif chance < 0.45:  # all as relevant: what differs
         worth = np.ones_like(worth)
-    if worth.size < ONE_VIEW and rng.random() < 0.7:
-        return attend_differing(worth, content(ways), total, tensions.compress, embeds(pixels)).layout
+    if worth.size < LARGE_IMAGE and rng.random() < 0.7:
+        return attend_differing(worth, content_mask(ways), total, tensions.compress, embeds(pixels)).layout
     side = rng.choice((SIDE, SIDE, SIDE, 9, 7))
-    return attend(worth, content(ways), total, tensions.compress, rng.choice(POLICIES), side).layout
+    return attend(worth, content_mask(ways), total, tensions.compress, rng.choice(POLICIES), side).layout
 
 
 def shuffled(rng: Random, worth: Map) -> Map:
@@ -154,7 +154,7 @@ def gathered(layouts: list[Layout], images: list[np.ndarray]) -> dict[str, np.nd
         starts[number, index] + token
         for number, layout in enumerate(layouts)
         for index, view in enumerate(layout.views)
-        for token in view.kept
+        for token in view.token_indices
     ]
     return made | {"order": np.array(order, np.int64)}
 

@@ -110,9 +110,9 @@ def test_the_most_relevant_gain_a_level_first() -> None:
 
 
 def test_levels() -> None:
-    levels = Levels.of(100)
+    levels = Levels.for_region(100)
     assert levels.steps == (0, 16, 64, 100)
-    assert Levels.of(64).steps == (0, 16, 64)
+    assert Levels.for_region(64).steps == (0, 16, 64)
     assert [levels.at_most(tokens) for tokens in (-1, 0, 15.9, 16, 99, 100, 400)] == [
         0,
         0,
@@ -124,7 +124,7 @@ def test_levels() -> None:
     ]
     assert [levels.below(tokens) for tokens in (0, 1, 16, 50, 100)] == [0, 0, 0, 16, 64]
     assert [levels.above(tokens) for tokens in (0, 16, 99, 100)] == [16, 64, 100, None]
-    assert Levels.of(0).above(0) is None
+    assert Levels.for_region(0).above(0) is None
 
 
 @given(regions, totals, st.sampled_from(sorted(set(POLICIES) - CONTINUOUS)))
@@ -134,7 +134,7 @@ def test_policies_of_levels_leave_them_in_one_region_at_most(
     """That one takes what remains of the total."""
     worth, natives, _ = (list(each) for each in zip(*made, strict=True))
     given_ = allocate(worth, natives, total, policy)
-    between = [tokens for tokens, native in zip(given_, natives, strict=True) if tokens not in Levels.of(native).steps]  # fmt: skip
+    between = [tokens for tokens, native in zip(given_, natives, strict=True) if tokens not in Levels.for_region(native).steps]  # fmt: skip
     assert len(between) <= 1
 
 

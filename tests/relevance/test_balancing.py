@@ -175,8 +175,8 @@ def test_learned_weights_step_by_step() -> None:
     table, known = weights(), random_ways(5)
     words, seen = np.array([0.5, -1, 2], MAP), np.linspace(-1, 1, 10).astype(MAP)
     balancer = Balancer(table)
-    assert balancer.learned
-    assert not Balancer().learned
+    assert balancer.learns_tensions
+    assert not Balancer().learns_tensions
     found = balancer.tensions("Read it", words, seen)
     maps = (known.propositional, known.perspectival, known.participatory)
     expected = network(table, "context", 3, np.array([*words, *seen]))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fovea.relevance import coupling
-from fovea.relevance.coupling import learned, likeness, spread, unlearned
+from fovea.relevance.coupling import couple, couple_without_head, resample, similarity
 from tests.relevance import naive
 
 
@@ -47,17 +47,17 @@ def test_the_learned_head_step_by_step() -> None:
         both = [*image, *query, *(a * b for a, b in zip(image, query, strict=True))]
         hidden = [max(0.0, value) for value in linear(weights, "hidden", both)]
         expected.append(1 / (1 + math.exp(-linear(weights, "coupling", hidden)[0])))
-    found = learned(weights, features, words)
+    found = couple(weights, features, words)
     assert found.dtype == np.float32
     assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_normal_rows_have_a_mean_square_of_one() -> None:
     rows = np.random.default_rng(9).normal(size=(4, 6)) * np.array([[1e-1], [1], [5], [1e3]])
-    found = coupling.normal(rows)
+    found = coupling.normalize(rows)
     assert np.square(found).mean(1) == pytest.approx(1, abs=1e-3)
     assert found == pytest.approx(np.array([normal(row) for row in rows]), abs=1e-9)
-    assert not coupling.normal(np.zeros((2, 3))).any()
+    assert not coupling.normalize(np.zeros((2, 3))).any()
 
 
 def test_a_head_that_is_certain_says_so_quietly() -> None:
@@ -67,7 +67,7 @@ def test_a_head_that_is_certain_says_so_quietly() -> None:
     for bias, expected in ((1000.0, 1.0), (-1000.0, 0.0)):
         weights["coupling.bias"] = np.array([bias], np.float32)
         assert (
-            learned(weights, np.ones((2, 6), np.float32), np.ones((1, 5), np.float32)).tolist()
+            couple(weights, np.ones((2, 6), np.float32), np.ones((1, 5), np.float32)).tolist()
             == [expected] * 2
         )
 
@@ -76,8 +76,8 @@ def test_the_scale_of_features_and_words_does_not_count() -> None:
     weights = head(6, 5, 4, 7)
     draw = np.random.default_rng(2)
     features, words = draw.normal(size=(4, 6)), draw.normal(size=(2, 5))
-    assert learned(weights, 9 * features, 0.5 * words) == pytest.approx(
-        learned(weights, features, words), abs=1e-5
+    assert couple(weights, 9 * features, 0.5 * words) == pytest.approx(
+        couple(weights, features, words), abs=1e-5
     )
 
 
@@ -85,8 +85,8 @@ def test_each_token_is_judged_by_itself() -> None:
     weights = head(6, 5, 4, 7)
     draw = np.random.default_rng(3)
     features, words = draw.normal(size=(8, 6)), draw.normal(size=(2, 5))
-    assert learned(weights, features[:3], words) == pytest.approx(
-        learned(weights, features, words)[:3], abs=1e-6
+    assert couple(weights, features[:3], words) == pytest.approx(
+        couple(weights, features, words)[:3], abs=1e-6
     )
 
 
@@ -94,17 +94,17 @@ def test_likeness_is_the_highest_cosine() -> None:
     draw = np.random.default_rng(4)
     features, words = draw.normal(size=(7, 5)), draw.normal(size=(3, 5))
     mean = features.mean(0)
-    for token, found in zip(features, likeness(features, words), strict=True):
+    for token, found in zip(features, similarity(features, words), strict=True):
         off = token - mean
         cosines = [float(off @ word) / math.hypot(*off) / math.hypot(*word) for word in words]
         assert found == pytest.approx(max(cosines), abs=1e-6)
-    assert not likeness(np.ones((4, 5)), words).any()
+    assert not similarity(np.ones((4, 5)), words).any()
 
 
 @pytest.mark.parametrize(("shape", "grid"), [((1, 1), (3, 4)), ((2, 3), (7, 5)), ((4, 5), (4, 5)), ((3, 8), (30, 41)), ((5, 6), (2, 3))])  # fmt: skip
 def test_spreading_is_bilinear(shape: tuple[int, int], grid: tuple[int, int]) -> None:
     values = np.random.default_rng(5).random(shape[0] * shape[1]).astype(np.float32)
-    found = spread(values, shape, grid)
+    found = resample(values, shape, grid)
     assert found.shape == grid
     assert found.dtype == np.float32
     for row in range(grid[0]):
@@ -116,11 +116,15 @@ def test_spreading_is_bilinear(shape: tuple[int, int], grid: tuple[int, int]) ->
 
 
 def test_without_a_head_words_count_three_times_as_much_as_likeness() -> None:
-    asked = np.zeros((4, 6), np.float32)
-    asked[1, 2] = 1
+    keyword_map = np.zeros((4, 6), np.float32)
+    keyword_map[1, 2] = 1
     same = np.ones((6, 5), np.float32)
-    assert np.array_equal(unlearned(same, np.ones((2, 5), np.float32), (2, 3), asked), 0.75 * asked)
+    assert np.array_equal(
+        couple_without_head(same, np.ones((2, 5), np.float32), (2, 3), keyword_map), 0.75 * keyword_map
+    )
     draw = np.random.default_rng(6)
-    known = unlearned(draw.normal(size=(6, 5)), draw.normal(size=(2, 5)), (2, 3), np.ones((4, 6), np.float32))
+    known = couple_without_head(
+        draw.normal(size=(6, 5)), draw.normal(size=(2, 5)), (2, 3), np.ones((4, 6), np.float32)
+    )
     assert known.min() >= 0.75
     assert known.max() == pytest.approx(1, abs=1e-2)

@@ -10,8 +10,8 @@ import pytest
 from fovea.evaluation.scenes.draw import label_box
 from fovea.relevance import knowing
 from fovea.relevance.balancing import Ways
-from fovea.relevance.knowing import FAINT, keywords, perspectival, propositional, stretched, text_like
-from fovea.relevance.policy import content
+from fovea.relevance.knowing import STROKE_NOISE, keywords, perspectival, propositional, stretch, text_like
+from fovea.relevance.policy import content_mask
 from fovea.relevance.texture import Texture, texture
 from tests.relevance.pictures import asked, picture, ranks, touched
 
@@ -20,7 +20,7 @@ SHAPES = [("blue", "square", 90.0, 90.0, 60.0), ("blue", "circle", 400.0, 110.0,
 
 def held(seen: Texture) -> np.ndarray:
     maps = propositional(seen), perspectival(seen)
-    return content(Ways(*maps, maps[1]))
+    return content_mask(Ways(*maps, maps[1]))
 
 
 def noise(amplitude: int, grey: int, side: int = 448) -> Texture:
@@ -34,7 +34,7 @@ def test_small_text_on_paper_holds_the_most() -> None:
     known = propositional(seen)
     assert known[inside].min() > 0.5
     assert known[~inside].max() == 0
-    assert content(Ways(known, known, known))[inside].all()
+    assert content_mask(Ways(known, known, known))[inside].all()
 
 
 @pytest.mark.parametrize("question", ["Read the text.", "What is written here?", "Which code is it?", "WHAT DOES IT SAY?"])  # fmt: skip
@@ -42,7 +42,7 @@ def test_to_read_is_to_look_at_strokes_and_not_at_surfaces(question: str) -> Non
     seen, scene = picture(*SHAPES, text=("KX27QA", 200, 300, 30))
     inside = touched((label_box(scene.labels[0]),), seen.grid)
     known = keywords(seen, question)
-    assert np.array_equal(known, stretched(text_like(seen), FAINT))
+    assert np.array_equal(known, stretch(text_like(seen), STROKE_NOISE))
     flat = touched(((400, 110, 401, 111),), seen.grid)
     assert known[flat].max() == 0
     assert known[inside].mean() > 0.6
@@ -143,7 +143,7 @@ def test_faint_text_is_above_its_background(grain: int) -> None:
     faint = 220 if grain < 10 else 190
     seen, scene = picture(text=("KX27QA", 200, 300, faint), noise=grain)
     inside = touched((label_box(scene.labels[0]),), seen.grid)
-    for known in (propositional(seen), perspectival(seen), stretched(text_like(seen), FAINT)):
+    for known in (propositional(seen), perspectival(seen), stretch(text_like(seen), STROKE_NOISE)):
         assert known[inside].mean() > known[~inside].mean() + 0.1
     assert held(seen)[inside].mean() > 0.7
     assert held(seen)[~inside].mean() < 0.2
@@ -185,7 +185,7 @@ def test_maps_are_shares_of_one(cell: int) -> None:
     for known in (
         propositional(seen),
         perspectival(seen),
-        stretched(text_like(seen), FAINT),
+        stretch(text_like(seen), STROKE_NOISE),
         keywords(seen, "white, red"),
     ):
         assert known.shape == (6, 7)
@@ -243,10 +243,10 @@ def test_means_of_surrounds_are_of_what_lies_in_the_image(reach: int) -> None:
 
 def test_stretching() -> None:
     values = np.linspace(2, 3, 101).astype(np.float32)
-    found = stretched(values)
+    found = stretch(values)
     assert found[:21].max() == pytest.approx(0, abs=1e-5)
     assert found[98:].min() == pytest.approx(1, abs=1e-5)
     assert found[59] == pytest.approx(0.5, abs=1e-5)
-    small = stretched(values / 1000)
-    assert small.max() == pytest.approx(0.0008 / knowing.NOTHING, rel=1e-3)
-    assert stretched(values, grain=2).max() == pytest.approx(0.8 / (knowing.NOTHING + 2 * 2.2), rel=1e-3)
+    small = stretch(values / 1000)
+    assert small.max() == pytest.approx(0.0008 / knowing.NOISE, rel=1e-3)
+    assert stretch(values, grain=2).max() == pytest.approx(0.8 / (knowing.NOISE + 2 * 2.2), rel=1e-3)

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from fovea.relevance.naming import latest, named
+from fovea.relevance.naming import last_mentions, named_images
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ from fovea.relevance.naming import latest, named
     ],
 )
 def test_names(words: str, count: int, places: set[int]) -> None:
-    assert named(words, count) == places
+    assert named_images(words, count) == places
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def test_names(words: str, count: int, places: set[int]) -> None:
     ["what is in both images?", "compare them", "what is different?", "count the cats in all pictures"],
 )
 def test_all_of_them(words: str) -> None:
-    assert named(words, 3) == {0, 1, 2}
+    assert named_images(words, 3) == {0, 1, 2}
 
 
 def test_a_name_comes_before_all() -> None:
-    assert named("compare the second image with all others", 4) == {1}
+    assert named_images("compare the second image with all others", 4) == {1}
 
 
 @pytest.mark.parametrize(
@@ -64,29 +64,29 @@ def test_a_name_comes_before_all() -> None:
     ],
 )  # fmt: skip
 def test_what_names_none(words: str) -> None:
-    assert named(words, 3) == frozenset()
+    assert named_images(words, 3) == frozenset()
 
 
 def test_the_other_order_beside_a_name() -> None:
-    assert named("What is the second word in the text of the first picture?", 3) == {0}
+    assert named_images("What is the second word in the text of the first picture?", 3) == {0}
 
 
 def test_a_label_is_no_question() -> None:
     """Pictures are often sent with one before each."""
-    assert named("Image 1:\nImage 2:\n image C :\nwhat is in image 2?", 3) == {1}
-    assert named("Image 1:\nImage 2:\nwhat is it?", 3) == frozenset()
+    assert named_images("Image 1:\nImage 2:\n image C :\nwhat is in image 2?", 3) == {1}
+    assert named_images("Image 1:\nImage 2:\nwhat is it?", 3) == frozenset()
 
 
 def test_what_was_named_last_and_how_many_there_were_then() -> None:
-    assert latest([("what is in the last image?", 2), ("and here?", 3)], 3) == [-1, 0, -1]
-    assert latest([("what is in the last image?", 2), ("and in the first?", 3)], 3) == [1, 0, -1]
-    assert latest([("what is in the last image?", 2), ("compare them", 3)], 3) == [1, 1, 1]
-    assert latest([], 2) == [-1, -1]
+    assert last_mentions([("what is in the last image?", 2), ("and here?", 3)], 3) == [-1, 0, -1]
+    assert last_mentions([("what is in the last image?", 2), ("and in the first?", 3)], 3) == [1, 0, -1]
+    assert last_mentions([("what is in the last image?", 2), ("compare them", 3)], 3) == [1, 1, 1]
+    assert last_mentions([], 2) == [-1, -1]
 
 
 @given(st.text(st.sampled_from("image first last two 1 3 - and the , # A 9999 \n")), st.integers(0, 6))
 def test_only_images_that_there_are(words: str, count: int) -> None:
-    assert named(words, count) <= set(range(count))
+    assert named_images(words, count) <= set(range(count))
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_only_images_that_there_are(words: str, count: int) -> None:
 )
 def test_a_long_text_is_read_to_its_end(piece: str) -> None:
     """Words come from clients; what takes the square of their length would not come back from this."""
-    assert named(piece * 20_000 + " the third image", 4) >= {2}
+    assert named_images(piece * 20_000 + " the third image", 4) >= {2}
 
 
 @pytest.mark.parametrize("words", ["read the f\u0131rst image", "image \u017fix", "the \u017fecond picture", "pictures f\u0131ve and two", "image \u0663", "the \u0663rd image"])  # fmt: skip
 def test_letters_of_other_alphabets_are_not_those_that_look_like_them(words: str) -> None:
     """Case was folded: a dotless i, as Turkish keyboards type it, made "first" of what no table knew, and the request failed."""
-    assert named(words, 9) <= {1}
+    assert named_images(words, 9) <= {1}

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fovea.relevance.balancing import BUSY, SHARPEST, Balancer, Tensions, Ways, prior
-from fovea.relevance.pipeline import Realized, Survey, realize, survey
-from fovea.relevance.policy import Attended, attend, content, first_view
+from fovea.relevance.balancing import BUSYNESS, SHARPNESS, Balancer, Tensions, Ways, prior
+from fovea.relevance.pipeline import Realization, Survey, realize, survey
+from fovea.relevance.policy import Allocation, attend, content_mask, first_view
 from fovea.relevance.regions import SIDE
 from fovea.relevance.texture import CHANNELS, Texture
 from tests.relevance.pictures import CELL, picture, touched
@@ -25,7 +25,7 @@ def page(side: int) -> np.ndarray:
     return pixels
 
 
-def shown(seen: Survey, question: str, total: int, compress: float | None = None, side: int = SIDE) -> Realized:  # fmt: skip
+def shown(seen: Survey, question: str, total: int, compress: float | None = None, side: int = SIDE) -> Realization:  # fmt: skip
     """As the engine does it for towers of any size. compress: None for the prior's."""
     balancer = Balancer()
     tensions = balancer.tensions(question, None, seen.statistics(total))
@@ -33,7 +33,7 @@ def shown(seen: Survey, question: str, total: int, compress: float | None = None
         tensions = replace(tensions, compress=compress)
     return realize(
         seen,
-        seen.asked(question),
+        seen.keyword_map(question),
         total,
         tensions=tensions,
         balancer=balancer,
@@ -50,8 +50,8 @@ def test_the_layout_begins_with_the_view_that_was_seen_first(side: int, share: f
     total = max(1, int(share * seen.grid[0] * seen.grid[1]))
     for question in ("Where is the red thing?", "Read the text", "How many things are there?"):
         made = shown(seen, question, total)
-        assert made.attended.layout.views[0].shape == first_view(seen.grid, total, made.tensions.compress)
-        assert made.attended.layout.tokens == total
+        assert made.allocation.layout.views[0].shape == first_view(seen.grid, total, made.tensions.compress)
+        assert made.allocation.layout.tokens == total
 
 
 @pytest.mark.parametrize("shape", [(512, 1824), (448, 1920), (1344, 896), (1792, 576)])
@@ -62,7 +62,7 @@ def test_so_it_does_for_long_and_high_images(shape: tuple[int, int], compress: f
     seen = survey(pixels, CELL)
     for total in (2, 3, 4, *range(1, seen.grid[0] * seen.grid[1], 37)):
         made = shown(seen, "Read the text", total, compress)
-        assert made.attended.layout.views[0].shape == first_view(seen.grid, total, compress)
+        assert made.allocation.layout.views[0].shape == first_view(seen.grid, total, compress)
 
 
 def test_statistics_by_hand() -> None:
@@ -75,7 +75,7 @@ def test_statistics_by_hand() -> None:
     expected = [0.5, 0.125**0.5, 0.25, 0.1875**0.5, 0.15, 0.27, 0.297, 0.1, 0.5, 0.2]
     assert found == pytest.approx(expected, abs=1e-6)
     assert found.dtype == np.float32
-    assert (found[BUSY], found[SHARPEST]) == pytest.approx((0.5, 0.297))
+    assert (found[BUSYNESS], found[SHARPNESS]) == pytest.approx((0.5, 0.297))
     assert seen.statistics(1)[7:] == pytest.approx([0, 0.25, 0.2])
 
 
@@ -88,10 +88,10 @@ def test_statistics_tell_a_blank_picture_from_a_busy_one() -> None:
 
 def test_the_choice_is_made_of_relevance_content_and_the_total() -> None:
     seen = survey(page(SMALL), CELL)
-    asked = seen.asked("Where is the red thing?")
+    asked = seen.keyword_map("Where is the red thing?")
     tensions, calls = Tensions(0.2, 0.7, 0.6), []
 
-    def choose(worth: np.ndarray, held: np.ndarray, total: int) -> Attended:
+    def choose(worth: np.ndarray, held: np.ndarray, total: int) -> Allocation:
         calls.append((worth, held, total))
         return attend(worth, held, total)
 
@@ -100,10 +100,10 @@ def test_the_choice_is_made_of_relevance_content_and_the_total() -> None:
     ways = Ways(seen.propositional, seen.perspectival, asked)
     assert total == 33
     assert np.array_equal(worth, Balancer().balance(ways, tensions))
-    assert np.array_equal(held, content(ways))
-    assert made.worth is worth
+    assert np.array_equal(held, content_mask(ways))
+    assert made.relevance is worth
     assert made.tensions == tensions
-    assert made.attended == attend(worth, held, 33)
+    assert made.allocation == attend(worth, held, 33)
 
 
 def test_what_is_asked_for_is_shown_at_full_resolution() -> None:
@@ -112,9 +112,9 @@ def test_what_is_asked_for_is_shown_at_full_resolution() -> None:
     star = touched((scene.items[0].box,), seen.grid)
     made = shown(pixels_of, "Where is the red star?", 160)
     native = np.zeros(seen.grid, bool)
-    for view in made.attended.layout.views:
+    for view in made.allocation.layout.views:
         if view.native:
-            for token in view.kept:
+            for token in view.token_indices:
                 row, column = divmod(token, view.shape[1])
                 native[view.region.row + row, view.region.column + column] = True
     assert native[star].all()
@@ -128,7 +128,7 @@ def _pixels(scene: object) -> np.ndarray:
 
 def test_load_shows_in_the_tensions() -> None:
     seen = survey(page(LARGE), CELL)
-    asked = seen.asked("What is there?")
+    asked = seen.keyword_map("What is there?")
     tensions = Balancer().tensions("What is there?", None, seen.statistics(200))
     calm, busy = (
         realize(
@@ -138,7 +138,7 @@ def test_load_shows_in_the_tensions() -> None:
     )  # fmt: skip
     assert calm.tensions.exploit < busy.tensions.exploit == 1
     assert calm.tensions.focus < busy.tensions.focus == 1
-    assert not np.array_equal(calm.worth, busy.worth)
+    assert not np.array_equal(calm.relevance, busy.relevance)
 
 
 @pytest.mark.parametrize("compress", [0.0, 0.3, 0.5, 0.9, 1.0])
@@ -152,7 +152,7 @@ def test_the_explanation_adds_up(side: int, cut: int, compress: float) -> None:
     assert told["thumbnail_tokens"] + sum(region["tokens"] for region in told["regions"]) == 40
     assert told["of"] == seen.grid[0] * seen.grid[1] == sum(region["of"] for region in told["regions"])
     assert told["grid"] == list(seen.grid)
-    assert np.array(told["map"]) == pytest.approx(made.worth, abs=0.0051)
+    assert np.array(told["map"]) == pytest.approx(made.relevance, abs=0.0051)
     assert set(told["tensions"]) == {"compress_particularize", "exploit_explore", "focus_diversify"}
     area = 0.0
     for region in told["regions"]:

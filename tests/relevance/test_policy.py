@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 
 from fovea.relevance.attending import POLICIES, whole_tokens
 from fovea.relevance.balancing import Ways
-from fovea.relevance.policy import ALL_OF_IT, ONE_VIEW, attend, content, first_view, score
+from fovea.relevance.policy import LARGE_IMAGE, ONE_REGION_COMPRESS, attend, content_mask, first_view, score
 from fovea.relevance.realizing import shape_within, whole
 from fovea.relevance.regions import SIDE
 
@@ -55,9 +55,9 @@ def test_layouts_have_exactly_the_total(
     assert (places >= 0).all()
     assert (places < [rows, columns]).all()
     for view in layout.views:
-        assert list(view.kept) == sorted(set(view.kept))
-        assert view.kept[0] >= 0
-        assert view.kept[-1] < view.shape[0] * view.shape[1]
+        assert list(view.token_indices) == sorted(set(view.token_indices))
+        assert view.token_indices[0] >= 0
+        assert view.token_indices[-1] < view.shape[0] * view.shape[1]
     budgets = [budget for budget in found.budgets if budget]
     beside = sum(budgets) < total
     assert [view.tokens for view in layout.views[beside:]] == budgets
@@ -83,7 +83,13 @@ def test_the_whole_comes_first_at_the_shape_that_it_was_seen_at(
     assert first.shape == first_view((rows, columns), total, compress)
 
 
-@given(large_sides, large_sides, ratios, st.floats(0.0, ALL_OF_IT, exclude_max=True), st.integers(0, 99))
+@given(
+    large_sides,
+    large_sides,
+    ratios,
+    st.floats(0.0, ONE_REGION_COMPRESS, exclude_max=True),
+    st.integers(0, 99),
+)
 def test_the_whole_of_a_large_image_is_complete_and_takes_its_share(
     rows: int, columns: int, ratio: float, compress: float, seed: int
 ) -> None:
@@ -92,14 +98,14 @@ def test_the_whole_of_a_large_image_is_complete_and_takes_its_share(
     first = found.layout.views[0]
     share = whole_tokens(total, compress)
     assert first.shape == shape_within(rows, columns, share)
-    assert first.kept == tuple(range(first.shape[0] * first.shape[1]))
+    assert first.token_indices == tuple(range(first.shape[0] * first.shape[1]))
     assert first.tokens <= share
     assert share < 16 or first.tokens > 0.5 * share
     if first.tokens < total:
         assert sum(found.budgets) == total - first.tokens
 
 
-@given(large_sides, large_sides, ratios, st.floats(ALL_OF_IT, 1.0), st.integers(0, 99))
+@given(large_sides, large_sides, ratios, st.floats(ONE_REGION_COMPRESS, 1.0), st.integers(0, 99))
 def test_what_is_asked_all_of_is_one_view_in_part(
     rows: int, columns: int, ratio: float, compress: float, seed: int
 ) -> None:
@@ -127,13 +133,16 @@ def test_a_small_image_is_one_view_in_part(
 
 
 def test_from_which_size_on_an_image_has_regions() -> None:
-    assert ONE_VIEW == 512
+    assert LARGE_IMAGE == 512
     assert len(attend(*maps(0, 22, 23, 0.5), 100, 0.2).layout.views) == 1
     assert len(attend(*maps(0, 16, 32, 0.5), 100, 0.2).layout.views) > 1
 
 
 def test_the_more_is_compressed_the_more_shows_the_whole() -> None:
-    shown = [first_view((32, 32), 400, compress) for compress in (0.0, 0.2, 0.4, 0.6, 0.69, ALL_OF_IT, 1.0)]
+    shown = [
+        first_view((32, 32), 400, compress)
+        for compress in (0.0, 0.2, 0.4, 0.6, 0.69, ONE_REGION_COMPRESS, 1.0)
+    ]
     tokens = [rows * columns for rows, columns in shown]
     assert tokens == sorted(tokens)
     assert tokens[0] <= 40
@@ -144,7 +153,7 @@ def test_the_more_is_compressed_the_more_shows_the_whole() -> None:
 @pytest.mark.parametrize("total", [0, -1, 100, 101])
 def test_all_and_nothing_are_refused(total: int) -> None:
     """Keeping everything is the plain path."""
-    with pytest.raises(ValueError, match=f"{total} of 100 tokens can not be chosen; accepted: 1 to 99"):
+    with pytest.raises(ValueError, match=f"{total} of 100 tokens cannot be chosen; accepted: 1 to 99"):
         attend(*maps(0, 10, 10, 0.5), total)
 
 
@@ -156,7 +165,7 @@ def test_small_images_lose_their_blank_cells_at_full_resolution() -> None:
     [view] = found.layout.views
     assert view.native
     kept = np.zeros(120, bool)
-    kept[list(view.kept)] = True
+    kept[list(view.token_indices)] = True
     assert kept.reshape(10, 12)[held].all()
     assert found.demands == (15,)
 
@@ -198,7 +207,7 @@ def test_a_small_thing_in_an_empty_region_counts() -> None:
 
 def test_what_counts_as_content() -> None:
     known = Ways(*(np.array([values], np.float32) for values in ((0.0, 0.1, 0.0), (0.0, 0.0, 0.4), (1.0, 0, 0))))  # fmt: skip
-    assert content(known).tolist() == [[False, True, True]]
+    assert content_mask(known).tolist() == [[False, True, True]]
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from fovea.relevance.balancing import BUSY, SHARPEST, SMOOTH, prior
+from fovea.relevance.balancing import BUSYNESS, SHARPNESS, SMOOTH, prior
 
 shares = st.floats(0, 1, width=32)
 
@@ -15,7 +15,7 @@ shares = st.floats(0, 1, width=32)
 def image(busy: float = 0.3, sharpest: float = 0.2) -> np.ndarray:
     """Statistics of a picture, as `Survey.statistics` gives them."""
     made = np.full(10, 0.7, np.float32)
-    made[BUSY], made[SHARPEST] = busy, sharpest
+    made[BUSYNESS], made[SHARPNESS] = busy, sharpest
     return made
 
 
@@ -62,6 +62,6 @@ def test_a_busy_image_is_looked_at_widely(one: float, other: float) -> None:
 def test_a_prior_reads_nothing_else_of_the_image() -> None:
     for number in range(10):
         other = image()
-        other[number] = 0.01 if number in (BUSY, SHARPEST) else 0.9
+        other[number] = 0.01 if number in (BUSYNESS, SHARPNESS) else 0.9
         changed = prior("What is it?", other) != prior("What is it?", image())
-        assert changed == (number in (BUSY, SHARPEST))
+        assert changed == (number in (BUSYNESS, SHARPNESS))

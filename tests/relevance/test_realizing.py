@@ -17,10 +17,10 @@ from fovea.relevance.realizing import (
     shape_holding,
     shape_within,
     token_places,
+    top_tokens,
     view,
     view_at,
     whole,
-    worthiest,
 )
 from fovea.relevance.regions import Region, partition
 
@@ -126,16 +126,16 @@ def test_patches_of_a_smaller_view_are_spread_evenly(rows: int, columns: int, da
 
 def test_the_worthiest_are_kept_and_among_equals_the_earlier() -> None:
     values = np.array([0.1, 0.9, 0.5, 0.5, 0.9, 0.0], np.float32)
-    assert worthiest(values, 3) == (1, 2, 4)
-    assert worthiest(values, 6) == (0, 1, 2, 3, 4, 5)
-    assert worthiest(np.zeros(4), 2) == (0, 1)
+    assert top_tokens(values, 3) == (1, 2, 4)
+    assert top_tokens(values, 6) == (0, 1, 2, 3, 4, 5)
+    assert top_tokens(np.zeros(4), 2) == (0, 1)
 
 
 def test_a_view_keeps_cells_of_the_region_by_their_own_worth() -> None:
     worth = np.zeros((8, 8), np.float32)
     worth[5, 6], worth[4, 4], worth[0, 0] = 0.9, 0.8, 1.0
     found = view(Region(4, 4, 4, 4), 2, worth, native=True)
-    assert found.kept == (0, 6)
+    assert found.token_indices == (0, 6)
     assert Layout((8, 8), (found,)).places().tolist() == [[4, 4], [5, 6]]
     lower = view(Region(4, 4, 4, 4), 4, worth, native=False)
     assert lower.shape == (2, 2)

@@ -101,7 +101,7 @@ def test_an_image_is_its_own_measure() -> None:
 
 
 def test_faint_steps_keep_their_size() -> None:
-    """No channel is stretched: half the contrast is half the value."""
+    """No channel is stretch: half the contrast is half the value."""
     strong, weak = page(28, 28, 200), page(28, 28, 200)
     strong[:, 10], weak[:, 10] = 100, 150
     for name in EDGES:

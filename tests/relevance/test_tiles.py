@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from fovea.relevance.balancing import Balancer, Tensions
 from fovea.relevance.pipeline import realize, survey
-from fovea.relevance.policy import Attended
+from fovea.relevance.policy import Allocation
 from fovea.relevance.realizing import whole
 from fovea.relevance.tiles import Tiling, attend_tiles, kept_tokens, needed_tiles
 
@@ -45,7 +45,7 @@ def maps(tiling: Tiling, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return draw.random(shape).astype(np.float32), draw.random(shape) < draw.random()
 
 
-def attended(tiling: Tiling, share: float, seed: int) -> tuple[Attended, int]:
+def allocation(tiling: Tiling, share: float, seed: int) -> tuple[Allocation, int]:
     total = tiling.base + max(1, round(share * tokens(tiling)))
     return attend_tiles(*maps(tiling, seed), total, tiling), total
 
@@ -80,7 +80,7 @@ def test_regions_by_hand() -> None:
 @settings(max_examples=200)
 @given(tilings, shares, seeds)
 def test_totals_are_exact_and_the_whole_is_in_them(tiling: Tiling, share: float, seed: int) -> None:
-    found, total = attended(tiling, share, seed)
+    found, total = allocation(tiling, share, seed)
     layout = found.layout
     assert layout.tokens == total == tiling.base + sum(found.budgets)
     assert layout.grid == (tiling.rows, tiling.columns + 1)
@@ -89,7 +89,7 @@ def test_totals_are_exact_and_the_whole_is_in_them(tiling: Tiling, share: float,
     assert all(budget <= region.tokens for budget, region in zip(found.budgets, found.regions, strict=True))
     first, *rest = layout.views
     assert first.region == whole(tiling.rows, tiling.columns + 1)
-    assert first.kept == tuple(range(tiling.base))
+    assert first.token_indices == tuple(range(tiling.base))
     shown = [(region, budget) for region, budget in zip(found.regions, found.budgets, strict=True) if budget]
     assert [(view.region, view.tokens) for view in rest] == shown
     assert all(view.native for view in rest)
@@ -98,7 +98,7 @@ def test_totals_are_exact_and_the_whole_is_in_them(tiling: Tiling, share: float,
 @settings(max_examples=200)
 @given(tilings, shares, seeds)
 def test_kept_numbers_ascend_in_the_row_of_all_tokens(tiling: Tiling, share: float, seed: int) -> None:
-    found, total = attended(tiling, share, seed)
+    found, total = allocation(tiling, share, seed)
     numbers = kept_tokens(found, tiling)
     assert numbers == sorted(set(numbers))
     assert len(numbers) == total
@@ -111,7 +111,7 @@ def test_kept_numbers_ascend_in_the_row_of_all_tokens(tiling: Tiling, share: flo
 def test_each_tile_keeps_its_worthiest(tiling: Tiling, share: float, seed: int) -> None:
     """A newline is worth what its row is worth on average."""
     worth, _ = maps(tiling, seed)
-    found, _ = attended(tiling, share, seed)
+    found, _ = allocation(tiling, share, seed)
     values = np.concatenate((worth, worth.mean(1, keepdims=True)), axis=1)
     kept = np.zeros(values.size, bool)
     kept[np.array(kept_tokens(found, tiling)[tiling.base :]) - tiling.base] = True
@@ -128,7 +128,7 @@ def test_each_tile_keeps_its_worthiest(tiling: Tiling, share: float, seed: int) 
 @given(tilings, shares, seeds)
 def test_needed_are_the_tiles_of_kept_cells(tiling: Tiling, share: float, seed: int) -> None:
     """And of nothing else: newlines need no encoder."""
-    found, _ = attended(tiling, share, seed)
+    found, _ = allocation(tiling, share, seed)
     places = sorted(
         {tile_of(tiling, row, column) for row in range(tiling.rows) for column in range(tiling.columns)}
     )
@@ -142,7 +142,7 @@ def test_needed_are_the_tiles_of_kept_cells(tiling: Tiling, share: float, seed: 
 
 @given(tilings, seeds)
 def test_where_everything_is_kept_everything_is_needed(tiling: Tiling, seed: int) -> None:
-    found, _ = attended(tiling, 1.0, seed)
+    found, _ = allocation(tiling, 1.0, seed)
     assert kept_tokens(found, tiling) == list(range(tiling.base + tokens(tiling)))
     assert needed_tiles(found, tiling) == list(range(len(tiling.regions)))
 
@@ -182,9 +182,9 @@ def test_totals_that_leave_nothing_beside_the_whole_are_refused(total: int) -> N
 
 @given(tilings, shares, seeds)
 def test_another_image_changes_nothing(tiling: Tiling, share: float, seed: int) -> None:
-    alone, _ = attended(tiling, share, seed)
-    attended(SQUARE, 0.5, seed)
-    assert attended(tiling, share, seed)[0] == alone
+    alone, _ = allocation(tiling, share, seed)
+    allocation(SQUARE, 0.5, seed)
+    assert allocation(tiling, share, seed)[0] == alone
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
@@ -196,7 +196,7 @@ def test_what_is_told_of_tiles_lies_in_the_image_and_adds_up(share: float) -> No
     tiling = Tiling(6, 10, side=4, top=1, left=1, base=16)
     total = 16 + round(share * 66)
     made = realize(
-        seen, seen.asked("Read it"), total, tensions=Tensions(0.2, 0.8, 0.8), balancer=Balancer(),
+        seen, seen.keyword_map("Read it"), total, tensions=Tensions(0.2, 0.8, 0.8), balancer=Balancer(),
         choose=lambda worth, held, total: attend_tiles(worth, held, total, tiling),
     )  # fmt: skip
     told = json.loads(json.dumps(made.explanation()))

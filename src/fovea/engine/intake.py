@@ -17,15 +17,15 @@ from typing import Any
 from fovea.core.errors import Overloaded
 from fovea.core.types import Delta, GenerationRequest, ModelInfo
 from fovea.engine.config import MIB
+from fovea.engine.events import Event, Sink
+from fovea.engine.job import Job
 from fovea.engine.request.admission import Admission, cost
 from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.pixel_pool import Claim
 from fovea.engine.request.prepare import Prepared, Preparer, Ready
 from fovea.engine.request.waiting import deadline, shared, until
-from fovea.engine.step.events import Event, Sink
-from fovea.engine.step.job import Job
 from fovea.engine.step.loop import EngineLoop
-from fovea.relevance.pipeline import Realized
+from fovea.relevance.pipeline import Realization
 
 log = logging.getLogger("fovea.engine")
 
@@ -43,10 +43,13 @@ class Intake:
         info: ModelInfo,
         *,
         refuse: bool,
-        realized: Callable[[str], Realized | None],
+        realization: Callable[[str], Realization | None],
     ) -> None:
-        """refuse: rather than wait while others hold the room for pixels. realized: what was seen where, by an image's key."""
-        self.realized = realized
+        """refuse: refuse a request instead of letting it wait for room for its pixels.
+
+        realization: the latest relevance result of an image, by its key.
+        """
+        self.realization = realization
         self.loop = loop
         self.preparer = preparer
         self.admission = admission
@@ -91,7 +94,7 @@ class Visit:
         for made in [task.start() for task in ready.needed]:  # noqa: UP028 - a list can not be sent what was found
             yield made
         pixels_s = time.monotonic() - built
-        self._ready, self._answer = ready, AnswerState(ready.prompt, request.sampling.n, intake.realized)
+        self._ready, self._answer = ready, AnswerState(ready.prompt, request.sampling.n, intake.realization)
         self._jobs = preparer.jobs(request, prepared, ready, claim, self._sink, self.arrival, pixels_s)
         intake.loop.submit(self._jobs)
 

@@ -1,5 +1,6 @@
-"""Seeing more where it matters: which parts of an image deserve how many visual tokens, for one question.
+"""Divides a budget of visual tokens among the parts of an image, by their relevance for one question.
 
-Texture, three ways of knowing, their balance, a budget for every region, and where each token stands. Numpy throughout:
-the engine brings the model's part (features of a thumbnail, embeddings of the question) and encodes what is chosen.
+The steps are: texture, three ways of knowing, their balance, a budget for every region, and a position for
+every token. All of it is numpy. The engine adds the model's part (features of a thumbnail, embeddings of the
+question), and encodes the parts that are chosen.
 """

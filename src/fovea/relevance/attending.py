@@ -1,8 +1,9 @@
-"""Relevance to a budget: how many tokens each region gets, of a total that is met exactly.
+"""Divides a total of visual tokens among regions by their relevance; the sum is met exactly.
 
-A policy says what each region would like; then the total is conserved: the least relevant regions lose a level first,
-the most relevant gain one first, and one region takes what remains. No region gets more than its native resolution
-carries. Levels and thresholds are those of the ARR-COC documents (16, 64, 200, 400 tokens).
+A policy first gives each region a target from its relevance. Then the targets are adjusted to the total: the
+least relevant regions lose a level first, the most relevant gain one first, and one region takes the
+remainder. No region gets more tokens than it has at its native resolution. Levels and thresholds are those of
+the ARR-COC design (16, 64, 200, 400 tokens).
 """
 
 from __future__ import annotations
@@ -17,70 +18,86 @@ from numpy.typing import NDArray
 
 Scores = NDArray[np.floating[Any]]
 LADDER: tuple[int, ...] = (16, 64, 200, 400)
-"""Tokens of a region at each level; none, and what it carries natively, are levels, too."""
+"""Tokens of a region at each level. Zero, and the region's native number of tokens, are levels, too."""
 FLOOR, CEILING = 64, 400
-"""Of a region under the policies that give any number in between."""
+"""Least and most tokens of a region under the policies that give any number in between."""
 WHOLE_SHARE = 0.1, 0.9
-"""Of the total, that the view of the whole takes: at full particularity, and at full compression."""
+"""The share of the total that the view of the whole takes: at a compress tension of 0, and of 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """What one region may get, ascending, from 0 to what it carries."""
+    """The numbers of tokens that one region may get.
+
+    steps: ascending, from 0 to the region's native number of tokens.
+    """
 
     steps: tuple[int, ...]
 
     @classmethod
-    def of(cls, native: int, ladder: Sequence[int] = LADDER) -> Levels:
+    def for_region(cls, native: int, ladder: Sequence[int] = LADDER) -> Levels:
+        """The levels of a region with `native` tokens at its native resolution."""
         return cls((0, *(step for step in ladder if step < native), native))
 
     def at_most(self, tokens: float) -> int:
+        """The highest level that is not above `tokens`."""
         return max(step for step in self.steps if step <= max(0.0, tokens))
 
     def below(self, tokens: int) -> int:
+        """The next level below `tokens`; 0 if there is none."""
         return max((step for step in self.steps if step < tokens), default=0)
 
     def above(self, tokens: int) -> int | None:
+        """The next level above `tokens`; None if there is none."""
         return next((step for step in self.steps if step > tokens), None)
 
 
 Policy = Callable[[Scores, NDArray[np.int64]], NDArray[np.float64]]
-"""Scores in [0, 1] and native tokens, both (regions,), to the tokens that each region would like."""
+"""Maps scores in [0, 1] and native numbers of tokens to targets in tokens; all (regions,)."""
 
 
 def thresholds(scores: Scores, natives: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The documents' rule: a quarter of the range for each level."""
-    wanted = np.asarray(LADDER)[np.digitize(scores, (0.25, 0.5, 0.75))]
-    found: NDArray[np.float64] = np.minimum(wanted, natives).astype(np.float64)
-    return found
+    """The rule of the ARR-COC design: each level is the target of a quarter of the range of scores."""
+    levels = np.asarray(LADDER)[np.digitize(scores, (0.25, 0.5, 0.75))]
+    targets: NDArray[np.float64] = np.minimum(levels, natives).astype(np.float64)
+    return targets
 
 
 def power(
     scores: Scores, natives: NDArray[np.int64], exponent: float = 4.02, offset: float = 0.0
 ) -> NDArray[np.float64]:
-    """64 to 400 by a power of the score, scaled to what the region carries. exponent: the design's first value."""
+    """A target between FLOOR and CEILING by a power of the score, scaled by native tokens / CEILING.
+
+    Training takes it for some of its layouts (training/varied.py).
+
+    exponent: of the score; the default is the first value of the ARR-COC design.
+    offset: raises (or lowers) all targets, by 0.3 * tanh(offset) of the range.
+    """
     share = np.clip(np.asarray(scores, np.float64) ** exponent + 0.3 * math.tanh(offset), 0, 1)
     return natives * (FLOOR + (CEILING - FLOOR) * share) / CEILING
 
 
 def sharp(scores: Scores, natives: NDArray[np.int64]) -> NDArray[np.float64]:
-    """All or nothing: the most relevant regions at native resolution, as far as the total goes."""
+    """Targets of 0, so that the most relevant regions get all of their tokens while the total lasts."""
     return np.zeros(len(scores))
 
 
 POLICIES: dict[str, Policy] = {"thresholds": thresholds, "power": power, "sharp": sharp}
 CONTINUOUS = frozenset({"power"})
-"""Those that give any number of tokens; the others give levels."""
+"""Policies whose targets may be any number of tokens. The targets of the others are levels."""
 
 
-def entropy_total(worth: Scores) -> int:
-    """A total left to the image: as many tokens as cells share its relevance, and room for a view of the whole beside them.
+def entropy_total(relevance: Scores) -> int:
+    """The total for an image without a given budget: one token for each cell that shares the relevance.
 
-    worth: of cells with content, any shape. How many share it is the exponential of its entropy: of even relevance all of
-    them, of one peak one. (The documents' Part 43 has the entropy itself, between 64 and 400 tokens; its exponential needs no
-    range.)
+    A ninth of that is added for the view of the whole.
+    How many cells share it is the exponential of the relevance's entropy: all cells if relevance is even, one
+    if there is one peak. (Part 43 of the ARR-COC design scales the entropy itself to 64 to 400 tokens; the
+    exponential needs no range.)
+
+    relevance: of the cells with content, any shape.
     """
-    values = np.asarray(worth, np.float64).ravel()
+    values = np.asarray(relevance, np.float64).ravel()
     values = values[values > 0]
     if not len(values):
         return 1
@@ -90,7 +107,10 @@ def entropy_total(worth: Scores) -> int:
 
 
 def whole_tokens(total: int, compress: float) -> int:
-    """At most how many of the total show the whole, by the tension between compressing and particularizing; at least one."""
+    """How many tokens of the total the view of the whole may take, at least one.
+
+    compress: the tension between compress and particularize, in [0, 1].
+    """
     low, high = WHOLE_SHARE
     return max(1, min(total, round(total * (low + (high - low) * compress))))
 
@@ -102,47 +122,51 @@ def allocate(
     policy: str = "thresholds",
     demands: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """Tokens of each region; they add up to `total` exactly, or to all that the regions carry where that is less.
+    """Tokens of each region. They add up to `total` exactly, or to the sum of `natives` where that is less.
 
-    scores: in [0, 1]; among equals the earlier region is the more relevant. demands: how many tokens of a region have any
-    content, all by default; nobody gets more before everybody has that.
+    scores: relevance in [0, 1]; of two equal regions the earlier counts as the more relevant.
+    natives: tokens of each region at its native resolution.
+    policy: a name in POLICIES.
+    demands: how many tokens of each region have content; all of them by default. No region gets more than its
+        demand before every region has its demand.
     """
     values = np.asarray(scores, np.float32)
-    carried = np.asarray(natives, np.int64)
-    if total >= int(carried.sum()):
-        return tuple(int(native) for native in carried)
-    needed = carried if demands is None else np.minimum(np.asarray(demands, np.int64), carried)
-    levels = [Levels.of(int(need)) for need in needed]
-    wanted = np.minimum(POLICIES[policy](values, carried), needed)
+    limits = np.asarray(natives, np.int64)
+    if total >= int(limits.sum()):
+        return tuple(int(native) for native in limits)
+    needs = limits if demands is None else np.minimum(np.asarray(demands, np.int64), limits)
+    levels = [Levels.for_region(int(need)) for need in needs]
+    targets = np.minimum(POLICIES[policy](values, limits), needs)
     if policy in CONTINUOUS:
-        given = [int(want) for want in wanted]
+        budgets = [int(target) for target in targets]
     else:
-        given = [level.at_most(float(want)) for level, want in zip(levels, wanted, strict=True)]
-    order = sorted(range(len(given)), key=lambda index: (-float(values[index]), index))
-    _shrink(given, levels, order, total)
-    _grow(given, levels, order, total)
-    _grow(given, [Levels((0, int(native))) for native in carried], order, total)
-    return tuple(given)
+        budgets = [level.at_most(float(target)) for level, target in zip(levels, targets, strict=True)]
+    order = sorted(range(len(budgets)), key=lambda index: (-float(values[index]), index))
+    _shrink(budgets, levels, order, total)
+    _grow(budgets, levels, order, total)
+    _grow(budgets, [Levels((0, int(native))) for native in limits], order, total)
+    return tuple(budgets)
 
 
-def _shrink(given: list[int], levels: list[Levels], order: list[int], total: int) -> None:
-    over = sum(given) - total
-    while over > 0:
+def _shrink(budgets: list[int], levels: list[Levels], order: list[int], total: int) -> None:
+    """Lower budgets by levels, the least relevant region first, until they fit the total."""
+    excess = sum(budgets) - total
+    while excess > 0:
         for index in reversed(order):
-            if over > 0 and given[index]:
-                lower = levels[index].below(given[index])
-                over -= given[index] - lower
-                given[index] = lower
+            if excess > 0 and budgets[index]:
+                lower = levels[index].below(budgets[index])
+                excess -= budgets[index] - lower
+                budgets[index] = lower
 
 
-def _grow(given: list[int], levels: list[Levels], order: list[int], total: int) -> None:
-    """Upwards by whole levels as long as one fits; what remains goes to the first region that can take more."""
-    left = total - sum(given)
+def _grow(budgets: list[int], levels: list[Levels], order: list[int], total: int) -> None:
+    """Raise budgets by levels, best region first; the first regions with room for it take the remainder."""
+    left = total - sum(budgets)
     for index in order:
-        while (higher := levels[index].above(given[index])) is not None and higher - given[index] <= left:
-            left -= higher - given[index]
-            given[index] = higher
+        while (higher := levels[index].above(budgets[index])) is not None and higher - budgets[index] <= left:
+            left -= higher - budgets[index]
+            budgets[index] = higher
     for index in order:
-        room = max(0, min(left, levels[index].steps[-1] - given[index]))
-        given[index] += room
+        room = max(0, min(left, levels[index].steps[-1] - budgets[index]))
+        budgets[index] += room
         left -= room

@@ -1,11 +1,13 @@
-"""Opponent processing: what the three ways of knowing make of a cell, under three tensions.
+"""Opponent processing: combines the three ways of knowing into one map of relevance, under three tensions.
 
 After the ARR-COC design (its "Part 29", with the contextual weights of its "Part 37"):
-    compress <-> particularize: content in general, or what the question is coupled to
-    exploit <-> explore: what stands out, or what does not
-    focus <-> diversify: the relevant itself, or what lies far from the most relevant, too
-A tension is a number in [0, 1], 1 being the first of the pair. They depend on the question, on the image and on the load,
-are shown to whoever asks, and are learned where there is something to learn from.
+    compress <-> particularize: content in general, or the cells that the question is coupled to
+    exploit <-> explore: the cells that stand out, or those that do not
+    focus <-> diversify: the most relevant cells alone, or also cells far from them
+
+A tension is a number in [0, 1]; 1 is the first of the pair. Tensions depend on the question, the image and
+the load. An answer can report them (`explain`). A model whose training included them has learned tensions;
+others have the priors below.
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ from numpy.typing import NDArray
 from fovea.relevance.texture import Map
 
 WEIGHTS = 0.4, 0.3, 0.3
-"""Of the tensions' results."""
-BUSY, SHARPEST = 0, 6
-"""Of `Survey.statistics`: the mean of the propositional map, and the highest density of edges."""
+"""Weights of the results of the three tensions, in the order above."""
+BUSYNESS, SHARPNESS = 0, 6
+"""Indices into `Survey.statistics`: mean of the propositional map, quantile 0.99 of the density of edges."""
 SMOOTH = 0.05
+"""An image whose sharpness is lower has no fine detail."""
 SPREAD = 0.3
-"""How much distance from the most relevant counts."""
+"""Weight of the distance from the most relevant cells, at full diversity."""
 PEAKS = 50
+"""At most so many cells count as the most relevant ones."""
 Array = NDArray[np.floating[Any]]
 _FINE = re.compile(
     r"\b(?:(?:text|word|letter|character|digit|number|code|label|name|date|price|detail)s?|read\w*|writ\w*|say|small|tiny)\b",
@@ -40,12 +44,22 @@ _GLOBAL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Tensions:
+    """The three tensions, each in [0, 1]; 1 is the side that gives the field its name.
+
+    compress: against particularize.
+    exploit: against explore.
+    focus: against diversify.
+    """
+
     compress: float
     exploit: float
     focus: float
 
     def under(self, load: float) -> Tensions:
-        """A busy engine looks less around: exploration and diversity give way, down to none at full load."""
+        """The tensions under that load: exploration and diversity fall to 0 at a load of 1.
+
+        load: clipped to [0, 1].
+        """
         ease = min(1.0, max(0.0, load))
         return Tensions(
             self.compress, self.exploit + (1 - self.exploit) * ease, self.focus + (1 - self.focus) * ease
@@ -54,39 +68,48 @@ class Tensions:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """The three maps, (rows, columns) in [0, 1]."""
+    """The maps of the three ways of knowing, each (rows, columns) in [0, 1]; see knowing.py."""
 
     propositional: Map
     perspectival: Map
     participatory: Map
 
-    def stacked(self) -> Map:
+    def stack(self) -> Map:
+        """The three maps in one array, (rows, columns, 3)."""
         return np.stack((self.propositional, self.perspectival, self.participatory), axis=-1)
 
 
 class Balancer:
-    """weights: what was learned, arrays by name; None, or without the networks below: the design's priors.
+    """Derives tensions and relevance, by learned networks where there are any, else by the design's priors.
 
-    Learned may be `raw`, a small network from the three maps of a cell to its relevance, and `context`, one from the question
-    and the image's statistics to the tensions; training keeps them where they win over the priors.
+    There are two networks, and either may be missing: `raw` maps the three values of a cell to its relevance,
+    `context` maps the question and the image's statistics to the tensions. Training keeps a network only if
+    it is better than the prior.
     """
 
     def __init__(self, weights: Mapping[str, Array] | None = None) -> None:
+        """weights: parameters of the networks, arrays by name; None: no network was trained."""
         self._weights = weights or {}
 
     @property
-    def learned(self) -> bool:
+    def learns_tensions(self) -> bool:
+        """Whether there is a network for the tensions."""
         return "context.0.weight" in self._weights
 
     def tensions(self, question: str, words: Array | None, image: Array) -> Tensions:
-        """words: the question's pooled embedding, for the learned part; None: there is none. image: `Survey.statistics`."""
-        if not self.learned or words is None:
+        """The tensions of a question about an image, before the load is considered.
+
+        question: the question's text, for the prior.
+        words: the question's pooled embedding, (D,), for the network; None: use the prior.
+        image: `Survey.statistics`, (10,).
+        """
+        if not self.learns_tensions or words is None:
             return prior(question, image)
         raw = _mlp(self._weights, "context", np.concatenate((words, image)))
         return Tensions(*(float(value) for value in sigmoid(raw)))
 
     def balance(self, ways: Ways, tensions: Tensions) -> Map:
-        """Relevance of every cell, in [0, 1] within the image."""
+        """Relevance of every cell, (rows, columns), scaled to [0, 1] within the image."""
         raw = self._raw(ways)
         first = tensions.compress * ways.propositional + (1 - tensions.compress) * ways.participatory
         second = tensions.exploit * ways.perspectival + (1 - tensions.exploit) * (1 - ways.perspectival)
@@ -97,24 +120,32 @@ class Balancer:
     def _raw(self, ways: Ways) -> Map:
         if "raw.0.weight" not in self._weights:
             return ((ways.propositional + ways.perspectival + 2 * ways.participatory) / 4).astype(np.float32)
-        return sigmoid(_mlp(self._weights, "raw", ways.stacked())[..., 0])
+        return sigmoid(_mlp(self._weights, "raw", ways.stack())[..., 0])
 
 
 def prior(question: str, image: Array) -> Tensions:
-    """Where nothing was learned: what has to be read wants detail, what has to be counted or described all of the image, and
-    what has no fine detail loses nothing at a lower resolution. A busy image is looked at more widely than a simple one."""
+    """The tensions where none were learned.
+
+    compress: low for questions about text and small things, which need detail; high for questions about all
+        of the image (counting, describing); slightly raised for an image without fine detail, which loses
+        nothing at a lower resolution.
+    focus: lower for a busy image, so that more of it is covered than of a simple one.
+    """
     compress = 0.5
     if _FINE.search(question):
         compress = 0.15
     elif _GLOBAL.search(question):
         compress = 0.85
-    elif image[SHARPEST] < SMOOTH:
+    elif image[SHARPNESS] < SMOOTH:
         compress = 0.6
-    return Tensions(compress, exploit=0.8, focus=float(np.clip(0.9 - 0.8 * image[BUSY], 0.4, 0.9)))
+    return Tensions(compress, exploit=0.8, focus=float(np.clip(0.9 - 0.8 * image[BUSYNESS], 0.4, 0.9)))
 
 
 def remoteness(raw: Map) -> Map:
-    """Distance of each cell to the nearest of the most relevant ones, of the largest such distance."""
+    """Distance of each cell to the nearest of the most relevant cells, as a share of the largest distance.
+
+    raw: relevance before the tensions, (rows, columns); the result has its shape.
+    """
     rows, columns = raw.shape
     count = max(1, min(PEAKS, raw.size // 5))
     peaks = np.argsort(-raw.ravel(), kind="stable")[:count]
@@ -122,8 +153,8 @@ def remoteness(raw: Map) -> Map:
     places = np.stack((y / rows, x / columns), axis=1).astype(np.float32)
     apart = np.square(places[:, None] - places[peaks][None]).sum(2).min(1)
     distance = np.sqrt(apart).reshape(raw.shape)
-    found: Array = distance / max(float(distance.max()), 1e-6)
-    return found
+    share: Array = distance / max(float(distance.max()), 1e-6)
+    return share
 
 
 def _to_unit(values: Map) -> Map:
@@ -132,7 +163,7 @@ def _to_unit(values: Map) -> Map:
 
 
 def _mlp(weights: Mapping[str, Array], name: str, x: Array) -> Array:
-    """Linear layers `name`.0, `name`.1, ... with ReLU between them."""
+    """Apply the linear layers `name`.0, `name`.1, ... with ReLU between them."""
     layer = 0
     while f"{name}.{layer}.weight" in weights:
         if layer:
@@ -143,6 +174,6 @@ def _mlp(weights: Mapping[str, Array], name: str, x: Array) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    """By tanh, which does not overflow where the network is certain."""
-    found: Array = (0.5 + 0.5 * np.tanh(0.5 * x)).astype(np.float32)
-    return found
+    """The logistic function, by tanh, which does not overflow for large values."""
+    values: Array = (0.5 + 0.5 * np.tanh(0.5 * x)).astype(np.float32)
+    return values

@@ -1,9 +1,9 @@
-"""The participatory way of knowing: what question and image make of each other, by the model's own representation.
+"""The participatory way of knowing: how strongly the model couples each cell to the question.
 
-features are the encoder's tokens of a view of the whole (usually a small one), words the decoder's embeddings of the question.
-Where a head was trained for the model, it reads both. Where not, likeness of the two is taken as it is, beside what the
-words ask for by themselves (`knowing.keywords`): decoders put words and visual tokens into one space, but not so that
-likeness is dependable.
+The inputs are `features`, the encoder's tokens of a view of the whole image (usually a small one), and
+`words`, the decoder's embeddings of the question. A head that was trained for the model reads both. Without a
+head, their cosine similarity is mixed with the map of the question's key words (`knowing.keywords`). Decoders
+put words and visual tokens into one space, but the similarity alone is not dependable.
 """
 
 from __future__ import annotations
@@ -15,34 +15,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fovea.relevance.balancing import sigmoid
-from fovea.relevance.knowing import stretched
+from fovea.relevance.knowing import stretch
 from fovea.relevance.texture import Map
 
 Array = NDArray[np.floating[Any]]
 
 
-def learned(weights: Mapping[str, Array], features: Array, words: Array) -> Array:
-    """features (n, D), words (Q, D) to coupling (n,) in [0, 1], by the head of training/relevance.py.
+def couple(weights: Mapping[str, Array], features: Array, words: Array) -> Array:
+    """The coupling of each token of the image to the question by a trained head, (n,) in [0, 1].
 
-    A hidden layer per token of the image sees it, the question's mean and their product in a space of their own.
+    The head comes from training/relevance.py. Token and mean of the question are projected into one space; a
+    hidden layer reads both and their product.
+
+    weights: the head's parameters, by name.
+    features: (n, D).
+    words: (Q, D).
     """
-    image = _linear(weights, "image", normal(features))
-    query = np.maximum(_linear(weights, "words", normal(words)), 0).mean(0)
+    image = _linear(weights, "image", normalize(features))
+    query = np.maximum(_linear(weights, "words", normalize(words)), 0).mean(0)
     query = _linear(weights, "query", query)
     both = np.concatenate((image, np.broadcast_to(query, image.shape), image * query), axis=1)
     hidden = np.maximum(_linear(weights, "hidden", both), 0)
     return sigmoid(_linear(weights, "coupling", hidden)[:, 0])
 
 
-def likeness(features: Array, words: Array) -> Array:
-    """features (n, D), words (Q, D): the highest cosine of each token to any word, (n,)."""
+def similarity(features: Array, words: Array) -> Array:
+    """The highest cosine similarity of each token to any word, (n,).
+
+    features: (n, D); their mean is subtracted first.
+    words: (Q, D).
+    """
     centred = features - features.mean(0)
-    found: Array = (_unit(centred) @ _unit(words).T).max(1).astype(np.float32)
-    return found
+    highest: Array = (_unit(centred) @ _unit(words).T).max(1).astype(np.float32)
+    return highest
 
 
-def spread(values: Array, shape: tuple[int, int], grid: tuple[int, int]) -> Map:
-    """Of a view of the whole, (rows * columns,) of `shape`, to the cells of the full grid, bilinearly."""
+def resample(values: Array, shape: tuple[int, int], grid: tuple[int, int]) -> Map:
+    """Interpolate values of the tokens of a view of the whole bilinearly to the cells of the full grid.
+
+    values: (rows * columns,) of `shape`.
+    shape: rows and columns of the view.
+    grid: rows and columns of the full grid; the result has this shape.
+    """
     table = values.reshape(shape)
     for axis, size in enumerate(grid):
         count = table.shape[axis]
@@ -55,10 +69,16 @@ def spread(values: Array, shape: tuple[int, int], grid: tuple[int, int]) -> Map:
     return table.astype(np.float32)
 
 
-def unlearned(features: Array, words: Array, shape: tuple[int, int], asked: Map) -> Map:
-    """For models without a head: likeness and what the words ask for, (rows, columns) of the full grid."""
-    alike = spread(stretched(likeness(features, words)), shape, (asked.shape[0], asked.shape[1]))
-    return (0.25 * alike + 0.75 * asked).astype(np.float32)
+def couple_without_head(features: Array, words: Array, shape: tuple[int, int], keyword_map: Map) -> Map:
+    """The coupling for a model without a head: similarity and key words, (rows, columns) of the full grid.
+
+    features, words: as in `similarity`.
+    shape: rows and columns of the view that features are tokens of.
+    keyword_map: `knowing.keywords`, (rows, columns).
+    """
+    grid = keyword_map.shape[0], keyword_map.shape[1]
+    similar = resample(stretch(similarity(features, words)), shape, grid)
+    return (0.25 * similar + 0.75 * keyword_map).astype(np.float32)
 
 
 def _linear(weights: Mapping[str, Array], name: str, x: Array) -> Array:
@@ -66,11 +86,11 @@ def _linear(weights: Mapping[str, Array], name: str, x: Array) -> Array:
 
 
 def _unit(rows: Array) -> Array:
-    found: Array = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6)
-    return found
+    unit: Array = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6)
+    return unit
 
 
-def normal(rows: Array) -> Array:
-    """Of unit mean square."""
-    found: Array = rows / np.sqrt(np.square(rows).mean(1, keepdims=True) + 1e-6)
-    return found
+def normalize(rows: Array) -> Array:
+    """Scale each row to a mean square of 1."""
+    scaled: Array = rows / np.sqrt(np.square(rows).mean(1, keepdims=True) + 1e-6)
+    return scaled

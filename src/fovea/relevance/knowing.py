@@ -1,11 +1,13 @@
-"""Three ways of knowing what in an image matters (after Vervaeke): by its content, by its salience, by what is asked.
+"""Three ways of knowing which cells of an image matter: by content, by salience, by the question.
 
-Each gives a map over the cells of a texture, (rows, columns) in [0, 1], of one image at a time.
+They are named after Vervaeke. Each way is a map over the cells of one image's texture, (rows, columns) in [0,
+1].
 
-Propositional, knowing that: how much a cell holds; entropy of its luminance, and its variance at two scales.
-Perspectival, what stands out from where one stands: differences between a cell and its surround.
-Participatory, what question and image make of each other: the model's part, see coupling.py. Without a model, words of
-the question choose among what the other two and the texture's channels know.
+Propositional: how much a cell contains, by the entropy of its luminance and the variance of it at two scales.
+Perspectival: how much a cell stands out, by the differences between it and its surround.
+Participatory: how strongly a cell is coupled to the question. This is the model's part: see coupling.py.
+    Without a model, key words of the question choose among the texture's channels, and without key words the
+    other two maps are used.
 """
 
 from __future__ import annotations
@@ -20,97 +22,116 @@ from numpy.typing import NDArray
 from fovea.relevance.texture import Bytes, Map, Texture, lab
 
 LEVELS, STEP = 33, 16
-"""Of a cell's histogram of luminance: how many, each of so many grey values, the middle one around the cell's mean."""
-NOTHING, CHANCE = 0.04, 0.2
-"""Differences below that, of a range of 1, are noise: a blank image has no content, however little is in it. CHANCE: of
-entropies, which vary more than that among samples of the same noise."""
-FAINT = 0.005
-"""The same of strokes, whose edges are a small part of a cell."""
-HUE = 12
-"""Power of the likeness in hue: of a red, a third counts as orange, and of a blue half as purple."""
+"""A cell's histogram of luminance has LEVELS bins of STEP grey values each. The middle bin is centred on the
+cell's mean."""
+NOISE, ENTROPY_NOISE = 0.04, 0.2
+"""Differences below NOISE, on a scale of 1, are taken for noise. Without it the strongest noise of a blank
+image would be its content. ENTROPY_NOISE is the limit for entropies, which vary more between samples of the
+same noise."""
+STROKE_NOISE = 0.005
+"""The limit of noise for strokes of text. It is lower, because their edges are a small part of a cell."""
+HUE_POWER = 12
+"""Exponent of the similarity in hue. With it a third of a red counts as orange, and half of a blue as
+purple."""
 GRAIN = 6.0
-"""In even noise the most salient cells reach two to three times the salience of the least; content stands out by more."""
+"""Least contrast of salience, as a multiple of the background's. In even noise the most salient cells have
+two to three times the salience of the least salient ones; content has more than that."""
 
 
-def stretched(values: Map, least: float = NOTHING, grain: float = 0.0) -> Map:
-    """To [0, 1] within the image: a fifth of its cells count as background, its highest fiftieth as full.
+def stretch(values: Map, least: float = NOISE, grain: float = 0.0) -> Map:
+    """Scale a map to [0, 1] within the image: its quantile 0.2 becomes 0, its quantile 0.98 becomes 1.
 
-    grain: how much of the background's own value a difference has to reach, too, before it counts as full.
+    least: the smallest difference between the two quantiles that is scaled up to 1.
+    grain: a multiple of the lower quantile that is added to `least`, for values whose noise grows with the
+        background.
     """
     low, high = np.quantile(values, (0.2, 0.98))
     scale = max(float(high - low), least + grain * float(low))
-    found: Map = np.clip((values - low) / scale, 0, 1).astype(np.float32)
-    return found
+    unit: Map = np.clip((values - low) / scale, 0, 1).astype(np.float32)
+    return unit
 
 
-def propositional(seen: Texture) -> Map:
-    """How much is in each cell."""
-    fine, coarse = _deviations(seen.luma, seen.cell)
+def propositional(texture: Texture) -> Map:
+    """How much each cell contains, (rows, columns) in [0, 1]."""
+    fine, coarse = _deviations(texture.luma, texture.cell)
     parts = (
-        stretched(_entropy(seen.luma, seen.cell), CHANCE, 1),
-        stretched(fine, grain=1),
-        stretched(coarse, grain=1),
+        stretch(_entropy(texture.luma, texture.cell), ENTROPY_NOISE, 1),
+        stretch(fine, grain=1),
+        stretch(coarse, grain=1),
     )
     return ((parts[0] + parts[1] + parts[2]) / 3).astype(np.float32)
 
 
-def perspectival(seen: Texture) -> Map:
-    """How much each cell differs from what is around it, in colour and in its edges, at two scales."""
+def perspectival(texture: Texture) -> Map:
+    """How much each cell differs from its surround, (rows, columns) in [0, 1].
+
+    It compares colour, edges and range of luminance, at two scales.
+    """
     channels = np.concatenate(
-        (seen.channels[:, :, 3:6], seen["sobel"][:, :, None], seen["range"][:, :, None]), axis=2
+        (texture.channels[:, :, 3:6], texture["sobel"][:, :, None], texture["range"][:, :, None]), axis=2
     )
-    found = np.zeros(seen.grid, np.float32)
+    salience = np.zeros(texture.grid, np.float32)
     for centre, surround in ((0, 2), (1, 4)):
         difference = _box(channels, centre) - _box(channels, surround)
-        found += np.sqrt(np.square(difference).sum(2))
-    return stretched(found, grain=GRAIN)
+        salience += np.sqrt(np.square(difference).sum(2))
+    return stretch(salience, grain=GRAIN)
 
 
-def keywords(seen: Texture, question: str) -> Map:
-    """What a question's words (English) ask for: text is edges on an even ground, a colour is near that colour, and
-    other things are what is there at all."""
-    found = [stretched(values, least) for values, least in wanted(seen, question)]
-    if not found:
-        return np.maximum(propositional(seen), perspectival(seen))
-    highest: Map = np.max(found, axis=0).astype(np.float32)
+def keywords(texture: Texture, question: str) -> Map:
+    """How much each cell holds of the things that key words of the question name, (rows, columns) in [0, 1].
+
+    Key words are English.
+    For words about text it is the density of strokes, for the name of a colour the nearness to that colour. A
+    question without key words gets the higher of content and salience.
+    """
+    maps = [stretch(values, least) for values, least in keyword_amounts(texture, question)]
+    if not maps:
+        return np.maximum(propositional(texture), perspectival(texture))
+    highest: Map = np.max(maps, axis=0).astype(np.float32)
     return highest
 
 
-def wanted(seen: Texture, question: str) -> list[tuple[Map, float]]:
-    """For everything that the words ask for, how much of it is in each cell, on a scale that is the same for all images,
-    and what of it is noise."""
-    found = [(rule(seen), least) for pattern, rule, least in _RULES if pattern.search(question)]
-    found += [
-        (_near(seen, rgb), NOTHING)
+def keyword_amounts(texture: Texture, question: str) -> list[tuple[Map, float]]:
+    """Amount in each cell, and limit of noise, of each thing that key words of the question name.
+
+    The scale is the same for all images, so that images can be compared.
+    """
+    amounts = [(rule(texture), least) for pattern, rule, least in _RULES if pattern.search(question)]
+    amounts += [
+        (_near(texture, rgb), NOISE)
         for name, rgb in COLOURS.items()
         if re.search(rf"\b{name}\b", question, re.IGNORECASE)
     ]
-    return found
+    return amounts
 
 
-def text_like(seen: Texture) -> Map:
-    """Many edges for the range of luminance: strokes, rather than one border of two surfaces."""
-    found: Map = seen["sobel"] * np.sqrt(seen["range"])
-    return found
+def text_like(texture: Texture) -> Map:
+    """Density of edges times the root of the range: high for strokes, low for a border of two surfaces."""
+    strokes: Map = texture["sobel"] * np.sqrt(texture["range"])
+    return strokes
 
 
-def _near(seen: Texture, rgb: tuple[int, int, int]) -> Map:
-    """How much of a colour is in each cell: its likeness in hue, as far as the cell has any colour."""
+def _near(texture: Texture, rgb: tuple[int, int, int]) -> Map:
+    """How much of a colour is in each cell: similarity in hue times chroma; for greys, similar lightness."""
     direction = lab(np.array(rgb, np.float32)[None] / 255)[0, 1:] / 255
-    chroma = seen.channels[:, :, 4:6] - 0.5
+    chroma = texture.channels[:, :, 4:6] - 0.5
     strength = np.hypot(chroma[..., 0], chroma[..., 1])
     size = float(np.hypot(*direction))
     if size < 0.02:
         level = float(lab(np.array(rgb, np.float32)[None] / 255)[0, 0]) / 100
-        grey: Map = (1 - np.abs(seen["lightness"] - level)) * (1 - np.clip(4 * strength, 0, 1))
+        grey: Map = (1 - np.abs(texture["lightness"] - level)) * (1 - np.clip(4 * strength, 0, 1))
         return grey
-    likeness = (chroma @ direction) / (size * np.maximum(strength, 1e-6))
-    near: Map = (np.clip(likeness, 0, 1) ** HUE * strength).astype(np.float32)
+    similarity = (chroma @ direction) / (size * np.maximum(strength, 1e-6))
+    near: Map = (np.clip(similarity, 0, 1) ** HUE_POWER * strength).astype(np.float32)
     return near
 
 
 def _deviations(luma: Bytes, cell: int) -> tuple[Map, Map]:
-    """Standard deviations of luminance, of 1: within quarters of a cell's side, and between them."""
+    """Standard deviations of luminance within and between 4x4 parts of each cell, both (rows, columns).
+
+    The scale of luminance is 1.
+    A cell whose side is not a multiple of 4 is one part.
+    """
     rows, columns = luma.shape[0] // cell, luma.shape[1] // cell
     cuts = 4 if cell % 4 == 0 else 1
     size = cell // cuts
@@ -128,9 +149,10 @@ def _deviations(luma: Bytes, cell: int) -> tuple[Map, Map]:
 
 
 def _entropy(luma: Bytes, cell: int) -> Map:
-    """Of the histogram of luminance in each cell, in units of that of 16 equal levels.
+    """Entropy of the histogram of luminance in each cell, (rows, columns).
 
-    Levels are counted from the cell's mean: with fixed ones, a little noise around the border of two of them would be a lot.
+    The unit is the entropy of 16 equal bins. Bins are placed around the cell's mean. With fixed bins, a
+    little noise around the border of two of them would have a high entropy.
     """
     rows, columns = luma.shape[0] // cell, luma.shape[1] // cell
     step = 2 if cell % 2 == 0 else 1
@@ -143,12 +165,13 @@ def _entropy(luma: Bytes, cell: int) -> Map:
     level = (value.reshape(rows, side, -1) + first.repeat(side, axis=1)[:, None]) // STEP
     counts = np.bincount(level.ravel(), minlength=rows * columns * LEVELS)
     share = counts.reshape(rows, columns, LEVELS).astype(np.float32) / np.float32(side * side)
-    found: Map = -(share * np.log(np.maximum(share, 1e-9))).sum(2) / np.float32(np.log(16))
-    return found
+    entropy: Map = -(share * np.log(np.maximum(share, 1e-9))).sum(2) / np.float32(np.log(16))
+    return entropy
 
 
 def _box(values: Map, reach: int) -> Map:
-    """Means over squares of side 2 * reach + 1 around each cell, as far as they lie in the image; (rows, columns, ...)."""
+    """Means over the square of side 2 * reach + 1 around each cell, inside the image; (rows, columns,
+    ...)."""
     if not reach:
         return values
     rows, columns = values.shape[:2]
@@ -158,8 +181,8 @@ def _box(values: Map, reach: int) -> Map:
     bottom, right = (np.minimum(np.arange(size) + reach + 1, size) for size in (rows, columns))
     total = sums[bottom][:, right] - sums[top][:, right] - sums[bottom][:, left] + sums[top][:, left]
     area = (bottom - top)[:, None] * (right - left)[None]
-    found: Map = (total / area.reshape(rows, columns, *([1] * (values.ndim - 2)))).astype(np.float32)
-    return found
+    means: Map = (total / area.reshape(rows, columns, *([1] * (values.ndim - 2)))).astype(np.float32)
+    return means
 
 
 def _whole_words(*words: str) -> re.Pattern[str]:
@@ -174,10 +197,10 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 _RULES: tuple[tuple[re.Pattern[str], Callable[[Texture], NDArray[np.float32]], float], ...] = (
     (
         _whole_words(
-            "text", "read", "writ", "written", "word", "letter", "number", "digit", "character", "say", "code", "label",
-            "name", "date", "amount", "total", "price",
+            "text", "read", "writ", "written", "word", "letter", "number", "digit", "character", "say",
+            "code", "label", "name", "date", "amount", "total", "price",
         ),
         text_like,
-        FAINT,
+        STROKE_NOISE,
     ),
 )  # fmt: skip

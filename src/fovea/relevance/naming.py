@@ -1,7 +1,8 @@
-"""Which of several images a question's words name: "the second image", "image 2", "pictures 1 and 3", "the last two photos".
+"""Finds the images that a question names: "the second image", "pictures 1 and 3", "the last two photos".
 
-English, as all key words here. Words that speak of another thing's order ("the second word in the text") name no image, a
-number beyond the last image names none, and what is said against one ("ignore the first image") is not understood.
+Only English is understood, as in all key words of this package. Ordinals of other things ("the second word in
+the text") name no image, nor does a number beyond the last image. Negations are not understood: "ignore the
+first image" names the first image.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 Turn = tuple[str, int]
-"""What the user said in one turn, and how many images there were by its end."""
+"""The user's text of one turn, and the number of images in the conversation up to the end of that turn."""
 _FLAGS = re.IGNORECASE | re.ASCII
-"""Letters of other alphabets are no other spelling: without ASCII "fırst", with a dotless i, would be a first."""
+"""ASCII keeps letters of other alphabets from matching: "fırst", with a dotless i, is not "first"."""
 _LAST = -1
 _ORDINALS = {
     word: place
@@ -30,7 +31,8 @@ _CARDINALS = {
 _LETTERS = "ABCDEFGH"
 
 _NOUN = r"(?:images?|imgs?|pictures?|pics?|photo(?:graph)?s?|views?|frames?|screenshots?|pages?|slides?)"
-_ORDINAL = rf"(?:second[ -]to[ -]last|{'|'.join(word for word in _ORDINALS if ' ' not in word)}|\d{{1,3}}(?:st|nd|rd|th))"
+_ORDINAL_WORD = "|".join(word for word in _ORDINALS if " " not in word)
+_ORDINAL = rf"(?:second[ -]to[ -]last|{_ORDINAL_WORD}|\d{{1,3}}(?:st|nd|rd|th))"
 _NUMBER = rf"(?:\d{{1,3}}|{'|'.join(_CARDINALS)})"
 _PLACE = rf"{_ORDINAL}(?:\s+{_NUMBER})?"
 _LETTER = rf"(?-i:[{_LETTERS}])"
@@ -43,7 +45,11 @@ _ENDS = (
 
 
 def _listed(item: str, again: str = "") -> str:
-    """One to ten, with what stands between. Possessive: of "the first and the second word" no part is a list by itself."""
+    """A pattern of one to ten items with separators between them.
+
+    Its quantifier is possessive (`{0,9}+`), so that it does not match only a part of a list: in "the first
+    and the second word" it does not match "the first" alone.
+    """
     return rf"{item}\b(?:{_AND}(?:the\s+)?{again}{item}\b){{0,9}}+"
 
 
@@ -63,24 +69,25 @@ _LABEL = re.compile(rf"{_NOUN} ?(?:#|no\.?)? ?(?:{_NUMBER}|{_LETTER}) ?:", _FLAG
 _ALL = re.compile(r"\b(?:both|all|each|every|compar\w*|differ\w*|others?)\b", _FLAGS)
 
 
-def named(words: str, count: int) -> frozenset[int]:
-    """Of `count` images, counted from 0, those that the words name; all of them where they speak of all and name none.
+def named_images(words: str, count: int) -> frozenset[int]:
+    """Indices of the images that the words name, from 0 to `count` - 1.
 
-    A line that is nothing but a label ("Image 2:") names none: it stands there for every image.
+    If the words name no image but speak of all images ("compare", "both"), the result is all of them. A line
+    that is only a label ("Image 2:") names none, because some prompts have such a line for every image.
     """
     lines = (" ".join(line.split()) for line in words.splitlines())
     words = "\n".join(line for line in lines if line and not _LABEL.fullmatch(line))
-    found = frozenset(place for place in _places(words, count) if 0 <= place < count)
-    return found or (frozenset(range(count)) if _ALL.search(words) else frozenset())
+    images = frozenset(place for place in _places(words, count) if 0 <= place < count)
+    return images or (frozenset(range(count)) if _ALL.search(words) else frozenset())
 
 
-def latest(turns: Sequence[Turn], count: int) -> list[int]:
-    """Of each of `count` images the number of the last turn that names it; -1: none does."""
-    found = [-1] * count
+def last_mentions(turns: Sequence[Turn], count: int) -> list[int]:
+    """For each of `count` images, the index of the last turn that names it; -1: no turn does."""
+    mentions = [-1] * count
     for turn, (words, images) in enumerate(turns):
-        for place in named(words, images):
-            found[place] = turn
-    return found
+        for place in named_images(words, images):
+            mentions[place] = turn
+    return mentions
 
 
 def _places(words: str, count: int) -> Iterator[int]:
@@ -95,7 +102,7 @@ def _places(words: str, count: int) -> Iterator[int]:
 
 
 def _ordinals(text: str, count: int) -> Iterator[int]:
-    """ "first and last", and of "the last two" both."""
+    """Indices of the images in a list of ordinals ("first and last"); "the last two" gives both."""
     for word, number in re.findall(rf"\b({_ORDINAL})(?:\s+({_NUMBER}))?\b", text, _FLAGS):
         plain, several = word.lower().replace("-", " "), _number(number) if number else 1
         place = _ORDINALS[plain] if plain in _ORDINALS else int(plain[:-2])
@@ -106,7 +113,7 @@ def _ordinals(text: str, count: int) -> Iterator[int]:
 
 
 def _numbers(text: str, count: int) -> Iterator[int]:
-    """ "1 and 3", and "2 to 4" or "2-4" with what lies between."""
+    """Indices of the images in a list of numbers ("1 and 3") or a range ("2 to 4", "2-4")."""
     for low, high in _RANGE.findall(text):
         yield from range(_number(low) - 1, min(count, _number(high)))
     yield from (_number(word) - 1 for word in re.findall(rf"\b{_NUMBER}\b", text, _FLAGS))

@@ -1,7 +1,8 @@
-"""The way from pixels and a question to a layout, in the order of the verbs: texture, knowing, balancing, attending.
+"""Runs the steps from pixels and a question to a layout: texture, knowing, balancing, attending.
 
-Two steps, because the middle one is the model's: `survey` reads the picture alone, in any thread and for every question;
-`realize` takes what the model makes of question and image, and says what to encode. What it decided is in the result.
+There are two functions, because the model works between them. `survey` reads the image alone: it needs no
+question, and may run in any thread. `realize` takes the model's coupling of question and image, and decides
+which views are encoded. The decision and its reasons are in the result.
 """
 
 from __future__ import annotations
@@ -14,70 +15,91 @@ from typing import Any
 import numpy as np
 
 from fovea.relevance.balancing import Balancer, Tensions, Ways
-from fovea.relevance.knowing import keywords, perspectival, propositional, wanted
-from fovea.relevance.policy import Attended, content
+from fovea.relevance.knowing import keyword_amounts, keywords, perspectival, propositional
+from fovea.relevance.policy import Allocation, content_mask
 from fovea.relevance.realizing import Shape
 from fovea.relevance.texture import Bytes, Map, Mask, Texture, texture
 
-Chooser = Callable[[Map, Mask, int], Attended]
-"""Relevance and content of every cell, (rows, columns), and a total of tokens, to what is shown."""
+Chooser = Callable[[Map, Mask, int], Allocation]
+"""Maps relevance and content of every cell, both (rows, columns), and a total of tokens to an allocation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the picture says by itself: its texture, and the two ways of knowing that no question is needed for."""
+    """The part of relevance that needs no question: an image's texture and its first two maps.
 
-    seen: Texture = field(repr=False)
+    texture: channels of the image, cell by cell.
+    propositional, perspectival: maps of knowing.py, (rows, columns) in [0, 1].
+    """
+
+    texture: Texture = field(repr=False)
     propositional: Map = field(repr=False)
     perspectival: Map = field(repr=False)
 
     @property
     def grid(self) -> Shape:
-        return self.seen.grid
+        """Rows and columns of cells."""
+        return self.texture.grid
 
-    def asked(self, question: str) -> Map:
-        """What words alone ask for, of every cell."""
-        return keywords(self.seen, question)
+    def keyword_map(self, question: str) -> Map:
+        """`knowing.keywords` of this image: (rows, columns) in [0, 1], scaled within the image."""
+        return keywords(self.texture, question)
 
-    def wanted(self, question: str) -> list[tuple[Map, float]]:
-        """For each of these things how much there is in every cell, to compare images by, and what of it is noise."""
-        return wanted(self.seen, question)
+    def keyword_amounts(self, question: str) -> list[tuple[Map, float]]:
+        """`knowing.keyword_amounts` of this image, on a scale that allows to compare images."""
+        return keyword_amounts(self.texture, question)
 
     def statistics(self, total: int) -> Map:
-        """What the tensions go by, (10,): mean and deviation of either map, mean and upper quantiles of the density of edges,
-        and the share of the tokens that there is to give away, on a scale of images."""
-        edges = self.seen["sobel"]
+        """The input of the tensions, (10,).
+
+        It holds the mean and deviation of the propositional and of the perspectival map; the mean and the
+        quantiles 0.9 and 0.99 of the density of edges; log2(total) / 10, total / cells, and log2(cells) / 10.
+
+        total: tokens to be chosen.
+        """
+        edges = self.texture["sobel"]
         cells = edges.size
         values = (
-            self.propositional.mean(), self.propositional.std(), self.perspectival.mean(), self.perspectival.std(),
-            edges.mean(), np.quantile(edges, 0.9), np.quantile(edges, 0.99), np.log2(total) / 10,
+            self.propositional.mean(), self.propositional.std(),
+            self.perspectival.mean(), self.perspectival.std(),
+            edges.mean(), np.quantile(edges, 0.9), np.quantile(edges, 0.99),
+            np.log2(total) / 10,
         )  # fmt: skip
-        found: Map = np.array((*values, total / cells, np.log2(cells) / 10), np.float32)
-        return found
+        statistics: Map = np.array((*values, total / cells, np.log2(cells) / 10), np.float32)
+        return statistics
 
 
 @dataclass(frozen=True, slots=True)
-class Realized:
-    """ways, tensions: of what `worth`, the relevance of every cell, was made. seconds: of balancing and attending."""
+class Realization:
+    """The decision about one image and question, and its reasons.
 
-    attended: Attended
+    allocation: layout and regions.
+    ways: the three maps.
+    tensions: the tensions under which the maps were combined.
+    relevance: of every cell, (rows, columns) in [0, 1].
+    seconds: time that balancing and attending took.
+    """
+
+    allocation: Allocation
     ways: Ways = field(repr=False)
     tensions: Tensions
-    worth: Map = field(repr=False)
+    relevance: Map = field(repr=False)
     seconds: float
 
     def explanation(self) -> dict[str, Any]:
-        """For whoever asks: numbers, and regions in shares of the image's sides (left, top, right, bottom).
+        """The decision as JSON values, for an answer to a request with `explain`.
 
-        A tile's newlines lie beyond the image's right border: they count among its tokens, and not in its box.
+        Boxes of regions are shares of the image's sides (left, top, right, bottom). A tile's newlines lie
+        beyond the right border of the image: they count among the region's tokens, but are not in its box.
         """
-        rows, columns = self.worth.shape
-        shown = {view.region: view for view in self.attended.layout.views[-len(self.attended.regions) :]}
+        rows, columns = self.relevance.shape
+        views = {view.region: view for view in self.allocation.layout.views[-len(self.allocation.regions) :]}
         regions = []
         for region, score, budget in zip(
-            self.attended.regions, self.attended.scores, self.attended.budgets, strict=True
+            self.allocation.regions, self.allocation.scores, self.allocation.budgets, strict=True
         ):
-            view = shown.get(region)
+            view = views.get(region)
+            area = 0 if view is None or not budget else view.shape[0] * view.shape[1]
             regions.append(
                 {
                     "box": [
@@ -92,29 +114,34 @@ class Realized:
                     "relevance": _rounded(score),
                     "tokens": budget,
                     "of": region.tokens,
-                    "lod": 0.0 if view is None or not budget else _rounded((view.shape[0] * view.shape[1] / region.tokens) ** 0.5),
+                    "lod": _rounded((area / region.tokens) ** 0.5),
                 }
-            )  # fmt: skip
+            )
         return {
             "tensions": {
                 "compress_particularize": _rounded(self.tensions.compress),
                 "exploit_explore": _rounded(self.tensions.exploit),
                 "focus_diversify": _rounded(self.tensions.focus),
             },
-            "thumbnail_tokens": self.attended.layout.tokens - sum(self.attended.budgets),
-            "tokens": self.attended.layout.tokens,
-            "of": self.attended.full,
+            "thumbnail_tokens": self.allocation.layout.tokens - sum(self.allocation.budgets),
+            "tokens": self.allocation.layout.tokens,
+            "of": self.allocation.full,
             "allocation_ms": round(self.seconds * 1000, 2),
             "grid": [rows, columns],
-            "map": [[_rounded(value, 2) for value in line] for line in self.worth],
+            "map": [[_rounded(value, 2) for value in line] for line in self.relevance],
             "regions": regions,
         }
 
 
 def survey(pixels: Bytes, cell: int) -> Survey:
-    """pixels (height, width, 3) bytes; cell: side in pixels of what becomes a token."""
-    seen = texture(pixels, cell)
-    return Survey(seen, propositional(seen), perspectival(seen))
+    """Read an image without a question. CPU-bound; thread-safe.
+
+    pixels: (height, width, 3) bytes of RGB; height and width are multiples of `cell`, or ValueError is
+        raised.
+    cell: side in pixels of the square that becomes one visual token.
+    """
+    channels = texture(pixels, cell)
+    return Survey(channels, propositional(channels), perspectival(channels))
 
 
 def realize(
@@ -125,14 +152,18 @@ def realize(
     tensions: Tensions,
     balancer: Balancer,
     choose: Chooser,
-) -> Realized:
-    """participatory: of every cell, (rows, columns) in [0, 1]. choose: what becomes of every cell's relevance, whether it has
-    content, and `total`."""
+) -> Realization:
+    """Decide which views of an image are encoded.
+
+    participatory: the third map, (rows, columns) in [0, 1].
+    total: tokens to be chosen.
+    choose: the function that lays out the image by relevance, content and `total`.
+    """
     started = time.perf_counter()
     ways = Ways(surveyed.propositional, surveyed.perspectival, participatory)
-    worth = balancer.balance(ways, tensions)
-    attended = choose(worth, content(ways), total)
-    return Realized(attended, ways, tensions, worth, time.perf_counter() - started)
+    relevance = balancer.balance(ways, tensions)
+    allocation = choose(relevance, content_mask(ways), total)
+    return Realization(allocation, ways, tensions, relevance, time.perf_counter() - started)
 
 
 def _rounded(value: float, digits: int = 4) -> float:

@@ -1,9 +1,10 @@
-"""What an image's relevance becomes: how much is shown of the whole, of each region, and at which resolution.
+"""Turns relevance into a layout: which regions are encoded, at which resolution, with how many tokens.
 
-How much of the total shows the whole is the tension between compressing and particularizing. Large images are the whole at
-low resolution, and regions: one whose content fits its budget is encoded at native resolution and loses its blank cells; one
-whose content does not is encoded at a lower level. Small images, and those of which all has to be seen, are one region at
-native resolution, of which some tokens are kept: shown smaller, they lose more (benchmarks/LOG.md).
+A large image is laid out as a view of the whole at low resolution, and regions. The tension between compress
+and particularize divides the total between them. A region whose content fits its budget is encoded at native
+resolution, and its blank cells are left out. Any other region is encoded at a lower resolution. A small
+image, and one of which the question needs everything, is one region at native resolution, of which some
+tokens are kept: a lower resolution costs such images more accuracy (benchmarks/LOG.md).
 """
 
 from __future__ import annotations
@@ -18,18 +19,25 @@ from fovea.relevance.realizing import Layout, Shape, View, shape_within, view, v
 from fovea.relevance.regions import SIDE, Region, partition
 from fovea.relevance.texture import Map, Mask
 
-CONTENT, STANDING_OUT = 0.08, 0.35
-"""From which propositional and perspectival knowledge on a cell counts as having content."""
-ONE_VIEW = 512
-"""Cells from which an image is large: regions beside a view of the whole, each with a context of its own."""
-ALL_OF_IT = 0.7
-"""From which compression on all of a large image has to be seen, and no region alone."""
+CONTENT, SALIENCE = 0.08, 0.35
+"""A cell has content if its propositional value is above CONTENT or its perspectival value above SALIENCE."""
+LARGE_IMAGE = 512
+"""An image with at least so many cells is large: it is encoded as regions, beside a view of the whole."""
+ONE_REGION_COMPRESS = 0.7
+"""From this compress tension on, a large image is one region, too, because the question needs all of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Attended:
-    """regions with their scores, demands and budgets in tokens; the view of the whole is not among them. full: tokens of the
-    image where nothing is left out."""
+class Allocation:
+    """The layout of an image, and the reasons for it, region by region.
+
+    layout: the views that are encoded, with their tokens.
+    regions: all regions, in reading order; the view of the whole is not among them.
+    scores: relevance of each region, in [0, 1].
+    demands: how many tokens of each region have content.
+    budgets: how many tokens each region gets.
+    full: tokens of the image if all were kept.
+    """
 
     layout: Layout
     regions: tuple[Region, ...]
@@ -39,58 +47,71 @@ class Attended:
     full: int
 
 
-def content(ways: Ways) -> Mask:
-    """Cells that hold anything."""
-    return (ways.propositional > CONTENT) | (ways.perspectival > STANDING_OUT)
+def content_mask(ways: Ways) -> Mask:
+    """Whether each cell has content, (rows, columns)."""
+    return (ways.propositional > CONTENT) | (ways.perspectival > SALIENCE)
 
 
 def first_view(grid: Shape, total: int, compress: float) -> Shape:
-    """The shape at which the whole is seen: what the layout begins with."""
+    """Rows and columns of the view of the whole, in tokens. That view is the first one of the layout."""
     rows, columns = grid
-    if rows * columns < ONE_VIEW or compress >= ALL_OF_IT:
+    if rows * columns < LARGE_IMAGE or compress >= ONE_REGION_COMPRESS:
         return grid
     return shape_within(rows, columns, attending.whole_tokens(total, compress))
 
 
 def attend(
-    worth: Map,
-    held: Mask,
+    relevance: Map,
+    content: Mask,
     total: int,
     compress: float = 0.5,
     policy: str = "thresholds",
     side: int = SIDE,
-) -> Attended:
-    """worth: relevance of each cell, (rows, columns) in [0, 1]. held: cells with content. total: tokens, fewer than cells.
+) -> Allocation:
+    """Lay out an image with exactly `total` tokens.
 
-    side: of a region, in tokens. The layout has exactly `total` tokens.
+    relevance: of each cell, (rows, columns) in [0, 1].
+    content: whether each cell has content, (rows, columns).
+    total: tokens, at least one and fewer than cells; otherwise ValueError is raised.
+    compress: the tension between compress and particularize, in [0, 1].
+    policy: a name in `attending.POLICIES`.
+    side: usual side of a region, in tokens.
     """
-    grid = worth.shape[0], worth.shape[1]
-    if not 0 < total < worth.size:
-        raise ValueError(f"{total} of {worth.size} tokens can not be chosen; accepted: 1 to {worth.size - 1}")
+    grid = relevance.shape[0], relevance.shape[1]
+    if not 0 < total < relevance.size:
+        raise ValueError(
+            f"{total} of {relevance.size} tokens cannot be chosen; accepted: 1 to {relevance.size - 1}"
+        )
     shape = first_view(grid, total, compress)
     if shape[0] * shape[1] >= total:
-        return _as_one(worth, held, total, shape)
-    regions = partition(held, side)
+        return _one_region(relevance, content, total, shape)
+    regions = partition(content, side)
     natives = [region.tokens for region in regions]
-    demands = [int(held[region.cells].sum()) for region in regions]
-    scores = [score(worth[region.cells]) for region in regions]
+    demands = [int(content[region.cells].sum()) for region in regions]
+    scores = [score(relevance[region.cells]) for region in regions]
     budgets = attending.allocate(scores, natives, total - shape[0] * shape[1], policy, demands)
     views = [View(whole(*grid), shape, tuple(range(shape[0] * shape[1])))]
     for region, budget, demand in zip(regions, budgets, demands, strict=True):
         if budget:
-            views.append(view(region, budget, worth, native=budget >= demand))
-    return Attended(Layout(grid, tuple(views)), regions, tuple(scores), tuple(demands), budgets, worth.size)
+            views.append(view(region, budget, relevance, native=budget >= demand))
+    return Allocation(
+        Layout(grid, tuple(views)), regions, tuple(scores), tuple(demands), budgets, relevance.size
+    )
 
 
-def score(worth: Map) -> float:
-    """Of a region: the mean of its highest quarter, so that a small thing in an empty region counts."""
-    values = np.sort(worth.ravel())[::-1]
+def score(relevance: Map) -> float:
+    """Relevance of a region: the mean of its highest quarter of cells.
+
+    With the mean of all cells, a small thing in an empty region would hardly count.
+
+    relevance: of the region's cells, any shape.
+    """
+    values = np.sort(relevance.ravel())[::-1]
     return float(values[: max(1, len(values) // 4)].mean())
 
 
-def _as_one(worth: Map, held: Mask, total: int, shape: Shape) -> Attended:
-    region = whole(*worth.shape)
-    shown = view_at(region, shape, total, worth)
-    return Attended(
-        Layout(worth.shape, (shown,)), (region,), (1.0,), (int(held.sum()),), (total,), worth.size
-    )
+def _one_region(relevance: Map, content: Mask, total: int, shape: Shape) -> Allocation:
+    """Lay out an image as one region, encoded at `shape`."""
+    region = whole(*relevance.shape)
+    layout = Layout(relevance.shape, (view_at(region, shape, total, relevance),))
+    return Allocation(layout, (region,), (1.0,), (int(content.sum()),), (total,), relevance.size)

@@ -1,8 +1,9 @@
-"""From budgets to views: what is cut out of an image, at which size it is encoded, and where its tokens stand.
+"""Turns budgets into views: parts of an image, the size of each for the encoder, its tokens' positions.
 
-The whole is seen once at low resolution, and every region that has a budget at a resolution of its own. Views of one shape
-are encoded together. Every token knows its true place: its centre in the grid that the whole
-image has at full resolution (for M-RoPE), and its patches' places there (for towers that learned positions).
+The whole is encoded once at low resolution, and every region with a budget at a resolution of its own. Views
+of one shape can be encoded together. Every token keeps its true position: for M-RoPE, the cell of the image's
+full grid that holds its centre; for towers with learned positions, the positions of its patches in the full
+grid of patches.
 """
 
 from __future__ import annotations
@@ -19,29 +20,41 @@ from fovea.relevance.texture import Map
 Index = NDArray[np.int64]
 Shape = tuple[int, int]
 ASPECT = 2.0
-"""How much stretching counts against area: twice as wide is worse than four times as many tokens, or a quarter of them."""
+"""Weight of a distorted aspect ratio against area, both as logarithms: a ratio that is wrong by a factor of 2
+costs as much as a factor of 4 in the number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A region at `shape` (rows, columns) tokens. kept: which of those are handed on, ascending."""
+    """A region at the resolution at which it is encoded, and which of its tokens the decoder gets.
+
+    region: the rectangle of the full grid that is shown.
+    shape: rows and columns of tokens that the encoder makes of it.
+    token_indices: the tokens that are kept, as indices in reading order, ascending.
+    """
 
     region: Region
     shape: Shape
-    kept: tuple[int, ...]
+    token_indices: tuple[int, ...]
 
     @property
     def tokens(self) -> int:
-        return len(self.kept)
+        """Number of tokens that are kept."""
+        return len(self.token_indices)
 
     @property
     def native(self) -> bool:
+        """Whether the region is encoded at its native resolution."""
         return self.shape == (self.region.rows, self.region.columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What is shown of an image of `grid` (rows, columns) tokens: the whole first, then regions in reading order."""
+    """The views of an image that are encoded.
+
+    grid: rows and columns of tokens of the whole image at full resolution.
+    views: the whole first, then regions in reading order.
+    """
 
     grid: Shape
     views: tuple[View, ...]
@@ -51,16 +64,19 @@ class Layout:
         return sum(view.tokens for view in self.views)
 
     def places(self) -> Index:
-        """(tokens, 2): row and column in the full grid."""
-        return np.concatenate([token_places(view.region, view.shape)[list(view.kept)] for view in self.views])
+        """Row and column of each kept token in the full grid, (tokens, 2)."""
+        return np.concatenate(
+            [token_places(view.region, view.shape)[list(view.token_indices)] for view in self.views]
+        )
 
 
 def whole(rows: int, columns: int) -> Region:
+    """The region that is all of a grid."""
     return Region(0, 0, rows, columns)
 
 
 def shape_within(rows: int, columns: int, tokens: int) -> Shape:
-    """A large shape of nearly the same aspect that has at most `tokens`; at least 1x1."""
+    """A large shape of at most `tokens` tokens (at least 1x1), of nearly the aspect ratio rows / columns."""
     best = (1, 1)
     for down in range(1, rows + 1):
         across = min(columns, tokens // down)
@@ -71,7 +87,10 @@ def shape_within(rows: int, columns: int, tokens: int) -> Shape:
 
 
 def shape_holding(rows: int, columns: int, tokens: int) -> Shape:
-    """A small shape of nearly the same aspect that has at least `tokens`, of which the region carries as many."""
+    """A small shape of at least `tokens` tokens, of nearly the aspect ratio rows / columns.
+
+    tokens: not more than rows * columns.
+    """
     best = (rows, columns)
     for down in range(1, rows + 1):
         across = -(-tokens // down)
@@ -82,12 +101,12 @@ def shape_holding(rows: int, columns: int, tokens: int) -> Shape:
 
 
 def _merit(shape: Shape, rows: int, columns: int) -> float:
-    """Of a shape that may not be larger: its area, and how little it stretches."""
+    """Quality of a shape that has an upper limit: a larger area and a smaller distortion are better."""
     return math.log(shape[0] * shape[1]) - ASPECT * _stretch(shape, rows, columns)
 
 
 def _cost(shape: Shape, rows: int, columns: int) -> float:
-    """Of a shape that may not be smaller."""
+    """Cost of a shape that has a lower limit: a smaller area and a smaller distortion are better."""
     return math.log(shape[0] * shape[1]) + ASPECT * _stretch(shape, rows, columns)
 
 
@@ -95,31 +114,42 @@ def _stretch(shape: Shape, rows: int, columns: int) -> float:
     return abs(math.log(shape[0] * columns / (shape[1] * rows)))
 
 
-def view(region: Region, tokens: int, worth: Map, *, native: bool) -> View:
-    """The region's `tokens` worthiest: of all that it carries, or of the smallest resolution that holds so many.
+def view(region: Region, tokens: int, relevance: Map, *, native: bool) -> View:
+    """A view of a region that keeps its `tokens` most relevant tokens.
 
-    worth: of every cell of the full grid, (rows, columns).
+    relevance: of every cell of the full grid, (rows, columns).
+    native: encode the region at its native resolution; otherwise at the lowest resolution that has so many
+        tokens.
     """
-    carried = region.rows, region.columns
-    return view_at(region, carried if native else shape_holding(*carried, tokens), tokens, worth)
+    full = region.rows, region.columns
+    return view_at(region, full if native else shape_holding(*full, tokens), tokens, relevance)
 
 
-def view_at(region: Region, shape: Shape, tokens: int, worth: Map) -> View:
-    """The region's `tokens` worthiest of all that it has at `shape`; worth as in `view`."""
+def view_at(region: Region, shape: Shape, tokens: int, relevance: Map) -> View:
+    """A view of a region at `shape` that keeps its `tokens` most relevant tokens. relevance: as in `view`."""
     places = token_places(region, shape)
-    return View(region, shape, worthiest(worth[places[:, 0], places[:, 1]], tokens))
+    return View(region, shape, top_tokens(relevance[places[:, 0], places[:, 1]], tokens))
 
 
 def token_places(region: Region, shape: Shape) -> Index:
-    """(tokens of the shape, 2): the cell of the full grid that holds each token's centre, in reading order."""
+    """Row and column of the full grid's cell that holds each token's centre, in reading order.
+
+    The result is (shape[0] * shape[1], 2).
+    """
     rows = np.floor(_line(region.row, region.rows, shape[0], 1) + 0.5).astype(np.int64)
     columns = np.floor(_line(region.column, region.columns, shape[1], 1) + 0.5).astype(np.int64)
     return np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2)
 
 
 def patch_fractions(view: View, grid: Shape, merge: int) -> NDArray[np.float32]:
-    """(patches, 2) in [0, 1]: where each patch stands between the first and the last of the full grid of patches, down and
-    across; in merge order: the merge x merge patches of a token are neighbours."""
+    """Position of each patch of a view in the full grid of patches, (patches, 2) in [0, 1].
+
+    The two numbers are down and across: 0 is the first patch of the full grid, 1 the last. Patches are in
+    merge order: the merge x merge patches of a token are consecutive.
+
+    grid: rows and columns of the full grid, in tokens.
+    merge: patches per side of a token.
+    """
     region, (rows, columns) = view.region, view.shape
     lines = (
         _line(region.row, region.rows, rows, merge) / max(grid[0] * merge - 1, 1),
@@ -131,10 +161,14 @@ def patch_fractions(view: View, grid: Shape, merge: int) -> NDArray[np.float32]:
 
 
 def _line(start: int, length: int, count: int, merge: int) -> Map:
-    """Centres of count * merge rows or columns of patches, in units of the full grid's patches."""
+    """Centres of count * merge rows or columns of patches, in units of the full grid's patches.
+
+    start, length: the region along this axis, in tokens.
+    count: the view's tokens along it.
+    """
     return merge * start + (np.arange(count * merge) + 0.5) * (length / count) - 0.5
 
 
-def worthiest(values: Map, count: int) -> tuple[int, ...]:
+def top_tokens(values: Map, count: int) -> tuple[int, ...]:
     """The `count` tokens with the highest values, ascending; among equals the earlier."""
     return tuple(np.sort(np.argsort(-values, kind="stable")[:count]).tolist())

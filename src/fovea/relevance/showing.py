@@ -1,4 +1,4 @@
-"""A picture of what was seen where: the image, dim where it was hardly looked at, with each region's tokens."""
+"""Draws the relevance of an image: the image, dim where relevance is low, with the tokens of each region."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ import PIL.ImageDraw
 import PIL.ImageFont
 
 LEAST_SIDE = 640
-"""Small images are drawn larger, so that numbers can be read."""
+"""The longer side of the drawing is at least so many pixels, so that the numbers in it can be read."""
 LINE = 22
 WARM, COLD = np.array((255, 96, 0), np.float32), np.array((24, 36, 72), np.float32)
 NATIVE, LOWER = (255, 196, 0), (120, 200, 255)
 
 
 def show(image: PIL.Image.Image, explanation: Mapping[str, Any]) -> PIL.Image.Image:
-    """image: as it was sent. explanation: the `relevance` of its answer.
+    """The drawing of one image.
 
-    Warm is relevant, cold and dark is not. A region's frame is yellow where it was encoded at native resolution and blue
-    where at a lower one, with its tokens in the corner; regions without a frame were seen in the thumbnail alone.
+    Relevant cells are warm, others are cold and dark. The frame of a region is yellow if it was encoded at
+    native resolution, and blue if at a lower one; its number of tokens is in the corner. A region without a
+    frame is only in the view of the whole.
+
+    image: the image that was sent.
+    explanation: the field `relevance` of that image in the answer (`Realization.explanation`).
     """
     scale = max(1.0, LEAST_SIDE / max(image.size))
     size = round(image.width * scale), round(image.height * scale)
     picture = image.convert("RGB").resize(size, PIL.Image.Resampling.BICUBIC)
     heat = PIL.Image.fromarray(np.asarray(explanation["map"], np.float32))
-    worth = np.asarray(heat.resize(size, PIL.Image.Resampling.BILINEAR))[:, :, None].clip(0, 1)
+    relevance = np.asarray(heat.resize(size, PIL.Image.Resampling.BILINEAR))[:, :, None].clip(0, 1)
     pixels = np.asarray(picture, np.float32)
-    tint = worth * WARM + (1 - worth) * COLD
-    strength = np.where(worth > 0.5, 0.55 * (worth - 0.5), 1.1 * (0.5 - worth))
+    tint = relevance * WARM + (1 - relevance) * COLD
+    strength = np.where(relevance > 0.5, 0.55 * (relevance - 0.5), 1.1 * (0.5 - relevance))
     mixed = PIL.Image.fromarray((pixels * (1 - strength) + tint * strength).astype(np.uint8))
     canvas = PIL.Image.new("RGB", (size[0], size[1] + 2 * LINE), (16, 16, 20))
     canvas.paste(mixed)
@@ -64,9 +68,9 @@ def _frame(
 def _captions(explanation: Mapping[str, Any]) -> tuple[str, str]:
     tensions = explanation["tensions"]
     whole = explanation["thumbnail_tokens"]
-    seen = f"{explanation['tokens']} of {explanation['of']} visual tokens"
+    share = f"{explanation['tokens']} of {explanation['of']} visual tokens"
     return (
-        seen + (f", {whole} of them for the whole" if whole else ""),
+        share + (f", {whole} of them for the whole" if whole else ""),
         f"compress {tensions['compress_particularize']:.2f}   exploit {tensions['exploit_explore']:.2f}   "
         f"focus {tensions['focus_diversify']:.2f}",
     )

@@ -1,9 +1,11 @@
-"""An image as 13 channels over a grid of cells, a cell being what becomes one visual token.
+"""Computes an image's texture: 13 channels over a grid of cells.
 
-After the ARR-COC design, without its known defects: every channel is pooled over the area of a cell, so that a thin stroke
-counts wherever it lies; nothing is normalised over a batch, so that an image's texture is its own; no channel repeats
-another. The 13th is the range of luminance within a cell, which tells a stroke on paper from paper (measured in
-benchmarks/relevance_texture.py). Its twin in torch, for images that are on a GPU already, is fovea.kernels.texture.
+A cell holds the pixels that become one visual token. The channels follow the ARR-COC design, without its
+known defects. Every channel is pooled over the area of a cell, so that a thin stroke counts wherever it lies.
+Nothing is normalised over a batch, so that an image's texture does not depend on other images. No channel
+repeats another. The 13th channel is the range of luminance within a cell, which distinguishes paper with a
+stroke on it from blank paper (measured in benchmarks/relevance_texture.py). fovea.kernels.texture is the twin
+of this module in torch, for images that are on a GPU already.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import PIL.Image
 from numpy.typing import NDArray
 
 Map = NDArray[np.floating[Any]]
-"""float32 throughout; numpy's own types are vaguer."""
+"""An array of float32. Numpy's functions are typed less precisely, hence the general type."""
 Mask = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
 
@@ -25,7 +27,7 @@ CHANNELS: tuple[str, ...] = (
     "eccentricity", "range",
 )  # fmt: skip
 SOBEL_LARGEST = 1020.0
-"""Of bytes: four steps of 255."""
+"""Largest value of the Sobel filter on bytes: four times 255."""
 _TO_XYZ = np.array(
     ((0.4124564, 0.3575761, 0.1804375), (0.2126729, 0.7151522, 0.0721750), (0.0193339, 0.1191920, 0.9503041)),
     np.float32,
@@ -35,15 +37,19 @@ _WHITE = np.array((0.95047, 1.0, 1.08883), np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Texture:
-    """channels (rows, columns, 13) float32, each within [0, 1] but for Sobel x and y, which have a sign. luma: (height,
-    width) bytes of the image."""
+    """Channels of one image, cell by cell.
+
+    channels: (rows, columns, 13) float32, within [0, 1], except Sobel x and y, which have a sign: [-1, 1].
+    luma: luminance of the image's pixels, (height, width) bytes.
+    cell: side of a cell in pixels.
+    """
 
     channels: Map
     luma: Bytes
     cell: int
 
     def __getitem__(self, name: str) -> Map:
-        """One channel, (rows, columns)."""
+        """The channel with that name, (rows, columns)."""
         return self.channels[:, :, CHANNELS.index(name)]
 
     @property
@@ -52,7 +58,12 @@ class Texture:
 
 
 def texture(pixels: Bytes, cell: int) -> Texture:
-    """pixels (height, width, 3) bytes, both sides multiples of `cell`."""
+    """The texture of an image.
+
+    pixels: (height, width, 3) bytes of RGB; height and width are multiples of `cell`, or ValueError is
+        raised.
+    cell: side of a cell in pixels.
+    """
     height, width, _ = pixels.shape
     if height % cell or width % cell or not height or not width:
         raise ValueError(f"an image of {width}x{height} pixels is not made of cells of {cell}")
@@ -71,7 +82,7 @@ def texture(pixels: Bytes, cell: int) -> Texture:
 
 
 def lab(rgb: Map) -> Map:
-    """sRGB in [0, 1] to CIE L*a*b* under D65, (..., 3)."""
+    """Convert sRGB in [0, 1] to CIE L*a*b* under D65, both (..., 3)."""
     linear = np.where(rgb > 0.04045, ((rgb + 0.055) / 1.055) ** 2.4, rgb / 12.92)
     xyz = linear.astype(np.float32) @ _TO_XYZ.T / _WHITE
     root = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
@@ -80,25 +91,26 @@ def lab(rgb: Map) -> Map:
 
 
 def _edges(luma: Bytes, cell: int) -> Map:
-    """Means of Sobel x, Sobel y and of their magnitude, in units of the largest step. The image goes on as its border.
+    """Means of Sobel x, Sobel y and their magnitude in each cell, (rows, columns, 3).
 
-    A row of cells at a time, so that the work stays in cache.
+    The unit is SOBEL_LARGEST. Beyond its border the image is continued with the pixels of the border. One row
+    of cells is computed at a time, so that its data stay in the processor's cache.
     """
     rows, columns = luma.shape[0] // cell, luma.shape[1] // cell
     wide = np.pad(luma, 1, mode="edge").astype(np.int16)
-    found = np.empty((3, rows, columns * cell), np.float32)
+    line_sums = np.empty((3, rows, columns * cell), np.float32)
     for row in range(rows):
         band = wide[row * cell : (row + 1) * cell + 2]
         step = band[:, 2:] - band[:, :-2]
         across = (step[:-2] + step[2:] + 2 * step[1:-1]).astype(np.float32)
         step = band[2:] - band[:-2]
         down = (step[:, :-2] + step[:, 2:] + 2 * step[:, 1:-1]).astype(np.float32)
-        across.sum(0, out=found[0, row])
-        down.sum(0, out=found[1, row])
+        across.sum(0, out=line_sums[0, row])
+        down.sum(0, out=line_sums[1, row])
         np.square(across, out=across)
         across += np.square(down, out=down)
-        np.sqrt(across, out=across).sum(0, out=found[2, row])
-    sums = found.reshape(3, rows, columns, cell).sum(3)
+        np.sqrt(across, out=across).sum(0, out=line_sums[2, row])
+    sums = line_sums.reshape(3, rows, columns, cell).sum(3)
     means: Map = np.moveaxis(sums, 0, -1) / np.float32(cell * cell * SOBEL_LARGEST)
     return means
 
@@ -115,5 +127,5 @@ def _range(luma: Bytes, cell: int) -> Map:
     lines = luma.reshape(rows, cell, -1)
     high = lines.max(1).reshape(rows, columns, cell).max(2)
     low = lines.min(1).reshape(rows, columns, cell).min(2)
-    found: Map = (high - low).astype(np.float32) / 255
-    return found
+    spans: Map = (high - low).astype(np.float32) / 255
+    return spans

@@ -1,7 +1,7 @@
-"""Relevance for models that cut an image into tiles of fixed size: which tiles are worth encoding, and which of their cells.
+"""Relevance for models that cut an image into tiles of fixed size: chooses the tiles and their cells.
 
-The view of the whole is always kept. Tiles are regions that have one level, their own; a row of the picture ends in a newline
-token, which belongs to its last tile and is worth what its row is worth on average.
+The view of the whole is always kept. Tiles are regions with one resolution, their own. Each row of the
+picture ends in a newline token. It belongs to the row's last tile, and its relevance is the mean of its row.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from fovea.relevance import attending
-from fovea.relevance.policy import Attended, score
-from fovea.relevance.realizing import Layout, View, whole, worthiest
+from fovea.relevance.policy import Allocation, score
+from fovea.relevance.realizing import Layout, View, top_tokens, whole
 from fovea.relevance.regions import Region
 from fovea.relevance.texture import Map, Mask
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """A picture of (rows, columns) cells, without its border, on tiles of `side` cells. top, left: cells of border that were
-    cut off before the first. base: tokens of the view of the whole, which come first."""
+    """How the cells of a picture lie on its tiles, without the border that pads it to whole tiles.
+
+    rows, columns: cells of the picture.
+    side: side of a tile, in cells.
+    top, left: cells of border above and left of the picture.
+    base: tokens of the view of the whole, which come first.
+    """
 
     rows: int
     columns: int
@@ -31,7 +36,10 @@ class Tiling:
 
     @property
     def regions(self) -> tuple[Region, ...]:
-        """Of the picture with its newlines, (rows, columns + 1), one for each tile, in reading order."""
+        """One region per tile that holds cells of the picture, in reading order.
+
+        They cover the grid of the picture with its newlines, (rows, columns + 1).
+        """
         down, across = self._cuts(self.rows, self.top), self._cuts(self.columns, self.left)
         across[-1] = across[-1][0], self.columns + 1
         return tuple(
@@ -46,51 +54,57 @@ class Tiling:
         ]
 
 
-def attend_tiles(worth: Map, held: Mask, total: int, tiling: Tiling) -> Attended:
-    """worth, held: of the cells, (rows, columns). total: tokens, more than those of the whole, which are included.
+def attend_tiles(relevance: Map, content: Mask, total: int, tiling: Tiling) -> Allocation:
+    """Choose tiles and their cells, `total` tokens together.
 
-    The layout's first view is the whole; the others are tiles, as cells of the picture with its newlines.
+    The layout's first view is the whole. The others are tiles, in the grid of the picture with its newlines.
+
+    relevance, content: of the picture's cells, (rows, columns).
+    total: tokens, including `tiling.base`, and more than that; otherwise ValueError is raised.
     """
     if total <= tiling.base:
         raise ValueError(f"{total} tokens are not more than the {tiling.base} of the view of the whole")
-    ends = worth.mean(1, keepdims=True)
-    worth = np.concatenate((worth, ends), axis=1)
-    held = np.concatenate((held, held.any(1, keepdims=True)), axis=1)
+    ends = relevance.mean(1, keepdims=True)
+    relevance = np.concatenate((relevance, ends), axis=1)
+    content = np.concatenate((content, content.any(1, keepdims=True)), axis=1)
     regions = tiling.regions
     natives = [region.tokens for region in regions]
-    demands = [int(held[region.cells].sum()) for region in regions]
-    scores = [score(worth[region.cells]) for region in regions]
+    demands = [int(content[region.cells].sum()) for region in regions]
+    scores = [score(relevance[region.cells]) for region in regions]
     budgets = attending.allocate(scores, natives, total - tiling.base, "sharp", demands)
-    views = [View(whole(*worth.shape), (1, tiling.base), tuple(range(tiling.base)))]
+    views = [View(whole(*relevance.shape), (1, tiling.base), tuple(range(tiling.base)))]
     for region, budget in zip(regions, budgets, strict=True):
         if budget:
-            kept = worthiest(worth[region.cells].ravel(), budget)
-            views.append(View(region, (region.rows, region.columns), kept))
-    layout = Layout((worth.shape[0], worth.shape[1]), tuple(views))
-    full = tiling.base + worth.size
-    return Attended(layout, regions, tuple(scores), tuple(demands), budgets, full)
+            indices = top_tokens(relevance[region.cells].ravel(), budget)
+            views.append(View(region, (region.rows, region.columns), indices))
+    layout = Layout((relevance.shape[0], relevance.shape[1]), tuple(views))
+    full = tiling.base + relevance.size
+    return Allocation(layout, regions, tuple(scores), tuple(demands), budgets, full)
 
 
-def kept_tokens(attended: Attended, tiling: Tiling) -> list[int]:
-    """Numbers of the kept tokens in the row of all: the whole's, then the picture's, line by line, each with its newline."""
+def kept_tokens(allocation: Allocation, tiling: Tiling) -> list[int]:
+    """Indices of the kept tokens among all tokens of the image, ascending.
+
+    All tokens are those of the view of the whole, then the picture's, row by row, each row with its newline.
+    """
     columns = tiling.columns + 1
-    found = list(range(tiling.base))
-    for view in attended.layout.views[1:]:
+    indices = list(range(tiling.base))
+    for view in allocation.layout.views[1:]:
         region = view.region
-        for cell in view.kept:
+        for cell in view.token_indices:
             row, column = divmod(cell, region.columns)
-            found.append(tiling.base + (region.row + row) * columns + region.column + column)
-    return sorted(found)
+            indices.append(tiling.base + (region.row + row) * columns + region.column + column)
+    return sorted(indices)
 
 
-def needed_tiles(attended: Attended, tiling: Tiling) -> list[int]:
-    """Numbers of the tiles, in reading order, of which any cell but newlines is kept."""
-    shown = {view.region: view for view in attended.layout.views[1:]}
+def needed_tiles(allocation: Allocation, tiling: Tiling) -> list[int]:
+    """Indices into `tiling.regions` of the tiles with at least one kept cell. Newlines do not count."""
+    views = {view.region: view for view in allocation.layout.views[1:]}
     numbers = []
-    for number, region in enumerate(attended.regions):
-        view = shown.get(region)
+    for number, region in enumerate(allocation.regions):
+        view = views.get(region)
         if view is not None and any(
-            region.column + cell % region.columns < tiling.columns for cell in view.kept
+            region.column + cell % region.columns < tiling.columns for cell in view.token_indices
         ):
             numbers.append(number)
     return numbers

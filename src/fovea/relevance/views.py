@@ -1,8 +1,10 @@
-"""Which of a request's images are looked at closely, and which are glanced at, where all of them share one budget of tokens.
+"""Decides which of a request's images are encoded closely, and which as a glance, on one budget of tokens.
 
-After LiteVLM (arXiv 2506.07416), which picks camera views before the encoder by a small model that reads the question. Here the
-choice has to be known before a prompt is laid out, so there is no model: it goes by the words that name images, and then
-by what the pictures hold.
+The idea is that of LiteVLM (arXiv 2506.07416), which picks camera views before the encoder, with a small
+model that reads the question. Here the choice must be known before the prompt is laid out, so there is no
+model. It depends on the words that name images, and then on the content of the images.
+
+A *glance* is a view of an image with very few tokens.
 """
 
 from __future__ import annotations
@@ -17,69 +19,91 @@ from fovea.relevance.policy import score
 from fovea.relevance.texture import Map
 
 GLANCES = 16, 4, 1
-"""Tokens at most of an image that is glanced at: the first of them that leaves room to look at what is to be seen closely."""
-GLANCED = 0.25
-"""Share of the budget that glances may take where not even the best view fits beside glances of one token."""
+"""Sizes of a glance, in tokens at most. The largest is taken that leaves room for the images to encode
+closely."""
+GLANCE_SHARE = 0.25
+"""Largest share of the budget for glances, if not even the best view fits beside glances of one token."""
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
-    """asked: of each thing that the words ask for how much there is, in units of what is noise. content: how much there is at
-    all, in [0, 1]."""
+class ViewScore:
+    """How well an image fits the question.
 
-    asked: tuple[float, ...]
+    keywords: for each thing that the question's key words name, its amount in the image, in units of the
+        limit of noise.
+    content: how much the image contains at all, in [0, 1].
+    """
+
+    keywords: tuple[float, ...]
     content: float
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Tokens of an image: all of them, and at each of `GLANCES`: no more than that, and one at the last."""
+    """Numbers of tokens that an image can have.
+
+    full: all of its tokens.
+    glances: its tokens as a glance of each size in `GLANCES`: not more than that size, and one at the last.
+    """
 
     full: int
     glances: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Allotted:
-    """level: of `GLANCES`, for all views that are not in `closely`. closely: views and their tokens at most."""
+class ViewBudgets:
+    """How a budget is divided among images.
 
-    level: int
-    closely: Mapping[int, int]
-
-
-def worth(seen: Survey, question: str) -> Worth:
-    """What a picture holds of what the words ask for: a small thing in an empty picture counts as much as a large one.
-
-    Not by `Survey.asked`, whose maps are of one image each: what stands out most in a picture without text would be text.
+    glance: index into `GLANCES` for all images that are not in `close`.
+    close: the images to encode closely, by number, and the most tokens each may have.
     """
-    asked = tuple(_peak(values) / least for values, least in seen.wanted(question))
-    return Worth(asked, score(np.maximum(seen.propositional, seen.perspectival)))
+
+    glance: int
+    close: Mapping[int, int]
 
 
-def ranked(named: Sequence[int], worths: Sequence[Worth], identities: Sequence[str]) -> list[int]:
-    """Numbers of the views, best first. named: by which turn, the last one most of all; see `naming.latest`.
+def score_view(survey: Survey, question: str) -> ViewScore:
+    """How well an image fits a question. A small thing in an empty image counts as much as a large one.
 
-    Of views that the same turn names, or none, the one with more of what is asked for comes first, then the one that holds
-    more at all, then the earlier; the second of two identical ones comes after all that differ.
+    It does not use `Survey.keyword_map`, which is scaled within one image: there, the most text-like part of
+    an image without text would count as text.
     """
-    asked = _asked(worths)
-    by_worth = sorted(
-        range(len(worths)), key=lambda view: (-named[view], -asked[view], -worths[view].content, view)
+    keywords = tuple(_peak(values) / least for values, least in survey.keyword_amounts(question))
+    return ViewScore(keywords, score(np.maximum(survey.propositional, survey.perspectival)))
+
+
+def rank(mentions: Sequence[int], scores: Sequence[ViewScore], identities: Sequence[str]) -> list[int]:
+    """Numbers of the images, best first.
+
+    Images that a later turn names come first. Among those that the same turn names, or no turn, the order is:
+    more of the things that the key words name, then more content, then the earlier image. The second of two
+    identical images comes after all different ones.
+
+    mentions: the last turn that names each image; -1: none does. See `naming.last_mentions`.
+    scores: `score_view` of each image.
+    identities: of each image; equal for identical images.
+    """
+    shares = _keyword_shares(scores)
+    by_score = sorted(
+        range(len(scores)), key=lambda view: (-mentions[view], -shares[view], -scores[view].content, view)
     )
     known: set[str] = set()
-    again = set()
-    for view in by_worth:
+    duplicates = set()
+    for view in by_score:
         if identities[view] in known:
-            again.add(view)
+            duplicates.add(view)
         known.add(identities[view])
-    return sorted(by_worth, key=lambda view: (-named[view], view in again))
+    return sorted(by_score, key=lambda view: (-mentions[view], view in duplicates))
 
 
-def _asked(worths: Sequence[Worth]) -> list[float]:
-    """Of each view, in tenths: shares of what the view with the most has, summed over the things that are asked for."""
-    most = [max(1.0, *things) for things in zip(*(one.asked for one in worths), strict=True)]
+def _keyword_shares(scores: Sequence[ViewScore]) -> list[float]:
+    """For each image, the sum over all things of its share of the highest amount, rounded to tenths.
+
+    An amount within the noise is a share of less than 1, even if it is the highest.
+    """
+    most = [max(1.0, *things) for things in zip(*(one.keywords for one in scores), strict=True)]
     return [
-        round(sum(value / full for value, full in zip(one.asked, most, strict=True)), 1) for one in worths
+        round(sum(value / full for value, full in zip(one.keywords, most, strict=True)), 1) for one in scores
     ]
 
 
@@ -89,35 +113,41 @@ def _peak(values: Map) -> float:
     return float(cells[: max(1, len(cells) // 100)].mean())
 
 
-def allot(sizes: Sequence[Sizes], order: Sequence[int], wanted: int, total: int) -> Allotted:
-    """order: best first. total: no more than all have, and at least one for each.
+def allot(sizes: Sequence[Sizes], order: Sequence[int], wanted: int, total: int) -> ViewBudgets:
+    """Divide `total` tokens among images.
 
-    In their order views get all of their tokens while the others can still be glanced at; the first that does not fit gets
-    what is left. wanted: how many of the first should fit, if glances have to be smaller for it; at least the best should.
+    In their order, images get all of their tokens as long as the rest can still have glances. The first that
+    does not fit gets the remainder.
+
+    sizes: of each image.
+    order: numbers of the images, best first.
+    wanted: how many of the first images should fit, with smaller glances for the others if necessary. If they
+        do not fit, the best image should.
+    total: not more than all images have, and at least one for each.
     """
-    level = _level(sizes, order, wanted, total)
-    left = total - sum(size.glances[level] for size in sizes)
-    closely = {}
+    glance = _glance(sizes, order, wanted, total)
+    left = total - sum(size.glances[glance] for size in sizes)
+    close = {}
     for view in order:
-        glance = sizes[view].glances[level]
-        closely[view] = min(sizes[view].full, glance + left)
-        left -= sizes[view].full - glance
+        least = sizes[view].glances[glance]
+        close[view] = min(sizes[view].full, least + left)
+        left -= sizes[view].full - least
         if left <= 0:
             break
-    return Allotted(level, closely)
+    return ViewBudgets(glance, close)
 
 
-def _level(sizes: Sequence[Sizes], order: Sequence[int], wanted: int, total: int) -> int:
-    """Which of `GLANCES`."""
-    levels = range(len(GLANCES))
-    for closely in (wanted, 1):
-        close, others = order[:closely], order[closely:]
+def _glance(sizes: Sequence[Sizes], order: Sequence[int], wanted: int, total: int) -> int:
+    """Index into `GLANCES` of the largest glance that leaves enough room."""
+    choices = range(len(GLANCES))
+    for count in (wanted, 1):
+        close, others = order[:count], order[count:]
         full = sum(sizes[view].full for view in close)
-        for level in levels:
-            if full + sum(sizes[view].glances[level] for view in others) <= total:
-                return level
-    for level in levels:
-        best, *others = (sizes[view].glances[level] for view in order)
-        if sum(others) <= GLANCED * total and best + sum(others) <= total:
-            return level
-    return levels[-1]
+        for glance in choices:
+            if full + sum(sizes[view].glances[glance] for view in others) <= total:
+                return glance
+    for glance in choices:
+        best, *rest = (sizes[view].glances[glance] for view in order)
+        if sum(rest) <= GLANCE_SHARE * total and best + sum(rest) <= total:
+            return glance
+    return choices[-1]

@@ -21,9 +21,9 @@ from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.qwen import Block, QwenVisionTower
-from fovea.engine.vision.slices import finished
+from fovea.engine.vision.slices import run_to_end
 from fovea.kernels.native.build import library
-from fovea.relevance.pipeline import Realized
+from fovea.relevance.pipeline import Realization
 from fovea.relevance.realizing import View
 from fovea.relevance.regions import Region, partition
 from tests.support.engines import all_at_once, at_rest, engine
@@ -41,12 +41,12 @@ def machine(request: pytest.FixtureRequest, checkpoint: Checkpoints) -> Iterator
 
 
 def parts(machine: Engine) -> PartsEncoder:
-    reducing = machine.loop.runner._encoder._encode.__self__  # type: ignore[attr-defined]
+    reducing = machine.runner._encoder._encode.__self__  # type: ignore[attr-defined]
     found: PartsEncoder = reducing._parts
     return found
 
 
-def realized(machine: Engine, prompt: ChatPrompt) -> tuple[PlannedImage, Realized]:
+def realized(machine: Engine, prompt: ChatPrompt) -> tuple[PlannedImage, Realization]:
     """What was seen where, after an answer."""
     machine.generate(prompt, **GREEDY)
     (planned,) = laid_out(machine, prompt).images
@@ -59,9 +59,9 @@ def pixels(machine: Engine, planned: PlannedImage) -> ProcessedImage:
     return process(planned, machine._preparer._pixels._processor)
 
 
-def equal_regions(found: Realized) -> list[Region]:
+def equal_regions(found: Realization) -> list[Region]:
     """Of the image's grid, as if it were blank: some are of one shape, so that one pass encodes them."""
-    regions = list(partition(np.zeros(found.worth.shape, bool)))
+    regions = list(partition(np.zeros(found.relevance.shape, bool)))
     assert len({(region.rows, region.columns) for region in regions}) < len(regions)
     return regions
 
@@ -80,7 +80,7 @@ def encode(
     encoder.regions.clear()
     grid = image.arrays["propositional"].shape[0], image.arrays["propositional"].shape[1]
     pieces = [encoder._cutter.piece(image, grid, View(*view, ()), 1.0) for view in views]
-    made = finished(encoder._encode(pieces, nobody))
+    made = run_to_end(encoder._encode(pieces, nobody))
     encoder.regions.clear()
     return made
 
@@ -88,12 +88,12 @@ def encode(
 def test_regions_have_several_levels_here(machine: Engine) -> None:
     """What the other tests rely on: a whole, regions at native resolution, and some at a lower one."""
     _, found = realized(machine, QUESTION)
-    first, *regions = found.attended.layout.views
+    first, *regions = found.allocation.layout.views
     assert first.tokens == first.shape[0] * first.shape[1]
     assert any(view.native for view in regions)
     assert any(
         not view.native
-        for view in realized(machine, asking("read it", PAGE, keep=0.2))[1].attended.layout.views[1:]
+        for view in realized(machine, asking("read it", PAGE, keep=0.2))[1].allocation.layout.views[1:]
     )
 
 
@@ -103,9 +103,9 @@ def test_every_token_stands_at_its_centre_in_the_whole_image(machine: Engine, ke
     planned, found = realized(machine, prompt)
     (span,) = laid_out(machine, prompt).spans
     expected = []
-    for view in found.attended.layout.views:
+    for view in found.allocation.layout.views:
         region, (rows, columns) = view.region, view.shape
-        for number in view.kept:
+        for number in view.token_indices:
             down, across = divmod(number, columns)
             expected.append(
                 [
@@ -116,7 +116,7 @@ def test_every_token_stands_at_its_centre_in_the_whole_image(machine: Engine, ke
     places = features_of(machine, span).places
     assert places is not None
     assert places.tolist() == expected
-    assert grid_of(span) == found.worth.shape
+    assert grid_of(span) == found.relevance.shape
     assert planned.plan.tokens == len(expected)
 
 
@@ -138,12 +138,12 @@ def test_what_was_encoded_is_what_is_shown(machine: Engine) -> None:
     """The decoder sees each view's kept tokens, level by level of DeepStack."""
     planned, found = realized(machine, QUESTION)
     (span,) = laid_out(machine, QUESTION).spans
-    views = found.attended.layout.views
+    views = found.allocation.layout.views
     made = encode(machine, pixels(machine, planned), [(view.region, view.shape) for view in views])
     features = features_of(machine, span)
     for level, shown in enumerate((features.embeds, *features.deepstack)):
         rows = [
-            (one.embeds, *one.deepstack)[level][list(view.kept)]
+            (one.embeds, *one.deepstack)[level][list(view.token_indices)]
             for one, view in zip(made, views, strict=True)
         ]
         torch.testing.assert_close(shown, torch.cat(rows), atol=1e-5, rtol=1e-5)
@@ -157,7 +157,7 @@ def test_a_native_region_is_a_picture_of_its_own(checkpoint: Checkpoints) -> Non
             planned, found = realized(machine, QUESTION)
             image, processor = pixels(machine, planned), machine._preparer._pixels._processor
             assert isinstance(processor, QwenProcessor)
-            view = next(view for view in found.attended.layout.views[1:] if view.native)
+            view = next(view for view in found.allocation.layout.views[1:] if view.native)
             patches = torch.from_numpy(processor.patches(cut_out(image, view, processor.factor)))
             expected, _ = decoder.encode(patches, (1, 2 * view.region.rows, 2 * view.region.columns))
             (made,) = encode(machine, image, [(view.region, view.shape)])
@@ -184,16 +184,16 @@ def test_learned_positions_are_those_of_the_true_place(
 
     with engine(checkpoint("qwen3_vl")) as machine:
         planned, found = realized(machine, QUESTION)
-        image, model = pixels(machine, planned), machine.loop.runner.model
+        image, model = pixels(machine, planned), machine.runner.model
         assert isinstance(model, QwenVL)
-        rows, columns = found.worth.shape
+        rows, columns = found.relevance.shape
         processor = machine._preparer._pixels._processor
         assert isinstance(processor, QwenProcessor)
         native = [(region, (region.rows, region.columns)) for region in equal_regions(found)]
         monkeypatch.setattr(Block, "slices", noting)
         patches = torch.from_numpy(processor.patches(image.arrays["rgb"]))
         with torch.inference_mode():
-            finished(model.vision.slices(patches, planned.plan.grid))
+            run_to_end(model.vision.slices(patches, planned.plan.grid))
         whole = entered[0].view(rows, columns, 4, -1)
         depth = model.vision.config.depth
         entered.clear()
@@ -283,15 +283,15 @@ def test_views_of_other_requests_go_along_where_a_slice_has_room(
     alone = []
     for image in images:
         encoder.regions.clear()
-        alone.append(finished(encoder.slices(image, nobody)))
+        alone.append(run_to_end(encoder.slices(image, nobody)))
     before = sum(count for count, _, _ in seen)
     seen.clear()
     encoder.regions.clear()
     monkeypatch.setattr("fovea.engine.vision.slices.CPU_ROWS", 1 << 14)
     plain = pixels(machine, laid_out(machine, asking("what?", PAGE, method="dart", keep=0.3)).images[0])
     together = [
-        finished(encoder.slices(images[0], lambda: iter([plain, images[1]]))),
-        finished(encoder.slices(images[1], nobody)),
+        run_to_end(encoder.slices(images[0], lambda: iter([plain, images[1]]))),
+        run_to_end(encoder.slices(images[1], nobody)),
     ]
     assert seen[0][0] == 2, "both wholes are seen in one pass"
     assert sum(count for count, _, _ in seen) == before, "and nothing twice"
@@ -316,14 +316,14 @@ def test_nobody_goes_along_where_it_would_take_longer_or_be_lost(
         pixels(machine, laid_out(machine, asking("read it", page, keep=0.3)).images[0])
         for page in (PAGE, drawn(33, 700, 1000))
     )
-    finished(encoder.slices(first, nobody))
+    run_to_end(encoder.slices(first, nobody))
     expected = list(seen)
     for rows, capacity in ((64, encoder.regions.capacity), (1 << 14, 0)):
         monkeypatch.setattr("fovea.engine.vision.slices.CPU_ROWS", rows)
         monkeypatch.setattr(encoder.regions, "capacity", capacity)
         encoder.regions.clear()
         seen.clear()
-        finished(encoder.slices(first, lambda: iter([second])))
+        run_to_end(encoder.slices(first, lambda: iter([second])))
         assert seen == expected
 
 
@@ -337,20 +337,20 @@ def test_what_goes_wrong_with_an_image_that_would_go_along_is_its_own(
         pixels(machine, laid_out(machine, asking("read it", drawn(seed, 700, 1000), keep=0.3)).images[0])
         for seed in (41, 42, 43)
     )
-    tensions = encoder._judge.tensions
+    tensions = encoder._relevance.tensions
 
     def failing(survey: Any, reduction: Any, total: int) -> Any:
         if bad.plan.reduction is reduction:
             raise MemoryError("too large")
         return tensions(survey, reduction, total)
 
-    monkeypatch.setattr(encoder._judge, "tensions", failing)
+    monkeypatch.setattr(encoder._relevance, "tensions", failing)
     monkeypatch.setattr("fovea.engine.vision.slices.CPU_ROWS", 1 << 14)
     seen = passes(monkeypatch)
     encoder.regions.clear()
-    finished(encoder.slices(first, lambda: iter([bad, third])))
+    run_to_end(encoder.slices(first, lambda: iter([bad, third])))
     assert seen[0][0] == 2, "the third went along"
     with pytest.raises(MemoryError):
-        finished(encoder.slices(bad, nobody))
-    finished(encoder.slices(third, nobody))
+        run_to_end(encoder.slices(bad, nobody))
+    run_to_end(encoder.slices(third, nobody))
     encoder.regions.clear()

@@ -18,19 +18,19 @@ from torch import Tensor
 
 from fovea.engine.cache.regions import RegionCache
 from fovea.engine.reduce.base import unit_rows
-from fovea.engine.reduce.dpp import alike, by_bands, cells
+from fovea.engine.reduce.dpp import cells, choose_by_bands, dpp_kernel
 from fovea.engine.regions.pieces import Cutter, Piece
-from fovea.engine.regions.relevance_model import Judge
+from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage, Reduction
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.processor.regions import surveyed
 from fovea.engine.vision.qwen import QwenVisionTower
-from fovea.engine.vision.slices import Ahead, Slices, cuts, slice_rows
+from fovea.engine.vision.slices import Slices, UpcomingImages, cuts, slice_rows
 from fovea.engine.visual_budget.methods import METHODS
 from fovea.relevance.balancing import Tensions
-from fovea.relevance.pipeline import Realized, Survey
-from fovea.relevance.policy import Attended, attend, first_view
+from fovea.relevance.pipeline import Realization, Survey
+from fovea.relevance.policy import Allocation, attend, first_view
 from fovea.relevance.realizing import Shape, View, patch_fractions, whole
 from fovea.relevance.texture import Map, Mask
 
@@ -59,7 +59,7 @@ class PartsEncoder:
         self,
         tower: QwenVisionTower,
         processor: QwenProcessor,
-        judge: Judge,
+        relevance: RelevanceModel,
         tensor: Callable[[Array], Tensor],
         regions: RegionCache[VisualFeatures],
         token_bytes: int,
@@ -70,14 +70,14 @@ class PartsEncoder:
         self._tower = tower
         self._weight = tower.patch_embed.proj.weight
         self._factor = processor.factor
-        self._cutter = Cutter(processor, placeless=tower.placeless)
-        self._judge = judge
+        self._cutter = Cutter(processor, crop_invariant=tower.crop_invariant)
+        self._relevance = relevance
         self._tensor = tensor
         self._token_bytes = token_bytes
         self._whole = whole
         self.regions = regions
 
-    def slices(self, image: ProcessedImage, ahead: Ahead) -> Slices[VisualFeatures]:
+    def slices(self, image: ProcessedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]:
         """Visual tokens of an image whose plan says `relevance`, with their places."""
         begun = self._begin(image)
         if begun.first.native:
@@ -86,27 +86,27 @@ class PartsEncoder:
             piece = self._cutter.piece(image, begun.survey.grid, begun.first, 1.0)
             [first] = yield from self._encode([piece], ahead)
         realized = self._realize(begun, first)
-        views = realized.attended.layout.views
+        views = realized.allocation.layout.views
         if views[0].shape != begun.first.shape:
             raise RuntimeError(
                 f"the whole was seen at {begun.first.shape}, and is laid out at {views[0].shape}"
             )
         rest = yield from self._encode(self._regions(begun, realized), ahead)
-        return _joined(views, [first, *rest], realized.attended.layout.places())
+        return _joined(views, [first, *rest], realized.allocation.layout.places())
 
     def _begin(self, image: ProcessedImage) -> _Begun:
         """What is known before the encoder has seen anything."""
         plan, reduction = image.plan, image.plan.reduction
         assert reduction is not None
         survey = surveyed(image, self._factor)
-        tensions = self._judge.tensions(survey, reduction, plan.tokens)
+        tensions = self._relevance.tensions(survey, reduction, plan.tokens)
         shape = first_view(survey.grid, plan.tokens, tensions.compress)
         return _Begun(image, reduction, survey, tensions, View(whole(*survey.grid), shape, ()))
 
-    def _realize(self, begun: _Begun, first: VisualFeatures) -> Realized:
+    def _realize(self, begun: _Begun, first: VisualFeatures) -> Realization:
         """Of what was looked at already, for others' sake or earlier, it is known what follows."""
-        known = self._judge.known(begun.reduction.key)
-        return known or self._judge.realize(
+        known = self._relevance.reuse_realization(begun.reduction.key)
+        return known or self._relevance.realize(
             begun.survey,
             begun.reduction,
             begun.image.plan.tokens,
@@ -117,9 +117,9 @@ class PartsEncoder:
             ),
         )
 
-    def _regions(self, begun: _Begun, realized: Realized, shape: Shape | None = None) -> list[Piece]:
+    def _regions(self, begun: _Begun, realized: Realization, shape: Shape | None = None) -> list[Piece]:
         """shape: those alone that are seen at it; None: all."""
-        attended = realized.attended
+        attended = realized.allocation
         scores = dict(zip(attended.regions, attended.scores, strict=True))
         return [
             self._cutter.piece(begun.image, begun.survey.grid, view, scores[view.region])
@@ -127,7 +127,7 @@ class PartsEncoder:
             if shape in (None, view.shape)
         ]
 
-    def _encode(self, pieces: Sequence[Piece], ahead: Ahead) -> Slices[list[VisualFeatures]]:
+    def _encode(self, pieces: Sequence[Piece], ahead: UpcomingImages) -> Slices[list[VisualFeatures]]:
         """In their order: what is kept, and what is encoded now, of one shape after the other."""
         found: dict[str, VisualFeatures] = {}
         missing: dict[Shape, dict[str, Piece]] = {}
@@ -165,7 +165,7 @@ class PartsEncoder:
     def _patches(self, shape: Shape) -> int:
         return shape[0] * shape[1] * self._tower.config.merge**2
 
-    def _filled(self, pieces: Sequence[Piece], shape: Shape, ahead: Ahead) -> list[Piece]:
+    def _filled(self, pieces: Sequence[Piece], shape: Shape, ahead: UpcomingImages) -> list[Piece]:
         """These, and views of that shape of images that come next, as many as a slice still has place for: they find them kept.
 
         As many images count as will find room in half of the cache, so that nothing leaves it before its turn.
@@ -203,7 +203,7 @@ class PartsEncoder:
         return [piece for piece in wanted if self.regions.peek(piece.name) is None]
 
 
-def attend_differing(worth: Map, held: Mask, total: int, compress: float, embeds: Tensor) -> Attended:
+def attend_differing(worth: Map, held: Mask, total: int, compress: float, embeds: Tensor) -> Allocation:
     """`fovea.relevance.policy.attend` for a first view whose tokens, (tokens, hidden), are known: of a small image is kept
     what is relevant and differs, as of several alike one says what its neighbours say."""
     found = attend(worth, held, total, compress)
@@ -213,20 +213,20 @@ def attend_differing(worth: Map, held: Mask, total: int, compress: float, embeds
     quality = torch.from_numpy(1 + worth).flatten().to(embeds.device)
     rows = unit_rows(embeds) * quality[:, None]
     places = cells(view.shape, rows.device)
-    chosen = by_bands(quality, total, lambda band: alike(rows[band], places[band]))
-    kept = tuple(sorted(chosen.tolist()))
-    return replace(found, layout=replace(found.layout, views=(replace(view, kept=kept),)))
+    chosen = choose_by_bands(quality, total, lambda band: dpp_kernel(rows[band], places[band]))
+    indices = tuple(sorted(chosen.tolist()))
+    return replace(found, layout=replace(found.layout, views=(replace(view, token_indices=indices),)))
 
 
 def _joined(
     views: Sequence[View], encoded: Sequence[VisualFeatures], places: NDArray[np.int64]
 ) -> VisualFeatures:
     device = encoded[0].embeds.device
-    kept = [torch.tensor(view.kept, device=device) for view in views]
+    kept = [torch.tensor(view.token_indices, device=device) for view in views]
     embeds = torch.cat([one.embeds[rows] for one, rows in zip(encoded, kept, strict=True)])
     deepstack = tuple(
         torch.cat([one.deepstack[level][rows] for one, rows in zip(encoded, kept, strict=True)])
         for level in range(len(encoded[0].deepstack))
     )
-    made = min(one.made for one in encoded)
+    made = min(one.created_at for one in encoded)
     return VisualFeatures(embeds, deepstack, made, torch.from_numpy(places.astype(np.int32)).to(device))

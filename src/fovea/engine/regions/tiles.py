@@ -11,11 +11,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fovea.engine.regions.relevance_model import Judge
+from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.processor.regions import surveyed, tiling
-from fovea.engine.vision.slices import Ahead, Slices
+from fovea.engine.vision.slices import Slices, UpcomingImages
 from fovea.relevance.tiles import Tiling, attend_tiles, kept_tokens, needed_tiles
 
 
@@ -34,11 +34,11 @@ class Tiler(Protocol):
 
 
 class PickedTiles:
-    def __init__(self, model: Tiler, judge: Judge) -> None:
+    def __init__(self, model: Tiler, relevance: RelevanceModel) -> None:
         self._model = model
-        self._judge = judge
+        self._relevance = relevance
 
-    def slices(self, image: ProcessedImage, ahead: Ahead) -> Slices[VisualFeatures]:
+    def slices(self, image: ProcessedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]:
         """Visual tokens of an image whose plan says `relevance`, with their numbers among all of its tokens."""
         plan, reduction = image.plan, image.plan.reduction
         assert reduction is not None
@@ -47,22 +47,22 @@ class PickedTiles:
         survey = surveyed(image, image.arrays["pixel_values"].shape[-1] // side)
         [base] = yield from self._tiles(image, [0])
         patches = base[len(base) - side**2 :]
-        realized = self._judge.realize(
+        realized = self._relevance.realize(
             survey,
             reduction,
             plan.tokens,
-            self._judge.tensions(survey, reduction, plan.tokens),
+            self._relevance.tensions(survey, reduction, plan.tokens),
             ((side, side), patches),
             lambda worth, held, total: attend_tiles(worth, held, total, tiles),
         )
-        numbers = needed_tiles(realized.attended, tiles)
+        numbers = needed_tiles(realized.allocation, tiles)
         encoded = []
         if numbers:
             encoded = yield from self._tiles(
                 image, [1 + self._place(number, plan.grid, tiles) for number in numbers]
             )
         rows = self._picture(dict(zip(numbers, encoded, strict=True)), plan.grid, tiles, base)
-        kept = torch.tensor(kept_tokens(realized.attended, tiles), device=base.device)
+        kept = torch.tensor(kept_tokens(realized.allocation, tiles), device=base.device)
         embeds = torch.cat((base, rows))[kept]
         return VisualFeatures(embeds, places=kept[:, None].to(torch.int32))
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from fovea.core.errors import Unavailable
 from fovea.core.image import ImageUse, RelevanceRecord
 from fovea.core.types import Delta, Usage
-from fovea.engine.request.prompt_plan import PlannedImage, PreparedPrompt
 from fovea.engine.events import Event
+from fovea.engine.request.prompt_plan import PlannedImage, PreparedPrompt
 from fovea.relevance.pipeline import Realization
 
 

@@ -8,20 +8,19 @@ for some the question) is in the key of the image, and so in that of its KV.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.image import Image, PixelBudget, VisualTokens
 from fovea.core.types import ImagePart
-from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.vision.processor.base import ImageProcessor, Reduction, VisualPlan
 from fovea.engine.vision.processor.idefics3 import Idefics3Processor
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.processor.regions import fewest_tokens, own_tokens, takes_parts
 from fovea.engine.visual_budget.methods import METHODS, PARAM, Method, keep_count, settled
 from fovea.engine.visual_budget.views import View, shown, shrunk
-from fovea.relevance.naming import Turn, latest
+from fovea.relevance.naming import Turn, last_mentions
 
 QWEN = "Qwen2-VL, Qwen2.5-VL, Qwen3-VL"
 SMALLER = "resize", "views"
@@ -58,7 +57,7 @@ class Reducing:
     def __init__(
         self,
         processor: ImageProcessor,
-        tokenizer: ChatTokenizer,
+        encode: Callable[[str], list[int]],
         visual: VisualTokens | None,
         learned: str = "",
     ) -> None:
@@ -66,7 +65,7 @@ class Reducing:
 
         Raises ConfigError for a policy that this model's images can not follow."""
         self._processor = processor
-        self._tokenizer = tokenizer
+        self._encode = encode
         self._accepted = accepted(processor)
         self._visual = None if visual is None else settled(visual, self._accepted)
         self._learned = learned
@@ -96,7 +95,7 @@ class Reducing:
             wish = self._wish(part.budget)
             if wish is not None and METHODS[wish.method].after == "views":
                 groups.setdefault((wish.keep, wish.budget), []).append(number)
-        named = latest(asked.turns, len(pictures)) if groups else []
+        named = last_mentions(asked.turns, len(pictures)) if groups else []
         for (keep, budget), numbers in groups.items():
             views = [
                 View(pictures[number].image, plans[number], pictures[number].budget, named[number])
@@ -139,7 +138,7 @@ class Reducing:
             key,
             salt=asked.salt,
             question=asked.question if words else "",
-            words=tuple(self._tokenizer.encode(asked.question)[-WORDS:]) if words else (),
+            words=tuple(self._encode(asked.question)[-WORDS:]) if words else (),
             load=load,
         )
         marker = plan.text[: len(plan.text) // plan.tokens]

@@ -1,7 +1,7 @@
 """Several images on one budget: which are looked at closely, settled before the prompt is laid out.
 
-What is shown of an image is a plan of the model's own processor, all of it or a smaller one, and so is its key: an image that is
-looked at closely has the caches of one that nobody left anything out of.
+What is shown of an image is a plan of the model's own processor, all of it or a smaller one, and so is its
+key: an image that is looked at closely has the caches of one that nobody left anything out of.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fovea.core.image import Image, PixelBudget
 from fovea.engine.vision.processor.base import VisualPlan
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.processor.regions import glimpse
-from fovea.relevance.views import GLANCES, Sizes, allot, ranked, worth
+from fovea.relevance.views import GLANCES, Sizes, allot, rank, score_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ def shown(processor: QwenProcessor, views: Sequence[View], question: str, total:
 
     CPU-bound, some milliseconds per image.
     """
-    worths = [worth(glimpse(processor, view.image, view.plan), question) for view in views]
+    scores = [score_view(glimpse(processor, view.image, view.plan), question) for view in views]
     named = [view.named for view in views]
-    order = ranked(named, worths, [view.image.identity for view in views])
+    order = rank(named, scores, [view.image.identity for view in views])
     glances = [tuple(shrunk(processor, view.plan, view.budget, most) for most in GLANCES) for view in views]
     sizes = [
         Sizes(view.plan.tokens, tuple(plan.tokens for plan in plans))
@@ -41,8 +41,8 @@ def shown(processor: QwenProcessor, views: Sequence[View], question: str, total:
     ]
     wanted = named.count(max(named)) if max(named) >= 0 else 1
     found = allot(sizes, order, wanted, total)
-    plans = [plans[found.level] for plans in glances]
-    for number, most in found.closely.items():
+    plans = [plans[found.glance] for plans in glances]
+    for number, most in found.close.items():
         closer = shrunk(processor, views[number].plan, views[number].budget, most)
         plans[number] = max(plans[number], closer, key=lambda plan: plan.tokens)
     return plans

@@ -24,7 +24,7 @@ from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.relevance.attending import entropy_total
 from fovea.relevance.balancing import Ways
 from fovea.relevance.pipeline import Survey, survey
-from fovea.relevance.policy import content
+from fovea.relevance.policy import content_mask
 from fovea.relevance.texture import Texture
 from fovea.relevance.tiles import Tiling
 
@@ -74,7 +74,7 @@ def own_tokens(processor: ImageProcessor, image: Image, plan: VisualPlan) -> int
         return max(fewest_tokens(processor), plan.tokens // 2)
     found = glimpse(processor, image, plan)
     worth = np.maximum(found.propositional, found.perspectival)
-    held = content(Ways(found.propositional, found.perspectival, worth))
+    held = content_mask(Ways(found.propositional, found.perspectival, worth))
     return entropy_total(worth[held])
 
 
@@ -113,8 +113,8 @@ def _process_tiles(processor: LlavaNextProcessor, image: Image, plan: VisualPlan
 def _survey(pixels: NDArray[np.uint8], cell: int) -> Arrays:
     found = survey(pixels, cell)
     return {
-        "channels": found.seen.channels,
-        "luma": found.seen.luma,
+        "channels": found.texture.channels,
+        "luma": found.texture.luma,
         "propositional": found.propositional,
         "perspectival": found.perspectival,
     }
