@@ -287,7 +287,7 @@ def test_a_set_that_can_not_be_had_is_refused_and_auto_takes_the_next(
         pytest.skip("this machine has no AVX-512 with BF16")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "false")
-    build.library.cache_clear()
+    build._loaded.cache_clear()
     try:
         assert type(choose("auto", torch.device("cpu"), BF16, HEADS)) is TorchKernels
         assert "the CPU kernels can not be used" in caplog.text
@@ -296,7 +296,7 @@ def test_a_set_that_can_not_be_had_is_refused_and_auto_takes_the_next(
         with pytest.raises(ConfigError, match="float32"):
             choose("native", torch.device("cpu"), torch.float32, HEADS)
     finally:
-        build.library.cache_clear()
+        build._loaded.cache_clear()
     assert not list(tmp_path.rglob("*.so"))
 
 

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from fovea.core.errors import CheckpointError, ConfigError, InvalidRequest, UnsupportedModel
+from fovea.core.hardware import has_bf16_units
 from fovea.core.image import VisualTokens
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
@@ -213,8 +214,7 @@ def pick_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch.dt
     if device.type == "cuda":
         return stored
     # Without such units oneDNN emulates bf16 and float32 is faster.
-    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if fast else torch.float32
+    return torch.bfloat16 if has_bf16_units() else torch.float32
 
 
 def _build(config: Any, device: torch.device, dtype: torch.dtype) -> VisionLanguageModel:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import torch
 
 from fovea.core.errors import ConfigError
+from fovea.core.hardware import NATIVE_KERNELS_VARIABLE
 from fovea.kernels.attention import ChunkAttention, Heads, prefill_each
 from fovea.kernels.flash import attention as flash
 from fovea.kernels.native.build import library
@@ -36,8 +37,8 @@ def choose(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) ->
             return NativeKernels(found)
     if name == "native":
         raise ConfigError(
-            f"native kernels need bfloat16 (the model runs in {str(dtype).removeprefix('torch.')}), AVX-512 with BF16 "
-            "and a C++ compiler; the log says which is missing",
+            f"native kernels need bfloat16 (the model runs in {str(dtype).removeprefix('torch.')}), AVX-512 with BF16, "
+            f"a C++ compiler, and {NATIVE_KERNELS_VARIABLE} not off; the log tells if compiling failed",
             param="kernels",
         )
     return TorchKernels(pack=True)

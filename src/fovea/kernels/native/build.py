@@ -19,7 +19,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fovea.core.hardware import cpu_flags
+from fovea.core.hardware import kernel_flags
 
 log = logging.getLogger("fovea.kernels")
 SOURCES = Path(__file__).parent / "cpu"
@@ -32,15 +32,21 @@ BUILD_TIMEOUT_S = 300
 
 
 def supported() -> bool:
-    """Whether this processor has the instructions."""
-    return cpu_flags() >= NEEDED
+    """Whether this processor has the instructions, and FOVEA_NATIVE_KERNELS is not "off".
+
+    FOVEA_NATIVE_KERNELS=off shows on any machine what one without AVX-512 does: these kernels are not used, and
+    `--dtype auto` is float32 (see `fovea.core.hardware.kernel_flags`). It is read whenever a model is loaded.
+    """
+    return kernel_flags() >= NEEDED
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None, with a warning that names the reason if they could not be built."""
+    return _loaded() if supported() else None
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None, with a warning that names the reason."""
-    if not supported():
-        return None
+def _loaded() -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL(str(_built()))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fovea.core.hardware import native_kernels_allowed
 from fovea.kernels import reference
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, attend, store
@@ -162,7 +163,7 @@ def _packs(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or not torch._C._has_mkldnn or weight.shape[1] < 2:
         return False
     if weight.dtype is torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return native_kernels_allowed() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return weight.dtype is torch.float32
 
 
