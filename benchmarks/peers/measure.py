@@ -13,7 +13,7 @@ from typing import Any
 from process import Server
 
 from fovea.bench.client import Client
-from fovea.bench.context import Stage
+from fovea.bench.context import WorkloadContext
 from fovea.bench.measure import Round
 from fovea.bench.settings import Shape, Target
 from fovea.bench.suite import SUITE
@@ -80,20 +80,20 @@ def _turned(names: list[str], repeat: int) -> list[str]:
 
 
 async def _play(client: Client, shape: Shape, workload: str, nonce: str) -> dict[str, Any]:
-    played = await SUITE[workload].play(Stage(client, shape, nonce))
+    played = await SUITE[workload].play(WorkloadContext(client, shape, nonce))
     await asyncio.sleep(SETTLE_S)
     return described(played)
 
 
 def described(played: Round) -> dict[str, Any]:
     """A round as JSON holds it. failed: requests, with the first one's reason in `why`. Medians are over its requests."""
-    whole = [sample for sample in played.samples if sample.whole]
+    whole = [sample for sample in played.samples if sample.succeeded]
     failures = [sample.failure for sample in played.samples if sample.failure is not None]
     rates = [1 / sample.tpot for sample in whole if not math.isnan(sample.tpot)]
     return {
         "failed": len(failures),
         "why": f"{failures[0].kind}: {failures[0].text}" if failures else None,
-        "short": sum(sample.output != sample.wanted for sample in whole),
+        "short": sum(sample.output_tokens != sample.requested_tokens for sample in whole),
         "prompt_tokens": [sample.prompt_tokens for sample in whole],
         "ttft_ms": median([sample.ttft * 1e3 for sample in whole]) if whole else None,
         "decode_per_s": median(rates) if rates else None,

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server of a few lines on a loopback port, which can be told to be old, odd or broken."""
+"""A small OpenAI-compatible server on a loopback port that can behave like an old, odd or broken one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fovea.bench.client import Client
-from fovea.bench.context import Stage
+from fovea.bench.context import WorkloadContext
 from fovea.bench.sample import Sample
 from fovea.bench.settings import Shape, Target
 
@@ -23,9 +23,19 @@ SMALL = Shape(
 
 @dataclass
 class Scripted:
-    """refuses: fields that it answers with 400, naming them or not (`silent`). usage: sent where it is asked for.
-    tokens_per_event: how many its usage counts for each piece of text. events: raw events instead of an answer.
-    statuses: of the next chat requests, 200 when there are no more.
+    """The behaviour of the server, and a record of the requests that it received.
+
+    models: the models that it lists; None: it has no such route.
+    key: the API key that it requires to list models; None: none.
+    refuses: fields that it answers with status 400. The message names the field unless `silent`.
+    streams: whether it answers with a stream.
+    usage: whether it sends usage if the request asks for it.
+    tokens_per_event: number of tokens that its usage counts for each piece of text.
+    events: raw events to send instead of an answer.
+    statuses: status codes of the next chat requests; 200 after the last one.
+    takes_images: whether it has the route /v1/images.
+    bodies, images: bodies of the chat requests and of the images that it received.
+    url: its address while it runs.
     """
 
     models: Sequence[str] | None = ("scripted",)
@@ -44,7 +54,7 @@ class Scripted:
 
     @property
     def questions(self) -> list[Json]:
-        """What was asked after the first short question."""
+        """The chat requests after the first short question with which the client probes a server."""
         return [body for body in self.bodies if body["messages"][0]["content"] != "Say something."]
 
     def answer(self, body: Json) -> Iterator[str]:
@@ -117,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
-        with contextlib.suppress(OSError):  # who asked may have left
+        with contextlib.suppress(OSError):  # the client may have closed the connection
             for payload in self.script.answer(body):
                 self.wfile.write(f"data: {payload}\n\n".encode())
         self.close_connection = True
@@ -157,15 +167,17 @@ async def connected(script: Scripted, **target: Any) -> AsyncIterator[Client]:
 
 
 @contextlib.asynccontextmanager
-async def stage_over(script: Scripted, shape: Shape = SMALL, **target: Any) -> AsyncIterator[Stage]:
+async def workload_context(
+    script: Scripted, shape: Shape = SMALL, **target: Any
+) -> AsyncIterator[WorkloadContext]:
     async with connected(script, **target) as client:
-        yield Stage(client, shape, "nonce")
+        yield WorkloadContext(client, shape, "nonce")
 
 
 def sample(
-    *events: float, scheduled: float = 0.0, sent: float | None = None, tokens: int | None = None, **other: Any
+    *events: float, due_at: float = 0.0, sent_at: float | None = None, tokens: int | None = None, **other: Any
 ) -> Sample:
-    """A whole answer whose pieces came at `events`; it ended with the last."""
-    left = scheduled if sent is None else sent
-    ended = events[-1] if events else left
-    return Sample(scheduled, sent=left, events=list(events), ended=ended, tokens=tokens, **other)
+    """A complete answer whose pieces of text arrived at `events`; it ended with the last one."""
+    sent = due_at if sent_at is None else sent_at
+    ended = events[-1] if events else sent
+    return Sample(due_at, sent_at=sent, events=list(events), ended_at=ended, tokens=tokens, **other)

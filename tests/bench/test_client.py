@@ -1,4 +1,4 @@
-"""Over a real socket: what is noted of an answer, and how each thing that can go wrong is called."""
+"""The client over a real socket: the measurements of an answer, and the kind of every failure."""
 
 from __future__ import annotations
 
@@ -8,58 +8,61 @@ import socket
 import pytest
 
 from fovea.bench.client import Client
-from fovea.bench.sample import Ask, Sample
+from fovea.bench.sample import BenchRequest, Sample
 from fovea.bench.settings import Target
 from fovea.core.errors import ConfigError, Unavailable
 from tests.bench.support import Scripted, connected, scripted
 
-ASK = Ask(({"role": "user", "content": "hello"},), 5)
+REQUEST = BenchRequest(({"role": "user", "content": "hello"},), 5)
 
 
 def piece(text: str) -> str:
     return json.dumps({"choices": [{"delta": {"content": text}}]})
 
 
-async def asked(script: Scripted, ask: Ask = ASK) -> Sample:
-    """Without the first short question, which a broken server would fail."""
+async def send(script: Scripted, request: BenchRequest = REQUEST) -> Sample:
+    """Send a request without the first short question, at which a broken server would already fail."""
     with scripted(script):
         async with Client(Target(script.url, model="m")) as client:
-            return await client.ask(ask)
+            return await client.send(request)
 
 
-async def test_an_answer_is_noted() -> None:
+async def test_sample_records_times_and_counts() -> None:
     async with connected(Scripted()) as client:
-        sample = await client.ask(ASK)
+        sample = await client.send(REQUEST)
     assert sample.failure is None
-    assert len(sample.events) == 5, "the first event, which has no text, is none"
-    assert sample.sent <= sample.events[0] <= sample.events[-1] <= sample.ended
+    assert len(sample.events) == 5, "the first event has no text and does not count"
+    assert sample.sent_at <= sample.events[0] <= sample.events[-1] <= sample.ended_at
     assert (sample.tokens, sample.prompt_tokens, sample.image_tokens, sample.cached_tokens) == (5, 9, 4, 1)
-    assert (sample.finish, "".join(sample.text)) == ("length", " 0 1 2 3 4")
+    assert (sample.finish_reason, "".join(sample.text_pieces)) == ("length", " 0 1 2 3 4")
 
 
-async def test_what_is_sent() -> None:
+async def test_request_body() -> None:
     script = Scripted()
     async with connected(script) as client:
-        await client.ask(Ask(ASK.messages, 5, priority=3, salt="s"))
+        await client.send(BenchRequest(REQUEST.messages, 5, priority=3, salt="s"))
     (body,) = script.questions
     assert body == {
-        "model": "scripted", "messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": 5,
-        "stream_options": {"include_usage": True}, "ignore_eos": True, "temperature": 0, "priority": 3, "cache_salt": "s",
+        "model": "scripted", "messages": [{"role": "user", "content": "hello"}], "stream": True,
+        "max_tokens": 5, "stream_options": {"include_usage": True}, "ignore_eos": True, "temperature": 0,
+        "priority": 3, "cache_salt": "s",
     }  # fmt: skip
 
 
-async def test_latencies_count_from_when_it_was_due() -> None:
+async def test_latencies_count_from_the_due_time() -> None:
     async with connected(Scripted()) as client:
         due = client.clock() - 10
-        sample = await client.ask(ASK, due)
-    assert sample.scheduled == due
-    assert sample.late > 10
+        sample = await client.send(REQUEST, due)
+    assert sample.due_at == due
+    assert sample.send_delay > 10
     assert sample.ttft > 10
 
 
-async def test_a_stream_is_left_when_enough_is_heard() -> None:
+async def test_client_closes_the_stream_when_on_progress_returns_true() -> None:
     async with connected(Scripted()) as client:
-        sample = await client.ask(Ask(ASK.messages, 500), heard=lambda sample: bool(sample.events))
+        sample = await client.send(
+            BenchRequest(REQUEST.messages, 500), on_progress=lambda sample: bool(sample.events)
+        )
         assert sample.failure is not None
         assert sample.failure.kind == "left"
         assert client.running == 0
@@ -86,33 +89,33 @@ async def test_a_stream_is_left_when_enough_is_heard() -> None:
         ),
     ],
 )
-async def test_what_goes_wrong_has_a_name(script: Scripted, kind: str, text: str) -> None:
-    failure = (await asked(script)).failure
+async def test_failure_kinds(script: Scripted, kind: str, text: str) -> None:
+    failure = (await send(script)).failure
     assert failure is not None
     assert failure.kind == kind
     assert text in failure.text
 
 
-async def test_time_runs_out() -> None:
-    failure = (await asked(Scripted(), Ask(ASK.messages, 5, timeout=1e-9))).failure
+async def test_timeout_of_a_request() -> None:
+    failure = (await send(Scripted(), BenchRequest(REQUEST.messages, 5, timeout=1e-9))).failure
     assert failure is not None
     assert (failure.kind, failure.text) == ("timeout", "no end within 1e-09 s")
 
 
-async def test_a_server_that_is_gone() -> None:
+async def test_unreachable_server() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
         async with Client(Target(url, model="m")) as client:
-            failure = (await client.ask(ASK)).failure
+            failure = (await client.send(REQUEST)).failure
             assert failure is not None
             assert failure.kind == "unreachable"
-            with pytest.raises(Unavailable, match=f"{url}/v1 can not be reached: "):
+            with pytest.raises(Unavailable, match=f"{url}/v1 cannot be reached: "):
                 await client.connect()
 
 
 @pytest.mark.parametrize(
-    ("script", "target", "told"),
+    ("script", "target", "message"),
     [
         (Scripted(key="right"), {}, r"refuses the API key \(401: wrong key\); give it by --api-key"),
         (Scripted(key="right"), {"api_key": "wrong"}, "refuses the API key"),
@@ -128,20 +131,18 @@ async def test_a_server_that_is_gone() -> None:
         (Scripted(statuses=[404]), {}, "http 404"),
     ],
 )
-async def test_what_is_wrong_at_the_start_is_told(
-    script: Scripted, target: dict[str, str], told: str
-) -> None:
-    with pytest.raises(ConfigError, match=told):
+async def test_connect_says_what_is_wrong(script: Scripted, target: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         async with connected(script, **target):
             pass
 
 
-async def test_a_server_without_a_list_of_models() -> None:
+async def test_server_without_a_list_of_models() -> None:
     async with connected(Scripted(models=None), model="m") as client:
         assert client.model == "m"
 
 
-async def test_the_right_key() -> None:
+async def test_right_api_key() -> None:
     async with connected(Scripted(key="right"), api_key="right") as client:
         assert client.model == "scripted"
 
@@ -156,20 +157,18 @@ async def test_the_right_key() -> None:
         ({"stream_options", "ignore_eos", "max_tokens", "temperature"}, "stream_options"),
     ],
 )
-async def test_what_a_server_does_not_know_is_left_out_and_said(
-    refused: set[str], note: str, silent: bool
-) -> None:
+async def test_unknown_fields_are_omitted_and_noted(refused: set[str], note: str, silent: bool) -> None:
     script = Scripted(refuses=frozenset(refused), silent=silent)
     async with connected(script) as client:
-        sample = await client.ask(ASK)
+        sample = await client.send(REQUEST)
     assert sample.failure is None
-    assert any(note in said for said in client.dialect.notes)
+    assert any(note in text for text in client.dialect.notes)
     assert not refused & script.bodies[-1].keys()
     if not silent:
         assert len(client.dialect.notes) == len(refused - {"max_tokens"}), "nothing else is left out"
 
 
-async def test_images_are_sent_ahead() -> None:
+async def test_images_are_uploaded() -> None:
     script = Scripted()
     async with connected(script, images_as="encoded") as client:
         assert await client.send_image("data:x") == "fovea-image://1"
@@ -182,7 +181,7 @@ async def test_images_are_sent_ahead() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "url"),
+    ("text", "url"),
     [
         ("http://host:8000", "http://host:8000/v1"),
         ("http://host:8000/", "http://host:8000/v1"),
@@ -190,20 +189,20 @@ async def test_images_are_sent_ahead() -> None:
         ("http://[::1]:80/v1?x=1#y", "http://[::1]:80/v1"),
     ],
 )
-def test_urls(said: str, url: str) -> None:
-    assert Target(said).url == url
+def test_base_urls(text: str, url: str) -> None:
+    assert Target(text).url == url
 
 
 @pytest.mark.parametrize(
-    "said", ["host:8000", "ftp://host", "http://", "http://a:b@host", "http://host:x", "", "http://["]
+    "text", ["host:8000", "ftp://host", "http://", "http://a:b@host", "http://host:x", "", "http://["]
 )
-def test_urls_that_are_none(said: str) -> None:
+def test_invalid_urls(text: str) -> None:
     with pytest.raises(ConfigError, match="accepted: http:// or https:// and a host"):
-        Target(said)
+        Target(text)
 
 
 @pytest.mark.parametrize("wrong", [{"timeout": 0.0}, {"images_as": "files"}, {"api_key": "ключ"}])
-def test_targets_that_are_none(wrong: dict[str, object]) -> None:
+def test_invalid_targets(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError) as raised:
         Target("http://host", **wrong)  # type: ignore[arg-type]
     assert raised.value.param == next(iter(wrong))

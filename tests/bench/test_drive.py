@@ -1,4 +1,4 @@
-"""Open loops keep their times whatever the server does; closed loops wait for it."""
+"""Open loops send at given times, whatever the server does. Closed loops wait for its answers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fovea.bench.drive import LEAD_S, closed_loop, open_loop, watching_lag
+from fovea.bench.drive import LEAD_S, closed_loop, measure_lag, open_loop
 
 
 class Clock:
-    """Time passes when somebody sleeps, and by `slow` seconds at every look: a load generator that is busy."""
+    """A clock that advances when a task sleeps.
+
+    slow: seconds by which every reading advances it, too, as if the load generator were busy.
+    """
 
     def __init__(self, slow: float = 0.0) -> None:
         self.now = 100.0
@@ -27,32 +30,32 @@ class Clock:
         await asyncio.sleep(0)
 
 
-async def times_of(clock: Clock, times: list[float]) -> list[tuple[float, float]]:
-    """(when it was due, when it left) of each, from the start."""
+async def send_times(clock: Clock, due: list[float]) -> list[tuple[float, float]]:
+    """For each request, when it was due and when it was sent, in seconds from the start."""
     start = clock.now + LEAD_S
 
     async def send(_: int, due: float) -> tuple[float, float]:
         return due - start, clock.now - start
 
-    return await open_loop([(at, 0) for at in times], send, clock=clock, sleep=clock.sleep)
+    return await open_loop([(at, 0) for at in due], send, clock=clock, sleep=clock.sleep)
 
 
-async def test_requests_leave_when_they_are_due() -> None:
-    found = await times_of(Clock(), [0.0, 0.5, 0.5, 2.0])
-    assert [pytest.approx(due) for due, _ in found] == [0.0, 0.5, 0.5, 2.0]
-    assert [pytest.approx(left) for _, left in found] == [0.0, 0.5, 0.5, 2.0]
+async def test_open_loop_sends_requests_when_they_are_due() -> None:
+    times = await send_times(Clock(), [0.0, 0.5, 0.5, 2.0])
+    assert [pytest.approx(due) for due, _ in times] == [0.0, 0.5, 0.5, 2.0]
+    assert [pytest.approx(sent) for _, sent in times] == [0.0, 0.5, 0.5, 2.0]
 
 
-async def test_a_load_generator_that_is_late_does_not_move_the_schedule() -> None:
+async def test_slow_load_generator_does_not_shift_the_schedule() -> None:
     clock = Clock(slow=0.3)
-    found = await times_of(clock, [0.0, 0.1, 0.2])
-    dues = [due for due, _ in found]
+    times = await send_times(clock, [0.0, 0.1, 0.2])
+    dues = [due for due, _ in times]
     assert [due - dues[0] for due in dues] == pytest.approx([0.0, 0.1, 0.2])
-    assert found[-1][1] - found[-1][0] > 0.3, "and it shows"
+    assert times[-1][1] - times[-1][0] > 0.3, "the delay is measured"
 
 
-async def test_a_server_that_stands_still_is_still_asked() -> None:
-    """The second request leaves although the first has no answer."""
+async def test_open_loop_does_not_wait_for_answers() -> None:
+    """The second request is sent although the first has no answer yet."""
     answered = asyncio.Event()
 
     async def send(number: int, _: float) -> int:
@@ -67,7 +70,7 @@ async def test_a_server_that_stands_still_is_still_asked() -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 3), max_size=20), st.integers(1, 6))
-def test_a_closed_loop_never_asks_for_more_than_it_has_clients(lengths: list[int], clients: int) -> None:
+def test_closed_loop_runs_at_most_one_call_per_client(lengths: list[int], clients: int) -> None:
     running = most = 0
 
     async def work(number: int) -> int:
@@ -87,9 +90,9 @@ def test_a_closed_loop_never_asks_for_more_than_it_has_clients(lengths: list[int
     assert most == min(clients, len(lengths)) or 0 in lengths
 
 
-async def test_lag_is_noted_only_beside_requests() -> None:
+async def test_lag_counts_only_while_requests_run() -> None:
     clock = Clock()
     for busy in (False, True):
-        async with watching_lag(clock, lambda busy=busy: busy) as lag:  # type: ignore[misc]
+        async with measure_lag(clock, lambda busy=busy: busy) as lag:  # type: ignore[misc]
             await asyncio.sleep(0.05)
-        assert bool(lag.seen) is busy
+        assert bool(lag.delays) is busy

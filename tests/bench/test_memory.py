@@ -1,3 +1,5 @@
+"""Memory of a server's processes, from a /proc folder that the test writes."""
+
 from __future__ import annotations
 
 import os
@@ -16,7 +18,7 @@ def status(proc: Path, pid: int, parent: int, peak: int, now: int) -> None:
     )
 
 
-def test_children_and_their_children_count(tmp_path: Path) -> None:
+def test_descendants_count(tmp_path: Path) -> None:
     status(tmp_path, 30, 20, 1024, 512)
     status(tmp_path, 10, 1, 4096, 2048)
     status(tmp_path, 20, 10, 2048, 1024)
@@ -25,12 +27,12 @@ def test_children_and_their_children_count(tmp_path: Path) -> None:
     assert memory_of(30, tmp_path) == Memory(1.0, 0.5, 1)
 
 
-def test_a_process_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_process(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--pid is 5, and .* shows no such process"):
         memory_of(5, tmp_path)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
-def test_this_process() -> None:
-    found = memory_of(os.getpid())
-    assert found.peak_mib >= found.resident_mib > 1
+def test_memory_of_this_process() -> None:
+    memory = memory_of(os.getpid())
+    assert memory.peak_mib >= memory.resident_mib > 1

@@ -1,4 +1,4 @@
-"""What people and programs read, ratios to an earlier run, and charts."""
+"""Results as text and as JSON, the comparison with an earlier run, and charts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from PIL import Image
 
 from fovea.bench.measure import Bounds, Round, Spread, Summary, by_label
 from fovea.bench.plot import check_plot, draw
-from fovea.bench.report import VERSION, block, compare, read_document, requests_of
-from fovea.bench.run import Result, notes_on
+from fovea.bench.report import VERSION, compare, format_result, read_results, request_rows
+from fovea.bench.run import WorkloadResult, notes_on
 from fovea.bench.sample import Failure
 from fovea.bench.sla import Verdict
 from fovea.core.errors import ConfigError
@@ -21,7 +21,7 @@ from tests.bench.support import sample
 NAN = float("nan")
 
 
-def result(name: str = "open 2/s", scale: float = 1.0, verdicts: tuple[Verdict, ...] = ()) -> Result:
+def result(name: str = "open 2/s", scale: float = 1.0, verdicts: tuple[Verdict, ...] = ()) -> WorkloadResult:
     samples = [
         sample(scale, 1.5 * scale, 2 * scale, label="text"),
         sample(2 * scale, 3 * scale, label="new image"),
@@ -30,16 +30,18 @@ def result(name: str = "open 2/s", scale: float = 1.0, verdicts: tuple[Verdict, 
     rounds = [Round(samples, {"stall_ms": 10 * scale})]
     classes = {label: Summary.of(part, Bounds()) for label, part in by_label(rounds).items()}
     summary = Summary.of(rounds, Bounds())
-    return Result(name, "a load", True, rounds, summary, classes, Spread.of([]), ["mind this"], 2.0, verdicts)
+    return WorkloadResult(
+        name, "a load", True, rounds, summary, classes, Spread.of([]), ["mind this"], 2.0, verdicts
+    )
 
 
-def as_document(*results: Result, **settings: Any) -> dict[str, Any]:
+def as_document(*results: WorkloadResult, **settings: Any) -> dict[str, Any]:
     entries = json.loads(json.dumps([one.as_dict() for one in results]))
     return {"fovea_bench": VERSION, "settings": settings, "results": entries}
 
 
-def test_a_block_says_it_all() -> None:
-    found = block(
+def test_format_result() -> None:
+    text = format_result(
         result(
             verdicts=(
                 Verdict("ttft_p95_ms", 2000, 2500, True, True),
@@ -48,7 +50,7 @@ def test_a_block_says_it_all() -> None:
             )
         )
     )
-    lines = [" ".join(line.split()) for line in found.splitlines()]
+    lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[0] == "open 2/s: a load"
     assert lines[1].startswith(
         "3 requests in 3.0 s, 1 failed; 1.67 tokens/s (1.67 to 1.67), 0.667 requests/s;"
@@ -68,15 +70,15 @@ def test_a_block_says_it_all() -> None:
         assert line in lines
 
 
-def test_a_result_is_json() -> None:
-    found = json.loads(json.dumps(result().as_dict(), allow_nan=False))
-    assert found["summary"]["errors"] == {"http 429": [1, "full"]}
-    assert found["classes"]["all"]["ttft"]["p50"] is None
-    assert found["offered_per_s"] == 2.0
+def test_result_as_json() -> None:
+    document = json.loads(json.dumps(result().as_dict(), allow_nan=False))
+    assert document["summary"]["errors"] == {"http 429": [1, "full"]}
+    assert document["classes"]["all"]["ttft"]["p50"] is None
+    assert document["offered_per_s"] == 2.0
 
 
-def test_every_request_has_a_row() -> None:
-    first, _, third = json.loads(json.dumps(requests_of(result()), allow_nan=False))
+def test_request_rows() -> None:
+    first, _, third = json.loads(json.dumps(request_rows(result()), allow_nan=False))
     assert first == {
         "round": 0, "class": "text", "due_s": 0.0, "late_ms": 0.0, "ttft_ms": 1000.0, "end_to_end_ms": 2000.0,
         "longest_gap_ms": 500.0, "tokens": 3, "error": None,
@@ -84,65 +86,67 @@ def test_every_request_has_a_row() -> None:
     assert (third["error"], third["ttft_ms"]) == ("http 429", None)
 
 
-def test_ratios_are_new_to_old() -> None:
+def test_compare_gives_ratios_of_new_to_old() -> None:
     new, old = as_document(result(scale=0.5), result("chat")), as_document(result(), result("cold"))
     lines, rows = compare(new, old)
     ratios = {row["what"]: row["ratio"] for row in rows}
-    assert {row["workload"] for row in rows} == {"open 2/s"}, "what both have measured"
+    assert {row["workload"] for row in rows} == {"open 2/s"}, "only the workload that both runs have"
     assert ratios["ttft p50"] == ratios["gap p99"] == ratios["stall_ms"] == 0.5
     assert ratios["tokens_per_s"] == pytest.approx(2.0)
     assert any(line.split() == ["open", "2/s,", "ttft", "p50", "1000", "500.0", "0.50x"] for line in lines)
 
 
-def test_runs_that_differ_are_told_and_nonces_always_do() -> None:
+def test_compare_notes_different_settings_except_the_nonce() -> None:
     lines, _ = compare(as_document(result(), seed=1, nonce="a"), as_document(result(), seed=2, nonce="b"))
     assert lines[-1] == "note: the two runs differ in seed"
     lines, rows = compare(as_document(result()), as_document(result("cold")))
     assert (lines, rows) == (["the two runs have no workload in common"], [])
 
 
-def test_earlier_results_are_a_file_of_out_or_what_was_printed(tmp_path: Path) -> None:
-    path, found = tmp_path / "old.json", as_document(result())
-    path.write_text(json.dumps(found, indent=1))
-    assert read_document(path) == found
-    path.write_text(f"a table\n{json.dumps(found)}\n")
-    assert read_document(path) == found
+def test_read_results_from_a_file_or_from_printed_output(tmp_path: Path) -> None:
+    path, document = tmp_path / "old.json", as_document(result())
+    path.write_text(json.dumps(document, indent=1))
+    assert read_results(path) == document
+    path.write_text(f"a table\n{json.dumps(document)}\n")
+    assert read_results(path) == document
 
 
 @pytest.mark.parametrize("text", ["", "words", "{}", '{"fovea_bench": 99}', "[1]"])
-def test_other_files_are_no_results(tmp_path: Path, text: str) -> None:
+def test_read_results_refuses_other_files(tmp_path: Path, text: str) -> None:
     path = tmp_path / "old.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match="holds no results of fovea bench"):
-        read_document(path)
+        read_results(path)
 
 
 @pytest.mark.parametrize(
-    ("late_s", "lag_s", "told"),
+    ("late_s", "lag_s", "messages"),
     [
         (0.001, 0.001, []),
         (0.05, 0.001, ["the load generator was late: requests left up to 50 ms after they were due"]),
         (0.001, 0.05, ["the load generator's own loop was late by up to 50 ms"]),
     ],
 )
-def test_a_load_generator_that_is_late_says_so(late_s: float, lag_s: float, told: list[str]) -> None:
-    summary = Summary.of([Round([sample(1.0, tokens=1, sent=late_s)])], Bounds())
+def test_notes_on_a_late_load_generator(late_s: float, lag_s: float, messages: list[str]) -> None:
+    summary = Summary.of([Round([sample(1.0, tokens=1, sent_at=late_s)])], Bounds())
     notes = notes_on(summary, Spread.of([lag_s]), usage=True)
-    assert [note.startswith(words) for note, words in zip(notes, told, strict=True)] == [True] * len(told)
+    assert [note.startswith(message) for note, message in zip(notes, messages, strict=True)] == [True] * len(
+        messages
+    )
 
 
-def test_charts(tmp_path: Path) -> None:
+def test_draw_charts(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for results in ([result("cold")], [result("open 1/s"), result("open 4/s", 2.0)]):
         draw(tmp_path / "a.png", results, "a title")
         with Image.open(tmp_path / "a.png") as image:
             assert image.width > image.height > 500
             assert len(set(image.convert("L").resize((64, 64)).tobytes())) > 10, "something is drawn"
-    with pytest.raises(ConfigError, match="can not be written"):
+    with pytest.raises(ConfigError, match="cannot be written"):
         draw(tmp_path / "none" / "a.png", [result()], "")
 
 
-def test_other_charts_are_told() -> None:
+def test_check_plot_names_accepted_formats() -> None:
     with pytest.raises(
         ConfigError, match=r"--plot is 'a.jpg'; accepted: a name that ends in .png, .svg, .pdf"
     ):

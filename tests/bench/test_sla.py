@@ -1,4 +1,4 @@
-"""Targets: what a file may say, and when one is met."""
+"""Service-level targets: the files that define them, and when a target is met."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from fovea.bench.measure import Bounds, Round, Summary
 from fovea.bench.sample import Failure
-from fovea.bench.sla import DOCUMENTED, KNOWN, Sla, judge, read_sla
+from fovea.bench.sla import DEFAULT_SLA, KNOWN_TARGETS, Sla, judge, read_sla
 from fovea.core.errors import ConfigError
 from tests.bench.support import sample
 
@@ -25,19 +25,19 @@ error_rate = 0
 
 
 def summary(*seconds: float, failures: int = 0, image_tokens: int | None = None) -> Summary:
-    whole = [
+    answers = [
         sample(*(at / 2, at), images=image_tokens is not None, image_tokens=image_tokens) for at in seconds
     ]
     return Summary.of(
-        [Round([*whole, *(sample(failure=Failure("timeout", "")) for _ in range(failures))])], Bounds()
+        [Round([*answers, *(sample(failure=Failure("timeout", "")) for _ in range(failures))])], Bounds()
     )
 
 
-def verdicts(targets: dict[str, float], found: Summary, **other: float) -> dict[str, bool | None]:
-    return {verdict.name: verdict.met for verdict in judge(Sla("", Bounds(), targets), found, **other)}
+def verdicts(targets: dict[str, float], figures: Summary, **other: float) -> dict[str, bool | None]:
+    return {verdict.name: verdict.met for verdict in judge(Sla("", Bounds(), targets), figures, **other)}
 
 
-def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
+def test_toml_and_json_are_equivalent(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(TOML)
     (tmp_path / "a.json").write_text(
         json.dumps(
@@ -53,15 +53,15 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
     assert read_sla(tmp_path / "a.toml") == read_sla(tmp_path / "a.json") == expected
 
 
-def test_an_empty_file_promises_nothing_and_is_its_own_source(tmp_path: Path) -> None:
+def test_empty_file_has_no_targets_and_is_its_own_source(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("")
     assert read_sla(tmp_path / "a.toml") == Sla(str(tmp_path / "a.toml"), Bounds(), {})
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        ("a = ", "is no TOML"),
+        ("a = ", "is not TOML"),
         ("goods = 1", "unknown key 'goods'; did you mean 'good'?"),
         ("good = 1", "good is 1; accepted: names and numbers"),
         ("[good]\nttft = 1", "unknown key 'ttft'; did you mean 'ttft_ms'?"),
@@ -73,66 +73,68 @@ def test_an_empty_file_promises_nothing_and_is_its_own_source(tmp_path: Path) ->
         ("fixed_visual_tokens = 0", "fixed_visual_tokens is 0; accepted: a whole number from 1 on"),
     ],
 )
-def test_a_wrong_file_is_told_by_its_key(tmp_path: Path, text: str, told: str) -> None:
+def test_errors_name_the_wrong_key(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "a.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as raised:
         read_sla(path)
     assert raised.value.message.startswith(f"{path}")
-    assert told in raised.value.message
+    assert message in raised.value.message
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[]")
     (tmp_path / "b.json").write_text("{")
-    for name, told in (("a", "not an object"), ("b", "is no JSON"), ("c", "can not be read")):
-        with pytest.raises(ConfigError, match=told):
+    for name, message in (("a", "not an object"), ("b", "is not JSON"), ("c", "cannot be read")):
+        with pytest.raises(ConfigError, match=message):
             read_sla(tmp_path / f"{name}.json")
 
 
-def test_a_target_is_met_at_its_limit() -> None:
-    found = summary(0.5)
-    assert verdicts({"end_to_end_p99_ms": 500, "tokens_per_s": 4, "good": 1.0}, found) == {
+def test_target_is_met_at_its_limit() -> None:
+    figures = summary(0.5)
+    assert verdicts({"end_to_end_p99_ms": 500, "tokens_per_s": 4, "good": 1.0}, figures) == {
         "end_to_end_p99_ms": True, "tokens_per_s": True, "good": True,
     }  # fmt: skip
-    assert verdicts({"end_to_end_p99_ms": 499, "tokens_per_s": 4.1}, found) == {
+    assert verdicts({"end_to_end_p99_ms": 499, "tokens_per_s": 4.1}, figures) == {
         "end_to_end_p99_ms": False, "tokens_per_s": False,
     }  # fmt: skip
 
 
-def test_the_share_of_errors() -> None:
+def test_error_rate() -> None:
     assert verdicts({"error_rate": 0.25}, summary(1, 1, 1, failures=1)) == {"error_rate": True}
     assert verdicts({"error_rate": 0.24}, summary(1, 1, 1, failures=1)) == {"error_rate": False}
 
 
-def test_visual_tokens_are_a_share_of_a_fixed_number() -> None:
+def test_visual_tokens_saved() -> None:
     (verdict,) = judge(Sla("", Bounds(), {"visual_tokens_saved": 0.5}), summary(1, 1, image_tokens=64))
     assert (verdict.value, verdict.met) == (0.75, True)
 
 
-def test_what_is_served_has_a_price() -> None:
+def test_cost_per_request() -> None:
     (verdict,) = judge(Sla("", Bounds(), {"cost_per_request": 1}), summary(1, 2), 3600.0)
-    assert (verdict.value, verdict.met) == (1.0, True), "two seconds at one a second, for two answers"
+    assert (verdict.value, verdict.met) == (1.0, True), (
+        "two seconds at a price of 1 per second, for two answers"
+    )
 
 
-def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
+def test_unmeasured_targets_are_neither_met_nor_missed() -> None:
     targets = {"cost_per_request": 1.0, "visual_tokens_saved": 0.3, "tpot_p50_ms": 5.0}
     assert verdicts(targets, summary()) == dict.fromkeys(targets)
 
 
-def test_more_than_came_can_not_be_served() -> None:
-    found = summary(1.0)
-    assert verdicts({"requests_per_s": 50}, found, offered=2.0) == {"requests_per_s": None}
-    assert verdicts({"requests_per_s": 50}, found, offered=60.0) == {"requests_per_s": False}
-    assert verdicts({"requests_per_s": 50}, found) == {"requests_per_s": False}
+def test_rate_targets_above_the_offered_rate_are_not_tested() -> None:
+    figures = summary(1.0)
+    assert verdicts({"requests_per_s": 50}, figures, offered_rate=2.0) == {"requests_per_s": None}
+    assert verdicts({"requests_per_s": 50}, figures, offered_rate=60.0) == {"requests_per_s": False}
+    assert verdicts({"requests_per_s": 50}, figures) == {"requests_per_s": False}
 
 
 def test_every_known_target_can_be_judged() -> None:
-    found = judge(Sla("", Bounds(), dict.fromkeys(KNOWN, 1.0)), summary(1.0, image_tokens=64), 1.0)
-    assert {verdict.name for verdict in found} == set(KNOWN)
-    assert all(verdict.met is not None for verdict in found)
+    results = judge(Sla("", Bounds(), dict.fromkeys(KNOWN_TARGETS, 1.0)), summary(1.0, image_tokens=64), 1.0)
+    assert {verdict.name for verdict in results} == set(KNOWN_TARGETS)
+    assert all(verdict.met is not None for verdict in results)
 
 
-def test_the_documents_table() -> None:
-    found = judge(DOCUMENTED, summary(*[0.1] * 60, image_tokens=128), 0.35)
-    assert {verdict.name: verdict.met for verdict in found} == dict.fromkeys(DOCUMENTED.targets, True)
+def test_default_targets() -> None:
+    results = judge(DEFAULT_SLA, summary(*[0.1] * 60, image_tokens=128), 0.35)
+    assert {verdict.name: verdict.met for verdict in results} == dict.fromkeys(DEFAULT_SLA.targets, True)

@@ -143,8 +143,8 @@ def test_an_old_server_is_asked_in_its_words(fovea: Caller) -> None:
         (["open", "--arrivals", "flood"], "accepted: poisson, ramp, burst"),
         (["trace"], "the workload trace needs --trace FILE"),
         (["--trace", "none.jsonl"], "none.jsonl can not be read"),
-        (["--sla", "none.toml"], "none.toml can not be read"),
-        (["--against", "none.json"], "none.json can not be read"),
+        (["--sla", "none.toml"], "none.toml cannot be read"),
+        (["--against", "none.json"], "none.json cannot be read"),
         (["--out", "/none/at/all.json"], "/none/at/all.json can not be written"),
         (["--plot", "chart.jpg"], "--plot is 'chart.jpg'; accepted: a name that ends in .png"),
         (["--images-as", "files"], "--images-as: images_as is 'files'; accepted: data, sent, encoded"),
@@ -162,7 +162,7 @@ def test_errors_name_what_where_and_what_is_accepted(
 def test_a_server_that_is_not_there(fovea: Caller) -> None:
     done = fovea("bench", f"http://127.0.0.1:{free_port()}")
     assert done.code == 2
-    assert "can not be reached: " in done.told
+    assert "cannot be reached: " in done.told
 
 
 def test_charts_need_their_library(fovea: Caller, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

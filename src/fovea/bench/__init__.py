@@ -1,5 +1,5 @@
-"""A load generator for OpenAI-compatible servers: it knows engines only over HTTP.
+"""A load generator for OpenAI-compatible servers, which reaches them only over HTTP.
 
-It refuses to know what serves: no module here imports an engine, a server or torch, so every server is asked the same
-questions by the same client.
+No module here imports an engine, a server or torch. Every server therefore gets the same requests from the
+same client.
 """

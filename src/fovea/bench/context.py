@@ -1,4 +1,4 @@
-"""Where workloads play: new pictures and texts, questions made of them, and the client that asks."""
+"""The context in which workloads run: it creates new pictures and texts, builds requests, and sends them."""
 
 from __future__ import annotations
 
@@ -9,27 +9,38 @@ from typing import Any
 
 from fovea.bench.client import Client
 from fovea.bench.content import Content
-from fovea.bench.sample import Ask, Sample
+from fovea.bench.sample import BenchRequest, Sample
 from fovea.bench.settings import Shape
 
 Message = Mapping[str, Any]
 
 
-class Stage:
-    """seen: told of every request that has ended."""
+class WorkloadContext:
+    """The contents and the client of one workload.
+
+    client: sends the requests.
+    shape: sizes of images, prompts and answers.
+    nonce: two contexts with different nonces share no text and no picture.
+    on_sample: called for every request that has ended.
+    """
 
     def __init__(
-        self, client: Client, shape: Shape, nonce: str, seen: Callable[[Sample], None] = lambda _: None
+        self, client: Client, shape: Shape, nonce: str, on_sample: Callable[[Sample], None] = lambda _: None
     ) -> None:
         self.client = client
         self.shape = shape
         self.content = Content(shape.seed, nonce, shape.token_side)
-        self._seen = seen
+        self._on_sample = on_sample
         self._numbers = itertools.count()
         self._urls: dict[str, str] = {}
 
     async def picture(self, key: str | None = None, visual_tokens: int = 0) -> str:
-        """The URL of a picture: of that name, or one that nobody has asked about. It is sent ahead where that is wanted."""
+        """Return the URL of a picture, which is uploaded to the server first where the target says so.
+
+        key: name of the picture; equal keys and sizes give the same URL. None: a new picture that no request
+            used.
+        visual_tokens: size of the picture; 0: the next one of the shape's sizes.
+        """
         number = next(self._numbers) if key is None else 0
         name = f"new {number}" if key is None else f"key {key} {visual_tokens}"
         if name not in self._urls:
@@ -42,34 +53,44 @@ class Stage:
             self._urls[name] = url
         return self._urls[name]
 
-    def about(self, *urls: str, text_first: bool = False, max_tokens: int = 0) -> Ask:
-        """A new question about pictures, or about none. The text stands behind them, unless `text_first`."""
-        message = turn(self.content.text(self.shape.prompt_tokens), urls, text_first=text_first)
-        return Ask((message,), max_tokens or self.shape.output_tokens, images=len(urls))
+    def about(self, *urls: str, text_first: bool = False, max_tokens: int = 0) -> BenchRequest:
+        """Build a new question about pictures, or about none.
 
-    def after(self, ask: Ask, answer: Sample) -> Ask:
-        """The next question of a conversation."""
-        said = {"role": "assistant", "content": "".join(answer.text)}
-        message = turn(self.content.text(self.shape.prompt_tokens), ())
-        return Ask((*ask.messages, said, message), ask.max_tokens, ask.label, ask.images)
+        The text follows the pictures unless `text_first`.
+
+        max_tokens: length of the answer; 0: the shape's.
+        """
+        message = user_message(self.content.text(self.shape.prompt_tokens), urls, text_first=text_first)
+        return BenchRequest((message,), max_tokens or self.shape.output_tokens, images=len(urls))
+
+    def after(self, request: BenchRequest, answer: Sample) -> BenchRequest:
+        """Build the next question of a conversation from the last request and its answer."""
+        reply = {"role": "assistant", "content": "".join(answer.text_pieces)}
+        message = user_message(self.content.text(self.shape.prompt_tokens), ())
+        messages = (*request.messages, reply, message)
+        return BenchRequest(messages, request.max_tokens, request.label, request.images)
 
     async def send(
-        self, ask: Ask, due: float | None = None, heard: Callable[[Sample], bool] | None = None
+        self,
+        request: BenchRequest,
+        due: float | None = None,
+        on_progress: Callable[[Sample], bool] | None = None,
     ) -> Sample:
-        sample = await self.client.ask(ask, due, heard)
-        self._seen(sample)
+        """Send one request and report its sample to `on_sample`. Arguments as in `Client.send`."""
+        sample = await self.client.send(request, due, on_progress)
+        self._on_sample(sample)
         return sample
 
-    async def together(self, asks: Sequence[Ask]) -> list[Sample]:
-        """All at once, due at one moment."""
+    async def together(self, requests: Sequence[BenchRequest]) -> list[Sample]:
+        """Send all requests concurrently, all due at the same moment."""
         due = self.client.clock()
-        return list(await asyncio.gather(*(self.send(ask, due) for ask in asks)))
+        return list(await asyncio.gather(*(self.send(request, due) for request in requests)))
 
 
-def turn(text: str, urls: Sequence[str], *, text_first: bool = False) -> Message:
-    """A message of the user."""
+def user_message(text: str, urls: Sequence[str], *, text_first: bool = False) -> Message:
+    """A message of the user: text and any number of images, given by URL."""
     if not urls:
         return {"role": "user", "content": text}
-    shown = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-    said = {"type": "text", "text": text}
-    return {"role": "user", "content": [said, *shown] if text_first else [*shown, said]}
+    images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    text_part = {"type": "text", "text": text}
+    return {"role": "user", "content": [text_part, *images] if text_first else [*images, text_part]}

@@ -1,4 +1,7 @@
-"""What a server understands of a chat request. OpenAI's API has options that not every server knows."""
+"""Dialects: the optional fields of OpenAI's chat API that one server accepts.
+
+Not every server knows all of them.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,22 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from fovea.bench.sample import Ask, Sample
+from fovea.bench.sample import BenchRequest, Sample
 from fovea.core.errors import ConfigError
 
 REFUSALS = ("http 400", "http 422", "http 500", "http 501")
-"""How servers answer a field that they do not know."""
+"""Failure kinds with which servers answer a request that has an unknown field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Which optional fields are sent.
+    """The optional fields that are sent to a server.
 
-    usage: stream_options.include_usage. ignore_eos: an extension that vLLM, SGLang, llama.cpp and Fovea have, so that
-    answers have the length that is asked for. length: the name of the field with that length. greedy: temperature 0.
+    usage: send stream_options.include_usage.
+    ignore_eos: send this extension of vLLM, SGLang, llama.cpp and Fovea, so that answers have the requested
+        length.
+    length: the name of the field that holds the requested length.
+    greedy: send temperature 0.
     """
 
     usage: bool = True
@@ -26,57 +32,66 @@ class Dialect:
     length: str = "max_tokens"
     greedy: bool = True
 
-    def body(self, ask: Ask, model: str) -> dict[str, Any]:
-        body: dict[str, Any] = {"model": model, "messages": list(ask.messages), "stream": True}
-        body[self.length] = ask.max_tokens
+    def body(self, request: BenchRequest, model: str) -> dict[str, Any]:
+        """The JSON body of a request, in this dialect."""
+        body: dict[str, Any] = {"model": model, "messages": list(request.messages), "stream": True}
+        body[self.length] = request.max_tokens
         if self.usage:
             body["stream_options"] = {"include_usage": True}
         if self.ignore_eos:
             body["ignore_eos"] = True
         if self.greedy:
             body["temperature"] = 0
-        if ask.priority:
-            body["priority"] = ask.priority
-        if ask.salt:
-            body["cache_salt"] = ask.salt
+        if request.priority:
+            body["priority"] = request.priority
+        if request.salt:
+            body["cache_salt"] = request.salt
         return body
 
     def without(self, refusal: str) -> Self | None:
-        """The dialect without the field that a refusal names, or, where it names none, without one of them."""
-        steps = {
+        """A smaller dialect to try after a refusal, or None if no optional field is left.
+
+        It omits the field that the refusal's text names. If the text names none, it omits the first one left.
+        """
+        smaller = {
             "stream_options": replace(self, usage=False),
             "ignore_eos": replace(self, ignore_eos=False),
             "max_tokens": replace(self, length="max_completion_tokens"),
             "temperature": replace(self, greedy=False),
         }
-        left = {name: after for name, after in steps.items() if after != self}
-        named = [after for name, after in left.items() if name in refusal]
-        return next(iter(named or left.values()), None)
+        candidates = {name: dialect for name, dialect in smaller.items() if dialect != self}
+        matches = [dialect for name, dialect in candidates.items() if name in refusal]
+        return next(iter(matches or candidates.values()), None)
 
     @property
     def notes(self) -> list[str]:
-        said = []
+        """One sentence per omitted field, for the reader of the results."""
+        notes = []
         if not self.usage:
-            said.append("the server does not know stream_options: tokens are counted by events")
+            notes.append("the server does not know stream_options: tokens are counted by events")
         if not self.ignore_eos:
-            said.append("the server does not know ignore_eos: answers may end before their length")
+            notes.append("the server does not know ignore_eos: answers may end before their length")
         if not self.greedy:
-            said.append("the server refuses temperature 0: answers are sampled as it likes")
-        return said
+            notes.append("the server refuses temperature 0: it samples answers with its own default")
+        return notes
 
 
-async def negotiate(ask: Callable[[Dialect], Awaitable[Sample]]) -> tuple[Dialect, Sample]:
-    """The fullest dialect that the server answers in, and that answer. Raises ConfigError with the server's last words."""
+async def negotiate(probe: Callable[[Dialect], Awaitable[Sample]]) -> tuple[Dialect, Sample]:
+    """Find the dialect with the most fields that the server accepts. Return it with the sample of that probe.
+
+    probe: sends one short request in the given dialect.
+    Raises ConfigError with the server's first refusal if it accepts no dialect.
+    """
     dialect = Dialect()
-    refused = ""
+    first_refusal = ""
     while True:
-        sample = await ask(dialect)
+        sample = await probe(dialect)
         failure = sample.failure
         if failure is None or failure.kind == "empty answer":
             return dialect, sample
-        # The first refusal speaks of the whole request; later ones only of what was left of it.
-        refused = refused or f"{failure.kind}: {failure.text}"
-        after = dialect.without(failure.text) if failure.kind in REFUSALS else None
-        if after is None:
-            raise ConfigError(f"the server does not answer a first short question: {refused}")
-        dialect = after
+        # The first refusal is about the full request; later ones are only about what is left of it.
+        first_refusal = first_refusal or f"{failure.kind}: {failure.text}"
+        smaller = dialect.without(failure.text) if failure.kind in REFUSALS else None
+        if smaller is None:
+            raise ConfigError(f"the server does not answer a first short question: {first_refusal}")
+        dialect = smaller

@@ -1,8 +1,9 @@
-"""When requests are sent.
+"""Open loop and closed loop: two ways to decide when a request is sent.
 
-Open loop: at given times, however the server fares; a request that leaves late is counted from when it was due, so a server
-that stands still is charged with everyone who would have come meanwhile (no "coordinated omission"). Closed loop: a client
-asks again when it has its answer, so a slow server is asked less.
+Open loop: requests are sent at given times, however slow the server is. A request that is sent late is timed
+from when it was due. A server that stalls is therefore charged for all requests that were due meanwhile (no
+"coordinated omission"). Closed loop: a client sends its next request when it has its answer, so a slow server
+gets fewer requests.
 """
 
 from __future__ import annotations
@@ -15,46 +16,58 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 T = TypeVar("T")
-Ask_ = TypeVar("Ask_")
+Request = TypeVar("Request")
 LEAD_S = 0.05
-"""From the start of an open loop to its first moment: time to make the tasks."""
+"""Seconds from the start of an open loop to its time 0, so that the first tasks can be created before they
+are due.
+"""
 TICK_S = 0.02
+"""Seconds between two measurements of the event loop's lag."""
 
 
 async def open_loop(
-    asks: Sequence[tuple[float, Ask_]],
-    send: Callable[[Ask_, float], Awaitable[T]],
+    requests: Sequence[tuple[float, Request]],
+    send: Callable[[Request, float], Awaitable[T]],
     *,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> list[T]:
-    """asks: (seconds from the start, request), in order. `send` is told when the request was due."""
+    """Send every request at its time and return the results in the order of the requests.
+
+    requests: (seconds from the start, request), ordered by time.
+    send: called with a request and the time on `clock` at which it was due.
+    """
     start = clock() + LEAD_S
     tasks: list[asyncio.Task[T]] = []
 
-    async def one(ask: Ask_, due: float) -> T:
-        return await send(ask, due)
+    async def send_one(request: Request, due: float) -> T:
+        return await send(request, due)
 
     async with asyncio.TaskGroup() as group:
-        for at, ask in asks:
+        for at, request in requests:
             while (wait := start + at - clock()) > 0:
                 await sleep(wait)
-            tasks.append(group.create_task(one(ask, start + at)))
-            await sleep(0)  # a crowd that is due at once is sent one by one, not held back until all are made
+            tasks.append(group.create_task(send_one(request, start + at)))
+            # Let the new task run now. Otherwise requests due at one moment are sent only after all tasks
+            # exist.
+            await sleep(0)
     return [task.result() for task in tasks]
 
 
 async def closed_loop(
-    work: Iterable[Callable[[], Awaitable[T]]],
+    calls: Iterable[Callable[[], Awaitable[T]]],
     clients: int,
 ) -> list[T]:
-    """`clients` at a time, each taking the next piece of work when it has done one; results in the order of the work."""
-    coming = enumerate(work)
+    """Run all calls, `clients` at a time, and return the results in the order of the calls.
+
+    Each client takes the next call when its previous one has returned.
+    """
+    queue = enumerate(calls)
     results: dict[int, T] = {}
 
     async def client() -> None:
-        for number, piece in coming:
-            results[number] = await piece()
+        for number, call in queue:
+            results[number] = await call()
 
     async with asyncio.TaskGroup() as group:
         for _ in range(clients):
@@ -64,23 +77,31 @@ async def closed_loop(
 
 @dataclass(slots=True)
 class Lag:
-    """How late the load generator's own event loop was while requests ran: what it measured may be that much too long.
-    Seconds."""
+    """Delays of the load generator's own event loop while requests ran.
 
-    seen: list[float] = field(default_factory=list)
+    Measured times may be too long by as much.
+
+    delays: one value per tick, in seconds.
+    """
+
+    delays: list[float] = field(default_factory=list)
 
 
 @contextlib.asynccontextmanager
-async def watching_lag(clock: Callable[[], float], busy: Callable[[], bool]) -> AsyncIterator[Lag]:
-    """busy: whether a request runs. Making pictures holds the loop up, too, and there it harms nothing."""
+async def measure_lag(clock: Callable[[], float], busy: Callable[[], bool]) -> AsyncIterator[Lag]:
+    """Measure the event loop's lag every TICK_S seconds until the block ends.
+
+    busy: whether a request is running. Delays at other times do not count: generating pictures also blocks
+        the loop, but falsifies no measurement.
+    """
     lag = Lag()
 
     async def tick() -> None:
         while True:
-            before, ran = clock(), busy()
+            before, was_busy = clock(), busy()
             await asyncio.sleep(TICK_S)
-            if ran and busy():
-                lag.seen.append(max(0.0, clock() - before - TICK_S))
+            if was_busy and busy():
+                lag.delays.append(max(0.0, clock() - before - TICK_S))
 
     task = asyncio.create_task(tick())
     try:

@@ -1,4 +1,4 @@
-"""What came of many requests: percentiles, rates, and how many were good."""
+"""Figures over many requests: percentiles, rates, and the number of good answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from fovea.core.percentile import percentile
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Percentiles by nearest rank, in milliseconds; nan of nothing. count: of how many values."""
+    """Percentiles of durations by nearest rank, in milliseconds; nan if there are no values.
+
+    count: number of values.
+    """
 
     count: int
     p50: float
@@ -26,14 +29,20 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: Iterable[float]) -> Spread:
+        """The percentiles of durations in seconds. Values that are nan are left out."""
         values = sorted(value for value in seconds if not math.isnan(value))
         return cls(len(values), *(percentile(values, share) * 1e3 for share in (50, 90, 95, 99, 100)))
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one request must keep to be good, in milliseconds; none: it does not matter. tpot_ms: mean per token after the
-    first. gap_ms: its longest gap."""
+    """Upper bounds in milliseconds within which an answer counts as good; None: no bound.
+
+    ttft_ms: time to first token.
+    tpot_ms: mean time per token after the first.
+    gap_ms: the longest gap between two events.
+    end_to_end_ms: time of the whole answer.
+    """
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -41,50 +50,74 @@ class Bounds:
     end_to_end_ms: float | None = None
 
     def good(self, sample: Sample) -> bool:
-        """Whether it was answered to its end within every bound. A bound on what an answer is too short to have is kept."""
-        if not sample.whole:
+        """Whether the answer is complete and within every bound.
+
+        A value that does not exist, such as the gaps of a one-token answer, breaks no bound.
+        """
+        if not sample.succeeded:
             return False
-        measured = (
+        figures = (
             (sample.ttft, self.ttft_ms),
             (sample.tpot, self.tpot_ms),
             (max(sample.gaps, default=math.nan), self.gap_ms),
             (sample.end_to_end, self.end_to_end_ms),
         )
-        return not any(limit is not None and value * 1e3 > limit for value, limit in measured)
+        return not any(limit is not None and value * 1e3 > limit for value, limit in figures)
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Requests that belong together. values: what else was measured, by name, e.g. the longest stall in milliseconds."""
+    """One round of a workload.
+
+    samples: its measured requests.
+    values: other figures by name, for example `stall_ms`.
+    """
 
     samples: Sequence[Sample]
     values: dict[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
-        """From when the first was due to the end of the last."""
+        """Seconds from when the first request was due to the end of the last one."""
         if not self.samples:
             return 0.0
-        return max(s.ended for s in self.samples) - min(s.scheduled for s in self.samples)
+        return max(s.ended_at for s in self.samples) - min(s.due_at for s in self.samples)
 
     @property
     def tokens_per_s(self) -> float:
-        return _ratio(sum(sample.output for sample in self.samples if sample.whole), self.seconds)
+        """Output tokens of complete answers per second of the round."""
+        return _ratio(sum(sample.output_tokens for sample in self.samples if sample.succeeded), self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Rates are per second of the rounds together; latencies count from when a request was due, and are of whole answers.
+    """Figures over the rounds of one workload.
 
-    failed: of `requests`; errors: kind to (how many, the first one's text).
-    tokens: of whole answers, by the server's usage; events: pieces of text that they came in; counted: whether usage said it.
-    tokens_per_s_low, tokens_per_s_high: of the slowest and the fastest round. decode_per_s: tokens per second of one stream
-    after its first, median over requests.
-    gap: between events, over all of them; longest_gap: of each request; tpot: mean per token after the first.
-    good: share of requests within the bounds; goodput: such requests per second.
-    short: whole answers with fewer tokens than were asked for.
-    late: how late requests left here. values: median over the rounds.
-    image_tokens, images: of the whole answers' prompts; image_tokens is none where usage does not say them.
+    Rates are per second of all rounds together. Latencies count from when a request was due, over complete
+    answers.
+
+    requests, failed: number of all requests, and of those without a complete answer.
+    errors: kind of failure to (number, text of the first one).
+    seconds: duration of all rounds together.
+    requests_per_s: complete answers per second.
+    tokens: output tokens of complete answers, from the server's usage where it sent any.
+    events: pieces of text in which these arrived.
+    counted: whether `tokens` comes from usage for every answer.
+    tokens_per_s: output tokens per second; tokens_per_s_low, tokens_per_s_high: in the slowest and the
+        fastest round.
+    decode_per_s: tokens per second of one stream after its first token; median over requests.
+    ttft: time to first token.
+    gap: time between events, over all of them.
+    longest_gap: the longest gap of each request.
+    tpot: mean time per token of each request after its first.
+    end_to_end: time of the whole answer.
+    good, goodput: share of requests within the bounds; such requests per second.
+    short: complete answers with fewer tokens than requested.
+    late: delay with which the load generator sent requests.
+    prompt_tokens, cached_tokens, image_tokens: sums over complete answers; None where usage does not contain
+        them.
+    images: images in the prompts of complete answers.
+    values: other figures by name; median over the rounds.
     """
 
     requests: int
@@ -116,50 +149,51 @@ class Summary:
 
     @classmethod
     def of(cls, rounds: Sequence[Round], bounds: Bounds) -> Summary:
+        """Summarize rounds. bounds: what an answer must keep to be good."""
         samples = [sample for part in rounds for sample in part.samples]
-        whole = [sample for sample in samples if sample.whole]
+        answers = [sample for sample in samples if sample.succeeded]
         seconds = sum(part.seconds for part in rounds)
         speeds = [part.tokens_per_s for part in rounds]
-        tokens = sum(sample.output for sample in whole)
-        tpot = Spread.of(sample.tpot for sample in whole)
+        tokens = sum(sample.output_tokens for sample in answers)
+        tpot = Spread.of(sample.tpot for sample in answers)
         good = sum(bounds.good(sample) for sample in samples)
         return cls(
             requests=len(samples),
-            failed=len(samples) - len(whole),
+            failed=len(samples) - len(answers),
             errors=_errors(samples),
             seconds=seconds,
-            requests_per_s=_ratio(len(whole), seconds),
+            requests_per_s=_ratio(len(answers), seconds),
             tokens=tokens,
-            events=sum(len(sample.events) for sample in whole),
-            counted=all(sample.tokens is not None for sample in whole),
+            events=sum(len(sample.events) for sample in answers),
+            counted=all(sample.tokens is not None for sample in answers),
             tokens_per_s=_ratio(tokens, seconds),
             tokens_per_s_low=min(speeds, default=math.nan),
             tokens_per_s_high=max(speeds, default=math.nan),
             decode_per_s=_ratio(1e3, tpot.p50),
-            ttft=Spread.of(sample.ttft for sample in whole),
-            gap=Spread.of(gap for sample in whole for gap in sample.gaps),
-            longest_gap=Spread.of(max(sample.gaps, default=math.nan) for sample in whole),
+            ttft=Spread.of(sample.ttft for sample in answers),
+            gap=Spread.of(gap for sample in answers for gap in sample.gaps),
+            longest_gap=Spread.of(max(sample.gaps, default=math.nan) for sample in answers),
             tpot=tpot,
-            end_to_end=Spread.of(sample.end_to_end for sample in whole),
+            end_to_end=Spread.of(sample.end_to_end for sample in answers),
             good=_ratio(good, len(samples)),
             goodput=_ratio(good, seconds),
-            short=sum(sample.output < sample.wanted for sample in whole),
-            late=Spread.of(sample.late for sample in samples),
-            prompt_tokens=_total(sample.prompt_tokens for sample in whole),
-            cached_tokens=_total(sample.cached_tokens for sample in whole),
-            image_tokens=_total(sample.image_tokens for sample in whole),
-            images=sum(sample.images for sample in whole),
+            short=sum(sample.output_tokens < sample.requested_tokens for sample in answers),
+            late=Spread.of(sample.send_delay for sample in samples),
+            prompt_tokens=_total(sample.prompt_tokens for sample in answers),
+            cached_tokens=_total(sample.cached_tokens for sample in answers),
+            image_tokens=_total(sample.image_tokens for sample in answers),
+            images=sum(sample.images for sample in answers),
             values=_medians(rounds),
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: what could not be measured is null."""
-        found: dict[str, Any] = plain(asdict(self))
-        return found
+        """The figures as JSON values. A figure that could not be measured is None."""
+        figures: dict[str, Any] = without_nan(asdict(self))
+        return figures
 
 
 def by_label(rounds: Sequence[Round]) -> dict[str, list[Round]]:
-    """The rounds of each class of requests."""
+    """Split rounds by the label of their requests: for each label, all rounds with only its samples."""
     labels = dict.fromkeys(sample.label for part in rounds for sample in part.samples)
     return {
         label: [Round([sample for sample in part.samples if sample.label == label]) for part in rounds]
@@ -167,12 +201,12 @@ def by_label(rounds: Sequence[Round]) -> dict[str, list[Round]]:
     }
 
 
-def plain(value: Any) -> Any:
-    """As JSON can write it: nan becomes null."""
+def without_nan(value: Any) -> Any:
+    """A copy that JSON can hold: numbers that are not finite become None, tuples become lists."""
     if isinstance(value, dict):
-        return {name: plain(entry) for name, entry in value.items()}
+        return {name: without_nan(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
+        return [without_nan(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -183,7 +217,7 @@ def _errors(samples: Sequence[Sample]) -> dict[str, tuple[int, str]]:
 
 
 def _total(values: Iterable[int | None]) -> int | None:
-    """The sum, unless nobody said anything."""
+    """The sum of the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 

@@ -1,4 +1,4 @@
-"""How much memory a server's processes hold, read from /proc."""
+"""Memory usage of a server's processes, read from /proc."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """peak_mib: highest resident size since start, added up over the processes: with several of them an upper bound, as
-    each has its own moment and what they share counts for each. resident_mib: now. processes: how many there are.
+    """Memory of a process and its descendants, in MiB.
+
+    peak_mib: the sum of each process's highest resident size since its start. With several processes this is
+        an upper
+        bound: their peaks may fall at different times, and shared memory counts once per process.
+    resident_mib: the sum of the resident sizes now.
+    processes: number of processes.
     """
 
     peak_mib: float
@@ -22,29 +27,29 @@ class Memory:
 
 
 def memory_of(pid: int, proc: Path = PROC) -> Memory:
-    """Of a process and all its descendants. Raises ConfigError when it is not there."""
+    """Memory of process `pid` and all its descendants. Raises ConfigError if there is no such process."""
     statuses = _statuses(proc)
     if pid not in statuses:
         raise ConfigError(f"--pid is {pid}, and {proc} shows no such process", param="pid")
-    family, added = {pid}, True
-    while added:
-        more = {number for number, status in statuses.items() if status.get("PPid", 0) in family} - family
-        family |= more
-        added = bool(more)
+    family, growing = {pid}, True
+    while growing:
+        children = {number for number, status in statuses.items() if status.get("PPid", 0) in family} - family
+        family |= children
+        growing = bool(children)
     peak, now = (sum(statuses[number].get(name, 0) for number in family) for name in ("VmHWM", "VmRSS"))
     return Memory(peak / 1024, now / 1024, len(family))
 
 
 def _statuses(proc: Path) -> dict[int, dict[str, int]]:
-    """The numbers in every process's status; those of memory are in KiB."""
-    found = {}
+    """The numeric fields of every process's status file, by process id. Memory sizes are in KiB."""
+    statuses = {}
     for path in proc.glob("[0-9]*/status"):
         try:
             lines = path.read_text(errors="replace").splitlines()
         except OSError:
-            continue  # it has ended since
+            continue  # the process has ended in the meantime
         pairs = (line.split() for line in lines)
-        found[int(path.parent.name)] = {
+        statuses[int(path.parent.name)] = {
             pair[0].rstrip(":"): int(pair[1]) for pair in pairs if len(pair) > 1 and pair[1].isdecimal()
         }
-    return found
+    return statuses

@@ -1,4 +1,4 @@
-"""Results as one chart."""
+"""Charts of results."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fovea.bench.run import Result
+from fovea.bench.run import WorkloadResult
 from fovea.core.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
-SHARES = ("p50", "p95", "p99")
+PERCENTILES = ("p50", "p95", "p99")
 
 
 def check_plot(path: Path) -> None:
-    """That a chart can be drawn there, before an hour of measuring. Raises ConfigError or Unavailable."""
+    """Check before a long measurement that a chart can be drawn.
+
+    Raises ConfigError for a file type that is not accepted, Unavailable if matplotlib is not installed.
+    """
     if path.suffix not in FORMATS:
         raise ConfigError(
             f"--plot is {str(path)!r}; accepted: a name that ends in {', '.join(FORMATS)}", param="plot"
@@ -25,54 +28,66 @@ def check_plot(path: Path) -> None:
     figure(1, 1)
 
 
-def draw(path: Path, results: Sequence[Result], title: str) -> None:
-    """First tokens and gaps as shares of requests, rates as bars; over the rates of an open loop, percentiles as lines.
+def draw(path: Path, results: Sequence[WorkloadResult], title: str) -> None:
+    """Draw four charts into one file.
 
-    Raises ConfigError when the file can not be written.
+    They show the distributions of the time to first token and of the gaps, the rates as bars, and the
+    distribution of the end-to-end time. If an open loop ran at several rates, the last chart shows
+    percentiles over these rates instead.
+
+    Raises ConfigError if the file cannot be written.
     """
     chart = figure(12.8, 9.2)
     chart.suptitle(title)
     first, gaps, rates, ends = chart.subplots(2, 2).flat
     for result in results:
-        whole = [s for part in result.rounds for s in part.samples if s.whole]
-        _shares(first, [sample.ttft for sample in whole], result.name)
-        _shares(gaps, [gap for sample in whole for gap in sample.gaps], result.name)
+        answers = [s for part in result.rounds for s in part.samples if s.succeeded]
+        _shares(first, [sample.ttft for sample in answers], result.name)
+        _shares(gaps, [gap for sample in answers for gap in sample.gaps], result.name)
     _label(first, "first token", "ms", "share of requests")
     _label(gaps, "gaps between pieces of text", "ms", "share of gaps")
     _bars(rates, results)
-    over = [result for result in results if result.name.startswith("open ")]
-    if len(over) > 1:
-        _over_rates(ends, over)
+    open_loops = [result for result in results if result.name.startswith("open ")]
+    if len(open_loops) > 1:
+        _over_rates(ends, open_loops)
     else:
         for result in results:
-            whole = [s for part in result.rounds for s in part.samples if s.whole]
-            _shares(ends, [sample.end_to_end for sample in whole], result.name)
+            answers = [s for part in result.rounds for s in part.samples if s.succeeded]
+            _shares(ends, [sample.end_to_end for sample in answers], result.name)
         _label(ends, "whole answer", "ms", "share of requests")
     save(chart, path)
 
 
 def save(chart: Figure, path: Path) -> None:
-    """Raises ConfigError when the file can not be written."""
+    """Write a chart to a file. Raises ConfigError if it cannot be written."""
     try:
         chart.savefig(path)
     except OSError as error:
-        raise ConfigError(f"{path} can not be written: {error.strerror}", param="plot") from error
+        raise ConfigError(f"{path} cannot be written: {error.strerror}", param="plot") from error
 
 
 def figure(width: float, height: float) -> Figure:
-    """Sides in inches. Without pyplot: no window, no state that outlives the chart. Raises Unavailable."""
+    """Create an empty figure; width and height in inches.
+
+    It does without pyplot, which would open a window and keep global state. Raises Unavailable without
+    matplotlib.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise Unavailable(
-            "charts need matplotlib, which is not installed here; install it with: pip install 'fovea[bench]'",
+            "charts need matplotlib, which is not installed here; "
+            "install it with: pip install 'fovea[bench]'",
             code="plot_unavailable",
         ) from error
     return Figure(figsize=(width, height), layout="constrained", dpi=110)
 
 
 def _shares(axes: Any, seconds: Sequence[float], name: str) -> None:
-    """The share of values up to each, on a logarithmic axis of milliseconds."""
+    """Plot the cumulative distribution of durations, in milliseconds.
+
+    Values of 0 cannot stand on the logarithmic axis.
+    """
     values = sorted(value * 1e3 for value in seconds if value > 0)
     if values:
         axes.step(values, [(rank + 1) / len(values) for rank in range(len(values))], where="post", label=name)
@@ -90,7 +105,7 @@ def _label(axes: Any, title: str, x: str, y: str) -> None:
 
 
 def _plain_numbers(axis: Any) -> None:
-    """1, 2, 5, 10 on a logarithmic axis instead of powers of ten."""
+    """Label a logarithmic axis with 1, 2, 5, 10 instead of powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -98,8 +113,8 @@ def _plain_numbers(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _bars(axes: Any, results: Sequence[Result]) -> None:
-    """Tokens per second, with the slowest and the fastest round."""
+def _bars(axes: Any, results: Sequence[WorkloadResult]) -> None:
+    """Draw the tokens per second of each result, with the slowest and the fastest round as error bars."""
     for place, result in enumerate(results):
         summary = result.summary
         spread = [
@@ -112,14 +127,14 @@ def _bars(axes: Any, results: Sequence[Result]) -> None:
     axes.grid(alpha=0.3, axis="y")
 
 
-def _over_rates(axes: Any, results: Sequence[Result]) -> None:
-    asked = [float(result.name.removeprefix("open ").removesuffix("/s")) for result in results]
-    for share in SHARES:
+def _over_rates(axes: Any, results: Sequence[WorkloadResult]) -> None:
+    rates = [float(result.name.removeprefix("open ").removesuffix("/s")) for result in results]
+    for percentile in PERCENTILES:
         axes.plot(
-            asked,
-            [getattr(result.summary.ttft, share) for result in results],
+            rates,
+            [getattr(result.summary.ttft, percentile) for result in results],
             marker="o",
-            label=f"TTFT {share}",
+            label=f"TTFT {percentile}",
         )
     axes.set_title("first token over the rate of requests")
     axes.set_xlabel("requests per second")
@@ -129,7 +144,7 @@ def _over_rates(axes: Any, results: Sequence[Result]) -> None:
     axes.grid(alpha=0.3)
     good = axes.twinx()
     good.plot(
-        asked, [result.summary.goodput for result in results], color="black", linestyle="--", label="goodput"
+        rates, [result.summary.goodput for result in results], color="black", linestyle="--", label="goodput"
     )
     good.set_ylabel("good requests per second")
     good.set_ylim(bottom=0)

@@ -1,4 +1,4 @@
-"""A plan of workloads, played one after the other, and what came of each."""
+"""Planning and running of workloads, one after the other, with one result for each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from fovea.bench.client import Client
-from fovea.bench.context import Stage
-from fovea.bench.drive import Lag, watching_lag
-from fovea.bench.measure import Bounds, Round, Spread, Summary, by_label, plain
+from fovea.bench.context import WorkloadContext
+from fovea.bench.drive import Lag, measure_lag
+from fovea.bench.measure import Bounds, Round, Spread, Summary, by_label, without_nan
 from fovea.bench.sample import Sample
 from fovea.bench.settings import Shape, Traffic
 from fovea.bench.sla import Verdict
@@ -19,88 +19,115 @@ from fovea.bench.traffic import play_chat, play_closed, play_open, play_trace
 from fovea.core.trace import Trace
 
 LATE_MS = 10.0
-"""From here on the load generator's own delays are told: they are no longer small beside a token."""
+"""Delays of the load generator above this are reported in the notes: they are no longer small compared with a
+token.
+"""
+
+
+Play = Callable[[WorkloadContext], Awaitable[Round]]
+"""A function that runs one round of a workload."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """offered: requests per second, where arrivals do not wait for answers. sends: requests of a round. play: one round; rounds: measured ones; warmups: before them, of `warm`."""
+class PlannedWorkload:
+    """A workload with the number of its rounds.
 
-    name: str
-    title: str
-    sends: int
-    play: Callable[[Stage], Awaitable[Round]]
-    rounds: int
-    warm: Callable[[Stage], Awaitable[Round]]
-    warmups: int
-    load: bool = False
-    offered: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """offered: requests per second that arrived, where answers do not decide it. classes: the same figures per class of requests, where there is more than one. load: whether targets of a service
-    apply to it. lag: of the load generator's own event loop.
+    name, title: identifier and description for people.
+    requests: requests per round.
+    play: runs one measured round.
+    rounds: number of measured rounds.
+    warm_up: runs one round before them that is not measured.
+    warmups: number of such rounds.
+    is_traffic: whether this is a traffic workload (open, closed, chat, trace), to which service-level targets
+        apply.
+    offered_rate: requests per second, where arrivals do not wait for answers; else None.
     """
 
     name: str
     title: str
-    load: bool
+    requests: int
+    play: Play
+    rounds: int
+    warm_up: Play
+    warmups: int
+    is_traffic: bool = False
+    offered_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadResult:
+    """The measurements of one workload.
+
+    name, title, is_traffic, offered_rate: as in PlannedWorkload.
+    rounds: the measured rounds, with all samples.
+    summary: figures over all rounds.
+    classes: the same figures per class of requests; empty if there is only one class.
+    lag: delays of the load generator's own event loop.
+    notes: sentences that a reader of the figures must know.
+    verdicts: the service-level targets, each with whether it was met.
+    """
+
+    name: str
+    title: str
+    is_traffic: bool
     rounds: Sequence[Round]
     summary: Summary
     classes: dict[str, Summary]
     lag: Spread
     notes: list[str]
-    offered: float | None = None
+    offered_rate: float | None = None
     verdicts: Sequence[Verdict] = ()
 
     def as_dict(self) -> dict[str, Any]:
+        """The result as JSON values, without the single samples."""
         return {
             "name": self.name,
             "title": self.title,
-            "offered_per_s": self.offered,
+            "offered_per_s": self.offered_rate,
             "summary": self.summary.as_dict(),
             "classes": {label: summary.as_dict() for label, summary in self.classes.items()},
-            "lag": plain(asdict(self.lag)),
+            "lag": without_nan(asdict(self.lag)),
             "notes": self.notes,
-            "verdicts": [plain(asdict(verdict)) for verdict in self.verdicts],
+            "verdicts": [without_nan(asdict(verdict)) for verdict in self.verdicts],
         }
 
 
-class Watch(Protocol):
-    """Who looks on."""
+class ProgressObserver(Protocol):
+    """A listener that shows the progress of a run."""
 
-    def begin(self, name: str, total: int) -> None: ...
+    def begin(self, name: str, total: int) -> None:
+        """A workload begins. total: number of its requests; 0: unknown."""
+        ...
 
-    def seen(self, sample: Sample) -> None: ...
+    def advance(self, sample: Sample) -> None:
+        """One request of the workload has ended."""
+        ...
 
 
-def plan(names: Sequence[str], shape: Shape, traffic: Traffic, trace: Trace | None) -> list[Part]:
-    """The parts in the order of their names; a part per rate for "open"."""
-    parts: list[Part] = []
+def plan(names: Sequence[str], shape: Shape, traffic: Traffic, trace: Trace | None) -> list[PlannedWorkload]:
+    """Plan the named workloads, in the order of their names. "open" becomes one workload per rate."""
+    planned: list[PlannedWorkload] = []
     for name in names:
         if name in SUITE:
             work = SUITE[name]
-            sends = work.sends or shape.concurrency
-            parts.append(Part(name, work.title, sends, work.play, shape.repeats, work.play, shape.warmup))
+            requests = work.requests or shape.concurrency
+            planned.append(
+                PlannedWorkload(name, work.title, requests, work.play, shape.repeats, work.play, shape.warmup)
+            )
         else:
-            parts += _loads(name, shape, traffic, trace)
-    return parts
+            planned += _plan_traffic(name, shape, traffic, trace)
+    return planned
 
 
-def _loads(name: str, shape: Shape, traffic: Traffic, trace: Trace | None) -> list[Part]:
-    def part(
-        name: str,
-        title: str,
-        sends: int,
-        play: Callable[[Stage], Awaitable[Round]],
-        offered: float | None = None,
-    ) -> Part:
-        return Part(name, title, sends, play, 1, cold, shape.warmup, True, offered)
+def _plan_traffic(name: str, shape: Shape, traffic: Traffic, trace: Trace | None) -> list[PlannedWorkload]:
+    def planned(
+        name: str, title: str, requests: int, play: Play, offered_rate: float | None = None
+    ) -> PlannedWorkload:
+        return PlannedWorkload(name, title, requests, play, 1, cold, shape.warmup, True, offered_rate)
 
     if name == "open":
         return [
-            part(
+            planned(
                 f"open {rate:g}/s",
                 f"{traffic.arrivals} arrivals, {rate:g} per second",
                 traffic.requests,
@@ -111,63 +138,83 @@ def _loads(name: str, shape: Shape, traffic: Traffic, trace: Trace | None) -> li
         ]
     if name == "closed":
         title = f"{traffic.clients} clients, each asking again when it has its answer"
-        return [part(name, title, traffic.requests, partial(play_closed, traffic=traffic))]
+        return [planned(name, title, traffic.requests, partial(play_closed, traffic=traffic))]
     if name == "chat":
         title = f"{traffic.clients} conversations at a time, of {traffic.turns} turns"
         count = -(-traffic.requests // traffic.turns) * traffic.turns
-        return [part(name, title, count, partial(play_chat, traffic=traffic))]
+        return [planned(name, title, count, partial(play_chat, traffic=traffic))]
     assert trace is not None
     rate = len(trace) / trace[-1].at if trace[-1].at else None
-    return [part(name, "a trace, at its times", len(trace), partial(play_trace, trace=trace), rate)]
+    return [planned(name, "a trace, at its times", len(trace), partial(play_trace, trace=trace), rate)]
 
 
 async def play(
-    client: Client, parts: Sequence[Part], shape: Shape, nonce: str, bounds: Bounds, watch: Watch
-) -> list[Result]:
-    """Every part has texts and pictures of its own, so that none finds what another left in a cache."""
+    client: Client,
+    workloads: Sequence[PlannedWorkload],
+    shape: Shape,
+    nonce: str,
+    bounds: Bounds,
+    observer: ProgressObserver,
+) -> list[WorkloadResult]:
+    """Run all workloads, one after the other.
+
+    Each workload has texts and pictures of its own, so that none profits from what another left in a cache.
+    """
     results = []
-    for part in parts:
-        stage = Stage(client, shape, f"{nonce}-{part.name}", watch.seen)
-        if part.warmups:
-            watch.begin(f"{part.name}: warming up", 0)
-        for _ in range(part.warmups):
-            await part.warm(stage)
-        watch.begin(part.name, part.rounds * part.sends)
-        async with watching_lag(client.clock, lambda: client.running > 0) as lag:
-            rounds = [await part.play(stage) for _ in range(part.rounds)]
-        results.append(_result(part, rounds, lag, bounds, client))
+    for workload in workloads:
+        context = WorkloadContext(client, shape, f"{nonce}-{workload.name}", observer.advance)
+        if workload.warmups:
+            observer.begin(f"{workload.name}: warming up", 0)
+        for _ in range(workload.warmups):
+            await workload.warm_up(context)
+        observer.begin(workload.name, workload.rounds * workload.requests)
+        async with measure_lag(client.clock, lambda: client.running > 0) as lag:
+            rounds = [await workload.play(context) for _ in range(workload.rounds)]
+        results.append(_result(workload, rounds, lag, bounds, client))
     return results
 
 
-def _result(part: Part, rounds: Sequence[Round], lag: Lag, bounds: Bounds, client: Client) -> Result:
+def _result(
+    workload: PlannedWorkload, rounds: Sequence[Round], lag: Lag, bounds: Bounds, client: Client
+) -> WorkloadResult:
     summary = Summary.of(rounds, bounds)
-    labelled = by_label(rounds)
-    classes = {label: Summary.of(of, bounds) for label, of in labelled.items()} if len(labelled) > 1 else {}
-    lags = Spread.of(lag.seen)
-    notes = notes_on(summary, lags, usage=client.dialect.usage)
-    return Result(part.name, part.title, part.load, rounds, summary, classes, lags, notes, part.offered)
+    by_class = by_label(rounds)
+    classes = {label: Summary.of(part, bounds) for label, part in by_class.items()}
+    delays = Spread.of(lag.delays)
+    return WorkloadResult(
+        name=workload.name,
+        title=workload.title,
+        is_traffic=workload.is_traffic,
+        rounds=rounds,
+        summary=summary,
+        classes=classes if len(classes) > 1 else {},
+        lag=delays,
+        notes=notes_on(summary, delays, usage=client.dialect.usage),
+        offered_rate=workload.offered_rate,
+    )
 
 
 def notes_on(summary: Summary, lag: Spread, *, usage: bool) -> list[str]:
-    """What a reader of the figures must know of them."""
+    """Sentences that a reader of the figures must know. usage: whether the server was told to send usage."""
     notes = []
     if usage and not summary.counted:
         notes.append("the server sent no usage: tokens are counted by events")
     elif summary.tokens != summary.events:
         notes.append(
-            f"usage says {summary.tokens} tokens, they came in {summary.events} events; gaps are between events, "
-            "rates are of tokens"
+            f"usage says {summary.tokens} tokens, they came in {summary.events} events; "
+            "gaps are between events, rates are of tokens"
         )
     if summary.short:
         notes.append(f"{summary.short} answers ended before the length that was asked for")
     if summary.late.p95 > LATE_MS:
         notes.append(
-            f"the load generator was late: requests left up to {summary.late.longest:.0f} ms after they were due "
-            f"(p95 {summary.late.p95:.0f}); latencies hold that, and the server met other arrivals than planned"
+            f"the load generator was late: requests left up to {summary.late.longest:.0f} ms after they were "
+            f"due (p95 {summary.late.p95:.0f}); latencies include that, and the arrivals at the server "
+            "differed from the plan"
         )
     if lag.p95 > LATE_MS:
         notes.append(
-            f"the load generator's own loop was late by up to {lag.longest:.0f} ms (p95 {lag.p95:.0f}): times may be "
-            "that much too long"
+            f"the load generator's own loop was late by up to {lag.longest:.0f} ms (p95 {lag.p95:.0f}): "
+            "times may be too long by as much"
         )
     return notes

@@ -1,4 +1,4 @@
-"""One run against one server: connect, play what was asked for, judge it."""
+"""One run against one server: connect, run the workloads, compare the results with the targets."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from fovea.bench.client import Client
 from fovea.bench.dialect import Dialect
-from fovea.bench.measure import plain
+from fovea.bench.measure import without_nan
 from fovea.bench.memory import Memory, memory_of
 from fovea.bench.report import VERSION, machine
-from fovea.bench.run import Result, Watch, plan, play
+from fovea.bench.run import ProgressObserver, WorkloadResult, plan, play
 from fovea.bench.settings import LOADS, Price, Shape, Target, Traffic
 from fovea.bench.sla import Sla, judge
 from fovea.core.trace import Trace
@@ -19,8 +19,16 @@ from fovea.core.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """names: workloads, in their order. trace: of the workload of that name.
-    nonce: sets the contents apart from those of other runs. pid: process of the server whose memory is told.
+    """Everything that defines a run.
+
+    target: the server.
+    names: the workloads, in order.
+    shape, traffic: settings of the fixed workloads and of the traffic workloads.
+    nonce: runs with different nonces share no contents.
+    sla: the service-level targets.
+    price: costs of the server's machine.
+    trace: the requests of the workload "trace".
+    pid: process id of the server, if its memory is to be measured.
     """
 
     target: Target
@@ -35,22 +43,30 @@ class Session:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What another run must have the same to be compared with this one."""
+        """The settings that two runs must have in common to be comparable, as JSON values."""
         loads = asdict(self.traffic) if any(name in LOADS for name in self.names) else {}
-        found = {"nonce": self.nonce, "images_as": self.target.images_as, **asdict(self.shape), **loads}
-        return dict(plain(found))  # as a file of earlier results has them
+        settings = {"nonce": self.nonce, "images_as": self.target.images_as, **asdict(self.shape), **loads}
+        return dict(without_nan(settings))  # in the form in which a results file holds them
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class SessionResult:
+    """The results of a run.
+
+    session: what was run.
+    model, dialect: the model's name, and the fields that the server accepted.
+    results: one per workload, in order.
+    memory: of the server's processes at the end; None if no process id was given.
+    """
+
     session: Session
     model: str
     dialect: Dialect
-    results: list[Result]
+    results: list[WorkloadResult]
     memory: Memory | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything but the single requests and the API key."""
+        """The results as JSON values, without the single requests and without the API key."""
         sla = self.session.sla
         return {
             "fovea_bench": VERSION,
@@ -66,22 +82,27 @@ class Findings:
         }
 
 
-async def measure(session: Session, watch: Watch) -> Findings:
-    """Raises Unavailable or ConfigError when the server can not be asked at all; what single requests meet is counted."""
-    parts = plan(session.names, session.shape, session.traffic, session.trace)
+async def measure(session: Session, observer: ProgressObserver) -> SessionResult:
+    """Run a session.
+
+    Raises Unavailable or ConfigError if the server cannot be used at all. Failures of single requests are
+    counted, not raised.
+    """
+    workloads = plan(session.names, session.shape, session.traffic, session.trace)
     if session.pid is not None:
         memory_of(session.pid)
     async with Client(session.target) as client:
         await client.connect()
-        results = await play(client, parts, session.shape, session.nonce, session.sla.good, watch)
+        results = await play(client, workloads, session.shape, session.nonce, session.sla.good, observer)
     memory = None if session.pid is None else memory_of(session.pid)
-    return Findings(session, client.model, client.dialect, [_judged(r, session) for r in results], memory)
+    results = [_with_verdicts(result, session) for result in results]
+    return SessionResult(session, client.model, client.dialect, results, memory)
 
 
-def _judged(result: Result, session: Session) -> Result:
-    """Targets are a service's: fixed workloads, which ask one thing at a time, are not held against them."""
-    if not result.load:
+def _with_verdicts(result: WorkloadResult, session: Session) -> WorkloadResult:
+    """Add verdicts to the results of traffic. Targets of a service do not apply to fixed workloads."""
+    if not result.is_traffic:
         return result
     return replace(
-        result, verdicts=judge(session.sla, result.summary, session.price.price_per_hour, result.offered)
+        result, verdicts=judge(session.sla, result.summary, session.price.price_per_hour, result.offered_rate)
     )

@@ -1,4 +1,4 @@
-"""Service-level targets: what is promised, whether it was kept, and which answers were good."""
+"""Service-level targets: their values, whether a run met them, and which answers count as good."""
 
 from __future__ import annotations
 
@@ -22,14 +22,21 @@ AT_MOST = (
     "cost_per_request",
 )
 AT_LEAST = ("requests_per_s", "tokens_per_s", "good", "goodput", "visual_tokens_saved")
-KNOWN = (*AT_MOST, *AT_LEAST)
+KNOWN_TARGETS = (*AT_MOST, *AT_LEAST)
 RATES = ("requests_per_s", "goodput")
 
 
 @dataclass(frozen=True, slots=True)
 class Sla:
-    """source: where the figures come from. good: what one request must keep to be good.
-    targets: name of what is measured to its limit. fixed_visual_tokens: per image, what `visual_tokens_saved` is a share of.
+    """A service-level agreement.
+
+    source: where the figures come from, for the reader.
+    good: bounds that one request must keep to count as good.
+    targets: limit of each figure, by its name; names in AT_MOST are upper limits, names in AT_LEAST lower
+        limits.
+    fixed_visual_tokens: tokens per image to which `visual_tokens_saved` compares.
+
+    Raises ConfigError for an unknown name or a value that is not a number from 0 on.
     """
 
     source: str
@@ -39,8 +46,8 @@ class Sla:
 
     def __post_init__(self) -> None:
         for name, value in self.targets.items():
-            if name not in KNOWN:
-                raise ConfigError(f"unknown target {name!r}; {_hint(name, KNOWN)}", param="sla")
+            if name not in KNOWN_TARGETS:
+                raise ConfigError(f"unknown target {name!r}; {_hint(name, KNOWN_TARGETS)}", param="sla")
             _number(name, value)
         for field in fields(Bounds):
             if (bound := getattr(self.good, field.name)) is not None:
@@ -54,7 +61,12 @@ class Sla:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """met: none where it could not be measured (value is nan), or was not put to the test."""
+    """Whether one target was met.
+
+    name, limit: the target. at_most: whether the limit is an upper one.
+    value: the measured figure; nan if it could not be measured.
+    met: None if the figure could not be measured, or if the run could not test it.
+    """
 
     name: str
     value: float
@@ -64,15 +76,18 @@ class Verdict:
 
 
 def read_sla(path: Path) -> Sla:
-    """A TOML file, or JSON where its name ends so. Raises ConfigError naming the key and what is accepted."""
+    """Read targets from a TOML file, or from a JSON file if its name ends in .json.
+
+    Raises ConfigError, which names the key and the accepted values.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
-        raise ConfigError(f"{path} can not be read: {error.strerror}", param="sla") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", param="sla") from error
     except ValueError as error:
         raise ConfigError(
-            f"{path} is no {'JSON' if path.suffix == '.json' else 'TOML'}: {error}", param="sla"
+            f"{path} is not {'JSON' if path.suffix == '.json' else 'TOML'}: {error}", param="sla"
         ) from error
     try:
         return _sla(values, str(path))
@@ -81,22 +96,25 @@ def read_sla(path: Path) -> Sla:
 
 
 def judge(
-    sla: Sla, summary: Summary, price_per_hour: float | None = None, offered: float | None = None
+    sla: Sla, summary: Summary, price_per_hour: float | None = None, offered_rate: float | None = None
 ) -> list[Verdict]:
-    """price_per_hour: of the machine that served, in the unit of `cost_per_request`.
-    offered: requests per second that came, where answers did not decide it; more than came can not be served.
+    """Compare the figures of a run with every target.
+
+    price_per_hour: price of the server's machine, in the currency of `cost_per_request`.
+    offered_rate: requests per second that arrived, where arrivals did not wait for answers. A server cannot
+        serve more than arrive, so a rate target above this is not tested.
     """
     verdicts = []
     for name, limit in sla.targets.items():
-        value, at_most = _measured(name, sla, summary, price_per_hour), name in AT_MOST
-        kept = value <= limit if at_most else value >= limit
-        tried = offered is None or name not in RATES or offered >= limit
-        told = tried and not math.isnan(value)
-        verdicts.append(Verdict(name, value, limit, at_most, kept if told else None))
+        value, at_most = _figure(name, sla, summary, price_per_hour), name in AT_MOST
+        within = value <= limit if at_most else value >= limit
+        possible = offered_rate is None or name not in RATES or offered_rate >= limit
+        testable = possible and not math.isnan(value)
+        verdicts.append(Verdict(name, value, limit, at_most, within if testable else None))
     return verdicts
 
 
-def _measured(name: str, sla: Sla, summary: Summary, price_per_hour: float | None) -> float:
+def _figure(name: str, sla: Sla, summary: Summary, price_per_hour: float | None) -> float:
     derived: dict[str, Callable[[], float]] = {
         "error_rate": lambda: summary.failed / summary.requests if summary.requests else math.nan,
         "cost_per_request": lambda: _cost(summary, price_per_hour),
@@ -111,14 +129,14 @@ def _measured(name: str, sla: Sla, summary: Summary, price_per_hour: float | Non
 
 
 def _cost(summary: Summary, price_per_hour: float | None) -> float:
-    whole = summary.requests - summary.failed
-    return (
-        math.nan if price_per_hour is None or not whole else price_per_hour / 3600 * summary.seconds / whole
-    )
+    answers = summary.requests - summary.failed
+    if price_per_hour is None or not answers:
+        return math.nan
+    return price_per_hour / 3600 * summary.seconds / answers
 
 
 def _saved(sla: Sla, summary: Summary) -> float:
-    """Share of the visual tokens that the same images would cost at a fixed number each."""
+    """Share of visual tokens saved, compared with `fixed_visual_tokens` per image; nan without images."""
     if not summary.images or summary.image_tokens is None:
         return math.nan
     return 1 - summary.image_tokens / (sla.fixed_visual_tokens * summary.images)
@@ -127,9 +145,9 @@ def _saved(sla: Sla, summary: Summary) -> float:
 def _sla(values: Any, path: str) -> Sla:
     if not isinstance(values, dict):
         raise ConfigError("not an object")
-    _known(values, ("source", "good", "targets", "fixed_visual_tokens"))
+    _check_keys(values, ("source", "good", "targets", "fixed_visual_tokens"))
     good, targets = _table(values, "good"), _table(values, "targets")
-    _known(good, tuple(field.name for field in fields(Bounds)))
+    _check_keys(good, tuple(field.name for field in fields(Bounds)))
     source = values.get("source", path)
     if not isinstance(source, str):
         raise ConfigError(f"source is {source!r}; accepted: text")
@@ -143,7 +161,7 @@ def _table(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     return table
 
 
-def _known(values: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def _check_keys(values: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for name in values:
         if name not in known:
             raise ConfigError(f"unknown key {name!r}; {_hint(name, known)}")
@@ -159,7 +177,7 @@ def _number(name: str, value: Any) -> None:
         raise ConfigError(f"{name} is {value!r}; accepted: a number from 0 on", param="sla")
 
 
-DOCUMENTED = Sla(
+DEFAULT_SLA = Sla(
     source="production targets of the ARR-COC-0-1 documents, for one T4",
     good=Bounds(end_to_end_ms=1000.0),
     targets={
@@ -172,5 +190,8 @@ DOCUMENTED = Sla(
         "cost_per_request": 0.02,
     },
 )
-"""The default. Their 99th percentile is the bound that nearly every request is promised, so it says which one is good. Their
-availability (99.9% of a month) is nothing that a run can measure."""
+"""The default targets.
+
+The source promises its 99th percentile of latency to nearly every request, so that is also the bound for a
+good answer. Its availability target (99.9% of a month) is left out, because a run cannot measure it.
+"""

@@ -1,4 +1,4 @@
-"""The fixed workloads: each asks one question about a server, on content that no cache has seen."""
+"""The fixed workloads. Each measures one property of a server, with contents that no cache holds yet."""
 
 from __future__ import annotations
 
@@ -7,80 +7,102 @@ import statistics
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from fovea.bench.context import Stage
+from fovea.bench.context import WorkloadContext
 from fovea.bench.measure import Round
 from fovea.bench.sample import Failure, Sample
 
-BEFORE = 24
-"""Events of a stream before the image arrives that is to disturb it."""
+EVENTS_BEFORE = 24
+"""Events of the stream after which the image's request is sent (workload stall)."""
 STREAM_TOKENS = 1024
-"""Longer than any image takes; the stream is left as soon as the image has its answer."""
+"""Length of the stream: longer than any image takes.
+
+The client closes the stream when the image has its answer.
+"""
 BESIDE_TOKENS = 8
+"""Length of the answer about the image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """title: what it asks, in words. sends: requests of a round; 0: as many as go at once. play: one round."""
+    """A fixed workload.
+
+    title: a description for people.
+    requests: requests per round; 0: as many as run concurrently (`Shape.concurrency`).
+    play: runs one round.
+    """
 
     title: str
-    sends: int
-    play: Callable[[Stage], Awaitable[Round]]
+    requests: int
+    play: Callable[[WorkloadContext], Awaitable[Round]]
 
 
-async def cold(stage: Stage) -> Round:
-    return Round([await stage.send(stage.about(await stage.picture()))])
+async def cold(context: WorkloadContext) -> Round:
+    """Send one request about a new image."""
+    return Round([await context.send(context.about(await context.picture()))])
 
 
-async def images(stage: Stage) -> Round:
-    urls = [await stage.picture() for _ in range(stage.shape.concurrency)]
-    return Round(await stage.together([stage.about(url) for url in urls]))
+async def images(context: WorkloadContext) -> Round:
+    """Send concurrent requests, each about a new image of its own."""
+    urls = [await context.picture() for _ in range(context.shape.concurrency)]
+    return Round(await context.together([context.about(url) for url in urls]))
 
 
-async def questions(stage: Stage) -> Round:
-    url = await stage.picture()
-    return Round(await stage.together([stage.about(url) for _ in range(stage.shape.concurrency)]))
+async def questions(context: WorkloadContext) -> Round:
+    """Send concurrent questions about one new image."""
+    url = await context.picture()
+    return Round(await context.together([context.about(url) for _ in range(context.shape.concurrency)]))
 
 
-async def followup(stage: Stage) -> Round:
-    ask = stage.about(await stage.picture())
-    first = await stage.send(ask)
-    return Round([await stage.send(stage.after(ask, first)) if first.whole else first])
+async def followup(context: WorkloadContext) -> Round:
+    """Measure the second question of a conversation about an image."""
+    request = context.about(await context.picture())
+    first = await context.send(request)
+    return Round([await context.send(context.after(request, first)) if first.succeeded else first])
 
 
-async def known(stage: Stage) -> Round:
-    """The new text stands before the image, so that its KV can not be that of the first question."""
-    url = await stage.picture()
-    first = await stage.send(stage.about(url))
-    return Round([await stage.send(stage.about(url, text_first=True)) if first.whole else first])
+async def known(context: WorkloadContext) -> Round:
+    """Measure a second request about an image.
+
+    Its new text comes before the image, so it cannot use the KV of the first request, only the encoder
+    output.
+    """
+    url = await context.picture()
+    first = await context.send(context.about(url))
+    return Round([await context.send(context.about(url, text_first=True)) if first.succeeded else first])
 
 
-async def text(stage: Stage) -> Round:
-    return Round(await stage.together([stage.about() for _ in range(stage.shape.concurrency)]))
+async def text(context: WorkloadContext) -> Round:
+    """Send concurrent requests without images."""
+    return Round(await context.together([context.about() for _ in range(context.shape.concurrency)]))
 
 
-async def stall(stage: Stage) -> Round:
-    """The samples are those of the image's requests; the stream's stall is in the values."""
-    url = await stage.picture()
-    arrives, answered = asyncio.Event(), False
+async def stall(context: WorkloadContext) -> Round:
+    """Send a request about an image while a text stream runs, and measure the stream's longest gap.
 
-    def heard(sample: Sample) -> bool:
-        if len(sample.events) >= BEFORE:
-            arrives.set()
+    The round's samples are the image's requests. The stream's stall is in its values.
+    """
+    url = await context.picture()
+    running, answered = asyncio.Event(), False
+
+    def on_progress(sample: Sample) -> bool:
+        if len(sample.events) >= EVENTS_BEFORE:
+            running.set()
         return answered
 
-    stream = asyncio.create_task(stage.send(stage.about(max_tokens=STREAM_TOKENS), heard=heard))
-    waiting = asyncio.create_task(arrives.wait())
+    request = context.about(max_tokens=STREAM_TOKENS)
+    stream = asyncio.create_task(context.send(request, on_progress=on_progress))
+    waiting = asyncio.create_task(running.wait())
     await asyncio.wait((stream, waiting), return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
-    if not arrives.is_set():
+    if not running.is_set():
         return Round([await stream])
-    image = await stage.send(stage.about(url, max_tokens=BESIDE_TOKENS))
+    image = await context.send(context.about(url, max_tokens=BESIDE_TOKENS))
     answered = True
-    return stalled(await stream, image)
+    return stall_round(await stream, image)
 
 
-def stalled(stream: Sample, image: Sample) -> Round:
-    """The image's request with the stream's stall, or whichever of the two went wrong."""
+def stall_round(stream: Sample, image: Sample) -> Round:
+    """The round of a stall: the image's sample with the stream's stall, or only the sample that failed."""
     if image.failure is not None:
         return Round([image])
     if stream.failure is None:
@@ -89,11 +111,15 @@ def stalled(stream: Sample, image: Sample) -> Round:
 
 
 def stall_values(stream: Sample, image: Sample) -> dict[str, float]:
-    """Of the stream, milliseconds: the longest gap while the image's first token was awaited, the median gap before."""
+    """Gaps of the stream in milliseconds.
+
+    stall_ms: the longest gap that overlaps the time from when the image's request was due to its first token.
+    median_gap_before_ms: the median gap before that time.
+    """
     first = image.events[0]
     gaps = list(zip(stream.events, stream.events[1:], strict=False))
-    during = [b - a for a, b in gaps if b > image.scheduled and a < first]
-    before = [b - a for a, b in gaps if b <= image.scheduled]
+    during = [b - a for a, b in gaps if b > image.due_at and a < first]
+    before = [b - a for a, b in gaps if b <= image.due_at]
     longest, median = max(during, default=0.0), statistics.median(before)
     return {"stall_ms": longest * 1e3, "median_gap_before_ms": median * 1e3}
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fovea.bench.settings import FIXED, LOADS, Price, Shape, Target, Traffic
-from fovea.bench.sla import DOCUMENTED, read_sla
+from fovea.bench.sla import DEFAULT_SLA, read_sla
 from fovea.cli import options
 from fovea.cli.bench.progress import BenchProgress
 from fovea.cli.common import check_writable
@@ -40,7 +40,7 @@ from fovea.core.errors import ConfigError
 from fovea.core.trace import read_trace
 
 if TYPE_CHECKING:
-    from fovea.bench.run import Result
+    from fovea.bench.run import WorkloadResult
     from fovea.bench.session import Session
 
 LOADED = ("open", "closed")
@@ -94,15 +94,15 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fovea.bench.report import block, compare, read_document
+    from fovea.bench.report import compare, format_result, read_results
     from fovea.bench.session import measure
 
     session = _read(args)
-    before = read_document(args.against) if args.against else None
+    before = read_results(args.against) if args.against else None
     with BenchProgress() as watch:
         findings = asyncio.run(measure(session, watch))
     found, results = findings.as_dict(), findings.results
-    lines = [block(result) for result in results]
+    lines = [format_result(result) for result in results]
     if any(result.verdicts for result in results):
         lines.append(f"targets: {session.sla.source}")
     lines += [f"note: {note}" for note in findings.dialect.notes]
@@ -142,7 +142,7 @@ def _read(args: argparse.Namespace) -> Session:
         shape=options.settings(Shape, args, {}),
         traffic=options.settings(Traffic, args, {}),
         nonce=args.nonce or uuid.uuid4().hex[:8],
-        sla=read_sla(args.sla) if args.sla else DOCUMENTED,
+        sla=read_sla(args.sla) if args.sla else DEFAULT_SLA,
         price=options.settings(Price, args, {}),
         trace=read_trace(args.trace) if args.trace else None,
         pid=args.pid,
@@ -165,13 +165,13 @@ def _names(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(dict.fromkeys(args.words or implied[:1] or FIXED))
 
 
-def _write(args: argparse.Namespace, found: dict[str, Any], results: Sequence[Result]) -> None:
+def _write(args: argparse.Namespace, found: dict[str, Any], results: Sequence[WorkloadResult]) -> None:
     from fovea.bench.plot import draw
-    from fovea.bench.report import requests_of
+    from fovea.bench.report import request_rows
 
     if args.out:
         pairs = zip(found["results"], results, strict=True)
-        rows = [{**entry, "requests": requests_of(result)} for entry, result in pairs]
+        rows = [{**entry, "requests": request_rows(result)} for entry, result in pairs]
         args.out.write_text(json.dumps({**found, "results": rows}, indent=1) + "\n", encoding="utf-8")
     if args.plot:
         draw(args.plot, results, f"{found['model']} at {found['url']}, {found['date']}")

@@ -33,7 +33,7 @@ class BenchProgress:
         self._tokens = self._failed = 0
         self._bars.reset(self._task, description=name, total=total or None, said="")
 
-    def seen(self, sample: Sample) -> None:
-        self._tokens += sample.output
-        self._failed += not sample.whole
+    def advance(self, sample: Sample) -> None:
+        self._tokens += sample.output_tokens
+        self._failed += not sample.succeeded
         self._bars.update(self._task, advance=1, said=f"{self._tokens} tokens, {self._failed} failed")

@@ -13,7 +13,7 @@ import torch
 
 from fovea.bench.client import Client
 from fovea.bench.content import picture
-from fovea.bench.sample import Ask, Sample
+from fovea.bench.sample import BenchRequest, Sample
 from fovea.bench.settings import Target
 from fovea.core.errors import EngineError, InvalidImage
 from fovea.core.stage import Recorder, Span, recording
@@ -107,7 +107,7 @@ class Profiler:
             engine.shutdown()
 
     def _run(self, engine: Engine) -> Profile:
-        runs = engine.loop.runner.model
+        runs = engine.runner.model
         if runs.device.type == "cuda":
             self._recorder.ending = _settle(runs.device)
         outline = engine.outline(to_prompt(self._asked.text, [self._file] if self._file else []))
@@ -146,9 +146,9 @@ class Profiler:
 
     def trace(self, found: Profile) -> dict[str, Any]:
         requests = [
-            (f"{part} {number}", sample.sent, sample.ended)
+            (f"{part} {number}", sample.sent_at, sample.ended_at)
             for part, samples in zip(("alone", "load"), found.samples, strict=True)
-            for number, sample in enumerate(sorted(samples, key=lambda sample: sample.sent))
+            for number, sample in enumerate(sorted(samples, key=lambda sample: sample.sent_at))
         ]
         about = {"model": found.info.name, "kernels": found.machine.kernels, "threads": found.machine.threads}
         return chrome_trace(self._recorder, requests, about)
@@ -180,8 +180,8 @@ class Profiler:
         if self._file:
             url = f"data:{self._type};base64,{base64.b64encode(self._file).decode()}"
             content.insert(0, {"type": "image_url", "image_url": {"url": url}})
-        ask = Ask(({"role": "user", "content": content},), self._asked.tokens, salt=uuid4().hex)
-        sample = await client.ask(ask)
+        request = BenchRequest(({"role": "user", "content": content},), self._asked.tokens, salt=uuid4().hex)
+        sample = await client.send(request)
         # A model of random weights may say nothing that is text; it takes its time all the same.
         if sample.failure is not None and sample.failure.kind != "empty answer":
             raise EngineError(f"a request failed: {sample.failure.kind}: {sample.failure.text}")
@@ -195,7 +195,7 @@ class Profiler:
         machine: Machine,
         image: dict[str, Floor],
     ) -> Part:
-        start, end = min(s.sent for s in samples), max(s.ended for s in samples)
+        start, end = min(s.sent_at for s in samples), max(s.ended_at for s in samples)
         spans: list[Span] = [span for span in self._recorder.spans if start <= span.start < end]
         times = stage_times(self._recorder.spans, start, end)
         floors = {name: _times(floor, len(samples)) for name, floor in image.items()}
@@ -207,7 +207,7 @@ class Profiler:
             concurrency=min(self._asked.concurrency, len(samples)),
             wall_s=end - start,
             ttft_s=ttfts[len(ttfts) // 2] if ttfts else None,
-            tokens=sum(sample.output for sample in samples),
+            tokens=sum(sample.output_tokens for sample in samples),
             stages=tuple(Stage(time, floors.get(name)) for name, time in times.items()),
         )
 
