@@ -12,7 +12,7 @@ from fovea import Engine
 from fovea.core.image import PixelBudget, VisualTokens
 from tests.cli.support import Caller
 from tests.support.clips import clip
-from tests.support.reduced import drawn, roomy
+from tests.support.reduced import patchy_page, roomy
 
 FEW = ("--max-tokens", "4")
 FULL = 600
@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Beside the small pictures a page, one that lies on its side and says so, and a video."""
-    page = drawn(5, 640, 960)
+    page = patchy_page(5, 640, 960)
     picture = PIL.Image.frombytes("RGB", (page.width, page.height), page.rgb)
     picture.save(folder / "page.png")
     exif = PIL.Image.Exif()

@@ -25,7 +25,7 @@ from fovea.core.errors import (
 )
 from fovea.core.image import Image, PixelBudget
 from fovea.core.types import GenerationRequest, TextPrompt, TokenPrompt
-from tests.support.engines import all_at_once, ask, at_rest, engine, picture
+from tests.support.engines import all_at_once, ask, assert_idle, engine, picture
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 
@@ -39,7 +39,7 @@ def machine(qwen: Path) -> Iterator[Engine]:
 def still_answers(machine: Engine) -> None:
     answer = machine.generate(ask("and you?", picture(9)), **GREEDY)
     assert len(answer.token_ids[0]) == 8
-    at_rest(machine)
+    assert_idle(machine)
 
 
 def outcomes(machine: Engine, prompts: list[Any]) -> list[Any]:
@@ -66,7 +66,7 @@ def test_a_prompt_that_is_too_long_is_told_in_numbers(qwen: Path) -> None:
             machine.generate(prompt, **GREEDY)
         assert "the context holds 32" in str(caught.value)
         assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
-        at_rest(machine)
+        assert_idle(machine)
 
 
 def test_max_tokens_that_can_not_fit_are_refused_and_none_takes_what_is_left(qwen: Path) -> None:
@@ -79,7 +79,7 @@ def test_max_tokens_that_can_not_fit_are_refused_and_none_takes_what_is_left(qwe
         answer = machine.generate(prompt, temperature=0, ignore_eos=True)
         assert len(answer.token_ids[0]) == 14
         assert answer.finish_reasons == ("length",)
-        at_rest(machine)
+        assert_idle(machine)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_prompt_that_makes_no_sense(machine: Engine, prompt: Any, says: str) -
 
 
 def test_image_tokens_can_not_be_smuggled_in_as_ids(machine: Engine) -> None:
-    marker = machine.loop.runner.model.image_token_id
+    marker = machine.runner.model.image_token_id
     with pytest.raises(InvalidRequest, match="stands for an image"):
         machine.generate(TokenPrompt((80, marker)), **GREEDY)
 
@@ -147,7 +147,7 @@ def test_an_image_that_fails_to_encode_ends_its_own_requests_alone(
 ) -> None:
     """Only some kinds of exceptions counted as the image's; any other took the whole step down with it."""
     bad = picture(66)
-    model = machine.loop.runner.model
+    model = machine.runner.model
     good_prompts = [ask("one", picture(1)), ask("two words here")]
     truth = [machine.generate(prompt, **GREEDY).token_ids[0] for prompt in good_prompts]
     machine.clear_caches()
@@ -165,7 +165,7 @@ def test_an_image_that_fails_to_encode_ends_its_own_requests_alone(
 def test_an_encoder_that_breaks_its_promise_is_found_out(
     machine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = machine.loop.runner.model
+    model = machine.runner.model
     other = model.encode_slices
 
     def short(image: Any) -> Iterator[None]:
@@ -183,7 +183,7 @@ def test_a_step_that_fails_ends_the_requests_of_that_step(
     machine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = iter([Broken("a defect")])
-    runner = machine.loop.runner
+    runner = machine.runner
     execute = runner.execute
 
     def once(*plan: Any) -> Any:
@@ -275,7 +275,7 @@ def test_requests_that_arrive_while_it_stops_are_answered_or_told(qwen: Path) ->
 
     with ThreadPoolExecutor(8) as pool:
         asking = [pool.submit(ask_on) for _ in range(8)]
-        while machine.loop.generated_tokens < 50:
+        while machine.loop.board.generated_tokens < 50:
             threading.Event().wait(0.001)
         machine.shutdown()
         assert {future.result(timeout=30) for future in asking} == {"told"}
@@ -304,7 +304,7 @@ def test_a_listener_that_is_gone_costs_its_request_not_the_engine(machine: Engin
                 pass
 
         task = asyncio.create_task(endless())
-        while not machine.loop.generated_tokens:
+        while not machine.loop.board.generated_tokens:
             await asyncio.sleep(0.001)
         del task  # still running: asyncio.run cancels it on its way out
 

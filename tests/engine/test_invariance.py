@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 
 from fovea import Engine
 from fovea.core.types import ChatPrompt, Completion, GenerationRequest
-from tests.support.engines import all_at_once, ask, at_rest, engine, picture
+from tests.support.engines import all_at_once, ask, assert_idle, engine, picture
 
 TOKENS = 24
 PROMPTS: dict[str, ChatPrompt] = {
@@ -56,7 +56,7 @@ def truth(folder: Path) -> Answers:
     with engine(folder, prefix_cache=False, embed_cache_mib=0, max_running=1) as machine:
         for name in PROMPTS:
             found[name] = one(machine, name)
-        at_rest(machine)
+        assert_idle(machine)
     assert len(set(found.values())) == len(PROMPTS), (
         "the checkpoint answers everything alike: it would hide mistakes"
     )
@@ -84,7 +84,7 @@ def test_batched_and_twice_over_under_any_setting(
     with engine(folder, **config) as machine:
         for _ in range(2):
             assert together(machine, names) == [truth[name] for name in names]
-        at_rest(machine)
+        assert_idle(machine)
 
 
 def test_preempted(folder: Path, truth: Answers) -> None:
@@ -93,7 +93,7 @@ def test_preempted(folder: Path, truth: Answers) -> None:
     with engine(folder, block_size=4, kv_blocks=blocks_for(folder, names)) as machine:
         assert together(machine, names) == [truth[name] for name in names]
         assert machine.stats()["preemptions"] > 0, "the pool was not small enough to show anything"
-        at_rest(machine)
+        assert_idle(machine)
 
 
 def blocks_for(folder: Path, names: Sequence[str]) -> int:
@@ -123,7 +123,7 @@ def test_caches_cleared_at_any_moment(folder: Path, truth: Answers) -> None:
             machine.clear_caches()
             future.exception()
         assert [future.result() for future in running] == [truth[name] for name in names]
-        at_rest(machine)
+        assert_idle(machine)
 
 
 def test_two_images_with_identical_text_never_share_and_one_image_by_two_ways_does(
@@ -172,9 +172,9 @@ async def drink(machine: Engine, name: str, sips: int | None = None) -> tuple[in
 
 async def rest(machine: Engine) -> None:
     """Cancels are commands to the loop's thread; give it the turns it needs."""
-    while machine.loop.unfinished:
+    while machine.unfinished:
         await asyncio.sleep(0.001)
-    at_rest(machine)
+    assert_idle(machine)
 
 
 PLAN = st.lists(
@@ -216,7 +216,7 @@ def test_choices_are_one_prompt_and_equal_when_greedy(folder: Path, truth: Answe
         assert answer.token_ids == (truth["picture"],) * 3
         assert answer.usage.completion == 3 * TOKENS
         assert machine.stats()["images_encoded"] == 1
-        at_rest(machine)
+        assert_idle(machine)
 
 
 def test_a_seed_is_the_text_whatever_the_batch(folder: Path) -> None:
@@ -233,4 +233,4 @@ def test_a_seed_is_the_text_whatever_the_batch(folder: Path) -> None:
         assert lengths == {TOKENS}
         assert machine.generate(PROMPTS["picture"], **{**params, "seed": 12}).token_ids[0] != alone[0]
         assert machine.stats()["preemptions"] > 0
-        at_rest(machine)
+        assert_idle(machine)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fovea import Engine
-from tests.support.engines import ask, at_rest, engine, picture
+from tests.support.engines import ask, assert_idle, engine, picture
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
 PROMPTS = [
@@ -30,7 +30,7 @@ def lose_something(machine: Engine, rng: random.Random) -> None:
     """On the engine's thread, between two steps: names of cached blocks, encoder outputs of any tier, or all of either."""
     embeddings, pool, slower = machine._embeddings, machine._kv.pool, machine._slower
     kind = rng.random()
-    known = [span.key for job in machine.loop._jobs.values() for span in job.seq.spans]
+    known = [span.key for job in machine.loop.board.jobs.values() for span in job.seq.spans]
     if kind < 0.4 and len(embeddings):
         embeddings.drop(rng.choice(list(embeddings._entries)))
     elif kind < 0.55 and known:
@@ -77,7 +77,7 @@ def test_entries_vanish_during_a_run(qwen: Path, settings: dict[str, Any], seed:
         with ThreadPoolExecutor(8) as pool:
             found = list(pool.map(lambda i: machine.generate(PROMPTS[i], **GREEDY).token_ids, order))
         assert found == [truth[i] for i in order]
-        at_rest(machine)
+        assert_idle(machine)
         assert machine._slower.flush(10)
         machine._slower.check_integrity()
 
@@ -94,4 +94,4 @@ def test_a_follow_up_finds_its_image_in_host_memory(qwen: Path) -> None:
         assert stats["kv_host_loads"] > 0
         machine.clear_caches("kv")
         assert machine.stats()["kv_host_blocks"] == 0
-        at_rest(machine)
+        assert_idle(machine)

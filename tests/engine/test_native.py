@@ -13,7 +13,7 @@ from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, TextPar
 from fovea.engine.request.inputs import to_image
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 from fovea.kernels.native.build import library
-from tests.support.engines import all_at_once, at_rest
+from tests.support.engines import all_at_once, assert_idle
 
 KINDS = ("describe", "counting", "reading", "json", "motion", "listing", "position", "compare")
 
@@ -57,11 +57,11 @@ def test_an_answer_is_the_same_to_the_last_bit_alone_or_in_company(native: Engin
     with ThreadPoolExecutor(len(asked)) as pool, all_at_once(native, len(asked)):
         together = list(pool.map(lambda prompt: written(answer(native, prompt)), asked))
     assert together == alone
-    at_rest(native)
+    assert_idle(native)
 
 
 def test_layers_as_one_call_are_the_layers_one_by_one(native: Engine) -> None:
-    decoder = native.loop.runner.model.decoder
+    decoder = native.runner.model.decoder
     assert decoder._stack is not None, "the decoder does not run as one call"
     prompt = prompts()[0]
     native.clear_caches()
@@ -95,7 +95,7 @@ def test_the_kernels_are_as_near_to_float32_as_torch_is() -> None:
 
 
 def first_logits(engine: Engine, prompt: ChatPrompt) -> torch.Tensor:
-    model, seen = engine.loop.runner.model, []
+    model, seen = engine.runner.model, []
     compute = model.logits
     model.logits = lambda hidden: seen.append(compute(hidden)) or seen[-1]  # type: ignore[method-assign]
     try:

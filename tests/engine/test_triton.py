@@ -14,7 +14,7 @@ from fovea.core.types import ChatPrompt
 from fovea.kernels.flash import attention as flash
 from tests.support import fake_flashinfer
 from tests.support.checkpoints import write
-from tests.support.engines import ask, at_rest, picture
+from tests.support.engines import ask, assert_idle, picture
 
 pytest.importorskip("triton", reason="triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -31,7 +31,7 @@ def test_a_model_says_what_it_says_on_torchs(tmp_path: Path) -> None:
     for kernels in ("torch", "triton"):
         with Engine.from_pretrained(folder, **SETTINGS, kernels=kernels) as engine:
             answers[kernels] = [say(engine, prompt) for prompt in prompts]
-            at_rest(engine)
+            assert_idle(engine)
     assert answers["triton"] == answers["torch"]
 
 
@@ -47,9 +47,9 @@ def test_a_model_says_the_same_with_flashinfers_attention_of_prompts(
     for kernels in ("triton", "flashinfer"):
         with Engine.from_pretrained(folder, **settings, kernels=kernels) as engine:
             answers[kernels] = say(engine, prompt)
-            chunks = engine.loop.runner.model.kernels._chunks
+            chunks = engine.runner.model.kernels._chunks
             plans = chunks._wrapper.plans if kernels == "flashinfer" else 0
-            at_rest(engine)
+            assert_idle(engine)
     assert answers["flashinfer"] == answers["triton"]
     assert plans > 3, "one for the trial, and one for each step with a chunk"
 

@@ -21,7 +21,7 @@ from fovea.engine.step.positions import mrope_positions
 from fovea.engine.vision.processor.video_settings import build_videos
 from tests.support.checkpoints import write
 from tests.support.clips import clip, noise
-from tests.support.engines import at_rest
+from tests.support.engines import assert_idle
 
 KINDS = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
@@ -32,7 +32,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = write(request.param, tmp_path_factory.mktemp(request.param))
     with Engine.from_pretrained(str(folder), dtype="float32", kv_cache_mib=64, threads=1) as engine:
         yield engine
-        at_rest(engine)
+        assert_idle(engine)
 
 
 @dataclass
@@ -146,7 +146,7 @@ def test_features_of_a_pruned_group_are_rows_of_the_whole(engine: Engine) -> Non
     from fovea.engine.request.prompt_plan import process
 
     processor = engine._preparer._pixels._processor
-    model = engine.loop.runner.model
+    model = engine.runner.model
     whole = {p.key: model.encode(process(p, processor)) for p in build(engine, video).planned}
     for part in build(engine, video, VideoBudget(pruning_rate=0.6)).planned:
         features = model.encode(process(part, processor))
@@ -260,7 +260,7 @@ def test_the_marker_may_not_stand_in_text(engine: Engine) -> None:
     builder = engine._preparer.builder
     with pytest.raises(InvalidRequest, match=r"1 video markers '<\|video_pad\|>' for 0 videos"):
         builder.build(TextPrompt("say <|video_pad|>"))
-    token = engine.loop.runner.model.video_token_id
+    token = engine.runner.model.video_token_id
     assert token is not None
     with pytest.raises(InvalidRequest, match="stands for a video; send videos as parts of messages"):
         builder.build(TokenPrompt((token,)))

@@ -20,7 +20,7 @@ from fovea.server.settings import ServerSettings
 from tests.server.support import Server, chat, data_url, frozen, image, picture, running, until, user
 from tests.support.clips import clip
 from tests.support.engines import SETTINGS
-from tests.support.reduced import drawn, roomy
+from tests.support.reduced import patchy_page, roomy
 
 Json = dict[str, Any]
 FULL = 600
@@ -29,7 +29,7 @@ FULL = 600
 
 @cache
 def page(seed: int = 0) -> str:
-    found = drawn(seed, 640, 960)
+    found = patchy_page(seed, 640, 960)
     out = io.BytesIO()
     PIL.Image.frombytes("RGB", (found.width, found.height), found.rgb).save(out, "PNG")
     return data_url(out.getvalue())

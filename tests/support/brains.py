@@ -1,8 +1,8 @@
 """Sequences and a runner for the scheduler's tests: no tensors, yet wrong bookkeeping gives wrong answers.
 
-`SlotRunner` executes plans on numbered slots. A slot holds what a KV row depends on: the hash of everything up to its
-position, pictures included. A block that is shared, reused or named wrongly is then seen the moment it is read, and the
-next token is a function of the prefix alone, so every schedule must give the same answer.
+`SlotRunner` executes plans on numbered slots. A slot holds the hash of everything that a KV row depends on:
+all tokens and images up to its position. So a block that is shared, reused or named wrongly is detected when
+it is read. The next token is a function of the prefix alone, so every schedule must give the same answer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ def sequence(
     salt: str = "",
     deadline: float | None = None,
 ) -> Sequence:
-    """`prompt`: a number of tokens 0, 1, 2..., or ids among which (key, tokens) stands for an image."""
+    """Create a sequence.
+
+    prompt: a number n for the token ids 0 to n - 1, or a list of ids in which (key, tokens) stands for an
+        image.
+    """
     ids: list[int] = []
     spans: list[ImageSpan] = []
     for piece in range(prompt) if isinstance(prompt, int) else prompt:
@@ -53,17 +57,17 @@ def sequence(
 
 
 def rows(seq: Sequence) -> list[int]:
-    """What each position's KV row depends on: every token and picture up to it, and the salt."""
+    """A hash for each position of what its KV row depends on: tokens and images up to it, and the salt."""
     keys = {place: span.key for span in seq.spans for place in range(span.start, span.end)}
-    found, state = [], hash(seq.salt)
+    hashes, state = [], hash(seq.salt)
     for place, token in enumerate([*seq.prompt_ids, *seq.output_ids]):
         state = hash((state, token, keys.get(place)))
-        found.append(state)
-    return found
+        hashes.append(state)
+    return hashes
 
 
 def answer(seq: Sequence) -> list[int]:
-    """The tokens that `seq` must end with, by generating alone and without any cache."""
+    """The output tokens that `seq` must have at its end: generated alone, without any cache."""
     alone = Sequence(seq.id, list(seq.prompt_ids), seq.sampling, seq.max_tokens, seq.spans, salt=seq.salt)
     while len(alone.output_ids) < alone.max_tokens:
         alone.output_ids.append(rows(alone)[-1] % 97)
@@ -71,10 +75,16 @@ def answer(seq: Sequence) -> list[int]:
 
 
 class SlotRunner:
+    """Execute the plans of a scheduler on slots; check budgets, blocks and encoder outputs in every step."""
+
     def __init__(
         self, scheduler: Scheduler, image_bytes: int = 10, slices: Callable[[], int] = lambda: 1
     ) -> None:
-        """slices: how many steps the next image takes; the encoder works on one image at a time, then the next."""
+        """Create a runner for a scheduler.
+
+        image_bytes: size of every encoder output.
+        slices: returns the number of steps that the next image takes; images are encoded one after the other.
+        """
         self.scheduler = scheduler
         self.slices = slices
         self.left: dict[str, int] = {}
@@ -85,7 +95,7 @@ class SlotRunner:
         self.computed = 0
 
     def step(self) -> StepPlan:
-        """Schedule, execute, fold back, end what has its tokens; check everything on the way."""
+        """Schedule and execute a step, update the scheduler, end finished sequences; check everything."""
         scheduler = self.scheduler
         plan = scheduler.schedule()
         self._check_budgets(plan)
@@ -96,7 +106,7 @@ class SlotRunner:
             if work.samples:
                 sampled[work.seq.id] = rows(work.seq)[-1] % 97
         for job in sorted(plan.encode, key=lambda job: job.span.key not in self.left):
-            assert job.holders, "an image is encoded for nobody"
+            assert job.holders, "an image is encoded, but no sequence waits for it"
             assert len(set(job.holders)) == len(job.holders)
             left = self.left.setdefault(job.span.key, self.slices()) - 1
             self.left[job.span.key] = left
@@ -123,11 +133,11 @@ class SlotRunner:
             source = self.saved if move.kind == "load" else self.slots
             target = self.saved if move.kind == "save" else self.slots
             for row in range(move.rows):
-                # A block of which only the first rows are named is saved whole; the others are nobody's.
+                # A block with names for its first rows only is saved whole; the other rows are not used.
                 target[move.target * size + row] = source.get(move.source * size + row, 0)
 
     def run(self, limit: int = 10_000) -> list[StepPlan]:
-        """Steps until nothing is left; every one of them must do something."""
+        """Run steps until the scheduler is idle; every step must do something."""
         plans = []
         while not self.scheduler.idle:
             plans.append(self.step())
@@ -174,7 +184,7 @@ def scheduler(
     host_slots: int = 0,
     **settings: Any,
 ) -> Scheduler:
-    config = EngineConfig(block_size=block_size, **settings)
+    config = EngineConfig.of(block_size=block_size, **settings)
     host = HostBlocks(host_slots)
     kv = KVManager(BlockPool(blocks), block_size, share_prefixes=prefix_cache, host=host)
     return Scheduler(config, kv, EmbeddingCache(embed_bytes))

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of every supported architecture, written the way transformers writes real ones."""
+"""Tiny random checkpoints of every supported architecture, in the format that transformers writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ QWEN_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
     "{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
-    "{% elif c['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}"
+    "{% elif c['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% else %}{{ c['text'] }}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -52,10 +53,9 @@ def tokenizer(template: str) -> Any:
         show_progress=False,
     )
     raw.train_from_iterator(CORPUS, trainer)
-    wrapped = hf.PreTrainedTokenizerFast(
+    return hf.PreTrainedTokenizerFast(
         tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=template
     )
-    return wrapped
 
 
 def _text(**extra: Any) -> dict[str, Any]:
@@ -101,8 +101,8 @@ def _qwen2_5_vl(ids: dict[str, int]) -> Any:
 def _qwen3_vl(ids: dict[str, int]) -> Any:
     config = hf.Qwen3VLConfig(
         vision_config=_qwen_vision(
-            hidden_size=32, intermediate_size=48, out_hidden_size=64, patch_size=16, num_position_embeddings=64,
-            deepstack_visual_indexes=[0, 2],
+            hidden_size=32, intermediate_size=48, out_hidden_size=64, patch_size=16,
+            num_position_embeddings=64, deepstack_visual_indexes=[0, 2],
         ),
         text_config=_text(head_dim=16, rope_scaling={"rope_type": "default", "mrope_section": [4, 2, 2]}),
         **ids,
@@ -200,7 +200,7 @@ _SMOL_PROCESSOR = {**_IDEFICS_PROCESSOR, "image_processor_type": "SmolVLMImagePr
 
 
 def _video_processor(architecture: str) -> dict[str, Any]:
-    """Small limits; every class and setting as checkpoints of this architecture have them."""
+    """The video processor's settings: as in real checkpoints of the architecture, but with small limits."""
     newest = architecture == "qwen3_vl"
     unit = 32 if newest else 28
     norm = _HALF if newest else CLIP_NORM
@@ -226,7 +226,10 @@ ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
 
 
 def write(architecture: str, folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
-    """A checkpoint folder that both transformers and Fovea load. Weights are wide enough that logits differ."""
+    """Write a checkpoint folder that transformers and Fovea can load.
+
+    The weights vary enough that logits differ.
+    """
     builder, processor, marker = ARCHITECTURES[architecture]
     template = QWEN_TEMPLATE if marker == "<|image_pad|>" else IMAGE_TEMPLATE
     words = tokenizer(template)

@@ -1,4 +1,4 @@
-"""Videos to ask about: real files made with PyAV, and frames as arrays."""
+"""Test videos: real files written with PyAV, and frames as arrays."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Frame = NDArray[np.uint8]
 
 
 def noise(count: int, width: int, height: int, seed: int = 0) -> list[Image.Image]:
-    """Frames that have nothing in common."""
+    """Frames of random pixels that have nothing in common."""
     rng = np.random.default_rng(seed)
     return [Image.fromarray(rng.integers(0, 255, (height, width, 3), dtype=np.uint8)) for _ in range(count)]
 
 
 def numbered(count: int, width: int = 64, height: int = 48) -> list[Frame]:
-    """Frame k is grey of level `level(k)`, so that which frame was decoded can be read from it."""
+    """Grey frames, frame k of brightness `level(k)`, so that a test can tell which frame was decoded."""
     return [np.full((height, width, 3), level(k), np.uint8) for k in range(count)]
 
 
@@ -42,7 +42,10 @@ def clip(
     options: tuple[tuple[str, str], ...] = (("g", "8"),),
     striped: bool = False,
 ) -> bytes:
-    """A file of `numbered` frames, with a key frame every 8. striped: with a white stripe of 8 pixels at the top."""
+    """A video file of `numbered` frames, with a key frame every 8 frames.
+
+    striped: draw a white stripe of 8 pixels at the top.
+    """
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as file:
         stream: Any = file.add_stream(
@@ -61,7 +64,7 @@ def clip(
 
 @cache
 def sound(container: str = "mp4") -> bytes:
-    """A file with a sound track alone."""
+    """A file with a sound track and no video track."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as file:
         stream: Any = file.add_stream({"mp4": "aac", "webm": "libopus"}[container], rate=48000)

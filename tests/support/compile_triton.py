@@ -1,6 +1,6 @@
-"""Compile every Triton kernel for a Hopper card, which needs no card. Prints each kernel's name.
+"""Compile every Triton kernel for a Hopper GPU and print its name. This needs no GPU.
 
-A process of its own: with TRITON_INTERPRET set, as in tests, kernels are never compiled.
+It runs as a separate process, because with TRITON_INTERPRET set, as in tests, kernels are never compiled.
 """
 
 from __future__ import annotations
@@ -17,8 +17,16 @@ from fovea.kernels.triton import rows as triton_rows
 HOPPER = GPUTarget("cuda", 90, 32)
 TILES = {"GROUP": 7, "TILE": 64, "DIM": 128, "SPLITS": 4}
 KERNELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
-    "norm": (triton_rows._rms_norm, "x delta weight total out:p width:i eps:f", {"WIDTH": 4096, "ADDS": False}),
-    "add and norm": (triton_rows._rms_norm, "x delta weight total out:p width:i eps:f", {"WIDTH": 4096, "ADDS": True}),
+    "norm": (
+        triton_rows._rms_norm,
+        "x delta weight total out:p width:i eps:f",
+        {"WIDTH": 4096, "ADDS": False},
+    ),
+    "add and norm": (
+        triton_rows._rms_norm,
+        "x delta weight total out:p width:i eps:f",
+        {"WIDTH": 4096, "ADDS": True},
+    ),
     "silu": (triton_rows._silu_mul, "x out:p width:i", {"SIZE": 1024}),
     "rotate": (
         triton_rows._rotate_store,
@@ -42,19 +50,23 @@ KERNELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     ),
     "merge": (triton_decode._merge, "sums logs:w out:p dim:i", {"SLOTS": 8, "DIM": 128}),
 }  # fmt: skip
-"""Names of arguments, and after each run of them their type: pointer to bf16, float32 or int64, or a number."""
+"""For each kernel: the function, its arguments, and its constants.
+
+Arguments are names; `:` and a letter of TYPES gives the type of that name and of the names before it without
+one.
+"""
 TYPES = {"p": "*bf16", "w": "*fp32", "l": "*i64", "i": "i32", "f": "fp32"}
 
 
 def signature(arguments: str) -> dict[str, str]:
-    found, names = {}, []
+    types, names = {}, []
     for word in arguments.split():
         name, _, kind = word.partition(":")
         names.append(name)
         if kind:
-            found |= dict.fromkeys(names, TYPES[kind])
+            types |= dict.fromkeys(names, TYPES[kind])
             names = []
-    return found
+    return types
 
 
 def main() -> None:
@@ -62,9 +74,9 @@ def main() -> None:
         types = signature(arguments) | dict.fromkeys(constants, "constexpr")
         ordered = {name: types[name] for name in kernel.arg_names}
         source = ASTSource(kernel, signature=ordered, constexprs=constants)
-        made = triton.compile(source, target=HOPPER)
-        assert made.asm["cubin"]
-        print(f"{title}: {made.metadata.shared} bytes of shared memory")
+        kernel_binary = triton.compile(source, target=HOPPER)
+        assert kernel_binary.asm["cubin"]
+        print(f"{title}: {kernel_binary.metadata.shared} bytes of shared memory")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""What other processes do to a disk cache in tests. Imports little, so that a spawned process is there soon."""
+"""Functions that tests of the disk cache run in other processes.
+
+The module imports little, so that a spawned process starts quickly.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ KEYS = [f"picture-{i}" for i in range(24)]
 
 
 def hammer(folder: str, seed: int, seconds: float, answer: Connection) -> None:
-    """Get, put, drop and damage at random; sends (wrong values, hits, writes, what turned the store off)."""
+    """Get, put, drop and damage entries at random; send (wrong values, hits, writes, why it is off)."""
     random_ = random.Random(seed)
     store = DiskStore(folder, CAPACITY)
     wrong = 0
@@ -51,7 +54,7 @@ def damage(path: Path, random_: random.Random) -> None:
                 file.seek(random_.randrange(size))
                 file.write(b"\xa5")
     except (FileNotFoundError, ValueError):
-        pass  # someone else was faster
+        pass  # another process removed the file first
 
 
 def write_for_ever(folder: str) -> None:
@@ -62,7 +65,7 @@ def write_for_ever(folder: str) -> None:
 
 
 def die_half_way(folder: str) -> None:
-    """Writes one whole entry, then is killed when half of a second one is on disk."""
+    """Write one whole entry, then kill this process when half of a second entry is on disk."""
     store = DiskStore(folder, 1 << 30)
     store.put("whole", value_of("whole", VALUE))
     store.flush()
@@ -78,7 +81,7 @@ def die_half_way(folder: str) -> None:
 
 
 def use_without_rights(folder: str, answer: Connection) -> None:
-    """Use a folder that this process may only read; sends (get, contains, dropped, what turned the store off)."""
+    """Use a folder that this process may only read; send (get, contains, dropped, why the store is off)."""
     if os.geteuid() == 0:
         os.setuid(65534)
     store = DiskStore(folder, 1 << 20)

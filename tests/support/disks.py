@@ -1,6 +1,6 @@
-"""What tests of the disk cache share: a clock to be advanced, values that follow from their key, a look at the folder.
+"""Helpers for tests of the disk cache: a clock, values computed from keys, a list of files.
 
-Imports little: processes that tests spawn import it too.
+The module imports little, because processes that tests spawn import it, too.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ Open = Callable[..., DiskStore]
 
 
 class Clock:
+    """A clock that tests set. Each reading advances it by a millisecond."""
+
     def __init__(self) -> None:
         self.now = 1_800_000_000.0
 
     def __call__(self) -> float:
-        self.now += 0.001  # so that no two events share a moment
+        self.now += 0.001  # so that no two events have the same time
         return self.now
 
 
 def value_of(key: str, size: int) -> Arrays:
-    """What `key` stands for: every process agrees."""
+    """The value of a key, `size` bytes computed from the key, so that every process gets the same."""
     return Arrays((Array("embeds", "bfloat16", (size // 2,), hashlib.shake_128(key.encode()).digest(size)),))
 
 
-def keep(store: DiskStore, *keys: str, size: int = ENTRY) -> None:
+def store_values(store: DiskStore, *keys: str, size: int = ENTRY) -> None:
     for key in keys:
         store.put(key, value_of(key, size))
         assert store.flush(10)
 
 
-def kept(store: DiskStore, keys: str) -> str:
+def stored_keys(store: DiskStore, keys: str) -> str:
     return "".join(key for key in keys if key in store)
 
 

@@ -1,4 +1,4 @@
-"""Real engines over tiny random checkpoints, and pictures to ask about."""
+"""Real engines over tiny random checkpoints, and random images for their prompts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SETTINGS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "threads": 1, "
 
 
 @cache
-def loaded(folder: Path) -> LoadedModel:
-    """Weights once per checkpoint; engines with different settings share them."""
-    return load_model(str(folder), EngineConfig(**SETTINGS))
+def shared_model(folder: Path) -> LoadedModel:
+    """Load the weights once per checkpoint; engines with different settings share them."""
+    return load_model(str(folder), EngineConfig.of(**SETTINGS))
 
 
 def engine(folder: Path, **settings: Any) -> Engine:
-    return Engine(loaded(folder), EngineConfig(**{**SETTINGS, **settings}))
+    return Engine(shared_model(folder), EngineConfig.of(**{**SETTINGS, **settings}))
 
 
 @cache
@@ -37,26 +37,26 @@ def picture(seed: int = 0, width: int = 96, height: int = 64) -> Image:
 
 
 def ask(text: str, *images: Image, system: str = "", budget: PixelBudget | None = None) -> ChatPrompt:
-    """One user turn: pictures, then the question."""
+    """A prompt of one user turn: images, then the question."""
     parts = [ImagePart(image, budget or PixelBudget()) for image in images]
     head = (Message("system", (TextPart(system),)),) if system else ()
     return ChatPrompt((*head, Message("user", (*parts, TextPart(text)))))
 
 
-def at_rest(engine: Engine) -> None:
-    """Nothing runs, so nothing may be held."""
+def assert_idle(engine: Engine) -> None:
+    """Assert that the engine is idle and holds no resources."""
     engine.check_integrity()
     stats = engine.stats()
     assert stats["kv_blocks_used"] == 0
     assert stats["integrity_errors"] == 0
     assert stats["requests_running"] == stats["requests_waiting"] == 0
-    assert engine.loop.unfinished == 0
-    assert not engine.loop.runner._prompts
+    assert engine.unfinished == 0
+    assert not engine.runner._prompts
 
 
 @contextmanager
 def all_at_once(machine: Engine, jobs: int) -> Iterator[None]:
-    """The loop stands still until `jobs` requests have arrived, so that they meet whatever the threads' order is."""
+    """Stop the loop until `jobs` requests have arrived, so that they meet in one step."""
     gate = threading.Event()
     holder = threading.Thread(target=machine.loop.call, args=(gate.wait,))
     holder.start()

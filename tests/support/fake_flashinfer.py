@@ -1,7 +1,9 @@
-"""The part of FlashInfer that Fovea calls, with its signatures and its refusals, by the naive twin's arithmetic.
+"""A fake of the part of FlashInfer that Fovea calls, for machines without a GPU.
 
-A stand-in for machines without a card: `monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)`. Written after the
-documentation of 0.6: `BatchPrefillWithPagedKVCacheWrapper` of layout NHD, planned once and run for every layer.
+It has the signatures and checks the arguments as FlashInfer does, and computes with
+`fovea.kernels.reference`. Use it by `monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)`. It
+follows the documentation of FlashInfer 0.6: `BatchPrefillWithPagedKVCacheWrapper` of layout NHD, planned once
+and run for every layer.
 """
 
 from __future__ import annotations
@@ -17,6 +19,11 @@ DTYPES = (torch.float16, torch.bfloat16)
 
 
 class BatchPrefillWithPagedKVCacheWrapper:
+    """A fake of FlashInfer's wrapper for the attention of prompts over paged KV.
+
+    plans: number of calls of `plan`.
+    """
+
     def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD") -> None:
         assert float_workspace_buffer.dtype is torch.uint8
         assert kv_layout == "NHD"
@@ -70,7 +77,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         assert (q.dtype, keys.dtype, values.dtype) == (self._dtype, self._kv_dtype, self._kv_dtype)
         assert q.shape == (self._bounds[-1], *self._query_shape)
         assert keys.shape[1:] == values.shape[1:] == self._page_shape
-        assert keys.stride() == values.stride(), "its kernels for Hopper take one for both"
+        assert keys.stride() == values.stride(), "FlashInfer's kernels for Hopper take one stride for both"
         assert keys.stride(3) == q.stride(2) == 1
         out = torch.zeros_like(q) if out is None else out
         assert (out.shape, out.dtype) == (q.shape, q.dtype)
@@ -80,7 +87,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
             pages = self._indices[self._pages[number] : self._pages[number + 1]]
             length = (len(pages) - 1) * self._page_shape[0] + last
             key, value = (cache[pages].flatten(0, 1)[:length] for cache in (keys, values))
-            # A query is causal from the end: the last one sees every key. All of them do where `causal` is not asked for.
+            # Causal attention counts from the end: the last query sees every key. Without `causal`, all
+            # queries do.
             first = length - (rows.stop - rows.start) if self._causal else length
             out[rows] = reference.attention(q[rows], key, value, self._scale, first)
         return out

@@ -1,4 +1,7 @@
-"""What a prompt with fewer visual tokens should come to: positions written out anew, and transformers' decoder over them."""
+"""The expected results of prompts with fewer visual tokens.
+
+Positions are computed independently here, and transformers' decoder computes the logits over them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 
 
 def roomy(architecture: str, folder: Path, tokens: int = 640) -> Path:
-    """A tiny checkpoint whose images may have so many tokens: enough for regions."""
+    """Write a tiny checkpoint whose images may have up to `tokens` visual tokens: enough for regions."""
     write(architecture, folder)
     path = folder / "preprocessor_config.json"
     settings = json.loads(path.read_text())
@@ -34,17 +37,17 @@ def roomy(architecture: str, folder: Path, tokens: int = 640) -> Path:
     return folder
 
 
-def fewer(method: str = "relevance", **wish: Any) -> PixelBudget:
+def reduced_budget(method: str = "relevance", **wish: Any) -> PixelBudget:
     return PixelBudget(visual=VisualTokens(method, **wish))
 
 
-def asking(text: str, *images: Image, method: str = "relevance", **wish: Any) -> ChatPrompt:
-    return ask(text, *images, budget=fewer(method, **wish))
+def reduced_prompt(text: str, *images: Image, method: str = "relevance", **wish: Any) -> ChatPrompt:
+    return ask(text, *images, budget=reduced_budget(method, **wish))
 
 
 @cache
-def drawn(seed: int = 0, width: int = 640, height: int = 960) -> Image:
-    """Blank paper with patches of noise here and there, so that regions differ in worth."""
+def patchy_page(seed: int = 0, width: int = 640, height: int = 960) -> Image:
+    """Blank paper with six patches of noise, so that regions differ in relevance."""
     random = np.random.default_rng(seed)
     page = np.full((height, width, 3), 250, np.uint8)
     for _ in range(6):
@@ -54,12 +57,12 @@ def drawn(seed: int = 0, width: int = 640, height: int = 960) -> Image:
     return Image(content_identity("test", width, height, data), width, height, data)
 
 
-def laid_out(machine: Engine, prompt: ChatPrompt, salt: str = "") -> PreparedPrompt:
+def prepared_prompt(machine: Engine, prompt: ChatPrompt, salt: str = "") -> PreparedPrompt:
     return machine._preparer.builder.build(prompt, salt)
 
 
 def features_of(machine: Engine, span: ImageSpan) -> VisualFeatures:
-    """What the decoder was shown; the image was asked about lately."""
+    """The features that the decoder got, from the cache; the image must have been used recently."""
     return machine._embeddings.get(span.key)
 
 
@@ -68,7 +71,12 @@ def grid_of(span: ImageSpan, merge: int = 2) -> tuple[int, int]:
 
 
 def true_positions(prepared: PreparedPrompt, places: list[torch.Tensor | None], answer: int) -> torch.Tensor:
-    """(3, prompt and answer): an image's tokens by row and column of the whole image, and text after the whole image."""
+    """The M-RoPE positions (3, prompt and answer).
+
+    Tokens of an image have the row and column in the whole image, and text continues after the whole image.
+    places: (tokens, 2) row and column of each token, for each image; None for an image with all its tokens.
+    answer: number of tokens after the prompt.
+    """
     columns: list[tuple[int, int, int]] = []
     cursor = 0
     for span, table in zip(prepared.spans, places, strict=True):
@@ -86,7 +94,7 @@ def true_positions(prepared: PreparedPrompt, places: list[torch.Tensor | None], 
 
 
 class Decoder:
-    """transformers' model in float32, given embeddings and positions."""
+    """The transformers model in float32, called with embeddings and positions."""
 
     def __init__(self, folder: Path) -> None:
         self.model = hf.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
@@ -95,15 +103,15 @@ class Decoder:
     def encode(
         self, patches: torch.Tensor, grid: tuple[int, int, int]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """A Qwen tower's visual tokens and DeepStack levels."""
-        made = self.model.model.visual(patches, grid_thw=torch.tensor([grid]))
-        return made.pooler_output, list(getattr(made, "deepstack_features", None) or [])
+        """The visual tokens and DeepStack levels of a Qwen vision encoder."""
+        output = self.model.model.visual(patches, grid_thw=torch.tensor([grid]))
+        return output.pooler_output, list(getattr(output, "deepstack_features", None) or [])
 
     @torch.inference_mode()
     def logits(
         self, prepared: PreparedPrompt, seen: list[VisualFeatures], positions: torch.Tensor, answer: list[int]
     ) -> torch.Tensor:
-        """Before each token of `answer`."""
+        """The logits before each token of `answer`."""
         ids = torch.tensor(prepared.ids + answer)
         embeds = self.model.get_input_embeddings()(ids)
         mask = torch.zeros(len(ids), dtype=torch.bool)
@@ -118,23 +126,23 @@ class Decoder:
                 "deepstack_visual_embeds": [torch.cat(level) for level in levels],
             }
         where = positions[:, None] if positions.ndim == 2 else positions[None]
-        # Without a mask, transformers takes a jump in positions for the beginning of another prompt.
-        made = self.model.model.language_model(
+        # Without a mask, transformers treats a jump in positions as the beginning of another prompt.
+        output = self.model.model.language_model(
             inputs_embeds=embeds[None],
             attention_mask=torch.ones_like(ids)[None],
             position_ids=where,
             use_cache=False,
             **extra,
         )
-        hidden = made.last_hidden_state[0, len(prepared.ids) - 1 : -1]
+        hidden = output.last_hidden_state[0, len(prepared.ids) - 1 : -1]
         return self.model.lm_head(hidden).float()  # type: ignore[no-any-return]
 
 
 def assert_greedy(logits: torch.Tensor, answer: list[int]) -> None:
-    """Each token is the likeliest, or as likely up to float32's rounding."""
+    """Assert that each token has the largest logit, up to the rounding of float32."""
     chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
-    short = logits.max(1).values - chosen
-    assert float(short.max()) < 1e-4, f"{answer}, short of the likeliest by {short.tolist()}"
+    deficit = logits.max(1).values - chosen
+    assert float(deficit.max()) < 1e-4, f"{answer} are below the largest logits by {deficit.tolist()}"
 
 
 def tokens_of(done: Completion) -> list[int]:

@@ -1,4 +1,4 @@
-"""The last oracle: transformers' own model, its own image processor, its own greedy generation, in float32."""
+"""The oracle for whole models: transformers' own model, image processor and greedy generation, in float32."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ PIL_PROCESSORS = {
 
 
 class Reference:
+    """A checkpoint loaded by transformers.
+
+    kind: model type of the checkpoint.
+    image_token: id of the image token.
+    """
+
     def __init__(self, folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
         self.kind: str = config["model_type"]
@@ -34,20 +40,20 @@ class Reference:
         self.processor = getattr(module, name).from_pretrained(folder)
 
     def inputs(self, ids: list[int], images: list[Image.Image]) -> dict[str, Any]:
-        """What transformers' own processor class would pass to the model, for one request."""
+        """The arguments that transformers' own processor class would pass to the model for one request."""
         tokens = torch.tensor([ids])
         inputs: dict[str, Any] = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         if images:
             nested = [images] if self.kind in ("idefics3", "smolvlm", "llava_onevision") else images
-            made = self.processor(images=nested, return_tensors="pt")
-            inputs |= {k: v for k, v in made.items() if k not in ("rows", "cols", "num_patches")}
+            output = self.processor(images=nested, return_tensors="pt")
+            inputs |= {k: v for k, v in output.items() if k not in ("rows", "cols", "num_patches")}
             if self.kind.startswith("qwen"):
                 inputs["mm_token_type_ids"] = (tokens == self.image_token).int()
         return inputs
 
     @torch.inference_mode()
     def generate(self, ids: list[int], images: list[Image.Image], count: int) -> list[int]:
-        """`count` greedy tokens, going on after the end of text."""
+        """Generate `count` greedy tokens; the end of text does not stop it."""
         inputs = self.inputs(ids, images)
         out = self.model.generate(
             **inputs,

@@ -1,7 +1,8 @@
 """The oracle for videos: transformers' own sampling, sizes, patches, prompt text, positions and generation.
 
-Its video processors can not be made without torchvision, and transformers hides their modules where that is missing.
-Their arithmetic is in functions and methods that need no instance, so those are taken out of the files.
+The video processors of transformers need torchvision, and transformers hides their modules if it is missing.
+Their arithmetic is in functions and methods that need no instance, so these are compiled directly from the
+files.
 """
 
 from __future__ import annotations
@@ -23,37 +24,41 @@ from tests.support.reference import Reference
 
 
 def _source(package: str) -> Any:
-    """`smart_resize`, `sample_frames` and `patchify` of a video processor, compiled out of its file."""
+    """`smart_resize`, `sample_frames` and `patchify`, compiled from the file of a video processor."""
     path = Path(transformers.__file__).parent / "models" / package / f"video_processing_{package}.py"
     tree = ast.parse(path.read_text())
     wanted = {"smart_resize", "sample_frames", "patchify"}
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in wanted]
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in wanted]
     names: dict[str, Any] = {"math": math, "np": np, "torch": torch, "VideoMetadata": VideoMetadata}
-    code = compile(ast.Module(found, []), str(path), "exec", flags=annotations.compiler_flag)
+    code = compile(ast.Module(nodes, []), str(path), "exec", flags=annotations.compiler_flag)
     exec(code, names)
-    return SimpleNamespace(**{name: names[name] for name in {node.name for node in found}})
+    return SimpleNamespace(**{name: names[name] for name in {node.name for node in nodes}})
 
 
 qwen2, qwen3 = _source("qwen2_vl"), _source("qwen3_vl")
 
 
-def sampled(newest: bool, total: int, fps: float, asked: float, least: int, most: int) -> list[int]:
+def sample(newest: bool, total: int, fps: float, wanted_fps: float, least: int, most: int) -> list[int]:
+    """The numbers of the frames that transformers samples. newest: for Qwen3-VL instead of Qwen2-VL."""
     metadata = VideoMetadata(total_num_frames=total, fps=fps)
     own = SimpleNamespace(
-        min_frames=least, max_frames=most, fps=asked, num_frames=None, temporal_patch_size=2
+        min_frames=least, max_frames=most, fps=wanted_fps, num_frames=None, temporal_patch_size=2
     )
-    indices = (qwen3 if newest else qwen2).sample_frames(own, metadata, fps=asked)
+    indices = (qwen3 if newest else qwen2).sample_frames(own, metadata, fps=wanted_fps)
     return [int(index) for index in indices]
 
 
 def patches(frames: NDArray[np.float32], patch: int) -> tuple[torch.Tensor, tuple[int, int, int]]:
-    """frames: (count, 3, height, width), normalised. Returns what `patchify` makes of one video."""
-    made = qwen2.patchify(None, torch.from_numpy(frames)[None], patch, 2, 2)
-    return made[0][0], made[1:]
+    """The patches of one video by transformers' `patchify`, and its grid (t, h, w).
+
+    frames: (count, 3, height, width), normalised.
+    """
+    output = qwen2.patchify(None, torch.from_numpy(frames)[None], patch, 2, 2)
+    return output[0][0], output[1:]
 
 
 def placeholder(grid: tuple[int, int, int], indices: list[int], fps: float) -> str:
-    """Qwen3-VL's text for one video marker."""
+    """The text that Qwen3-VL's processor puts in the place of one video marker."""
     processor: Any = SimpleNamespace(
         video_processor=SimpleNamespace(merge_size=2, temporal_patch_size=2),
         video_token="<|video_pad|>",
@@ -73,9 +78,9 @@ def inputs(
     grid: tuple[int, int, int],
     seconds: float,
 ) -> dict[str, Any]:
-    """What transformers' processor class would pass to the model for one video."""
+    """The arguments that transformers' processor class would pass to the model for one video."""
     tokens = torch.tensor([ids])
-    made: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "input_ids": tokens,
         "attention_mask": torch.ones_like(tokens),
         "pixel_values_videos": torch.from_numpy(pixels),
@@ -83,23 +88,31 @@ def inputs(
         "mm_token_type_ids": 2 * (tokens == reference.model.config.video_token_id).int(),
     }
     if reference.kind == "qwen2_5_vl":
-        made["second_per_grid_ts"] = torch.tensor([seconds])
-    return made
+        arguments["second_per_grid_ts"] = torch.tensor([seconds])
+    return arguments
 
 
 @torch.inference_mode()
-def generate(reference: Reference, count: int, **made: Any) -> list[int]:
-    length = made["input_ids"].shape[1]
+def generate(reference: Reference, count: int, **arguments: Any) -> list[int]:
+    length = arguments["input_ids"].shape[1]
     out = reference.model.generate(
-        **made, max_new_tokens=count, min_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+        **arguments,
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
     )
     tokens: list[int] = out[0, length:].tolist()
     return tokens
 
 
-def positions(reference: Reference, made: dict[str, Any]) -> tuple[NDArray[np.int64], int]:
-    extra = {k: made[k] for k in ("second_per_grid_ts",) if k in made}
-    found, delta = reference.model.model.get_rope_index(
-        made["input_ids"], made["mm_token_type_ids"], video_grid_thw=made["video_grid_thw"], **extra
+def positions(reference: Reference, arguments: dict[str, Any]) -> tuple[NDArray[np.int64], int]:
+    extra = {k: arguments[k] for k in ("second_per_grid_ts",) if k in arguments}
+    places, delta = reference.model.model.get_rope_index(
+        arguments["input_ids"],
+        arguments["mm_token_type_ids"],
+        video_grid_thw=arguments["video_grid_thw"],
+        **extra,
     )
-    return found[:, 0].numpy(), int(delta.flatten()[0])
+    return places[:, 0].numpy(), int(delta.flatten()[0])

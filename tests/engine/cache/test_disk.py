@@ -14,13 +14,13 @@ from fovea.engine.cache import disk_files
 from fovea.engine.cache.arrays import Array, Arrays
 from fovea.engine.cache.disk import DiskStore
 from fovea.engine.cache.disk_files import path_of
-from tests.support.disks import CAPACITY, ENTRY, Clock, Open, files, keep, kept, value_of
+from tests.support.disks import CAPACITY, ENTRY, Clock, Open, files, store_values, stored_keys, value_of
 
 
 def test_what_is_put_is_found_also_after_a_restart(opened: Open) -> None:
     first = opened()
     assert first.get("a") is None
-    keep(first, "a")
+    store_values(first, "a")
     assert first.get("a") == value_of("a", ENTRY)
     first.close()
     second = opened()
@@ -32,7 +32,7 @@ def test_what_is_put_is_found_also_after_a_restart(opened: Open) -> None:
 
 
 def test_only_the_owner_may_look(opened: Open, folder: Path) -> None:
-    keep(opened(), "a")
+    store_values(opened(), "a")
     (file,) = files(folder)
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, file.parent, file)]
     assert modes == [0o700, 0o700, 0o600]
@@ -42,10 +42,10 @@ def test_the_least_recently_used_goes_first_and_the_ceiling_is_never_passed(
     opened: Open, folder: Path
 ) -> None:
     store = opened(5 * ENTRY)
-    keep(store, *"abcd")
+    store_values(store, *"abcd")
     assert store.get("a") is not None
-    keep(store, "e")
-    assert kept(store, "abcde") == "acde"
+    store_values(store, "e")
+    assert stored_keys(store, "abcde") == "acde"
     assert sum(file.stat().st_size for file in files(folder)) == store.stats().bytes <= 5 * ENTRY
     assert (store.stats().evictions, store.stats().entries) == (1, 4)
 
@@ -66,27 +66,27 @@ def test_a_full_cache_is_emptied_a_little_further(opened: Open) -> None:
 
 def test_being_emptied_further_costs_no_large_entry(opened: Open) -> None:
     store = opened(int(2.1 * ENTRY))
-    keep(store, *"abc")
-    assert kept(store, "abc") == "bc"
+    store_values(store, *"abc")
+    assert stored_keys(store, "abc") == "bc"
 
 
 def test_an_entry_that_is_written_again_counts_once(opened: Open, folder: Path) -> None:
     store = opened()
-    keep(store, "a", size=1000)
-    keep(store, "a", size=2000)
+    store_values(store, "a", size=1000)
+    store_values(store, "a", size=2000)
     assert (store.stats().entries, store.stats().bytes) == (1, path_of(folder, "a").stat().st_size)
 
 
 def test_an_entry_larger_than_the_cache_is_refused(opened: Open, folder: Path) -> None:
     store = opened(ENTRY)
-    keep(store, "a", size=ENTRY)  # the data fits, with its header it does not
-    keep(store, "b", size=ENTRY + 2)
+    store_values(store, "a", size=ENTRY)  # the data fits, with its header it does not
+    store_values(store, "b", size=ENTRY + 2)
     assert (files(folder), store.stats().dropped, store.stats().writes) == ([], 2, 0)
 
 
 def test_age_counts_from_the_writing(opened: Open, clock: Clock, folder: Path) -> None:
     store = opened(ttl_s=60.0)
-    keep(store, "a", "b")
+    store_values(store, "a", "b")
     clock.now += 50
     assert store.get("a") is not None
     clock.now += 15
@@ -98,14 +98,14 @@ def test_age_counts_from_the_writing(opened: Open, clock: Clock, folder: Path) -
 
 def test_drop_and_clear(opened: Open, folder: Path) -> None:
     store = opened()
-    keep(store, *"abc")
+    store_values(store, *"abc")
     store.drop("a")
     store.drop("never there")
-    assert kept(store, "abc") == "bc"
+    assert stored_keys(store, "abc") == "bc"
     assert store.stats().entries == 2
     store.clear()
     assert (files(folder), store.stats().entries, store.stats().bytes) == ([], 0, 0)
-    keep(store, "a")
+    store_values(store, "a")
     assert store.get("a") is not None
 
 
@@ -123,14 +123,18 @@ def test_what_waits_is_found_and_a_full_queue_drops(
     for key in "abcde":
         store.put(key, value_of(key, ENTRY))
     assert not store.flush(0.05)
-    assert (store.stats().dropped, store.stats().queued_bytes, kept(store, "abcde")) == (2, 3 * ENTRY, "abc")
+    assert (store.stats().dropped, store.stats().queued_bytes, stored_keys(store, "abcde")) == (
+        2,
+        3 * ENTRY,
+        "abc",
+    )
     assert all(store.get(key) == value_of(key, ENTRY) for key in "abc")
     store.drop("c")
     store.put("b", value_of("b", ENTRY))
-    assert (kept(store, "abcde"), store.stats().queued_bytes) == ("ab", 2 * ENTRY)
+    assert (stored_keys(store, "abcde"), store.stats().queued_bytes) == ("ab", 2 * ENTRY)
     go.set()
     assert store.flush(10)
-    assert (kept(store, "abcde"), store.stats().queued_bytes, store.stats().writes) == ("ab", 0, 2)
+    assert (stored_keys(store, "abcde"), store.stats().queued_bytes, store.stats().writes) == ("ab", 0, 2)
 
 
 @pytest.mark.parametrize("call", [lambda store: store.drop("a"), lambda store: store.clear()])
@@ -154,7 +158,7 @@ def test_what_is_being_written_can_be_dropped(
     go.set()
     dropping.join(10)
     assert store.flush(10)
-    assert (kept(store, "a"), store.stats().entries, store.stats().bytes) == ("", 0, 0)
+    assert (stored_keys(store, "a"), store.stats().entries, store.stats().bytes) == ("", 0, 0)
 
 
 def test_close_writes_what_waits_and_takes_no_more(opened: Open) -> None:
@@ -163,7 +167,7 @@ def test_close_writes_what_waits_and_takes_no_more(opened: Open) -> None:
         store.put(key, value_of(key, ENTRY))
     store.close()
     store.put("d", value_of("d", ENTRY))
-    assert (kept(store, "abcd"), store.stats().writes, store.stats().dropped) == ("abc", 3, 1)
+    assert (stored_keys(store, "abcd"), store.stats().writes, store.stats().dropped) == ("abc", 3, 1)
     assert store.get("a") == value_of("a", ENTRY)
     store.close()
 
@@ -172,18 +176,18 @@ def test_two_who_do_not_know_of_each_other_stay_near_the_ceiling(opened: Open, f
     """Each looks at the folder before it has written a sixteenth unseen, though by its own count there is room."""
     one, two = opened(), opened()
     for store, name in ((one, "a"), (two, "b"), (one, "c")):
-        keep(store, *(f"{name}{i}" for i in range(40)), size=1000)
+        store_values(store, *(f"{name}{i}" for i in range(40)), size=1000)
         assert sum(file.stat().st_size for file in files(folder)) <= CAPACITY + CAPACITY // 16
     assert one.stats().evictions > 0
 
 
 def test_what_others_write_is_seen_in_time(opened: Open, folder: Path, clock: Clock) -> None:
     one, two = opened(1 << 30), opened(1 << 30)
-    keep(one, *"abc")
-    keep(two, "d")
+    store_values(one, *"abc")
+    store_values(two, "d")
     assert (one.stats().entries, two.stats().entries) == (3, 1)
     clock.now += 400
-    keep(two, "e")
+    store_values(two, "e")
     assert two.stats().bytes == sum(file.stat().st_size for file in files(folder))
     assert two.stats().entries == 5
 
@@ -191,7 +195,7 @@ def test_what_others_write_is_seen_in_time(opened: Open, folder: Path, clock: Cl
 def test_a_store_looks_at_its_folder_also_when_nothing_is_written(folder: Path) -> None:
     store = DiskStore(folder, CAPACITY, rescan_s=0.02)
     other = DiskStore(folder, CAPACITY)
-    keep(other, "a")
+    store_values(other, "a")
     until = time.monotonic() + 10
     while store.stats().entries == 0 and time.monotonic() < until:
         time.sleep(0.01)
@@ -202,7 +206,7 @@ def test_a_store_looks_at_its_folder_also_when_nothing_is_written(folder: Path) 
 
 def test_durable_writes_are_the_same_files(opened: Open) -> None:
     store = opened(durable=True)
-    keep(store, "a")
+    store_values(store, "a")
     assert store.get("a") == Arrays(
         (Array("embeds", "bfloat16", (5000,), value_of("a", ENTRY).items[0].data),)
     )

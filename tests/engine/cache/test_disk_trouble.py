@@ -14,7 +14,7 @@ import pytest
 from fovea.engine.cache import disk_files
 from fovea.engine.cache.disk import DiskStore
 from fovea.engine.cache.disk_files import path_of
-from tests.support.disks import CAPACITY, ENTRY, Clock, Open, files, keep, kept, value_of
+from tests.support.disks import CAPACITY, ENTRY, Clock, Open, files, store_values, stored_keys, value_of
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -37,13 +37,13 @@ def test_a_damaged_file_is_a_miss_with_one_warning(
     kind: str, opened: Open, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = opened()
-    keep(store, "a", "b")
+    store_values(store, "a", "b")
     file = path_of(folder, "a")
     DAMAGE[kind](file)
     assert [store.get("a"), store.get("a")] == [None, None]
     assert (len(warnings(caplog)), str(file) in warnings(caplog)[0], file.exists()) == (1, True, False)
     assert (store.stats().corrupt, store.stats().entries, store.stats().off) == (1, 1, None)
-    keep(store, "a")
+    store_values(store, "a")
     assert store.get("a") == value_of("a", ENTRY)
 
 
@@ -51,7 +51,7 @@ def test_a_file_of_another_key_or_version_is_a_miss(
     opened: Open, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened()
-    keep(store, "a")
+    store_values(store, "a")
     path_of(folder, "b").parent.mkdir(exist_ok=True)
     shutil.copy(path_of(folder, "a"), path_of(folder, "b"))
     assert store.get("b") is None
@@ -64,7 +64,7 @@ def test_a_damaged_file_that_can_not_be_removed_is_named_once(
     opened: Open, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened()
-    keep(store, "a", "b")
+    store_values(store, "a", "b")
     os.truncate(path_of(folder, "a"), 10)
 
     def refuse(path: object) -> None:
@@ -94,9 +94,9 @@ def test_foreign_files_are_left_alone(opened: Open, folder: Path, caplog: pytest
     assert store.stats().bytes == 0
     for key in ("linked", "piped", "folder"):
         assert [store.get(key), key in store] == [None, False]
-        keep(store, key)
+        store_values(store, key)
         assert store.get(key) is None
-    keep(store, "a")
+    store_values(store, "a")
     assert store.get("a") is not None
     assert len(warnings(caplog)) == 3
     store.clear()
@@ -109,8 +109,8 @@ def test_something_else_in_the_place_of_a_sub_folder(opened: Open, folder: Path,
     (tmp_path / "elsewhere").mkdir()
     path_of(folder, "a").parent.symlink_to(tmp_path / "elsewhere")
     path_of(folder, "b").parent.write_text("a file")
-    keep(store, *"abc")
-    assert kept(store, "abc") == "c"
+    store_values(store, *"abc")
+    assert stored_keys(store, "abc") == "c"
     assert (files(tmp_path / "elsewhere"), store.stats().off, store.stats().dropped) == ([], None, 2)
 
 
@@ -123,7 +123,7 @@ def test_a_full_or_broken_disk_turns_the_store_off_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = opened()
-    keep(store, "a")
+    store_values(store, "a")
 
     def fail(descriptor: int, pieces: Sequence[memoryview]) -> None:
         os.write(descriptor, pieces[0])
@@ -131,14 +131,14 @@ def test_a_full_or_broken_disk_turns_the_store_off_once(
 
     with monkeypatch.context() as patch:
         patch.setattr(disk_files, "write_all", fail)
-        keep(store, "b", "c")
+        store_values(store, "b", "c")
     assert files(folder) == [path_of(folder, "a")], "a part of a file was left behind"
     assert (store.get("a"), "a" in store, store.stats().dropped) == (None, False, 2)
     assert (len(warnings(caplog)), str(folder) in warnings(caplog)[0]) == (1, True)
     assert os.strerror(code) in str(store.stats().off)
     store.sweep()
     store.clear()
-    keep(store, "a")
+    store_values(store, "a")
     assert (store.get("a"), store.stats().off) == (value_of("a", ENTRY), None)
 
 
@@ -152,17 +152,17 @@ def test_a_trouble_that_passes_costs_one_write(
 
     with monkeypatch.context() as patch:
         patch.setattr(disk_files, "write_all", fail)
-        keep(store, "a", "b")
-    keep(store, "c")
-    assert (kept(store, "abc"), store.stats().dropped, len(warnings(caplog))) == ("c", 2, 1)
+        store_values(store, "a", "b")
+    store_values(store, "c")
+    assert (stored_keys(store, "abc"), store.stats().dropped, len(warnings(caplog))) == ("c", 2, 1)
 
 
 def test_a_folder_that_vanishes(opened: Open, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     reader, writer, sweeper = opened(), opened(), opened()
-    keep(writer, "a")
+    store_values(writer, "a")
     shutil.rmtree(folder)
     assert [reader.get("a"), reader.get("a")] == [None, None]
-    keep(writer, "b", "c")
+    store_values(writer, "b", "c")
     sweeper.sweep()
     assert all(store.stats().off for store in (reader, writer, sweeper))
     assert (len(warnings(caplog)), folder.exists()) == (3, False)
@@ -172,7 +172,7 @@ def test_a_folder_that_is_emptied_is_used_on(
     opened: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened()
-    keep(store, "a")
+    store_values(store, "a")
     real = disk_files.write_all
     emptied: list[int] = []
 
@@ -184,8 +184,8 @@ def test_a_folder_that_is_emptied_is_used_on(
         real(descriptor, pieces)
 
     monkeypatch.setattr(disk_files, "write_all", empty_once)
-    keep(store, "b")
-    assert (kept(store, "ab"), store.stats().off) == ("b", None)
+    store_values(store, "b")
+    assert (stored_keys(store, "ab"), store.stats().off) == ("b", None)
 
 
 @pytest.mark.parametrize("where", ["file", "below a file"])
@@ -193,7 +193,7 @@ def test_a_folder_that_can_not_be(where: str, tmp_path: Path, caplog: pytest.Log
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" if where == "file" else tmp_path / "file" / "below"
     store = DiskStore(path, CAPACITY)
-    keep(store, "a")
+    store_values(store, "a")
     store.drop("a")
     assert (store.get("a"), store.stats().dropped, len(warnings(caplog))) == (None, 1, 1)
     store.clear()
@@ -201,7 +201,7 @@ def test_a_folder_that_can_not_be(where: str, tmp_path: Path, caplog: pytest.Log
 
 
 def test_parts_left_by_the_dead_are_removed_in_time(opened: Open, folder: Path, clock: Clock) -> None:
-    keep(opened(), "a")
+    store_values(opened(), "a")
     file = path_of(folder, "a")
     part = file.parent / f".{file.name.split('.')[0]}.0123456789abcdef.tmp"
     part.write_bytes(bytes(1000))
@@ -225,6 +225,6 @@ def test_a_defect_costs_one_write_and_not_the_thread(
 
     with monkeypatch.context() as patch:
         patch.setattr(disk_files, "write_all", broken)
-        keep(store, "a")
-    keep(store, "b")
-    assert (kept(store, "ab"), len(warnings(caplog))) == ("b", 1)
+        store_values(store, "a")
+    store_values(store, "b")
+    assert (stored_keys(store, "ab"), len(warnings(caplog))) == ("b", 1)

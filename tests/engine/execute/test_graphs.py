@@ -16,7 +16,7 @@ from fovea.engine.execute.graphs import PaddedDecodes, _Batch
 from fovea.engine.schedule import shares
 from fovea.kernels.native.build import library
 from tests.support.checkpoints import write
-from tests.support.engines import all_at_once, ask, at_rest, picture
+from tests.support.engines import all_at_once, ask, assert_idle, picture
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "threads": 1, "kv_blocks": 96, "max_running": 6}
 PROMPTS = [
@@ -44,7 +44,7 @@ def answers(folder: str, prompts: list[ChatPrompt], tokens: int, **settings: Any
                 for number, prompt in enumerate(prompts)
             ]
         found = [future.result().token_ids[0] for future in said]
-        at_rest(engine)
+        assert_idle(engine)
     return found
 
 
@@ -113,7 +113,7 @@ def test_padding_needs_kernels_that_read_pages_in_place(tmp_path: Path) -> None:
     ):
         Engine.from_pretrained(folder, dtype="float32", kernels="torch", decode_graphs="padded")
     with Engine.from_pretrained(folder, dtype="float32", device="cpu", kv_blocks=8) as engine:
-        assert engine.loop.runner._padded is None
+        assert engine.runner._padded is None
 
 
 def test_the_pool_is_as_large_as_before_for_everybody_else() -> None:
@@ -126,5 +126,5 @@ def test_the_pool_is_as_large_as_before_for_everybody_else() -> None:
         ) as engine:
             stats = engine.stats()
             counts.append((stats["kv_block_bytes"], stats["kv_blocks_total"]))
-            assert isinstance(engine.loop.runner._padded, PaddedDecodes) == (graphs == "padded")
+            assert isinstance(engine.runner._padded, PaddedDecodes) == (graphs == "padded")
     assert counts[0] == counts[1]

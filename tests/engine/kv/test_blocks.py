@@ -1,4 +1,4 @@
-"""The pool of KV blocks against a naive model of it."""
+"""Tests of the pool of KV blocks, also against a naive model of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fovea.engine.kv.blocks import BlockPool
 
 
-def test_a_fresh_pool_gives_every_block_once() -> None:
+def test_a_new_pool_hands_out_every_block_once() -> None:
     pool = BlockPool(4)
     assert sorted(pool.take() for _ in range(4)) == [0, 1, 2, 3]
     assert (pool.free, pool.used, pool.cached) == (0, 4, 0)
@@ -53,7 +53,7 @@ def test_blank_blocks_go_before_cached_ones_and_the_oldest_name_first() -> None:
     assert [pool.take() for _ in range(4)] == [blank, second, first, third]
 
 
-def test_a_use_makes_a_block_recent_again() -> None:
+def test_using_a_block_again_makes_it_the_most_recent() -> None:
     pool = BlockPool(2)
     old, new = pool.take(), pool.take()
     pool.publish(old, b"old")
@@ -65,17 +65,17 @@ def test_a_use_makes_a_block_recent_again() -> None:
     assert pool.take() == new
 
 
-def test_a_name_stays_with_its_first_block() -> None:
+def test_a_name_stays_with_the_first_block_that_got_it() -> None:
     pool = BlockPool(2)
     first, second = pool.take(), pool.take()
     pool.publish(first, b"x")
     pool.publish(second, b"x")
     assert pool.find(b"x") == first
     pool.release(second)
-    assert pool.take() == second, "the twin has no name, so it is blank and goes first"
+    assert pool.take() == second, "the second block has no name, so it is blank and taken first"
 
 
-def test_releasing_what_nobody_holds_is_a_defect() -> None:
+def test_releasing_a_block_that_no_table_holds_is_an_error() -> None:
     pool = BlockPool(1)
     pool.release(pool.take())
     with pytest.raises(RuntimeError, match="no block table holds it"):
@@ -92,7 +92,7 @@ def test_forgetting_all_names_keeps_the_blocks_in_use() -> None:
     assert pool.find(b"a") is None
 
 
-def test_integrity_sees_a_leak_and_a_block_in_two_places() -> None:
+def test_the_integrity_check_finds_a_leak_and_a_block_in_two_tables() -> None:
     pool = BlockPool(3)
     block = pool.take()
     pool.check_integrity([[block]])
@@ -103,7 +103,7 @@ def test_integrity_sees_a_leak_and_a_block_in_two_places() -> None:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """The naive model: counts per block, names in a dict, the free queue as a list."""
+    """Compare the pool with a naive model: a list of counts, a dict of names, a list as free queue."""
 
     @initialize(size=st.integers(1, 6))
     def start(self, size: int) -> None:

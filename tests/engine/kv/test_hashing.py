@@ -1,4 +1,4 @@
-"""Two blocks share a name exactly when everything that shaped their KV is the same."""
+"""Tests of block names: two are equal exactly when everything that the KV depends on is equal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PARENT = root_hash("")
 
 
 def test_two_images_with_identical_text_have_different_names() -> None:
-    """Image placeholders are all one token id: only the picture's own key tells two prompts apart."""
+    """All image placeholders have one token id, so two prompts may differ only in their images' keys."""
     tokens = [7, 999, 999, 8]
     assert block_hash(PARENT, tokens, 0, [image(1, 2, "cat")]) != block_hash(
         PARENT, tokens, 0, [image(1, 2, "dog")]
@@ -27,7 +27,7 @@ def test_the_same_image_has_the_same_name_wherever_it_came_from() -> None:
     )
 
 
-def test_a_block_wholly_inside_an_image_knows_which_part_of_which_image_it_is() -> None:
+def test_the_name_of_a_block_inside_an_image_depends_on_the_image_and_on_the_part_of_it() -> None:
     tokens = [999] * 4
     cat = [image(2, 40, "cat")]
     names = {
@@ -48,7 +48,7 @@ def test_salts_have_disjoint_chains() -> None:
     assert len({root_hash(""), root_hash("a"), root_hash("b")}) == 3
 
 
-def test_a_name_depends_on_what_came_before() -> None:
+def test_a_name_depends_on_the_blocks_before() -> None:
     assert block_hash(root_hash("a"), [1], 0, []) != block_hash(root_hash("b"), [1], 0, [])
 
 
@@ -59,7 +59,7 @@ def layout(keys: list[str]) -> list[ImageSpan]:
     return [image(2 * place, 2, key, place) for place, key in enumerate(keys)]
 
 
-@example(([0, 0], [""]), ([0, 0, 0, 0], []))  # an image's frame read as two more tokens
+@example(([0, 0], [""]), ([0, 0, 0, 0], []))  # the framing of an image, read as two more tokens
 @given(
     st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=4), Spans),
     st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=4), Spans),
@@ -67,11 +67,11 @@ def layout(keys: list[str]) -> list[ImageSpan]:
 def test_equal_names_mean_equal_contents(
     one: tuple[list[int], list[str]], two: tuple[list[int], list[str]]
 ) -> None:
-    """Framing keeps `a` then `b` apart from `ab`, and tokens apart from keys."""
+    """The hash frames its parts, so that `a` then `b` differs from `ab`, and tokens differ from keys."""
 
-    def seen(value: tuple[list[int], list[str]]) -> object:
+    def content(value: tuple[list[int], list[str]]) -> object:
         tokens, keys = value
         return tokens, [(s.start, s.key) for s in layout(keys) if s.start < len(tokens)]
 
     names = [block_hash(PARENT, tokens, 0, layout(keys)) for tokens, keys in (one, two)]
-    assert (names[0] == names[1]) == (seen(one) == seen(two))
+    assert (names[0] == names[1]) == (content(one) == content(two))

@@ -1,4 +1,4 @@
-"""Image prefixes in host memory: what is saved, what is found again, what is never trusted."""
+"""Tests of image prefixes in host memory: which blocks are saved, loaded, and forgotten after a failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXT = [7] * 28
 
 
 def ask(runner: SlotRunner, name: str, prompt: list[int | tuple[str, int]]) -> Sequence:
-    """One request from beginning to end; its answer is right whatever was saved, lost or loaded."""
+    """Run one request to its end. Its answer is right, whichever blocks were saved, evicted or loaded."""
     seq = sequence(name, prompt, max_tokens=2)
     runner.scheduler.add(seq)
     runner.run()
@@ -25,10 +25,12 @@ def ask(runner: SlotRunner, name: str, prompt: list[int | tuple[str, int]]) -> S
     return seq
 
 
-@pytest.mark.parametrize(("slots", "found"), [(0, 0), (1, 4), (3, 11), (8, 11)])
-def test_a_follow_up_loads_what_the_pool_gave_up(slots: int, found: int) -> None:
-    """Prompt: 1 token, 10 of an image, more. With blocks of 4, three of them hold the image, the last one in part. What
-    is given up first is the end, and it makes room again first, so one slot holds the beginning.
+@pytest.mark.parametrize(("slots", "cached_tokens"), [(0, 0), (1, 4), (3, 11), (8, 11)])
+def test_a_follow_up_loads_the_blocks_that_the_pool_evicted(slots: int, cached_tokens: int) -> None:
+    """The prompt is 1 token, 10 tokens of an image, and 1 more token.
+
+    With blocks of 4 tokens, three blocks hold the image, the last one in part. The pool evicts the last block
+    first, and host memory evicts it first, too. So with one slot, host memory holds the first block.
     """
     runner = SlotRunner(scheduler(blocks=8, host_slots=slots, embed_bytes=0))
     ask(runner, "cat", CAT)
@@ -37,8 +39,8 @@ def test_a_follow_up_loads_what_the_pool_gave_up(slots: int, found: int) -> None
     follow_up = ask(runner, "again", [1, ("cat", 10), 3, 3])
     host = runner.scheduler.kv.host
     assert runner.encoded == (["cat"] if slots >= 3 else ["cat", "cat"])
-    assert follow_up.cached_tokens == found
-    assert host.loads == -(-found // 4)
+    assert follow_up.cached_tokens == cached_tokens
+    assert host.loads == -(-cached_tokens // 4)
 
 
 def test_text_is_not_saved() -> None:
@@ -48,8 +50,8 @@ def test_text_is_not_saved() -> None:
     assert len(runner.scheduler.kv.host) == 0
 
 
-def test_what_leads_to_an_image_is_saved_with_it() -> None:
-    """Without the system prompt's blocks those of the image could not be reached."""
+def test_the_text_before_an_image_is_saved_with_it() -> None:
+    """Without the blocks of the system prompt, those of the image could not be reused."""
     runner = SlotRunner(scheduler(blocks=8, host_slots=8, embed_bytes=0))
     ask(runner, "cat", [*[5] * 8, ("cat", 8), 2])
     ask(runner, "text", TEXT)
@@ -57,7 +59,7 @@ def test_what_leads_to_an_image_is_saved_with_it() -> None:
     assert again.cached_tokens == 16
 
 
-def test_a_block_that_is_known_is_not_saved_twice() -> None:
+def test_a_block_that_host_memory_holds_is_not_saved_again() -> None:
     runner = SlotRunner(scheduler(blocks=8, host_slots=8, embed_bytes=0))
     for round_ in range(4):
         ask(runner, f"cat{round_}", CAT)
@@ -66,7 +68,7 @@ def test_a_block_that_is_known_is_not_saved_twice() -> None:
     assert runner.scheduler.kv.host.evictions == 0
 
 
-def test_two_that_ask_at_once_load_once() -> None:
+def test_two_requests_at_once_load_a_prefix_once() -> None:
     runner = SlotRunner(scheduler(blocks=12, host_slots=8, embed_bytes=0))
     ask(runner, "cat", CAT)
     ask(runner, "text", [7] * 44)
@@ -79,8 +81,8 @@ def test_two_that_ask_at_once_load_once() -> None:
     assert runner.scheduler.kv.host.loads - before == 3
 
 
-def test_a_failed_step_is_not_trusted() -> None:
-    """Its moves may have been made or not: what was to be loaded gets no name, what was saved is forgotten."""
+def test_after_a_failed_step_its_blocks_are_not_reused() -> None:
+    """It is unknown which moves were done, so loaded blocks get no name and host memory is cleared."""
     runner = SlotRunner(scheduler(blocks=8, host_slots=8, embed_bytes=0))
     ask(runner, "cat", CAT)
     ask(runner, "text", TEXT)
@@ -98,7 +100,7 @@ def test_a_failed_step_is_not_trusted() -> None:
     ask(runner, "at last", CAT)
 
 
-def test_cancelled_between_plan_and_update_its_blocks_stay_good() -> None:
+def test_the_blocks_of_a_request_cancelled_between_plan_and_update_stay_valid() -> None:
     runner = SlotRunner(scheduler(blocks=8, host_slots=8, embed_bytes=0))
     ask(runner, "cat", CAT)
     ask(runner, "text", TEXT)
@@ -113,7 +115,7 @@ def test_cancelled_between_plan_and_update_its_blocks_stay_good() -> None:
     assert ask(runner, "more", [1, ("cat", 10), 4]).cached_tokens == 11
 
 
-def test_visual_blocks_are_counted_apart() -> None:
+def test_visual_blocks_are_counted_separately() -> None:
     brain = scheduler(blocks=16, host_slots=0)
     runner = SlotRunner(brain)
     seq = sequence("cat", CAT, max_tokens=4)
@@ -127,7 +129,7 @@ def test_visual_blocks_are_counted_apart() -> None:
 
 
 class HostMachine(RuleBasedStateMachine):
-    """Names come and go in any order; a name leads to the slot that was given out for it, or nowhere."""
+    """Save and load names in random order: a name leads to the slot that was reserved for it, or to none."""
 
     @initialize(slots=st.integers(0, 4))
     def start(self, slots: int) -> None:
@@ -146,7 +148,7 @@ class HostMachine(RuleBasedStateMachine):
         slots = {slot for name in names if (slot := self.host.find(bytes([name]))) is not None}
         self.host.lock(slots)
         slot = self.host.put(bytes([new]), ())
-        assert slot not in slots, "a slot that is about to be loaded was given away"
+        assert slot not in slots, "a slot that is about to be loaded was reused"
         if slot is not None:
             self.truth[slot] = {bytes([new])}
         self.host.unlock()

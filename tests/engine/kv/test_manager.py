@@ -1,4 +1,4 @@
-"""Block tables: what a prefix already has, what is promised, what comes back."""
+"""Tests of block tables: cached prefixes, promised blocks, and released blocks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def compute(kv: KVManager, seq: Sequence, count: int | None = None) -> None:
 
 
 def test_a_prompt_is_found_again_up_to_its_last_token() -> None:
-    """One token must be computed for there to be logits, so a prompt of whole blocks is matched but for its last."""
+    """One token must be computed to get logits, so the last of the whole blocks is not matched."""
     kv = manager()
     first = sequence("first", 8)
     assert admit(kv, first) == NOTHING
@@ -56,7 +56,7 @@ def test_a_finished_answer_is_a_prefix_too() -> None:
     assert len(kv.match(follow_up).blocks) == 2
 
 
-def test_salts_images_and_turning_it_off_keep_prefixes_apart() -> None:
+def test_different_salts_or_images_share_no_prefix_and_sharing_can_be_turned_off() -> None:
     kv = manager()
     one = sequence("one", [1, ("cat", 6), 2, 3])
     admit(kv, one)
@@ -71,7 +71,7 @@ def test_salts_images_and_turning_it_off_keep_prefixes_apart() -> None:
     assert off.pool.cached == 0
 
 
-def test_a_prefix_in_the_making_is_promised_and_the_promise_ends_with_its_blocks() -> None:
+def test_blocks_of_a_prefix_are_promised_until_they_are_computed() -> None:
     kv = manager()
     first, second = sequence("first", 9), sequence("second", 9)
     admit(kv, first)
@@ -82,7 +82,7 @@ def test_a_prefix_in_the_making_is_promised_and_the_promise_ends_with_its_blocks
     assert kv.match(second) == PrefixMatch(tuple(first.blocks))
 
 
-def test_a_promise_dies_with_who_made_it() -> None:
+def test_a_promise_ends_with_its_sequence() -> None:
     kv = manager()
     first = sequence("first", 9)
     admit(kv, first)
@@ -95,7 +95,7 @@ def test_a_promise_dies_with_who_made_it() -> None:
 
 
 def test_admission_counts_the_cached_blocks_that_it_locks() -> None:
-    """A cached block is free until it is matched: the same block must not be counted as found and as room."""
+    """A cached block is free until it is matched. It must not count both as a hit and as free room."""
     kv = manager(blocks=3)
     first = sequence("first", 8)
     admit(kv, first)
@@ -108,7 +108,7 @@ def test_admission_counts_the_cached_blocks_that_it_locks() -> None:
     assert not kv.can_admit(match, 13)
 
 
-def test_a_hit_survives_the_eviction_of_everything_else() -> None:
+def test_blank_blocks_are_taken_before_a_cached_prefix() -> None:
     kv = manager(blocks=3)
     first = sequence("first", 5)
     admit(kv, first)
@@ -118,7 +118,7 @@ def test_a_hit_survives_the_eviction_of_everything_else() -> None:
     admit(kv, other)
     compute(kv, other)
     kv.check_integrity()
-    assert len(kv.match(sequence("again", 5)).blocks) == 1, "two blank blocks were there to take first"
+    assert len(kv.match(sequence("again", 5)).blocks) == 1, "two blank blocks could be taken first"
 
 
 def test_later_blocks_are_evicted_before_the_ones_they_build_on() -> None:
@@ -132,23 +132,23 @@ def test_later_blocks_are_evicted_before_the_ones_they_build_on() -> None:
     assert len(kv.match(sequence("again", 12)).blocks) == 2
 
 
-def test_integrity_sees_a_promise_without_a_promiser() -> None:
+def test_the_integrity_check_finds_a_promise_of_a_sequence_that_has_ended() -> None:
     kv = manager()
     kv._pending[b"x"] = "gone"
     with pytest.raises(RuntimeError, match="promised by sequences that have ended"):
         kv.check_integrity()
 
 
-@pytest.mark.parametrize(("arrival", "found"), [(19.9, 1), (20.0, 0), (25.0, 0)])
-def test_a_prefix_is_found_in_its_own_generation_alone(arrival: float, found: int) -> None:
+@pytest.mark.parametrize(("arrival", "blocks"), [(19.9, 1), (20.0, 0), (25.0, 0)])
+def test_a_prefix_is_reused_only_in_its_own_generation(arrival: float, blocks: int) -> None:
     kv = KVManager(BlockPool(8), 4, ttl_s=10)
     admit(kv, first := sequence("first", 5, arrival=10.0))
     compute(kv, first)
-    assert len(kv.match(sequence("again", 5, arrival=arrival)).blocks) == found
+    assert len(kv.match(sequence("again", 5, arrival=arrival)).blocks) == blocks
 
 
 class ManagerMachine(RuleBasedStateMachine):
-    """Sequences of two families of prefixes come, compute, grow and go; no name may ever point to other content."""
+    """Sequences with two kinds of prefixes arrive, compute, grow and end; no name leads to wrong content."""
 
     @initialize(blocks=st.integers(3, 12))
     def start(self, blocks: int) -> None:
@@ -183,7 +183,7 @@ class ManagerMachine(RuleBasedStateMachine):
         for place in range(seq.computed, seq.computed + count):
             block = seq.blocks[place // 2]
             owners = [s for s in self.live if block in s.blocks]
-            assert owners == [seq], "a block that others read is written"
+            assert owners == [seq], "a block that other sequences read is written"
             self.content[block] = tuple(seq.tokens(0, place + 1))
         self.kv.commit(seq, count)
         if seq.wanted == 0:

@@ -137,7 +137,7 @@ def test_sampling_is_that_of_transformers(
 ) -> None:
     rule = SamplingRule(asked, least, most, together=2, even=newest)
     video = Video("v", 8, 8, total, fps, source=None)  # type: ignore[arg-type]
-    theirs = oracle.sampled(newest, total, fps, asked, least, most)
+    theirs = oracle.sample(newest, total, fps, asked, least, most)
     # Steps of floating point may reach one frame past the end (745 frames, 186 of them): theirs would fail to read it.
     assert list(rule.indices(video, VideoBudget())) == [min(index, total - 1) for index in theirs]
 

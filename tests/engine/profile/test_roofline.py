@@ -12,7 +12,7 @@ from fovea.engine.load import load_model
 from fovea.engine.profile.roofline import Demand, Floor, ModelFloor, linears
 from fovea.kernels.calibrate import PLAIN, Machine
 from tests.support.checkpoints import ARCHITECTURES, VOCABULARY, write
-from tests.support.engines import SETTINGS, loaded, picture
+from tests.support.engines import SETTINGS, picture, shared_model
 
 MACHINE = Machine(bandwidth=1e9, peaks={PLAIN: 1e10, "int8": 4e10}, stream_bytes=1, threads=1, kernels="none")
 
@@ -25,7 +25,7 @@ MERGER = 128 * 128 + 128 * 64
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFloor:
-    return ModelFloor(loaded(write("qwen2_5_vl", tmp_path_factory.mktemp("floor"))).model)
+    return ModelFloor(shared_model(write("qwen2_5_vl", tmp_path_factory.mktemp("floor"))).model)
 
 
 def test_a_step_of_five_tokens(model: ModelFloor) -> None:
@@ -49,7 +49,7 @@ def test_head_and_sampling(model: ModelFloor) -> None:
 
 def test_an_image(model: ModelFloor, tmp_path_factory: pytest.TempPathFactory) -> None:
     """16 x 8 patches: two windows of 64 in two blocks, all 128 in one; 32 tokens."""
-    processor = loaded(write("qwen2_5_vl", tmp_path_factory.mktemp("image"))).processor
+    processor = shared_model(write("qwen2_5_vl", tmp_path_factory.mktemp("image"))).processor
     plan = processor.plan(112, 224, PixelBudget())
     assert plan.grid == (1, 16, 8)
     demands = model.image(plan, encoded_bytes=300)
@@ -70,11 +70,11 @@ def test_operations_are_those_that_are_done(
     architecture: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Every linear map of the encoder counts its rows while an image passes through."""
-    made = loaded(write(architecture, tmp_path_factory.mktemp(architecture)))
+    made = shared_model(write(architecture, tmp_path_factory.mktemp(architecture)))
     image = picture(0, 150, 100)
     plan = made.processor.plan(image.width, image.height, PixelBudget())
     done = dict.fromkeys(("encoder", "projector"), 0)
-    projectors = {layer for part in made.model.projector_parts() for layer in linears(part)}
+    projectors = {layer for part in made.model.projector_modules() for layer in linears(part)}
 
     def count(layer: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         rows = given[0].numel() // layer.in_features  # type: ignore[operator]
@@ -82,7 +82,7 @@ def test_operations_are_those_that_are_done(
             2 * rows * layer.in_features * layer.out_features
         )  # type: ignore[operator]
 
-    layers = [layer for part in made.model.encoder_parts() for layer in linears(part)]
+    layers = [layer for part in made.model.encoder_modules() for layer in linears(part)]
     hooks = [layer.register_forward_pre_hook(count) for layer in layers]
     with torch.inference_mode():
         made.model.encode(made.processor.process(image, plan))
@@ -97,7 +97,7 @@ def test_operations_are_those_that_are_done(
 def test_quantized_weights_are_counted_as_they_are_kept(tmp_path_factory: pytest.TempPathFactory) -> None:
     """8 bits a value and a scale of 2 bytes per group of 128, of which a row of 64 is a part; patches stay plain."""
     folder = write("qwen2_5_vl", tmp_path_factory.mktemp("int8"))
-    quantized = load_model(str(folder), EngineConfig(**{**SETTINGS, "quantization": "int8"}))
+    quantized = load_model(str(folder), EngineConfig.of(**{**SETTINGS, "quantization": "int8"}))
     model = ModelFloor(quantized.model)
     step = model.step(rows=1, keys=1, pairs=1)
     assert step.operations == {"int8": 2 * 3 * LAYER, PLAIN: 4 * 3 * 4 * 16}

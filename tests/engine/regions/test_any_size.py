@@ -26,12 +26,21 @@ from fovea.kernels.native.build import library
 from fovea.relevance.pipeline import Realization
 from fovea.relevance.realizing import View
 from fovea.relevance.regions import Region, partition
-from tests.support.engines import all_at_once, at_rest, engine
-from tests.support.reduced import GREEDY, QWEN, Decoder, asking, drawn, features_of, grid_of, laid_out
+from tests.support.engines import all_at_once, assert_idle, engine
+from tests.support.reduced import (
+    GREEDY,
+    QWEN,
+    Decoder,
+    features_of,
+    grid_of,
+    patchy_page,
+    prepared_prompt,
+    reduced_prompt,
+)
 
 Checkpoints = Callable[[str], Path]
-PAGE = drawn(31, 700, 1000)
-QUESTION = asking("read the small text", PAGE, keep=0.5)
+PAGE = patchy_page(31, 700, 1000)
+QUESTION = reduced_prompt("read the small text", PAGE, keep=0.5)
 
 
 @pytest.fixture(scope="module", params=QWEN)
@@ -49,7 +58,7 @@ def parts(machine: Engine) -> PartsEncoder:
 def realized(machine: Engine, prompt: ChatPrompt) -> tuple[PlannedImage, Realization]:
     """What was seen where, after an answer."""
     machine.generate(prompt, **GREEDY)
-    (planned,) = laid_out(machine, prompt).images
+    (planned,) = prepared_prompt(machine, prompt).images
     found = machine._intake.realized(planned.key)
     assert found is not None
     return planned, found
@@ -93,15 +102,17 @@ def test_regions_have_several_levels_here(machine: Engine) -> None:
     assert any(view.native for view in regions)
     assert any(
         not view.native
-        for view in realized(machine, asking("read it", PAGE, keep=0.2))[1].allocation.layout.views[1:]
+        for view in realized(machine, reduced_prompt("read it", PAGE, keep=0.2))[1].allocation.layout.views[
+            1:
+        ]
     )
 
 
 @pytest.mark.parametrize("keep", [0.2, 0.5])
 def test_every_token_stands_at_its_centre_in_the_whole_image(machine: Engine, keep: float) -> None:
-    prompt = asking("read the small text", PAGE, keep=keep)
+    prompt = reduced_prompt("read the small text", PAGE, keep=keep)
     planned, found = realized(machine, prompt)
-    (span,) = laid_out(machine, prompt).spans
+    (span,) = prepared_prompt(machine, prompt).spans
     expected = []
     for view in found.allocation.layout.views:
         region, (rows, columns) = view.region, view.shape
@@ -137,7 +148,7 @@ def test_a_region_alone_is_a_region_in_a_batch(machine: Engine) -> None:
 def test_what_was_encoded_is_what_is_shown(machine: Engine) -> None:
     """The decoder sees each view's kept tokens, level by level of DeepStack."""
     planned, found = realized(machine, QUESTION)
-    (span,) = laid_out(machine, QUESTION).spans
+    (span,) = prepared_prompt(machine, QUESTION).spans
     views = found.allocation.layout.views
     made = encode(machine, pixels(machine, planned), [(view.region, view.shape) for view in views])
     features = features_of(machine, span)
@@ -234,10 +245,13 @@ def test_an_answer_is_the_same_to_the_last_bit_alone_or_in_company() -> None:
     if library() is None:
         pytest.skip("this machine can not run the C++ kernels")
     prompts = [
-        *(asking(words, PAGE, keep=0.5) for words in ("read the small text", "where is it?", "what colour?")),
-        asking("what is it?", PAGE, method="dart", keep=0.25),
-        asking("what is it?", PAGE, drawn(32, 400, 300), method="dpp_query", budget=60),
-        *(asking("read it", drawn(seed, 700, 1000), keep=0.1) for seed in (33, 34)),
+        *(
+            reduced_prompt(words, PAGE, keep=0.5)
+            for words in ("read the small text", "where is it?", "what colour?")
+        ),
+        reduced_prompt("what is it?", PAGE, method="dart", keep=0.25),
+        reduced_prompt("what is it?", PAGE, patchy_page(32, 400, 300), method="dpp_query", budget=60),
+        *(reduced_prompt("read it", patchy_page(seed, 700, 1000), keep=0.1) for seed in (33, 34)),
     ]
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "logprobs": True}
     with Engine.from_pretrained(
@@ -254,7 +268,7 @@ def test_an_answer_is_the_same_to_the_last_bit_alone_or_in_company() -> None:
             assert (
                 list(pool.map(lambda prompt: written(native.generate(prompt, **options)), prompts)) == alone
             )
-        at_rest(native)
+        assert_idle(native)
 
 
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
@@ -277,8 +291,10 @@ def test_views_of_other_requests_go_along_where_a_slice_has_room(
     """Two pages of one size: a pass takes the same views of both, and what that makes of either is what it is alone."""
     encoder, seen = parts(machine), passes(monkeypatch)
     images = [
-        pixels(machine, laid_out(machine, asking("read the small text", page, keep=0.3)).images[0])
-        for page in (PAGE, drawn(33, 700, 1000))
+        pixels(
+            machine, prepared_prompt(machine, reduced_prompt("read the small text", page, keep=0.3)).images[0]
+        )
+        for page in (PAGE, patchy_page(33, 700, 1000))
     ]
     alone = []
     for image in images:
@@ -288,7 +304,9 @@ def test_views_of_other_requests_go_along_where_a_slice_has_room(
     seen.clear()
     encoder.regions.clear()
     monkeypatch.setattr("fovea.engine.vision.slices.CPU_ROWS", 1 << 14)
-    plain = pixels(machine, laid_out(machine, asking("what?", PAGE, method="dart", keep=0.3)).images[0])
+    plain = pixels(
+        machine, prepared_prompt(machine, reduced_prompt("what?", PAGE, method="dart", keep=0.3)).images[0]
+    )
     together = [
         run_to_end(encoder.slices(images[0], lambda: iter([plain, images[1]]))),
         run_to_end(encoder.slices(images[1], nobody)),
@@ -313,8 +331,8 @@ def test_nobody_goes_along_where_it_would_take_longer_or_be_lost(
     encoder = parts(machine)
     seen = passes(monkeypatch)
     first, second = (
-        pixels(machine, laid_out(machine, asking("read it", page, keep=0.3)).images[0])
-        for page in (PAGE, drawn(33, 700, 1000))
+        pixels(machine, prepared_prompt(machine, reduced_prompt("read it", page, keep=0.3)).images[0])
+        for page in (PAGE, patchy_page(33, 700, 1000))
     )
     run_to_end(encoder.slices(first, nobody))
     expected = list(seen)
@@ -334,7 +352,12 @@ def test_what_goes_wrong_with_an_image_that_would_go_along_is_its_own(
     """One image in the queue that could not be judged failed all that were before it, and said nothing of itself."""
     encoder = parts(machine)
     first, bad, third = (
-        pixels(machine, laid_out(machine, asking("read it", drawn(seed, 700, 1000), keep=0.3)).images[0])
+        pixels(
+            machine,
+            prepared_prompt(
+                machine, reduced_prompt("read it", patchy_page(seed, 700, 1000), keep=0.3)
+            ).images[0],
+        )
         for seed in (41, 42, 43)
     )
     tensions = encoder._relevance.tensions

@@ -17,12 +17,12 @@ from fovea.engine.request.prompt_plan import process
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.qwen import QwenVisionTower
 from tests.engine.test_losing_caches import lose_something
-from tests.support.engines import ask, at_rest, engine, picture
-from tests.support.reduced import GREEDY, asking, drawn, features_of, laid_out
+from tests.support.engines import ask, assert_idle, engine, picture
+from tests.support.reduced import GREEDY, features_of, patchy_page, prepared_prompt, reduced_prompt
 
 Checkpoints = Callable[[str], Path]
 Grid = tuple[int, int, int]
-SMALL, LARGE = picture(21, 190, 130), drawn(22, 700, 1000)
+SMALL, LARGE = picture(21, 190, 130), patchy_page(22, 700, 1000)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[Grid]:
 def machine(checkpoint: Checkpoints) -> Iterator[Engine]:
     with engine(checkpoint("qwen3_vl")) as made:
         yield made
-        at_rest(made)
+        assert_idle(made)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def say(machine: Engine, prompt: Any, **settings: Any) -> Completion:
 def test_a_second_question_encodes_what_rose(machine: Engine, bare: Engine, passes: list[Grid]) -> None:
     """The whole at low resolution and regions at a level of before are found; the same question encodes nothing at all."""
     first, second = (
-        asking(words, LARGE, keep=0.5) for words in ("read the small text", "what colour is it?")
+        reduced_prompt(words, LARGE, keep=0.5) for words in ("read the small text", "what colour is it?")
     )
     truth = [say(bare, prompt).token_ids for prompt in (first, second)]
     passes.clear()
@@ -85,7 +85,7 @@ def test_a_second_question_encodes_what_rose(machine: Engine, bare: Engine, pass
 
 def test_without_room_regions_are_encoded_anew_and_counted(bare: Engine, passes: list[Grid]) -> None:
     """An empty cache was taken for none at all, and its counts read zero."""
-    prompt = asking("read it", LARGE, budget=100)
+    prompt = reduced_prompt("read it", LARGE, budget=100)
     for _ in range(2):
         say(bare, prompt)
     stats = bare.stats()
@@ -95,7 +95,7 @@ def test_without_room_regions_are_encoded_anew_and_counted(bare: Engine, passes:
 
 def test_the_ceiling_is_shown_while_nothing_is_kept(machine: Engine) -> None:
     assert machine.stats()["region_cache_capacity_bytes"] == 64 * 1024**2
-    say(machine, asking("read it", LARGE, budget=100))
+    say(machine, reduced_prompt("read it", LARGE, budget=100))
     assert machine.stats()["region_cache_bytes"] > 0
     machine.clear_caches("regions")
     stats = machine.stats()
@@ -108,8 +108,8 @@ def test_the_whole_output_serves_every_method_after_it(
 ) -> None:
     """Whichever came first: a plain question, a method, another one, another share."""
     prompts = [
-        asking("what?", SMALL, method="dart", keep=0.5), asking("what?", SMALL, method="dpp_query", keep=0.5),
-        asking("what?", SMALL, method="fastv", keep=0.25), asking("what?", SMALL, method="tome", budget=5),
+        reduced_prompt("what?", SMALL, method="dart", keep=0.5), reduced_prompt("what?", SMALL, method="dpp_query", keep=0.5),
+        reduced_prompt("what?", SMALL, method="fastv", keep=0.25), reduced_prompt("what?", SMALL, method="tome", budget=5),
         ask("what?", SMALL),
     ]  # fmt: skip
     truth = [say(bare, prompt).token_ids for prompt in prompts]
@@ -127,7 +127,7 @@ def test_the_whole_output_serves_every_method_after_it(
 def test_what_is_asked_about_all_of_an_image_shares_its_encoding_with_plain_questions(
     machine: Engine, passes: list[Grid]
 ) -> None:
-    prompts = ask("what is it?", LARGE), asking("how many are there?", LARGE, keep=0.5)
+    prompts = ask("what is it?", LARGE), reduced_prompt("how many are there?", LARGE, keep=0.5)
     for first, second in (prompts, prompts[::-1]):
         machine.clear_caches()
         passes.clear()
@@ -149,28 +149,30 @@ def test_questions_and_methods_share_pixels(machine: Engine, monkeypatch: pytest
     kept = []
     for words in ("read the small text", "where is it?"):
         for keep in (0.5, 0.3):
-            prompt = asking(words, LARGE, keep=keep)
+            prompt = reduced_prompt(words, LARGE, keep=keep)
             (seen,) = say(machine, prompt).images
-            kept.append((seen.tokens, len(features_of(machine, laid_out(machine, prompt).spans[0]).embeds)))
+            kept.append(
+                (seen.tokens, len(features_of(machine, prepared_prompt(machine, prompt).spans[0]).embeds))
+            )
     assert len(made) == 1
     assert len(set(kept)) == 2
     assert all(told == there for told, there in kept)
     for method in ("dart", "dpp", "tome"):
-        say(machine, asking("what?", LARGE, method=method, keep=0.5))
+        say(machine, reduced_prompt("what?", LARGE, method=method, keep=0.5))
     say(machine, ask("what?", LARGE))
     assert len(made) == len(set(made)) == 2, "one in parts, one plain"
 
 
 def test_an_image_that_was_encoded_for_a_method_is_missed_once(machine: Engine) -> None:
     """The whole output is kept beside what was made of it, and was counted as another image."""
-    say(machine, asking("what?", SMALL, method="dart", keep=0.5))
+    say(machine, reduced_prompt("what?", SMALL, method="dart", keep=0.5))
     stats = machine.stats()
     assert (stats["images_encoded"], stats["embed_cache_misses"], stats["embed_cache_entries"]) == (1, 1, 2)
 
 
 @pytest.mark.parametrize("method", ["dart", "relevance"])
 def test_the_same_question_twice_finds_its_kv(machine: Engine, method: str) -> None:
-    prompt = asking("what is in the image?", LARGE, method=method, keep=0.5)
+    prompt = reduced_prompt("what is in the image?", LARGE, method=method, keep=0.5)
     first, second = say(machine, prompt), say(machine, prompt)
     assert second.token_ids == first.token_ids
     assert first.usage.cached == 0
@@ -179,7 +181,7 @@ def test_the_same_question_twice_finds_its_kv(machine: Engine, method: str) -> N
 
 def test_questions_share_the_kv_of_methods_that_do_not_read_them(machine: Engine, bare: Engine) -> None:
     for method in ("uniform", "dart", "visionzip", "resize"):
-        one, two = (asking(words, LARGE, method=method, keep=0.5) for words in ("what?", "how many?"))
+        one, two = (reduced_prompt(words, LARGE, method=method, keep=0.5) for words in ("what?", "how many?"))
         say(machine, one)
         other = say(machine, two)
         assert other.token_ids == say(bare, two).token_ids
@@ -188,7 +190,9 @@ def test_questions_share_the_kv_of_methods_that_do_not_read_them(machine: Engine
 
 def test_questions_do_not_share_the_kv_of_methods_that_do(machine: Engine, bare: Engine) -> None:
     for method in ("dart_query", "dart_k", "dpp_query", "fastv", "relevance"):
-        one, two = (asking(words, LARGE, method=method, keep=0.5) for words in ("what?", "how many are red?"))
+        one, two = (
+            reduced_prompt(words, LARGE, method=method, keep=0.5) for words in ("what?", "how many are red?")
+        )
         say(machine, one)
         other = say(machine, two)
         assert other.token_ids == say(bare, two).token_ids
@@ -201,17 +205,19 @@ def test_ratios_and_methods_do_not_share_kv(machine: Engine, bare: Engine) -> No
         {"method": "uniform", "budget": 12}, {"method": "resize", "budget": 12}, {"method": "relevance", "budget": 12},
     ]  # fmt: skip
     for wish in wishes:
-        prompt = asking("what is it?", SMALL, **wish)
+        prompt = reduced_prompt("what is it?", SMALL, **wish)
         found = say(machine, prompt)
         assert found.usage.cached < 16, wish
         assert found.token_ids == say(bare, prompt).token_ids
-    keys = {laid_out(machine, asking("what is it?", SMALL, **wish)).spans[0].key for wish in wishes}
+    keys = {
+        prepared_prompt(machine, reduced_prompt("what is it?", SMALL, **wish)).spans[0].key for wish in wishes
+    }
     assert len(keys) == len(wishes)
 
 
 @pytest.mark.parametrize("method", ["dart", "relevance"])
 def test_a_salt_shares_nothing_with_another(machine: Engine, passes: list[Grid], method: str) -> None:
-    prompt = asking("what is it?", LARGE, method=method, keep=0.5)
+    prompt = reduced_prompt("what is it?", LARGE, method=method, keep=0.5)
     answers, encoded = [], []
     for salt in ("one", "two", "one"):
         passes.clear()
@@ -231,8 +237,8 @@ def test_places_come_back_from_slower_tiers(
 ) -> None:
     chosen = {"host": {"embed_host_mib": 64}, "disk": {"embed_disk_dir": str(tmp_path)}}[tier]
     prompts = [
-        asking("read it", SMALL, method=method, keep=0.5),
-        asking("read it", LARGE, method=method, keep=0.5),
+        reduced_prompt("read it", SMALL, method=method, keep=0.5),
+        reduced_prompt("read it", LARGE, method=method, keep=0.5),
     ]
     none = {"embed_cache_mib": 0, "region_cache_mib": 0, "prefix_cache": False}
     with engine(checkpoint("qwen3_vl"), **none, **chosen) as machine:
@@ -243,28 +249,28 @@ def test_places_come_back_from_slower_tiers(
         assert passes == []
         assert machine.stats()[f"embed_{tier}_hits"] >= 2
         machine._slower.check_integrity()
-        at_rest(machine)
+        assert_idle(machine)
 
 
 def test_outputs_age_from_when_they_were_encoded(machine: Engine) -> None:
     """A method chose among tokens of an hour ago: what it kept is an hour old, too."""
-    prompt = asking("what?", SMALL, method="dart", keep=0.5)
+    prompt = reduced_prompt("what?", SMALL, method="dart", keep=0.5)
     say(machine, ask("what?", SMALL))
-    (plain,) = laid_out(machine, ask("what?", SMALL)).spans
+    (plain,) = prepared_prompt(machine, ask("what?", SMALL)).spans
     whole = features_of(machine, plain)
     say(machine, prompt)
-    (span,) = laid_out(machine, prompt).spans
+    (span,) = prepared_prompt(machine, prompt).spans
     assert features_of(machine, span).created_at == whole.created_at
     assert machine._embeddings._entries[span.key].made == whole.created_at
 
 
 MIXED = [
-    asking("what is it?", SMALL, method="dart", keep=0.5),
-    asking("what is it?", LARGE, keep=0.5),
-    asking("read the text", LARGE, budget=80),
-    asking("again", SMALL, method="dart", keep=0.5),
+    reduced_prompt("what is it?", SMALL, method="dart", keep=0.5),
+    reduced_prompt("what is it?", LARGE, keep=0.5),
+    reduced_prompt("read the text", LARGE, budget=80),
+    reduced_prompt("again", SMALL, method="dart", keep=0.5),
     ask("all of it", SMALL),
-    asking("two of them", SMALL, LARGE, method="dpp_query", budget=40),
+    reduced_prompt("two of them", SMALL, LARGE, method="dpp_query", budget=40),
     ask("text alone"),
 ]
 
@@ -303,7 +309,7 @@ def test_entries_vanish_during_a_run(
         with ThreadPoolExecutor(6) as pool:
             found = list(pool.map(lambda i: say(machine, MIXED[i]).token_ids, order))
         assert found == [truth[i] for i in order]
-        at_rest(machine)
+        assert_idle(machine)
         assert machine._slower.flush(10)
 
 
@@ -312,6 +318,6 @@ def test_requests_in_flight_together_do_not_see_each_other(checkpoint: Checkpoin
     with engine(checkpoint("qwen2_5_vl"), prefix_cache=False, embed_cache_mib=0, max_running=1) as alone:
         truth = [say(alone, prompt).token_ids for prompt in MIXED]
     with engine(checkpoint("qwen2_5_vl")) as machine, ThreadPoolExecutor(len(MIXED)) as pool:
-        assert isinstance(machine.loop.runner.model, QwenVL)
+        assert isinstance(machine.runner.model, QwenVL)
         assert list(pool.map(lambda prompt: say(machine, prompt).token_ids, MIXED)) == truth
-        at_rest(machine)
+        assert_idle(machine)

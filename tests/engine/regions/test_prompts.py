@@ -22,24 +22,24 @@ from fovea.engine.sequence import Sequence
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.visual_budget.methods import METHODS, PRESETS
 from tests.support.clips import clip
-from tests.support.engines import all_at_once, ask, at_rest, engine, picture
+from tests.support.engines import all_at_once, ask, assert_idle, engine, picture
 from tests.support.reduced import (
     GREEDY,
     QWEN,
     Decoder,
-    asking,
     assert_greedy,
-    drawn,
     features_of,
-    fewer,
     grid_of,
-    laid_out,
+    patchy_page,
+    prepared_prompt,
+    reduced_budget,
+    reduced_prompt,
     tokens_of,
     true_positions,
 )
 
 Checkpoints = Callable[[str], Path]
-SMALL, LARGE = picture(1, 190, 130), drawn(2, 700, 1000)
+SMALL, LARGE = picture(1, 190, 130), patchy_page(2, 700, 1000)
 AFTER = [name for name, method in METHODS.items() if method.after == "encoder"]
 PICKING = [name for name in AFTER if not METHODS[name].merges]
 WITHOUT_TOWER = [name for name in AFTER if not METHODS[name].needs & {"attention", "keys"}]
@@ -70,7 +70,7 @@ def llava(checkpoint: Checkpoints) -> Iterator[Pair]:
 def shown(machine: Engine, prompt: ChatPrompt) -> tuple[PreparedPrompt, list[VisualFeatures], list[int]]:
     """The prompt, what its images became, and the engine's answer."""
     answer = tokens_of(machine.generate(prompt, **GREEDY))
-    prepared = laid_out(machine, prompt)
+    prepared = prepared_prompt(machine, prompt)
     return prepared, [features_of(machine, span) for span in prepared.spans], answer
 
 
@@ -85,17 +85,17 @@ def assert_as_transformers(pair: Pair, prompt: ChatPrompt) -> tuple[PreparedProm
 def encoded(pair: Pair, image: Image) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """transformers' visual tokens of the whole image."""
     processor = pair.engine._preparer._pixels._processor
-    ((planned,),) = [laid_out(pair.engine, ask("?", image)).images]
+    ((planned,),) = [prepared_prompt(pair.engine, ask("?", image)).images]
     made = processor.process(image, planned.plan)
     return pair.decoder.encode(torch.from_numpy(made.arrays["pixel_values"]), planned.plan.grid)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_keep_everything_is_the_plain_path(pair: Pair, method: str) -> None:
-    plain = laid_out(pair.engine, ask("what is it?", SMALL))
+    plain = prepared_prompt(pair.engine, ask("what is it?", SMALL))
     total = plain.image_tokens
     for wish in ({"keep": 1}, {"keep": 1.0}, {"budget": total}, {"budget": 10**6}):
-        prepared = laid_out(pair.engine, asking("what is it?", SMALL, method=method, **wish))
+        prepared = prepared_prompt(pair.engine, reduced_prompt("what is it?", SMALL, method=method, **wish))
         assert (prepared.ids, prepared.spans) == (plain.ids, plain.spans)
         assert [(image.plan, image.key) for image in prepared.images] == [
             (image.plan, image.key) for image in plain.images
@@ -107,7 +107,7 @@ def test_keep_everything_shares_every_cache_with_it(pair: Pair) -> None:
     plain = pair.engine.generate(ask("what is it?", image), **GREEDY)
     before = pair.engine.stats()
     for method in METHODS:
-        again = pair.engine.generate(asking("what is it?", image, method=method, keep=1), **GREEDY)
+        again = pair.engine.generate(reduced_prompt("what is it?", image, method=method, keep=1), **GREEDY)
         assert again.token_ids == plain.token_ids
         assert again.usage.cached > again.usage.image
         assert (again.images[0].method, again.images[0].full) == (None, None)
@@ -120,13 +120,13 @@ def test_keep_everything_shares_every_cache_with_it(pair: Pair) -> None:
 def test_methods_after_the_encoder(pair: Pair, method: str) -> None:
     """Exactly as many tokens as planned, DeepStack by the same index, and the decoder's answer at their true places."""
     prepared, (features,) = assert_as_transformers(
-        pair, asking("what is it?", SMALL, method=method, keep=0.4)
+        pair, reduced_prompt("what is it?", SMALL, method=method, keep=0.4)
     )
     (span,) = prepared.spans
     rows, columns = grid_of(span)
     kept = -(-rows * columns * 4 // 10)
     assert (span.tokens, span.length, span.full_tokens) == (kept, kept, rows * columns)
-    assert prepared.ids.count(pair.engine.loop.runner.model.image_token_id) == kept
+    assert prepared.ids.count(pair.engine.runner.model.image_token_id) == kept
     assert features.places is not None
     index = features.places[:, 0].long() * columns + features.places[:, 1].long()
     assert index.tolist() == sorted(set(index.tolist()))
@@ -135,12 +135,12 @@ def test_methods_after_the_encoder(pair: Pair, method: str) -> None:
     if method in PICKING:
         for ours, theirs in zip((features.embeds, *features.deepstack), (whole, *levels), strict=True):
             torch.testing.assert_close(ours, theirs[index], atol=1e-4, rtol=1e-4)
-    at_rest(pair.engine)
+    assert_idle(pair.engine)
 
 
 def test_merged_tokens_average_every_level_over_the_same_members(pair: Pair) -> None:
     """One token is the mean of all; so is each of its levels."""
-    _, (features,), _ = shown(pair.engine, asking("what is it?", SMALL, method="tome", budget=1))
+    _, (features,), _ = shown(pair.engine, reduced_prompt("what is it?", SMALL, method="tome", budget=1))
     whole, levels = encoded(pair, SMALL)
     for ours, theirs in zip((features.embeds, *features.deepstack), (whole, *levels), strict=True):
         torch.testing.assert_close(ours, theirs.mean(0, keepdim=True), atol=1e-4, rtol=1e-4)
@@ -149,7 +149,7 @@ def test_merged_tokens_average_every_level_over_the_same_members(pair: Pair) -> 
 @pytest.mark.parametrize("image", [SMALL, LARGE], ids=["one region", "regions"])
 @pytest.mark.parametrize("wish", [{"keep": 0.5}, {"budget": 7}, {"budget": 1}], ids=str)
 def test_relevance(pair: Pair, image: Image, wish: dict[str, float]) -> None:
-    prepared, (features,) = assert_as_transformers(pair, asking("read the small text", image, **wish))
+    prepared, (features,) = assert_as_transformers(pair, reduced_prompt("read the small text", image, **wish))
     (span,) = prepared.spans
     rows, columns = grid_of(span)
     wanted = int(wish.get("budget", -(-rows * columns // 2)))
@@ -160,15 +160,17 @@ def test_relevance(pair: Pair, image: Image, wish: dict[str, float]) -> None:
     assert min(low) >= 0
     assert high[0] < rows
     assert high[1] < columns
-    at_rest(pair.engine)
+    assert_idle(pair.engine)
 
 
 def test_resize_is_a_smaller_picture(pair: Pair) -> None:
     """Never more than was asked for, and what `max_pixels` gives."""
     for image in (SMALL, LARGE, picture(3, 600, 40)):
-        full = laid_out(pair.engine, ask("?", image)).image_tokens
+        full = prepared_prompt(pair.engine, ask("?", image)).image_tokens
         for budget in {full - 1, full // 2, 9}:
-            prepared, _ = assert_as_transformers(pair, asking("?", image, method="resize", budget=budget))
+            prepared, _ = assert_as_transformers(
+                pair, reduced_prompt("?", image, method="resize", budget=budget)
+            )
             assert prepared.image_tokens <= budget
             assert prepared.spans[0].full == 0
 
@@ -176,14 +178,14 @@ def test_resize_is_a_smaller_picture(pair: Pair) -> None:
 def test_every_image_has_its_own_quota_and_text_stands_after_whole_images(pair: Pair) -> None:
     """Reduced by different methods, with text before, between and after; one of them not at all."""
     parts = (
-        TextPart("the red circle"), ImagePart(SMALL, fewer("dart", keep=0.5)), TextPart("left of"),
-        ImagePart(LARGE, fewer("relevance", budget=90)), ImagePart(picture(4, 90, 200)), TextPart("the square"),
-        ImagePart(picture(5, 200, 90), fewer("visionzip", keep=0.25)), TextPart("?"),
+        TextPart("the red circle"), ImagePart(SMALL, reduced_budget("dart", keep=0.5)), TextPart("left of"),
+        ImagePart(LARGE, reduced_budget("relevance", budget=90)), ImagePart(picture(4, 90, 200)), TextPart("the square"),
+        ImagePart(picture(5, 200, 90), reduced_budget("visionzip", keep=0.25)), TextPart("?"),
     )  # fmt: skip
     prompt = ChatPrompt((Message("system", (TextPart("Describe."),)), Message("user", parts)))
     prepared, _ = assert_as_transformers(pair, prompt)
     full = [
-        laid_out(pair.engine, ask("?", part.image)).image_tokens
+        prepared_prompt(pair.engine, ask("?", part.image)).image_tokens
         for part in parts
         if isinstance(part, ImagePart)
     ]
@@ -197,9 +199,9 @@ def test_every_image_has_its_own_quota_and_text_stands_after_whole_images(pair: 
 def test_positions_hold_when_a_prompt_is_cut_anywhere(checkpoint: Checkpoints) -> None:
     """Chunks of a few tokens end inside reduced images; a short pool preempts in the middle of them."""
     prompts = [
-        asking("what is it?", SMALL, picture(6, 130, 190), method="dpp", keep=0.5),
-        asking("where is the red circle?", LARGE, budget=60),
-        asking("where is the red circle?", SMALL, LARGE, method="fastv", budget=50),
+        reduced_prompt("what is it?", SMALL, picture(6, 130, 190), method="dpp", keep=0.5),
+        reduced_prompt("where is the red circle?", LARGE, budget=60),
+        reduced_prompt("where is the red circle?", SMALL, LARGE, method="fastv", budget=50),
     ]
     folder = checkpoint("qwen3_vl")
     with engine(folder, prefix_cache=False) as plain:
@@ -207,7 +209,7 @@ def test_positions_hold_when_a_prompt_is_cut_anywhere(checkpoint: Checkpoints) -
     with engine(folder, max_step_tokens=7, kv_blocks=40, block_size=4, embed_cache_mib=0) as machine:
         for prompt, expected in zip(prompts, truth, strict=True):
             assert tokens_of(machine.generate(prompt, **GREEDY)) == expected
-        at_rest(machine)
+        assert_idle(machine)
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
@@ -215,8 +217,10 @@ def test_who_is_preempted_within_an_image_goes_on_in_its_place(
     checkpoint: Checkpoints, prefix_cache: bool
 ) -> None:
     """Its KV is found in part or computed anew, and its tokens stand where they stood."""
-    prompts = [asking(f"question {n}", picture(n, 190, 130), method="dpp", keep=0.7) for n in range(3)]
-    prompts += [asking(f"question {n}", LARGE, budget=60) for n in range(3)]
+    prompts = [
+        reduced_prompt(f"question {n}", picture(n, 190, 130), method="dpp", keep=0.7) for n in range(3)
+    ]
+    prompts += [reduced_prompt(f"question {n}", LARGE, budget=60) for n in range(3)]
     folder = checkpoint("qwen3_vl")
     with engine(folder, prefix_cache=False) as plain:
         truth = [tokens_of(plain.generate(prompt, **GREEDY)) for prompt in prompts]
@@ -236,11 +240,11 @@ def test_who_is_preempted_within_an_image_goes_on_in_its_place(
             answers = pool.map(lambda prompt: tokens_of(machine.generate(prompt, **GREEDY)), prompts)
         assert list(answers) == truth
         assert scheduler.preemptions == len(prompts)
-        at_rest(machine)
+        assert_idle(machine)
 
 
 def test_choices_of_one_prompt(pair: Pair) -> None:
-    prompt = asking("what is it?", SMALL, method="dart", keep=0.5)
+    prompt = reduced_prompt("what is it?", SMALL, method="dart", keep=0.5)
     one = pair.engine.generate(prompt, **GREEDY)
     three = pair.engine.generate(prompt, n=3, **GREEDY)
     assert three.token_ids == one.token_ids * 3
@@ -252,14 +256,14 @@ def test_videos_are_not_reduced(checkpoint: Checkpoints) -> None:
     parts = (VideoPart(film), TextPart("what moved?"))
     prompt = ChatPrompt((Message("user", parts),))
     with engine(checkpoint("qwen3_vl")) as plain:
-        expected = laid_out(plain, prompt)
+        expected = prepared_prompt(plain, prompt)
         answer = plain.generate(prompt, **GREEDY).token_ids
     with engine(checkpoint("qwen3_vl"), visual_tokens="relevance:0.25") as policy:
-        prepared = laid_out(policy, prompt)
+        prepared = prepared_prompt(policy, prompt)
         assert (prepared.ids, prepared.spans) == (expected.ids, expected.spans)
         assert policy.generate(prompt, **GREEDY).token_ids == answer
         both = ChatPrompt((Message("user", (ImagePart(LARGE), *parts)),))
-        spans = laid_out(policy, both).spans
+        spans = prepared_prompt(policy, both).spans
         assert spans[0].full
         assert [span.tokens for span in spans[1:]] == [span.tokens for span in expected.spans]
 
@@ -268,9 +272,9 @@ def test_videos_are_not_reduced(checkpoint: Checkpoints) -> None:
 def test_positions_of_one_number(llava: Pair, method: str) -> None:
     """Kept tokens stand where they stood, and text goes on after the whole image."""
     images = picture(1, 90, 90), picture(2, 60, 120)
-    prompt = asking("what is it?", *images, method=method, keep=0.3)
+    prompt = reduced_prompt("what is it?", *images, method=method, keep=0.3)
     prepared, seen, answer = shown(llava.engine, prompt)
-    full = laid_out(llava.engine, ask("?", images[0])).image_tokens
+    full = prepared_prompt(llava.engine, ask("?", images[0])).image_tokens
     positions, cursor = [], 0
     for span, features in zip(prepared.spans, seen, strict=True):
         assert (span.tokens, span.full_tokens) == (-(-full * 3 // 10), full)
@@ -281,7 +285,7 @@ def test_positions_of_one_number(llava: Pair, method: str) -> None:
         cursor += text + full
     positions += range(cursor, cursor + len(prepared.ids) + len(answer) - len(positions))
     assert_greedy(llava.decoder.logits(prepared, seen, torch.tensor(positions), answer), answer)
-    at_rest(llava.engine)
+    assert_idle(llava.engine)
 
 
 @pytest.mark.parametrize(
@@ -294,10 +298,10 @@ def test_positions_of_one_number(llava: Pair, method: str) -> None:
 )
 def test_what_a_model_can_not_is_refused(llava: Pair, method: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
-        llava.engine.generate(asking("what is it?", SMALL, method=method, keep=0.5), **GREEDY)
+        llava.engine.generate(reduced_prompt("what is it?", SMALL, method=method, keep=0.5), **GREEDY)
     assert caught.value.param == "visual_tokens"
     assert f"accepted: {', '.join(WITHOUT_TOWER)}" in caught.value.message
-    assert llava.engine.generate(asking("what?", SMALL, method=method, keep=1), **GREEDY).text
+    assert llava.engine.generate(reduced_prompt("what?", SMALL, method=method, keep=1), **GREEDY).text
 
 
 @pytest.mark.parametrize(
@@ -319,10 +323,10 @@ def test_a_policy_that_a_model_can_not_follow_is_refused_at_the_start(
 @pytest.mark.parametrize("architecture", ["llava_next", "llava_onevision"])
 def test_tilers_lose_tokens_in_reading_order(checkpoint: Checkpoints, architecture: str) -> None:
     with engine(checkpoint(architecture), kv_blocks=64) as machine:
-        full = laid_out(machine, ask("?", SMALL)).image_tokens
-        done = machine.generate(asking("what is it?", SMALL, method="dart", keep=0.5), **GREEDY)
+        full = prepared_prompt(machine, ask("?", SMALL)).image_tokens
+        done = machine.generate(reduced_prompt("what is it?", SMALL, method="dart", keep=0.5), **GREEDY)
         assert (done.usage.image, done.images[0].full) == (-(-full // 2), full)
-        at_rest(machine)
+        assert_idle(machine)
 
 
 @pytest.mark.parametrize("architecture", ["idefics3", "smolvlm"])
@@ -332,23 +336,23 @@ def test_text_between_tiles_is_never_left_out(
 ) -> None:
     with engine(checkpoint(architecture), kv_blocks=64) as machine:
         with pytest.raises(InvalidRequest, match="writes text between the tiles of an image") as caught:
-            machine.generate(asking("what is it?", SMALL, method=method, keep=0.5), **GREEDY)
+            machine.generate(reduced_prompt("what is it?", SMALL, method=method, keep=0.5), **GREEDY)
         assert caught.value.param == "visual_tokens"
-        assert machine.generate(asking("what?", SMALL, method=method, keep=1), **GREEDY).text
+        assert machine.generate(reduced_prompt("what?", SMALL, method=method, keep=1), **GREEDY).text
 
 
 def test_a_fast_preset_is_one_that_the_model_can_follow(llava: Pair) -> None:
-    (seen,) = llava.engine.generate(asking("what?", SMALL, method="fast"), **GREEDY).images
+    (seen,) = llava.engine.generate(reduced_prompt("what?", SMALL, method="fast"), **GREEDY).images
     assert (seen.method, seen.tokens) == (
         "dpp",
-        -(-laid_out(llava.engine, ask("?", SMALL)).image_tokens // 2),
+        -(-prepared_prompt(llava.engine, ask("?", SMALL)).image_tokens // 2),
     )
 
 
 def test_presets(pair: Pair) -> None:
-    full = laid_out(pair.engine, ask("?", SMALL)).image_tokens
+    full = prepared_prompt(pair.engine, ask("?", SMALL)).image_tokens
     for name, preset in PRESETS.items():
-        done = pair.engine.generate(asking("what?", SMALL, method=name), **GREEDY)
+        done = pair.engine.generate(reduced_prompt("what?", SMALL, method=name), **GREEDY)
         assert done.images[0].method == preset.method
         assert done.usage.image == -(-full * int(100 * preset.keep) // 100)
 
@@ -357,4 +361,4 @@ def test_a_preset_says_how_much_is_kept(pair: Pair) -> None:
     """`method` may name a preset, whose share silently replaced what stood beside it."""
     for wish in ({"keep": 0.9}, {"budget": 3}):
         with pytest.raises(InvalidRequest, match="the preset fast says how much is kept"):
-            laid_out(pair.engine, asking("?", SMALL, method="fast", **wish))
+            prepared_prompt(pair.engine, reduced_prompt("?", SMALL, method="fast", **wish))

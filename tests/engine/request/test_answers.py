@@ -11,7 +11,7 @@ import pytest
 
 from fovea import Engine
 from fovea.core.types import Completion, Delta, TokenPrompt
-from tests.support.engines import ask, at_rest, engine, picture
+from tests.support.engines import ask, assert_idle, engine, picture
 
 QUESTION = ask("What is in the image?", picture(1))
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
@@ -21,7 +21,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True
 def machine(qwen: Path) -> Iterator[Engine]:
     with engine(qwen) as made:
         yield made
-        at_rest(made)
+        assert_idle(made)
 
 
 @pytest.fixture(scope="module")
@@ -158,14 +158,14 @@ def test_leaving_early_frees_everything_before_the_next_step(machine: Engine) ->
     deltas = machine.iterate(machine.request(QUESTION, **{**GREEDY, "max_tokens": 3000}, n=2))
     next(deltas)
     deltas.close()  # type: ignore[attr-defined]
-    at_rest(machine)
+    assert_idle(machine)
 
 
 async def test_leaving_a_stream_early_does_too(machine: Engine) -> None:
     stream = machine.stream(QUESTION, **{**GREEDY, "max_tokens": 3000}, n=2)
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
-    at_rest(machine)
+    assert_idle(machine)
 
 
 def test_a_tokens_bytes_are_its_own(machine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""How many may run so that tokens come in time, on made-up machines."""
+"""Tests of the bound on running sequences that keeps decodes within a target, on simulated machines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from fovea.engine.schedule.batch import DecodeBound
 
 
 def settle(bound: DecodeBound, fixed_s: float, each_s: float, *, crowd: int = 64, noise: float = 0.0) -> int:
-    """Steps of a machine whose decodes take fixed_s + n * each_s, with as many as may run and come."""
+    """Observe 1,500 steps, and return how many sequences may run then.
+
+    A step with n decodes takes fixed_s + n * each_s seconds; n is what the bound allows, at most `crowd`.
+    noise: largest random addition to a duration, as a share of it.
+    """
     rng = random.Random(7)
     for _ in range(1500):
         decodes = min(crowd, bound.allowed())
@@ -26,31 +30,31 @@ def settle(bound: DecodeBound, fixed_s: float, each_s: float, *, crowd: int = 64
     target_s=st.floats(0.03, 0.1),
     noise=st.sampled_from([0.0, 0.1]),
 )
-def test_it_settles_where_decodes_take_about_the_target(
+def test_the_bound_settles_where_decodes_take_about_the_target(
     fixed_s: float, each_s: float, target_s: float, noise: float
 ) -> None:
     allowed = settle(DecodeBound(target_s, 64), fixed_s, each_s, noise=noise)
-    # It tries one step more at times, and takes it back.
-    tried = max(1, allowed - max(1, allowed // 10))
-    assert tried == 1 or fixed_s + tried * each_s <= target_s * 1.001
+    # At times the bound tries one increment more, and takes it back.
+    settled = max(1, allowed - max(1, allowed // 10))
+    assert settled == 1 or fixed_s + settled * each_s <= target_s * 1.001
     one_more = fixed_s + (allowed + max(1, allowed // 10)) * each_s
-    assert allowed == 64 or one_more > 0.7 * target_s, "more would have fitted"
+    assert allowed == 64 or one_more > 0.7 * target_s, "more sequences would have fitted"
 
 
-def test_it_grows_again_when_decodes_are_quick_again() -> None:
+def test_the_bound_grows_again_when_decodes_become_quick() -> None:
     bound = DecodeBound(0.05, 64)
     assert settle(bound, 0.01, 0.01) <= 4
     assert settle(bound, 0.001, 0.0001) == 64
 
 
-def test_few_that_decode_say_nothing_about_many() -> None:
+def test_steps_with_few_decodes_do_not_change_the_bound() -> None:
     bound = DecodeBound(0.05, 64)
     settle(bound, 0.01, 0.004)
     before = bound.allowed()
     assert settle(bound, 0.01, 0.004, crowd=1) == before
 
 
-def test_what_prompts_and_images_took_is_not_the_batchs_fault() -> None:
+def test_the_time_of_prompts_and_images_does_not_shrink_the_batch() -> None:
     bound = DecodeBound(0.05, 64)
     for _ in range(100):
         bound.observe(8, 0.080, 0.039)
@@ -58,7 +62,7 @@ def test_what_prompts_and_images_took_is_not_the_batchs_fault() -> None:
     assert bound.allowed() == 64
 
 
-def test_one_always_runs() -> None:
+def test_at_least_one_sequence_may_run() -> None:
     assert settle(DecodeBound(0.001, 8), 1.0, 0.1) == 1
 
 

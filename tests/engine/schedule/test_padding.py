@@ -1,4 +1,4 @@
-"""Batches of fixed sizes, and what stands in their buffers."""
+"""Tests of padded batches: their sizes, and the content of their buffers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def decode(length: int = 5) -> Work:
     return Work(seq, length - 1, 1)
 
 
-def test_sizes_reach_what_may_run_and_end_where_padding_does() -> None:
+def test_sizes_cover_the_running_sequences_up_to_the_largest_padded_batch() -> None:
     assert padded_sizes(1) == (1,)
     assert padded_sizes(5) == (1, 2, 4, 8)
     assert padded_sizes(64) == (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -29,7 +29,7 @@ def test_sizes_reach_what_may_run_and_end_where_padding_does() -> None:
     assert padded_sizes(4096)[-1] == MOST_ROWS
 
 
-def test_the_smallest_batch_that_holds_the_step_takes_it() -> None:
+def test_a_step_gets_the_smallest_batch_that_holds_it() -> None:
     assert [PADDING.size([decode()] * count) for count in (1, 2, 3, 5, 8)] == [1, 2, 4, 8, 8]
     assert PADDING.size([decode()] * 9) is None
     assert PADDING.size([]) is None
@@ -39,10 +39,10 @@ def test_a_step_that_does_more_than_decode_is_not_padded() -> None:
     prompt = Work(Sequence("p", [1, 2, 3], SamplingParams(), 9), 0, 3)
     last = Work(Sequence("l", [1, 2, 3], SamplingParams(), 9, computed=2), 2, 1)
     assert PADDING.size([decode(), prompt]) is None
-    assert PADDING.size([decode(), last]) is None, "the end of a prompt may be an image's"
+    assert PADDING.size([decode(), last]) is None, "the last token of a prompt may belong to an image"
 
 
-def test_only_batches_that_can_hold_a_share_have_room_for_one() -> None:
+def test_only_batches_with_enough_rows_have_arrays_for_shares() -> None:
     assert PADDING.batches() == [(8, False), (8, True), (4, False), (4, True), (2, False), (1, False)]
     alone = Padding(sizes=(1, 2, 4), width=3, axes=0, shared_rows=0, least_rows=4, block_size=4, scrap=50)
     assert alone.batches() == [(4, False), (2, False), (1, False)]
@@ -53,7 +53,7 @@ def test_only_batches_that_can_hold_a_share_have_room_for_one() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_arrays_fill_the_buffer_and_never_each_other(shared: bool) -> None:
+def test_arrays_fill_the_buffer_and_do_not_overlap(shared: bool) -> None:
     layout = PADDING.layout(8, shared=shared)
     buffer = np.zeros(layout.total, dtype=np.int64)
     for number, array in enumerate(layout.arrays(buffer).values(), 1):
@@ -62,7 +62,7 @@ def test_arrays_fill_the_buffer_and_never_each_other(shared: bool) -> None:
     assert buffer.all()
 
 
-def test_rows_past_the_last_sequence_are_nobodys() -> None:
+def test_rows_after_the_last_sequence_use_the_scrap_block() -> None:
     arrays = PADDING.layout(4, shared=True).arrays(
         np.zeros(PADDING.layout(4, shared=True).total, dtype=np.int64)
     )
@@ -84,5 +84,5 @@ def test_rows_past_the_last_sequence_are_nobodys() -> None:
     assert not arrays["starts"].any()
 
 
-def test_a_layout_counts_what_it_holds() -> None:
+def test_a_layout_counts_its_numbers() -> None:
     assert Layout({"a": (2, 3), "b": (4,)}).total == 10

@@ -1,4 +1,7 @@
-"""Who computes what: budgets, order, single flight, preemption. A fake runner checks every block that is read."""
+"""Who computes what: budgets, order, single flight, preemption.
+
+A fake runner checks every block that is read.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def test_a_prompt_is_computed_in_chunks_of_the_step_budget() -> None:
     assert (seq.status, seq.finish_reason) == (Status.FINISHED, "length")
 
 
-def test_decodes_come_first_and_a_long_prompt_fills_what_they_leave() -> None:
+def test_decodes_come_first_and_a_long_prompt_gets_the_rest_of_the_budget() -> None:
     brain = scheduler(max_step_tokens=6)
     runner = SlotRunner(brain)
     for name, when in (("a", 0.0), ("b", 0.1)):
@@ -44,7 +47,7 @@ def test_first_come_first_served() -> None:
     assert [plan.work[0].seq.id for plan in runner.run()] == ["early", "middle", "late"]
 
 
-def test_nobody_overtakes_a_prompt_that_waits_for_room() -> None:
+def test_no_request_overtakes_a_prompt_that_waits_for_room() -> None:
     """Otherwise a stream of short prompts would starve a long one."""
     brain = scheduler(blocks=8, max_running=8)
     runner = SlotRunner(brain)
@@ -101,7 +104,7 @@ def test_text_passes_a_request_whose_image_is_being_encoded() -> None:
     runner.run()
 
 
-def test_first_come_first_served_lets_nobody_pass_an_image() -> None:
+def test_under_first_come_first_served_text_does_not_pass_an_image() -> None:
     brain = scheduler(policy="fcfs")
     runner = SlotRunner(brain, slices=lambda: 5)
     brain.add(sequence("image", [("cat", 6), 1], arrival=0, max_tokens=2))
@@ -111,8 +114,8 @@ def test_first_come_first_served_lets_nobody_pass_an_image() -> None:
     runner.run()
 
 
-def test_images_of_those_who_wait_are_encoded_ahead_within_the_cache() -> None:
-    """Two outputs of ten bytes fit beside each other; the third waits for room, except for who waited longest."""
+def test_images_of_waiting_requests_are_encoded_ahead_as_far_as_the_cache_has_room() -> None:
+    """The cache has room for two outputs of ten bytes. The third image waits until there is room."""
     brain = scheduler(max_running=1, embed_bytes=25)
     brain.images.token_bytes = 2
     runner = SlotRunner(brain)
@@ -129,7 +132,7 @@ def test_images_of_those_who_wait_are_encoded_ahead_within_the_cache() -> None:
 
 
 @pytest.mark.parametrize("passes", [0, 1, 3])
-def test_nobody_is_passed_more_often_than_the_bound(passes: int) -> None:
+def test_no_request_is_passed_more_often_than_the_bound(passes: int) -> None:
     brain = scheduler(max_passes=passes)
     runner = SlotRunner(brain, slices=lambda: 50)
     image = sequence("image", [("cat", 6), 1], arrival=0, max_tokens=1)
@@ -144,7 +147,7 @@ def test_nobody_is_passed_more_often_than_the_bound(passes: int) -> None:
     runner.run()
 
 
-def test_an_image_alone_is_encoded_takes_no_blocks_and_holds_nobody_up() -> None:
+def test_an_encode_only_request_takes_no_blocks_and_delays_no_other() -> None:
     brain = scheduler(max_passes=0, max_running=1)
     runner = SlotRunner(brain, slices=lambda: 3)
     ahead = sequence("ahead", [1, ("cat", 6), ("dog", 6)], arrival=0)
@@ -153,12 +156,12 @@ def test_an_image_alone_is_encoded_takes_no_blocks_and_holds_nobody_up() -> None
     brain.add(sequence("text", [1, 2], arrival=1, max_tokens=2))
     assert [plan.tokens for plan in runner.run()] == [2, 1, 0, 0, 0, 0, 0]
     assert (ahead.status, ahead.output_ids, runner.encoded) == (Status.FINISHED, [], ["cat", "dog"])
-    brain.add(sequence("asked", [9, ("cat", 6), 3], arrival=2, max_tokens=1))
+    brain.add(sequence("question", [9, ("cat", 6), 3], arrival=2, max_tokens=1))
     runner.run()
     assert runner.encoded == ["cat", "dog"]
 
 
-def test_an_image_alone_can_be_cancelled() -> None:
+def test_an_encode_only_request_can_be_cancelled() -> None:
     brain = scheduler()
     runner = SlotRunner(brain, slices=lambda: 3)
     ahead = sequence("ahead", [("cat", 6)])
@@ -171,7 +174,7 @@ def test_an_image_alone_can_be_cancelled() -> None:
     brain.check_integrity()
 
 
-def test_priority_decides_among_those_who_can_join() -> None:
+def test_priority_decides_among_requests_that_can_join() -> None:
     brain = scheduler(policy="priority", max_running=1)
     runner = SlotRunner(brain)
     for number, priority in enumerate((5, -1, 0)):
@@ -181,7 +184,7 @@ def test_priority_decides_among_those_who_can_join() -> None:
     assert [plan.work[0].seq.id for plan in runner.run()] == ["p-1", "p0", "p5"]
 
 
-def test_the_allowance_bounds_prompts_and_never_decodes() -> None:
+def test_the_bound_on_prompt_tokens_does_not_limit_decodes() -> None:
     brain = scheduler(max_running=8)
     runner = SlotRunner(brain)
     for name in "ab":
@@ -191,7 +194,7 @@ def test_the_allowance_bounds_prompts_and_never_decodes() -> None:
     assert amounts(brain.schedule(3)) == {"a": 1, "b": 1, "long": 3}
 
 
-def test_an_image_larger_than_the_encoder_budget_still_passes() -> None:
+def test_an_image_larger_than_the_encoder_budget_is_encoded() -> None:
     brain = scheduler(max_step_visual_tokens=1)
     runner = SlotRunner(brain)
     brain.add(sequence("a", [("huge", 30), 1], max_tokens=1))
@@ -221,8 +224,8 @@ def test_one_image_twice_in_one_prompt_is_encoded_once_even_in_chunks() -> None:
     assert seq.output_ids == answer(seq)
 
 
-def test_one_image_twice_without_a_cache_is_encoded_once_more_at_most() -> None:
-    """With no room the first span's end lets the output go; the second span makes it again and is right."""
+def test_one_image_twice_in_a_prompt_without_a_cache_is_encoded_at_most_twice() -> None:
+    """Without room the output may be released at the end of the first span, and is then encoded again."""
     brain = scheduler(max_step_tokens=5, embed_bytes=0)
     runner = SlotRunner(brain)
     seq = sequence("a", [1, ("cat", 4), 2, ("cat", 4), 3], max_tokens=2)
@@ -242,53 +245,53 @@ def test_a_prefix_hit_over_an_image_needs_no_encoder() -> None:
     assert runner.encoded == ["cat"]
 
 
-def test_followers_of_a_prefix_in_the_making_join_when_it_is_there() -> None:
-    """Ten questions about one new image: its tokens are computed once, by whoever came first."""
+def test_followers_of_a_prefix_wait_until_it_is_computed() -> None:
+    """Of ten questions about one new image, the first computes the image's tokens for all."""
     brain = scheduler(blocks=200, max_step_tokens=16, max_running=16)
     runner = SlotRunner(brain)
-    asked = [sequence(f"q{i}", [1, ("cat", 30), 2, 50 + i], arrival=i, max_tokens=2) for i in range(10)]
-    for seq in asked:
+    questions = [sequence(f"q{i}", [1, ("cat", 30), 2, 50 + i], arrival=i, max_tokens=2) for i in range(10)]
+    for seq in questions:
         brain.add(seq)
     assert amounts(runner.step()) == {}
     assert set(amounts(runner.step())) == {"q0"}
     runner.run()
     assert runner.encoded == ["cat"]
     assert runner.computed == (33 + 1) + 9 * (33 - 32 + 1)
-    assert [seq.output_ids for seq in asked] == [answer(seq) for seq in asked]
-    assert {seq.cached_tokens for seq in asked[1:]} == {32}
+    assert [seq.output_ids for seq in questions] == [answer(seq) for seq in questions]
+    assert {seq.cached_tokens for seq in questions[1:]} == {32}
 
 
 @pytest.mark.parametrize("step", [16, 7, 3, 1])
 def test_an_image_that_ends_inside_a_block_is_computed_once_to_its_last_token(step: int) -> None:
-    """33 tokens of prefix are 8 blocks and one row: the row is copied, whatever the chunks."""
+    """A prefix of 33 tokens is 8 blocks and one row. The row is copied, for every size of chunks."""
     brain = scheduler(blocks=200, max_step_tokens=step, max_running=16)
     runner = SlotRunner(brain)
-    asked = [sequence(f"q{i}", [1, 2, ("cat", 31), 50 + i, 9], arrival=i, max_tokens=2) for i in range(5)]
-    for seq in asked:
+    questions = [sequence(f"q{i}", [1, 2, ("cat", 31), 50 + i, 9], arrival=i, max_tokens=2) for i in range(5)]
+    for seq in questions:
         brain.add(seq)
     plans = runner.run()
-    assert [seq.output_ids for seq in asked] == [answer(seq) for seq in asked]
-    assert {seq.cached_tokens for seq in asked[1:]} == {33}
+    assert [seq.output_ids for seq in questions] == [answer(seq) for seq in questions]
+    assert {seq.cached_tokens for seq in questions[1:]} == {33}
     assert runner.computed == 35 + 1 + 4 * (2 + 1)
     assert sum(len(plan.moves) for plan in plans) == 4
 
 
-def test_parts_are_told_apart_by_their_images_and_salts() -> None:
+def test_parts_of_blocks_differ_by_their_images_and_salts() -> None:
     brain = scheduler(blocks=200)
     runner = SlotRunner(brain)
-    asked = [
+    questions = [
         sequence("a", [("cat", 6), 1], max_tokens=2),
         sequence("b", [("dog", 6), 2], arrival=1, max_tokens=2),
         sequence("c", [("cat", 6), 3], arrival=2, max_tokens=2, salt="other"),
         sequence("d", [7, ("cat", 5), 3], arrival=3, max_tokens=2),
     ]
-    for seq in asked:
+    for seq in questions:
         brain.add(seq)
         assert not any(plan.moves for plan in runner.run())
-    assert [seq.output_ids for seq in asked] == [answer(seq) for seq in asked]
+    assert [seq.output_ids for seq in questions] == [answer(seq) for seq in questions]
 
 
-def test_who_waits_for_a_prefix_lets_others_pass() -> None:
+def test_a_request_that_waits_for_a_prefix_lets_others_pass() -> None:
     brain = scheduler(max_step_tokens=24)
     runner = SlotRunner(brain)
     brain.add(sequence("first", [1] * 30, arrival=0))
@@ -337,8 +340,8 @@ def test_the_latest_arrival_is_preempted_and_loses_time_but_no_text() -> None:
     assert brain.kv.pool.used == 0
 
 
-def test_a_preempted_prompt_gives_its_share_of_the_step_back() -> None:
-    """Its tokens and its image leave the plan, and the image it alone waited for is not encoded."""
+def test_a_preempted_prompt_returns_its_share_of_the_budget() -> None:
+    """Its tokens leave the plan, and an image that only this prompt waited for is not encoded."""
     brain = scheduler(blocks=4, max_step_tokens=64)
     runner = SlotRunner(brain)
     old = sequence("old", [1] * 7, arrival=0, max_tokens=8)
@@ -350,8 +353,8 @@ def test_a_preempted_prompt_gives_its_share_of_the_step_back() -> None:
     assert (old.output_ids, new.output_ids) == (answer(old), answer(new))
 
 
-def test_a_victim_that_already_had_its_part_of_the_step_leaves_it() -> None:
-    """Decodes are served before prompts, so a young decode may be in the plan when an older prompt needs its blocks."""
+def test_a_preempted_decode_is_removed_from_the_plan() -> None:
+    """Decodes are planned first, so a late decode is in the plan when an older prompt needs its blocks."""
     brain = scheduler(blocks=6, block_size=2, max_step_tokens=3)
     runner = SlotRunner(brain)
     young = sequence("young", [3], arrival=9, max_tokens=9)
@@ -377,7 +380,7 @@ def test_ending_twice_or_while_waiting_is_no_error() -> None:
     brain.check_integrity()
 
 
-def test_deadlines_are_told_by_the_clock_that_is_passed_in() -> None:
+def test_deadlines_are_compared_with_the_time_that_is_passed_in() -> None:
     brain = scheduler()
     late, never = sequence("late", 3, deadline=5.0), sequence("never", 3)
     brain.add(late)
@@ -386,7 +389,7 @@ def test_deadlines_are_told_by_the_clock_that_is_passed_in() -> None:
     assert brain.expired(5.0) == [late]
 
 
-def test_an_update_for_a_sequence_that_ended_meanwhile_changes_nothing() -> None:
+def test_an_update_does_not_change_a_sequence_that_has_ended() -> None:
     brain = scheduler()
     seq = sequence("a", 3)
     brain.add(seq)
@@ -399,19 +402,19 @@ def test_an_update_for_a_sequence_that_ended_meanwhile_changes_nothing() -> None
 
 @pytest.mark.parametrize("embed_bytes", [0, 10, 15, 1000])
 def test_two_images_with_room_for_one_or_none(embed_bytes: int) -> None:
-    """Neither may push the other out while a sequence reads it; a ceiling is never a deadlock."""
+    """Neither image may evict the other while a sequence reads it, and there is never a deadlock."""
     brain = scheduler(embed_bytes=embed_bytes, max_step_tokens=6, max_step_visual_tokens=5)
     runner = SlotRunner(brain)
-    asked: list[Sequence] = []
+    questions: list[Sequence] = []
     for i in range(4):
-        asked.append(sequence(f"s{i}", [i, ("cat", 5), i, ("dog", 5), i], arrival=i, max_tokens=2))
-        brain.add(asked[-1])
+        questions.append(sequence(f"s{i}", [i, ("cat", 5), i, ("dog", 5), i], arrival=i, max_tokens=2))
+        brain.add(questions[-1])
     runner.run(200)
-    assert [seq.output_ids for seq in asked] == [answer(seq) for seq in asked]
+    assert [seq.output_ids for seq in questions] == [answer(seq) for seq in questions]
     assert brain.embeddings.bytes <= embed_bytes
 
 
-def test_a_refund_gives_back_tokens_and_the_images_that_nobody_else_waits_for() -> None:
+def test_a_refund_returns_tokens_and_images_that_no_other_sequence_waits_for() -> None:
     brain = scheduler(max_step_tokens=10, max_step_visual_tokens=20)
     leaves, stays = sequence("leaves", [("cat", 4), ("dog", 3)]), sequence("stays", [("cat", 4)])
     budget = Budget(10, brain.config.max_step_visual_tokens)
@@ -427,21 +430,21 @@ def test_a_refund_gives_back_tokens_and_the_images_that_nobody_else_waits_for() 
     assert {key: job.holders for key, job in budget.jobs.items()} == {"cat": ["stays"]}
 
 
-def test_an_encoder_output_is_let_go_when_the_last_of_its_tokens_is_computed() -> None:
-    """And not when the answer ends: a long answer would keep megabytes that nobody reads."""
+def test_an_encoder_output_is_released_when_the_last_of_its_tokens_is_computed() -> None:
+    """It is not held until the answer ends: a long answer would keep megabytes in use for nothing."""
     brain = scheduler(embed_bytes=0, max_step_tokens=4)
     runner = SlotRunner(brain)
     brain.add(sequence("a", [1, ("cat", 6), 2, 3], max_tokens=5))
-    kept = []
+    sizes = []
     while not brain.idle:
         runner.step()
-        kept.append(brain.embeddings.bytes)
-    assert kept == [10, 10, 0, 0, 0, 0, 0, 0]
+        sizes.append(brain.embeddings.bytes)
+    assert sizes == [10, 10, 0, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("policy", ["dual", "detail", "priority"])
-def test_an_image_alone_is_encoded_however_many_others_keep_coming(policy: str) -> None:
-    """With no room left only the first of a policy's order were looked at, and text kept coming in front."""
+def test_an_encode_only_request_is_served_while_others_keep_arriving(policy: str) -> None:
+    """Without room, only the first sequences of the policy's order were searched, and text came before it."""
     brain = scheduler(policy=policy, max_running=2, blocks=400)
     runner = SlotRunner(brain)
     ahead = sequence("ahead", [("cat", 6)], arrival=0)
@@ -458,7 +461,7 @@ def test_an_image_alone_is_encoded_however_many_others_keep_coming(policy: str) 
 
 
 @pytest.mark.parametrize("policy", ["detail", "priority"])
-def test_the_oldest_image_is_encoded_though_smaller_ones_keep_coming(policy: str) -> None:
+def test_the_oldest_image_is_encoded_although_smaller_ones_keep_arriving(policy: str) -> None:
     brain = scheduler(policy=policy, max_step_visual_tokens=20)
     runner = SlotRunner(brain, slices=lambda: 2)
     large = sequence("large", [("cat", 15), 1], arrival=0, max_tokens=1)
@@ -472,7 +475,7 @@ def test_the_oldest_image_is_encoded_though_smaller_ones_keep_coming(policy: str
     assert large.status is Status.FINISHED
 
 
-def test_an_image_that_stands_twice_is_kept_until_its_second_place() -> None:
+def test_an_image_that_occurs_twice_is_held_until_its_second_span() -> None:
     brain = scheduler(max_step_tokens=5, embed_bytes=0)
     runner = SlotRunner(brain)
     seq = sequence("a", [1, ("cat", 4), 2, ("cat", 4), 3], max_tokens=2)
@@ -482,7 +485,7 @@ def test_an_image_that_stands_twice_is_kept_until_its_second_place() -> None:
     assert seq.output_ids == answer(seq)
 
 
-def test_of_pictures_asked_about_at_once_the_first_answered_holds_nobody_up() -> None:
+def test_of_images_asked_about_at_once_the_first_answer_delays_no_other() -> None:
     brain = scheduler(max_step_tokens=8)
     runner = SlotRunner(brain)
     burst = [sequence(f"cat{n}", [("cat", 4), n], arrival=n, max_tokens=20) for n in range(3)]
@@ -492,16 +495,18 @@ def test_of_pictures_asked_about_at_once_the_first_answered_holds_nobody_up() ->
     while not burst[0].output_ids or brain.decodes == len(burst) + 1:
         runner.step()
     waiting = [seq for seq in (*burst, text) if not seq.decoding]
-    assert waiting, "all of them began in one step"
-    assert brain.readers == sum(seq.decoding for seq in (text,)), "text has its rhythm kept against everybody"
+    assert waiting, "all of them got their first token in one step"
+    assert brain.readers == sum(seq.decoding for seq in (text,)), (
+        "the pace keeps the rhythm of text against all others"
+    )
     while len(brain.running) < 4 or brain.decodes < 4:
         runner.step()
-    assert brain.readers == 4, "nobody waits"
+    assert brain.readers == 4, "no request waits for its first token"
     brain.add(sequence("late", [("dog", 4), 1], arrival=9))
-    assert brain.readers == 4, "they were here first"
+    assert brain.readers == 4, "they got their first tokens before it arrived"
 
 
-def test_a_target_holds_for_everybody() -> None:
+def test_a_target_holds_for_all_sequences() -> None:
     brain = scheduler(max_step_tokens=8, target_itl_ms=10)
     runner = SlotRunner(brain)
     for n in range(3):

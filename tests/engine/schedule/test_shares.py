@@ -1,4 +1,4 @@
-"""Which rows read which blocks together."""
+"""Tests of shared reads: which rows of a step read which blocks together."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ SIZE = 4
 
 def tables(*rows: tuple[list[int], int]) -> tuple[np.ndarray, np.ndarray]:
     width = max(len(blocks) for blocks, _ in rows)
-    made = np.zeros((len(rows), width), dtype=np.int64)
+    grid = np.zeros((len(rows), width), dtype=np.int64)
     for number, (blocks, _) in enumerate(rows):
-        made[number, : len(blocks)] = blocks
-    return made, np.array([length for _, length in rows])
+        grid[number, : len(blocks)] = blocks
+    return grid, np.array([length for _, length in rows])
 
 
-def found(*rows: tuple[list[int], int], most: int = 16, tokens: int = 8) -> list[Share]:
+def shares_of(*rows: tuple[list[int], int], most: int = 16, tokens: int = 8) -> list[Share]:
     return find_shares(*tables(*rows), SIZE, most, least_rows=2, least_tokens=tokens)
 
 
 def test_rows_with_the_same_first_blocks_share_as_many_as_all_of_them_have() -> None:
     rows = [([7, 8, 9, 1], 14), ([7, 8, 9, 2], 15), ([5, 6, 4, 3], 16), ([7, 8, 11, 12], 16)]
-    assert found(*rows) == [Share((0, 1, 3), 2)]
+    assert shares_of(*rows) == [Share((0, 1, 3), 2)]
 
 
-def test_two_crowds_are_two_shares() -> None:
+def test_two_groups_of_rows_are_two_shares() -> None:
     rows = [([7, 8], 8), ([5, 6], 8), ([7, 8], 8), ([5, 6], 8)]
-    assert found(*rows) == [Share((0, 2), 2), Share((1, 3), 2)]
+    assert shares_of(*rows) == [Share((0, 2), 2), Share((1, 3), 2)]
 
 
 def test_a_block_that_is_not_full_is_never_shared() -> None:
-    """Tables are padded with block 0, which belongs to somebody."""
-    assert found(([7, 8], 7), ([7, 8], 7)) == []
-    assert found(([7, 8, 0], 11), ([7, 8, 0], 11)) == [Share((0, 1), 2)]
+    """Tables are padded with block 0, which belongs to another sequence."""
+    assert shares_of(([7, 8], 7), ([7, 8], 7)) == []
+    assert shares_of(([7, 8, 0], 11), ([7, 8, 0], 11)) == [Share((0, 1), 2)]
 
 
-def test_what_is_too_short_or_too_few_is_left_alone() -> None:
-    assert found(([7, 8], 8), ([5, 6], 8)) == []
-    assert found(([7, 8, 9], 12), ([7, 8, 9], 12), tokens=13) == []
-    assert found(([7, 8], 8), ([7, 8], 8), most=1) == []
+def test_short_prefixes_and_single_rows_are_not_shared() -> None:
+    assert shares_of(([7, 8], 8), ([5, 6], 8)) == []
+    assert shares_of(([7, 8, 9], 12), ([7, 8, 9], 12), tokens=13) == []
+    assert shares_of(([7, 8], 8), ([7, 8], 8), most=1) == []
 
 
-def test_a_crowd_is_cut_to_what_a_kernel_takes_and_its_rest_reads_alone() -> None:
+def test_a_large_group_is_split_and_a_single_remaining_row_reads_alone() -> None:
     rows = [([7, 8, 9 + row], 10) for row in range(7)]
-    assert [share.rows for share in found(*rows, most=3)] == [(0, 1, 2), (3, 4, 5)]
+    assert [share.rows for share in shares_of(*rows, most=3)] == [(0, 1, 2), (3, 4, 5)]
 
 
 @settings(max_examples=200, deadline=None)
@@ -58,18 +58,18 @@ def test_a_crowd_is_cut_to_what_a_kernel_takes_and_its_rest_reads_alone() -> Non
         max_size=12,
     )
 )
-def test_shared_blocks_are_full_equal_and_read_by_nobody_twice(rows: list[tuple[str, int]]) -> None:
-    """Prefixes of letters, four blocks each, then blocks of one's own."""
-    made = []
+def test_shared_blocks_are_full_and_equal_and_no_row_is_in_two_shares(rows: list[tuple[str, int]]) -> None:
+    """Each letter is a common prefix of four blocks; after the prefixes, each row has blocks of its own."""
+    contexts = []
     for number, (letters, length) in enumerate(rows):
         common = [10 * (ord(letter) - 96) + block for letter in letters for block in range(4)]
         own = [1000 + 100 * number + block for block in range(10)]
-        made.append(((common + own)[: -(-length // SIZE)], length))
-    grid, lengths = tables(*made)
+        contexts.append(((common + own)[: -(-length // SIZE)], length))
+    grid, lengths = tables(*contexts)
     result = find_shares(grid, lengths, SIZE, 4, least_rows=2, least_tokens=8)
     assert len(result) <= len(rows) // 2
-    seen = [row for share in result for row in share.rows]
-    assert len(seen) == len(set(seen))
+    members = [row for share in result for row in share.rows]
+    assert len(members) == len(set(members))
     for share in result:
         assert 2 <= len(share.rows) <= 4
         assert all(share.blocks * SIZE <= lengths[row] for row in share.rows)

@@ -1,4 +1,4 @@
-"""What the scheduler says of those who wait."""
+"""Tests of the scheduler's figures about waiting requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random arrivals, cancels, lengths and pictures on a tiny pool: nothing leaks, nothing starves, all answers are right."""
+"""Stress test on a tiny pool with random requests: no leaks, no starvation, right answers."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ PIECES = st.one_of(
 
 
 class Stress(RuleBasedStateMachine):
+    """Random operations on a scheduler with random budgets, cache sizes and policy."""
+
     @initialize(
         blocks=st.integers(2, 14),
         step=st.integers(1, 12),
@@ -72,7 +74,7 @@ class Stress(RuleBasedStateMachine):
         number = len(self.sequences)
         seq = sequence(f"s{number}", prompt, arrival=number // 2, max_tokens=max_tokens, salt=salt)
         if len(seq.prompt_ids) + max_tokens > self.room:
-            return  # the engine refuses what can never fit
+            return  # the engine rejects requests that can never fit
         self.sequences.append(seq)
         self.brain.add(seq)
 
@@ -101,17 +103,18 @@ class Stress(RuleBasedStateMachine):
         if hasattr(self, "brain"):
             self.brain.check_integrity()
             cache = self.brain.embeddings
-            assert cache.bytes <= cache.capacity + 3 * IMAGE, "more than the images of one request exceed"
+            assert cache.bytes <= cache.capacity + 3 * IMAGE, "images of several requests exceed the ceiling"
             passed = [seq.times_passed for seq in self.sequences]
-            assert max(passed, default=0) <= self.brain.config.max_passes, "a later one passed once too often"
+            assert max(passed, default=0) <= self.brain.config.max_passes, "a sequence was passed too often"
 
     def teardown(self) -> None:
         if not hasattr(self, "brain"):
             return
-        # Whoever came first is never preempted and always advances, by a token or by one of three slices of an image
-        # (made anew for each of its spans where nothing is cached), so waiting is bounded by what was asked for.
-        asked = sum(len(seq.prompt_ids) + seq.max_tokens + 3 * len(seq.spans) for seq in self.sequences)
-        self.runner.run(limit=2 * asked + 1)
+        # The oldest sequence is never preempted and advances in every step, by a token or by one of three
+        # slices of an image (which is encoded again for each of its spans if nothing is cached). So the
+        # number of steps is bounded.
+        work = sum(len(seq.prompt_ids) + seq.max_tokens + 3 * len(seq.spans) for seq in self.sequences)
+        self.runner.run(limit=2 * work + 1)
         for seq in self.sequences:
             assert seq.finish_reason is not None
             truth = answer(seq)

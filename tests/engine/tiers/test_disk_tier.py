@@ -13,7 +13,7 @@ from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
 from fovea.engine.vision.features import VisualFeatures
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
-from tests.support.engines import all_at_once, ask, at_rest, engine, picture
+from tests.support.engines import all_at_once, ask, assert_idle, engine, picture
 
 
 def tiny(folder: Path, **settings: Any) -> Engine:
@@ -143,7 +143,7 @@ def test_what_was_read_for_those_who_wait_stays_below_the_ceiling(qwen: Path, tm
         assert [answer.result().token_ids for answer in answers] == said
         assert max(most) == size
         assert second.stats()["images_encoded"] == 0
-        at_rest(second)
+        assert_idle(second)
 
 
 def test_a_request_lets_go_of_what_was_read_with_its_first_token(qwen: Path, tmp_path: Path) -> None:
@@ -154,6 +154,6 @@ def test_a_request_lets_go_of_what_was_read_with_its_first_token(qwen: Path, tmp
         machine.loop.call(machine._embeddings.clear)
         running = machine.iterate(machine.request(asked, max_tokens=50, ignore_eos=True))
         next(running)
-        assert [job.found for job in machine.loop._jobs.values()] == [{}]
+        assert [job.inputs.features for job in machine.loop.board.jobs.values()] == [{}]
         running.close()
         assert machine.stats()["images_encoded"] == 1

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from fovea.engine.tiers.host import HostedFeatures
+from fovea.engine.tiers.host import HostTier
 from fovea.engine.tiers.link import HostLink
 from fovea.engine.tiers.slower import SlowerTiers
 from fovea.engine.vision.features import VisualFeatures
-from tests.support.engines import ask, at_rest, engine, picture
+from tests.support.engines import ask, assert_idle, engine, picture
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 CPU = torch.device("cpu")
 
 
-def features(rows: int = 3, value: float = 1.0, made: float = 7.0) -> VisualFeatures:
+def features(rows: int = 3, value: float = 1.0, created_at: float = 7.0) -> VisualFeatures:
     embeds = torch.full((rows, 4), value, dtype=torch.bfloat16)
-    return VisualFeatures(embeds, (embeds + 1, embeds + 2), made)
+    return VisualFeatures(embeds, (embeds + 1, embeds + 2), created_at)
 
 
 def test_copies_are_whole_whatever_the_buffer_holds() -> None:
@@ -29,8 +29,8 @@ def test_copies_are_whole_whatever_the_buffer_holds() -> None:
     for size in (1, 16, 24, 1000):
         link = HostLink(CPU, staging_bytes=size)
         given = features()
-        for moved in (link.down(given), link.up(given)):
-            assert moved.made == given.made
+        for moved in (link.to_host(given), link.to_device(given)):
+            assert moved.created_at == given.created_at
             for ours, theirs in zip(moved.tensors, given.tensors, strict=True):
                 assert torch.equal(ours, theirs)
                 assert ours.data_ptr() != theirs.data_ptr(), "the device's memory is free for others"
@@ -39,11 +39,11 @@ def test_copies_are_whole_whatever_the_buffer_holds() -> None:
 def test_a_copy_of_columns_is_of_those_columns() -> None:
     """Rows of a wider table are not contiguous."""
     table = torch.arange(24, dtype=torch.float32).view(3, 8)
-    moved = HostLink(CPU, 8).down(VisualFeatures(table[:, 2:5]))
+    moved = HostLink(CPU, 8).to_host(VisualFeatures(table[:, 2:5]))
     assert torch.equal(moved.embeds, table[:, 2:5])
 
 
-class Slow(HostedFeatures):
+class Slow(HostTier):
     """Copies when it is let."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ def test_what_waits_to_be_copied_is_found_and_nobody_waits() -> None:
     host = Slow()
     tiers = SlowerTiers(host)
     given = features()
-    tiers.evicted("a", given)
+    tiers.add_evicted("a", given)
     assert tiers.find(["a", "b"]) == {"a"}
     assert tiers.get("a", 3) is given, "it has not left the device yet"
     assert tiers.stats()["embed_host_leaving_bytes"] == given.nbytes
@@ -76,8 +76,8 @@ def test_what_waits_to_be_copied_is_found_and_nobody_waits() -> None:
 
 def test_without_tiers_nothing_is_kept() -> None:
     tiers = SlowerTiers()
-    tiers.made("a", features())
-    tiers.evicted("a", features())
+    tiers.add_encoded("a", features())
+    tiers.add_evicted("a", features())
     assert tiers.find(["a"]) == frozenset()
     assert tiers.get("a", 3) is None
     assert tiers.stats() == {}
@@ -107,7 +107,7 @@ def test_what_the_device_lost_is_read_not_encoded(qwen: Path, tmp_path: Path, ti
         assert machine.stats()[f"embed_{tier}_bytes"] == 0
         assert machine.generate(prompts[0], **GREEDY).token_ids == first[0]
         assert machine.stats()["images_encoded"] == 4
-        at_rest(machine)
+        assert_idle(machine)
 
 
 def test_host_memory_answers_before_the_disk(qwen: Path, tmp_path: Path) -> None:
@@ -141,4 +141,4 @@ def test_what_is_too_old_is_encoded_again_in_every_tier(
         machine.generate(prompt, **GREEDY)
         stats = machine.stats()
         assert (stats["images_encoded"], stats["embed_disk_hits"]) == (2, 0)
-        at_rest(machine)
+        assert_idle(machine)

@@ -14,7 +14,7 @@ from fovea.core.errors import Overloaded
 from fovea.core.image import ImageUse, PixelBudget
 from fovea.engine.config import EngineConfig
 from fovea.engine.visual_budget.detail import Choice
-from tests.support.engines import SETTINGS, ask, at_rest, engine, loaded, picture
+from tests.support.engines import SETTINGS, ask, assert_idle, engine, picture, shared_model
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
 LARGE = picture(3, 960, 640)
@@ -43,7 +43,7 @@ def test_the_question_chooses_and_the_answer_says_so(
     assert low.tokens <= 64 < medium.tokens <= 256 < high.tokens
     assert "'many'" in medium.reason
     assert "image 0 at medium" in caplog.text
-    at_rest(by_keywords)
+    assert_idle(by_keywords)
 
 
 def test_every_image_has_its_own_level(by_keywords: Engine) -> None:
@@ -75,7 +75,7 @@ def test_a_policy_of_ones_own(qwen: Path) -> None:
         def choose(self, question: str) -> Choice:
             return Choice("low", f"{len(question)} characters are no reason to look")
 
-    with Engine(loaded(qwen), EngineConfig(**SETTINGS), detail_policy=Shy()) as machine:
+    with Engine(shared_model(qwen), EngineConfig.of(**SETTINGS), detail_policy=Shy()) as machine:
         answer = machine.generate(ask("Read it.", LARGE), **GREEDY)
     assert answer.images == (ImageUse("low", answer.images[0].tokens, "8 characters are no reason to look"),)
 
@@ -88,7 +88,7 @@ def test_load_lowers_what_was_not_asked_for() -> None:
         loaded_now = machine.generate(ask("Read it.", LARGE), **GREEDY).images[0]
         asked = machine.generate(ask("Read it.", LARGE, budget=PixelBudget("high")), **GREEDY).images[0]
         running.close()
-        at_rest(machine)
+        assert_idle(machine)
         after = machine.generate(ask("Read it.", LARGE), **GREEDY).images[0]
     assert idle.detail == asked.detail == after.detail == "high"
     assert loaded_now.detail in ("medium", "low")
@@ -104,9 +104,9 @@ def test_full_is_refused_in_numbers_where_that_is_the_policy(qwen: Path) -> None
             machine.generate(ask("Read it.", LARGE), **GREEDY)
         assert caught.value.retry_after
         running.close()
-        at_rest(machine)
+        assert_idle(machine)
         assert machine.generate(ask("Read it.", LARGE), **GREEDY).text
-        at_rest(machine)
+        assert_idle(machine)
 
 
 def test_pixels_that_find_no_room_are_refused_too(qwen: Path) -> None:
@@ -118,4 +118,4 @@ def test_pixels_that_find_no_room_are_refused_too(qwen: Path) -> None:
             machine.generate(ask("?", picture(8, 640, 640)), **GREEDY)
         held.release()
         assert machine.generate(ask("?", picture(8, 640, 640)), **GREEDY).text
-        at_rest(machine)
+        assert_idle(machine)

@@ -18,12 +18,12 @@ from fovea.core.image import Image, PixelBudget, VisualTokens, content_identity
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.visual_budget.choose import Asked, Chosen, Reducing
 from tests.engine.visual_budget.test_choose import SETTINGS, Letters, processor
-from tests.support.engines import ask, at_rest, engine, picture
-from tests.support.reduced import GREEDY, asking, drawn, fewer, laid_out
+from tests.support.engines import ask, assert_idle, engine, picture
+from tests.support.reduced import GREEDY, patchy_page, prepared_prompt, reduced_budget, reduced_prompt
 
 Checkpoints = Callable[[str], Path]
 VIEWS = "views"
-PAGES = [drawn(number, 480, 640) for number in range(3)]
+PAGES = [patchy_page(number, 480, 640) for number in range(3)]
 
 
 def noise(seed: int, width: int, height: int) -> Image:
@@ -122,7 +122,7 @@ def machine(request: pytest.FixtureRequest, checkpoint: Checkpoints) -> Iterator
 
 
 def shown(machine: Engine, prompt: ChatPrompt) -> list[int]:
-    return [image.plan.tokens for image in laid_out(machine, prompt).images]
+    return [image.plan.tokens for image in prepared_prompt(machine, prompt).images]
 
 
 def test_the_image_that_is_asked_about_gets_its_tokens(machine: Engine) -> None:
@@ -132,22 +132,25 @@ def test_the_image_that_is_asked_about_gets_its_tokens(machine: Engine) -> None:
         ("read the last page", 2),
         ("describe image 1", 0),
     ):
-        found = shown(machine, asking(words, *PAGES, method=VIEWS, budget=plain[close] + 40))
+        found = shown(machine, reduced_prompt(words, *PAGES, method=VIEWS, budget=plain[close] + 40))
         assert [view for view in range(3) if found[view] == plain[view]] == [close]
         assert sum(found) <= plain[close] + 40
-    found = shown(machine, asking("compare the first with the third", *PAGES, method=VIEWS, keep=0.7))
+    found = shown(machine, reduced_prompt("compare the first with the third", *PAGES, method=VIEWS, keep=0.7))
     assert [found[0], found[2]] == [plain[0], plain[2]]
 
 
 def test_answers_are_those_of_images_resized_by_hand(machine: Engine) -> None:
     """Token for token, and with the same encoder outputs and KV: nothing is encoded or prefilled a second time."""
     words = "what is in the second image?"
-    answer = machine.generate(asking(words, *PAGES, method=VIEWS, keep=0.4), **GREEDY)
+    answer = machine.generate(reduced_prompt(words, *PAGES, method=VIEWS, keep=0.4), **GREEDY)
     assert answer.usage.image == sum(image.tokens for image in answer.images)
     assert [image.method for image in answer.images] == [VIEWS, None, VIEWS]
-    plans = [image.plan for image in laid_out(machine, asking(words, *PAGES, method=VIEWS, keep=0.4)).images]
+    plans = [
+        image.plan
+        for image in prepared_prompt(machine, reduced_prompt(words, *PAGES, method=VIEWS, keep=0.4)).images
+    ]
     parts = [
-        ImagePart(page, PixelBudget() if number == 1 else fewer("resize", budget=plan.tokens + 4))
+        ImagePart(page, PixelBudget() if number == 1 else reduced_budget("resize", budget=plan.tokens + 4))
         for number, (page, plan) in enumerate(zip(PAGES, plans, strict=True))
     ]
     by_hand = ChatPrompt((Message("user", (*parts, TextPart(words))),))
@@ -159,14 +162,14 @@ def test_answers_are_those_of_images_resized_by_hand(machine: Engine) -> None:
     assert machine.stats()["images_encoded"] == before["images_encoded"]
     machine.clear_caches("kv")
     assert machine.generate(by_hand, **GREEDY).token_ids == answer.token_ids
-    at_rest(machine)
+    assert_idle(machine)
 
 
 def test_a_closely_seen_image_has_the_caches_of_a_plain_one(machine: Engine) -> None:
-    pages = [drawn(number, 480, 640) for number in (7, 8)]
+    pages = [patchy_page(number, 480, 640) for number in (7, 8)]
     machine.generate(ask("what is it?", pages[0]), **GREEDY)
     before = machine.stats()
-    done = machine.generate(asking("what is in image 1?", *pages, method=VIEWS, keep=0.6), **GREEDY)
+    done = machine.generate(reduced_prompt("what is in image 1?", *pages, method=VIEWS, keep=0.6), **GREEDY)
     assert done.images[0].method is None
     assert done.usage.cached >= done.images[0].tokens, "its KV is found, too"
     assert machine.stats()["images_encoded"] == before["images_encoded"] + 1, "the glance"
@@ -174,15 +177,15 @@ def test_a_closely_seen_image_has_the_caches_of_a_plain_one(machine: Engine) -> 
 
 def test_one_image_and_a_budget_for_all_are_the_plain_path(machine: Engine) -> None:
     for images, wish in ((PAGES[:1], {"keep": 0.1}), (PAGES[:1], {"budget": 1}), (PAGES, {"keep": 1}), (PAGES, {"budget": 10**6})):  # fmt: skip
-        plain = laid_out(machine, ask("what is it?", *images))
-        found = laid_out(machine, asking("what is it?", *images, method=VIEWS, **wish))
+        plain = prepared_prompt(machine, ask("what is it?", *images))
+        found = prepared_prompt(machine, reduced_prompt("what is it?", *images, method=VIEWS, **wish))
         assert (found.ids, found.spans) == (plain.ids, plain.spans)
         assert [image.chosen for image in found.images] == [None] * len(images)
 
 
 def test_a_follow_up_looks_at_what_it_names(machine: Engine) -> None:
-    budget = fewer(VIEWS, keep=0.5)
-    first = asking("what is in the last image?", *PAGES[:2], method=VIEWS, keep=0.5).messages
+    budget = reduced_budget(VIEWS, keep=0.5)
+    first = reduced_prompt("what is in the last image?", *PAGES[:2], method=VIEWS, keep=0.5).messages
     said = Message("assistant", (TextPart("a page"),))
     later = Message("user", (ImagePart(PAGES[2], budget), TextPart("and in image 1?")))
     plain = shown(machine, ask("?", *PAGES))
@@ -194,11 +197,11 @@ def test_a_follow_up_looks_at_what_it_names(machine: Engine) -> None:
 
 def test_fewer_tokens_than_images_are_refused(machine: Engine) -> None:
     with pytest.raises(InvalidRequest, match="2 tokens for 3 images, of which views shows each") as caught:
-        machine.generate(asking("?", *PAGES, method=VIEWS, budget=2), **GREEDY)
+        machine.generate(reduced_prompt("?", *PAGES, method=VIEWS, budget=2), **GREEDY)
     assert caught.value.param == "visual_tokens"
     assert "accepted: 3 or more" in caught.value.message
-    assert shown(machine, asking("?", *PAGES, method=VIEWS, budget=3)) == [1, 1, 1]
-    assert shown(machine, asking("?", *PAGES, method=VIEWS, keep=0.0001)) == [1, 1, 1]
+    assert shown(machine, reduced_prompt("?", *PAGES, method=VIEWS, budget=3)) == [1, 1, 1]
+    assert shown(machine, reduced_prompt("?", *PAGES, method=VIEWS, keep=0.0001)) == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -211,9 +214,9 @@ def test_models_whose_images_can_not_be_made_smaller_refuse_it(
     small = [picture(1, 190, 130), picture(2, 190, 130)]
     with engine(checkpoint(architecture), kv_blocks=64) as made:
         with pytest.raises(InvalidRequest, match=message) as caught:
-            made.generate(asking("?", *small, method=VIEWS, keep=0.5), **GREEDY)
+            made.generate(reduced_prompt("?", *small, method=VIEWS, keep=0.5), **GREEDY)
         assert caught.value.param == "visual_tokens"
-        assert made.generate(asking("?", *small, method=VIEWS, keep=1), **GREEDY).text
+        assert made.generate(reduced_prompt("?", *small, method=VIEWS, keep=1), **GREEDY).text
     with pytest.raises(ConfigError, match=f"visual_tokens: this model.*{message}"):
         engine(checkpoint(architecture), visual_tokens="views:0.5")
 
