@@ -26,7 +26,7 @@ from checkpoint import write_checkpoint
 from fovea.core.image import Image, PixelBudget, content_identity
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
-from fovea.engine.models.engines import look, site
+from fovea.engine.models.engines import find_engines, site
 from fovea.engine.vision.built.build import Builder, largest_difference
 from fovea.engine.vision.processor.base import ProcessedImage
 
@@ -64,13 +64,13 @@ def picture(size: int) -> Image:
 
 def build(folder: Path, out: Path, format: str, base: EngineConfig, sizes: list[int]) -> float:
     """Seconds that it took, 0 where it is there already."""
-    loaded = load_model(str(folder), replace(base, kernels="torch"))
+    loaded = load_model(str(folder), base.changed(kernels="torch"))
     encoder = loaded.model.static_encoder()
     assert encoder is not None
     here = site(loaded.model, loaded.info.architecture)
     grids = {loaded.processor.plan(size, size, PixelBudget()).grid: [f"{size}x{size}"] for size in sizes}
     if (out / "manifest.json").is_file():
-        found = look(str(out), folder, loaded.model, "none")
+        found = find_engines(str(out), folder, loaded.model, "none")
         if (
             found
             and not found.manifest.misfit(here)
@@ -79,14 +79,14 @@ def build(folder: Path, out: Path, format: str, base: EngineConfig, sizes: list[
             return 0.0
     started = time.perf_counter()
     model = loaded.model
-    Builder(encoder, format, 1, model.device, model.dtype, here, out, tell=print).build(grids)
+    Builder(encoder, format, 1, model.device, model.dtype, here, out, progress=print).build(grids)
     return time.perf_counter() - started
 
 
 def candidates(
     folder: Path, engines: Path, dtype: str, args: argparse.Namespace
 ) -> tuple[list[Candidate], dict[str, float]]:
-    base = EngineConfig(dtype=dtype, device="cpu", threads=args.threads)
+    base = EngineConfig.of(dtype=dtype, device="cpu", threads=args.threads)
     took: dict[str, float] = {}
     kinds: dict[str, Callable[[], dict[str, Any]]] = {
         "torch": lambda: {"kernels": "torch"},
@@ -105,7 +105,7 @@ def candidates(
     made = []
     for name, settings in kinds.items():
         try:
-            loaded = load_model(str(folder), replace(base, **settings()))
+            loaded = load_model(str(folder), base.changed(**settings()))
             loaded.model.decoder.layers = torch.nn.ModuleList()  # nobody asks: six models are to fit
             made.append(Candidate(name, loaded))
         except Exception as error:  # noqa: BLE001 - what can not run here is said, and the others are measured

@@ -1,10 +1,11 @@
-"""How long each method of visual-token reduction takes to choose, and what looking into encoder and decoder costs.
+"""Time how long each method of visual-token reduction takes to choose tokens, and its taps and its probe.
 
-    python benchmarks/reduction.py [--rows 42] [--columns 28] [--width 256] [--keep 0.5] [--threads 2] [--repeats 7]
+    python benchmarks/reduction.py [--rows 42] [--columns 28] [--width 256] [--keep 0.5] [--threads 2]
+    [--repeats 7]
 
-Choosing works on random embeddings: none of the methods is quicker on easier ones. The last rows are the bundled model's, on
-random pixels of the same grid: the encoder itself, and what it costs to make the taps and the probe that some methods need.
-Each figure is the quickest of the repeats. The last line is JSON.
+The embeddings are random, because no method is quicker on easier ones. The last rows are measured with the
+bundled model on random pixels of the same grid: the encoder itself, and the taps and the probe that some
+methods need. Each figure is the quickest of the repeats. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -20,55 +21,55 @@ import torch
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model
 from fovea.engine.models.qwen_vl import QwenVL
-from fovea.engine.reduce.base import Probe, Seen
+from fovea.engine.reduce.base import Probe, ReductionInput
 from fovea.engine.reduce.probe import run_probe
 from fovea.engine.reduce.registry import reducer
 from fovea.engine.reduce.taps import encoder_taps
 from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.slices import finished
+from fovea.engine.vision.slices import run_to_end
 from fovea.engine.visual_budget.methods import METHODS, keep_count
 
 WORDS = 12
 
 
-def tokens(rows: int, columns: int, width: int) -> Seen:
+def tokens(rows: int, columns: int, width: int) -> ReductionInput:
     count = rows * columns
     probe = Probe(torch.randn(count + WORDS, width), torch.randn(count + WORDS, 2, 64), torch.rand(count), 0)
-    return Seen(
+    return ReductionInput(
         torch.randn(count, width), (rows, columns), "benchmark", query=torch.randn(WORDS, width),
         attention=torch.rand(count), keys=torch.randn(count, 64), probe=probe,
     )  # fmt: skip
 
 
-def choosing(seen: Seen, keep: int) -> dict[str, Callable[[], object]]:
+def method_calls(visual: ReductionInput, keep: int) -> dict[str, Callable[[], object]]:
     names = [name for name, method in METHODS.items() if method.after == "encoder"]
-    return {name: partial(reducer(name).reduce, seen, keep) for name in names}
+    return {name: partial(reducer(name).reduce, visual, keep) for name in names}
 
 
-def looking(rows: int, columns: int) -> dict[str, Callable[[], object]]:
+def model_calls(rows: int, columns: int) -> dict[str, Callable[[], object]]:
     model = load_model("fovea-tiny", EngineConfig()).model
     if not isinstance(model, QwenVL):
-        raise SystemExit("the bundled model has no Qwen tower")
+        raise SystemExit("the bundled model has no Qwen vision encoder")
     tower, grid = model.vision, (1, 2 * rows, 2 * columns)
     patches = torch.randn(4 * rows * columns, tower.patch_embed.proj.in_features).to(
         model.device, model.dtype
     )
-    embeds, deepstack = finished(tower.slices(patches, grid))
+    embeds, deepstack = run_to_end(tower.slices(patches, grid))
     visual, words = VisualFeatures(embeds, tuple(deepstack)), list(range(WORDS))
     return {
-        "encoder": lambda: finished(tower.slices(patches, grid)),
+        "encoder": lambda: run_to_end(tower.slices(patches, grid)),
         "taps": lambda: encoder_taps(tower, patches, grid),
         "probe": lambda: run_probe(model, words, visual, words, (rows, columns)),
     }
 
 
 def quickest(call: Callable[[], object], repeats: int) -> float:
-    found = []
+    seconds = []
     for _ in range(repeats + 1):
         started = time.perf_counter()
         call()
-        found.append(time.perf_counter() - started)
-    return min(found[1:])
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])
 
 
 @torch.inference_mode()
@@ -87,7 +88,8 @@ def main() -> None:
     torch.manual_seed(0)
     keep = keep_count(args.rows * args.columns, args.keep)
     print(f"{keep} of {args.rows}x{args.columns} tokens of width {args.width}, {args.threads} threads")
-    calls = choosing(tokens(args.rows, args.columns, args.width), keep) | looking(args.rows, args.columns)
+    visual = tokens(args.rows, args.columns, args.width)
+    calls = method_calls(visual, keep) | model_calls(args.rows, args.columns)
     seconds = {}
     for name, call in calls.items():
         seconds[name] = quickest(call, args.repeats)

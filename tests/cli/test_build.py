@@ -74,7 +74,7 @@ def test_a_format_whose_package_is_missing(
 def test_a_folder_without_engines(fovea: Caller, tiny: Path, tmp_path: Path) -> None:
     done = fovea("ask", "what?", "--model", tiny, "--encoder-engines", tmp_path)
     assert done.code == 2
-    assert "has no manifest.json; fovea build makes one" in done.told
+    assert "has no manifest.json; fovea build writes one" in done.told
 
 
 def test_engines_of_another_model(fovea: Caller, tiny: Path, out: Path) -> None:

@@ -47,7 +47,7 @@ def linears(model: torch.nn.Module) -> Iterator[tuple[str, Linear]]:
 def round_weights(model: torch.nn.Module, quantization: str) -> None:
     """The model's plain weights become what they are after quantization."""
     for path, layer in linears(model):
-        format = RECIPES[quantization].of(path, layer)
+        format = RECIPES[quantization].format_of(path, layer)
         if format is not None and layer.weight.numel():
             layer.weight.data = quantize(layer.weight.data, format).dequantized().to(layer.weight.dtype)
 
@@ -67,7 +67,7 @@ def test_answers_are_those_of_the_rounded_weights(
     with Engine.from_pretrained(folder, **PLAIN) as engine:
         before = answer(engine, prompt)
         engine.clear_caches()
-        round_weights(engine.loop.runner.model, quantization)
+        round_weights(engine.runner.model, quantization)
         theirs = answer(engine, prompt)
     with Engine.from_pretrained(folder, **PLAIN, quantization=quantization) as engine:
         assert engine.info.quantization == quantization
@@ -82,7 +82,7 @@ def test_answers_are_those_of_the_rounded_weights(
 @pytest.mark.parametrize("architecture", ["qwen2_5_vl", "llava_next"])
 def test_what_is_quantized_and_what_is_not(architecture: str, tmp_path: Path) -> None:
     folder = str(write(architecture, tmp_path / architecture))
-    model = load_model(folder, EngineConfig(**PLAIN, quantization="int4")).model
+    model = load_model(folder, EngineConfig.of(**PLAIN, quantization="int4")).model
     kinds: dict[str, set[int | None]] = {"decoder": set(), "head": set(), "patches": set(), "encoder": set()}
     for path, layer in linears(model):
         product = layer.product
@@ -97,11 +97,11 @@ def test_what_is_quantized_and_what_is_not(architecture: str, tmp_path: Path) ->
 
 
 def test_a_tied_table_is_kept_once() -> None:
-    plain = load_model("fovea-tiny", EngineConfig(**PLAIN)).model
+    plain = load_model("fovea-tiny", EngineConfig.of(**PLAIN)).model
     assert plain.head.tied
     ids = torch.tensor([5, 0, 7])
     rows = plain.decoder.embed_tokens(ids)
-    model = load_model("fovea-tiny", EngineConfig(**PLAIN, quantization="int8")).model
+    model = load_model("fovea-tiny", EngineConfig.of(**PLAIN, quantization="int8")).model
     assert model.decoder.embed_tokens.weight.numel() == model.head.lm_head.weight.numel() == 0
     assert model.decoder.embed_tokens.quantized is model.head.lm_head.product
     close = model.decoder.embed_tokens(ids)
@@ -114,13 +114,13 @@ def test_a_tied_table_is_kept_once() -> None:
 def test_the_cpus_kernels_take_them_in_bf16(quantization: str) -> None:
     if library() is None:
         pytest.skip("this machine can not run the C++ kernels")
-    settings = EngineConfig(dtype="bfloat16", device="cpu", threads=1, quantization=quantization)
+    settings = EngineConfig.of(dtype="bfloat16", device="cpu", threads=1, quantization=quantization)
     model = load_model("fovea-tiny", settings).model
     assert model.decoder._stack is not None
     for path, layer in linears(model):
         assert isinstance(layer.product, NativeProduct), path
         number = layer.product.weight.struct.format
-        format = RECIPES[quantization].of(path, layer)
+        format = RECIPES[quantization].format_of(path, layer)
         assert number == (0 if format is None else format.number), path
 
 
@@ -146,7 +146,7 @@ def test_an_encoders_stored_outputs_are_not_mixed_up(tmp_path: Path) -> None:
     marks = {
         load_model(
             "fovea-tiny",
-            EngineConfig(device="cpu", threads=1, embed_disk_dir=str(tmp_path), quantization=quantization),
+            EngineConfig.of(device="cpu", threads=1, embed_disk_dir=str(tmp_path), quantization=quantization),
         ).fingerprint
         for quantization in ("none", "int8", "int4")
     }
@@ -165,14 +165,14 @@ def test_stored_outputs_are_not_those_of_a_model_that_would_choose_others(tmp_pa
             if changed and name.endswith(f"language_model.{changed}"):
                 weights[name] = weights[name] + 1
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        settings = EngineConfig(device="cpu", threads=1, embed_disk_dir=str(tmp_path / "disk"))
+        settings = EngineConfig.of(device="cpu", threads=1, embed_disk_dir=str(tmp_path / "disk"))
         marks.add(load_model(str(folder), settings).fingerprint)
     assert len(marks) == 3, "the last layer chooses nothing"
 
 
 def test_an_unknown_quantization_is_refused() -> None:
     with pytest.raises(ConfigError, match="quantization is 'int3'; accepted: none, int8, int4, fp8"):
-        EngineConfig(quantization="int3")
+        EngineConfig.of(quantization="int3")
 
 
 def test_a_tensor_that_comes_twice_is_refused(tmp_path: Path) -> None:
@@ -184,6 +184,6 @@ def test_a_tensor_that_comes_twice_is_refused(tmp_path: Path) -> None:
         save_file({"model.norm.weight": torch.ones(4)}, file)
     targets: list[tuple[str, Tensor]] = [("decoder.norm.weight", torch.empty(4))]
     with pytest.raises(
-        CheckpointError, match="b.safetensors: tensor 'model.norm.weight' comes a second time"
+        CheckpointError, match="b.safetensors: tensor 'model.norm.weight' is there a second time"
     ):
         load_weights(files, iter(targets))

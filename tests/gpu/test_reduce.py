@@ -9,7 +9,7 @@ import torch
 
 from fovea.engine.reduce.registry import reducer
 from fovea.engine.visual_budget.methods import METHODS
-from tests.support.seen import seen
+from tests.support.reduction import reduction_input
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,7 +19,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("name", [name for name, found in METHODS.items() if found.after == "encoder"])
 def test_the_same_tokens_as_on_the_cpu(name: str) -> None:
-    image = seen(12, 14, width=64)
+    image = reduction_input(12, 14, width=64)
     assert image.probe is not None
     fields = ("embeds", "query", "attention", "keys")
     moved = {field: getattr(image, field).cuda() for field in fields}

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from fovea.core.errors import ConfigError
-from fovea.engine.vision.slices import attend_slices, finished
+from fovea.engine.vision.slices import attend_slices, run_to_end
 from fovea.kernels import reference
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, Shares
@@ -355,8 +355,8 @@ def test_attention_within_groups(native: NativeKernels, runs: list[tuple[int, in
     torch.manual_seed(0)
     heads, rows = 3, sum(groups * count for groups, count in runs)
     qkv = torch.randn(rows, 3 * heads, dim).to(BF16)
-    theirs = finished(attend_slices(TorchKernels(), qkv.float(), runs, heads))
-    ours = finished(attend_slices(native, qkv, runs, heads))
+    theirs = run_to_end(attend_slices(TorchKernels(), qkv.float(), runs, heads))
+    ours = run_to_end(attend_slices(native, qkv, runs, heads))
     torch.testing.assert_close(ours.float(), theirs, atol=0.03, rtol=0.03)
     whole = torch.nn.functional.scaled_dot_product_attention(
         *qkv[: runs[0][0] * runs[0][1]]

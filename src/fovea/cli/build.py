@@ -51,7 +51,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--config", metavar="FILE", help="TOML file of settings; flags and FOVEA_* come first"
     )
-    skip = [name for name in options.field_names(EngineConfig) if name not in SETTINGS]
+    skip = [name for name in options.setting_names(EngineConfig) if name not in SETTINGS]
     options.add_options(parser, "engine", EngineConfig, skip=skip)
     parser.set_defaults(run=run)
 
@@ -81,13 +81,13 @@ def _build(name: str, config: EngineConfig, args: argparse.Namespace) -> tuple[M
     import torch
 
     from fovea.engine.load import load_model, resolve
-    from fovea.engine.models.engines import BESIDE, site
+    from fovea.engine.models.engines import ENGINES_FOLDER, site
     from fovea.engine.vision.built.build import Builder
     from fovea.engine.vision.built.format import format_named
 
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    folder = args.out.expanduser() if args.out else resolve(name) / BESIDE
+    if config.model.threads:
+        torch.set_num_threads(config.model.threads)
+    folder = args.out.expanduser() if args.out else resolve(name) / ENGINES_FOLDER
     loaded = load_model(name, config)
     model = loaded.model
     format_named(args.format).check(model.device)
@@ -104,7 +104,7 @@ def _build(name: str, config: EngineConfig, args: argparse.Namespace) -> tuple[M
         model.dtype,
         site(model, loaded.info.architecture),
         folder,
-        tell=lambda line: print(line, file=sys.stderr),
+        progress=lambda line: print(line, file=sys.stderr),
     )
     return builder.build(_grids(loaded, args.resolutions, args.levels)), folder
 

@@ -15,8 +15,8 @@ from fovea.engine.schedule.plan import EncodeJob
 from fovea.engine.sequence import ImageSpan
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.engine.vision.slices import Ahead, Slices
-from fovea.engine.vision.stream import EncoderStream, SameThread, encoder_stream
+from fovea.engine.vision.slices import Slices, UpcomingImages
+from fovea.engine.vision.stream import EncoderStream, InlineStream, encoder_stream
 
 SLICES = 3
 
@@ -31,7 +31,7 @@ class FakeStream:
     inside: bool = False
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def activate(self) -> Iterator[None]:
         self.inside = True
         yield
         self.inside = False
@@ -86,7 +86,7 @@ class Tower:
             raise ValueError("these are no pixels")
         return ProcessedImage(job.span.key, None, {})  # type: ignore[arg-type]
 
-    def encode(self, image: ProcessedImage, ahead: Ahead) -> Slices[VisualFeatures]:
+    def encode(self, image: ProcessedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]:
         self.begun.append(image.identity)
         self.ahead.append([other.identity for other in ahead()])
         try:
@@ -105,8 +105,8 @@ def job(key: str, *holders: str) -> EncodeJob:
 
 
 def test_on_a_cpu_an_image_is_there_when_its_last_slice_returns() -> None:
-    assert isinstance(encoder_stream(torch.device("cpu")), SameThread)
-    tower = Tower(SameThread())
+    assert isinstance(encoder_stream(torch.device("cpu")), InlineStream)
+    tower = Tower(InlineStream())
     made = tower.encoder.step([job("a", "s1", "s2"), job("b")], 60.0, alone=False)
     assert list(made.images) == ["a", "b"]
     assert made.images["a"].holders == {"s1", "s2"}
@@ -116,7 +116,7 @@ def test_on_a_cpu_an_image_is_there_when_its_last_slice_returns() -> None:
 
 def test_who_is_encoded_knows_which_reduced_images_come_next() -> None:
     """Those that have begun do not count, nor plain ones; one whose pixels failed is told of when its own turn comes."""
-    tower = Tower(SameThread())
+    tower = Tower(InlineStream())
     tower.encoder.step([job("a")], 0.0, alone=False)
     wanted = [job("a"), job("plain"), *(part(key) for key in ("b", "broken", "c"))]
     tower.encoder.step(wanted, 0.0, alone=False)
@@ -133,7 +133,7 @@ def part(key: str) -> EncodeJob:
 
 
 def test_no_seconds_are_one_slice() -> None:
-    tower = Tower(SameThread())
+    tower = Tower(InlineStream())
     for slices in range(1, SLICES + 1):
         made = tower.encoder.step([job("a")], 0.0, alone=False)
         assert tower.slices == slices
@@ -141,7 +141,7 @@ def test_no_seconds_are_one_slice() -> None:
 
 
 def test_what_has_begun_is_finished_first() -> None:
-    tower = Tower(SameThread())
+    tower = Tower(InlineStream())
     tower.encoder.step([job("a")], 0.0, alone=False)
     tower.encoder.step([job("b"), job("a")], 0.0, alone=False)
     assert tower.begun == ["a"]
@@ -210,7 +210,7 @@ def test_whoever_left_meanwhile_holds_nothing() -> None:
     assert tower.encoder.step([], 60.0, alone=False).images["a"].holders == {"s2"}
 
 
-@pytest.mark.parametrize("stream", [SameThread(), FakeStream()])
+@pytest.mark.parametrize("stream", [InlineStream(), FakeStream()])
 def test_an_image_that_fails_fails_alone(stream: EncoderStream) -> None:
     tower = Tower(stream)
     made = tower.encoder.step([job("broken"), job("a")], 60.0, alone=True)

@@ -1,4 +1,4 @@
-"""DART, DPP and FastV against plain loops, and against what they are meant to be."""
+"""DART, DPP and FastV, compared with plain loops and with properties that they must have."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from fovea.engine.reduce import dart, dpp
 from fovea.engine.reduce.registry import reducer
-from tests.support.seen import BEFORE, seen
+from tests.support.reduction import BEFORE, reduction_input
 
 Rows = list[list[float]]
 
 
 def kernel_of(embeds: Tensor, query: Tensor | None) -> Tensor:
-    rows = dpp.weighed(embeds, query)
+    rows = dpp.weighted_rows(embeds, query)
     return rows @ rows.T
 
 
@@ -32,21 +32,21 @@ def cosine(one: list[float], other: list[float]) -> float:
 def naive_dart(
     states: Rows, norms: list[float], words: Rows, word_norms: list[float], keep: int
 ) -> list[int]:
-    """The paper's steps, one token at a time."""
+    """The steps of the paper, one token at a time."""
     pivots = sorted(range(len(states)), key=lambda i: -norms[i])[: min(4, keep)]
     texts = sorted(range(len(words)), key=lambda i: -word_norms[i])[:4]
     vectors = [states[i] for i in pivots] + [words[i] for i in texts]
-    kept, left = list(pivots), keep - len(pivots)
+    chosen, left = list(pivots), keep - len(pivots)
     for number, pivot in enumerate(vectors):
         quota = left // len(vectors) + (1 if number < left % len(vectors) else 0)
         for _ in range(quota):
-            free = [i for i in range(len(states)) if i not in kept]
-            kept.append(min(free, key=lambda i: cosine(states[i], pivot)))
-    return sorted(kept)
+            free = [i for i in range(len(states)) if i not in chosen]
+            chosen.append(min(free, key=lambda i: cosine(states[i], pivot)))
+    return sorted(chosen)
 
 
 def naive_greedy(kernel: Tensor, keep: int) -> list[int]:
-    """Each next token is the one with which the determinant is largest, determinants computed one by one."""
+    """Choose step by step the token with the largest determinant, computing every determinant anew."""
     chosen: list[int] = []
     for _ in range(keep):
         free = [i for i in range(len(kernel)) if i not in chosen]
@@ -61,19 +61,19 @@ def l1(rows: Tensor) -> list[float]:
 
 
 @pytest.mark.parametrize("keep", [1, 3, 4, 5, 11, 12, 13, 30, 41])
-def test_dart_is_the_loop(keep: int) -> None:
-    image = seen(6, 7)
+def test_dart_equals_the_loop(keep: int) -> None:
+    image = reduction_input(6, 7)
     assert image.query is not None
     states, words = image.embeds.tolist(), image.query.tolist()
     alone = naive_dart(states, l1(image.embeds), [], [], keep)
-    asked = naive_dart(states, l1(image.embeds), words, l1(image.query), keep)
+    with_words = naive_dart(states, l1(image.embeds), words, l1(image.query), keep)
     assert reducer("dart").reduce(image, keep).index.tolist() == alone
-    assert reducer("dart_query").reduce(image, keep).index.tolist() == asked
+    assert reducer("dart_query").reduce(image, keep).index.tolist() == with_words
 
 
 @pytest.mark.parametrize("keep", [3, 12, 30])
-def test_dart_in_the_decoder_is_the_loop_on_its_states(keep: int) -> None:
-    image = seen(6, 7)
+def test_dart_in_the_decoder_equals_the_loop_on_its_states(keep: int) -> None:
+    image = reduction_input(6, 7)
     probe = image.probe
     assert probe is not None
     hidden, norms = probe.hidden.tolist(), l1(probe.keys)
@@ -82,34 +82,37 @@ def test_dart_in_the_decoder_is_the_loop_on_its_states(keep: int) -> None:
     assert reducer("dart_k").reduce(image, keep).index.tolist() == expected
 
 
-def test_dart_drops_duplicates_of_what_is_strong() -> None:
-    """Forty tokens, thirty of which are one and the same, the strongest: all that differ are kept."""
-    image = seen(5, 8)
+def test_dart_drops_duplicates_of_strong_tokens() -> None:
+    """Of forty tokens thirty are copies of the strongest one. All ten others are kept."""
+    image = reduction_input(5, 8)
     image.embeds[5:35] = 3 * image.embeds[5]
     kept = reducer("dart").reduce(image, 14).index.tolist()
     assert {*range(5), *range(35, 40)} <= set(kept)
 
 
 def test_the_strongest_token_is_a_pivot() -> None:
-    image = seen(5, 8)
+    image = reduction_input(5, 8)
     image.embeds[17] *= 10
     assert reducer("dart").reduce(image, 1).index.tolist() == [17]
     assert int(dart.strength(image.embeds).argmax()) == 17
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_dpp_is_greedy_in_the_determinant(asked: bool) -> None:
+@pytest.mark.parametrize("with_query", [False, True])
+def test_dpp_is_greedy_in_the_determinant(with_query: bool) -> None:
     for seed in range(8):
-        image = seen(3, 4, seed, width=20)
-        kernel = kernel_of(image.embeds, image.query if asked else None)
-        assert dpp.greedy(kernel, 7).tolist() == naive_greedy(kernel, 7)
+        image = reduction_input(3, 4, seed, width=20)
+        kernel = kernel_of(image.embeds, image.query if with_query else None)
+        assert dpp.choose_greedily(kernel, 7).tolist() == naive_greedy(kernel, 7)
 
 
-def test_the_first_pair_is_nearly_the_best_of_all_pairs() -> None:
-    """With r = 1 any token is a best first one, so brute force over pairs that hold it must find the greedy pair."""
-    image = seen(3, 4, width=20)
+def test_the_second_token_is_the_best_partner_of_the_first() -> None:
+    """Brute force over all pairs with the first token must find the pair that the greedy search finds.
+
+    Without a query all tokens are equally good as the first one.
+    """
+    image = reduction_input(3, 4, width=20)
     kernel = kernel_of(image.embeds, None)
-    first, second = dpp.greedy(kernel, 2).tolist()
+    first, second = dpp.choose_greedily(kernel, 2).tolist()
     best = max(
         (pair for pair in itertools.combinations(range(12), 2) if first in pair),
         key=lambda pair: float(torch.det(kernel[list(pair)][:, list(pair)])),
@@ -122,14 +125,17 @@ def test_three_groups_give_one_each() -> None:
     embeds = centres.repeat_interleave(4, 0) + 0.05 * torch.randn(
         12, 16, generator=torch.Generator().manual_seed(0)
     )
-    chosen = dpp.greedy(kernel_of(embeds, None), 3)
+    chosen = dpp.choose_greedily(kernel_of(embeds, None), 3)
     assert sorted((chosen // 4).tolist()) == [0, 1, 2]
 
 
 def test_more_tokens_than_the_embedding_is_wide() -> None:
-    """Eight dimensions are explained by eight tokens; square roots of the noise that was left made nonsense of the rest."""
-    image = seen(6, 7, width=8)
-    chosen = dpp.greedy(kernel_of(image.embeds, None), 24).tolist()
+    """Eight tokens explain an embedding of eight dimensions, so only rounding noise is left after them.
+
+    The square root of this noise made the choice of all further tokens meaningless.
+    """
+    image = reduction_input(6, 7, width=8)
+    chosen = dpp.choose_greedily(kernel_of(image.embeds, None), 24).tolist()
     assert len(set(chosen)) == 24
     rest = [i for i in range(42) if i not in chosen[:8]]
     kernel = kernel_of(image.embeds[rest], None)
@@ -139,20 +145,18 @@ def test_more_tokens_than_the_embedding_is_wide() -> None:
 @given(
     st.lists(st.tuples(st.floats(1e-5, 1e3), st.integers(1, 50)), min_size=1, max_size=12), st.floats(0, 1)
 )
-def test_shares_are_exact_and_nobody_gets_more_than_there_is(
-    bands: list[tuple[float, int]], part: float
-) -> None:
-    weights, most = zip(*bands, strict=True)
-    total = int(part * sum(most))
-    given = dpp.shares(weights, most, total)
-    assert sum(given) == total
-    assert all(0 <= count <= limit for count, limit in zip(given, most, strict=True))
-    assert dpp.shares([1.0] * len(most), [1000] * len(most), 100 * len(most)) == [100] * len(most)
+def test_shares_are_exact_and_within_their_limits(bands: list[tuple[float, int]], fraction: float) -> None:
+    weights, limits = zip(*bands, strict=True)
+    total, count = int(fraction * sum(limits)), len(limits)
+    shares = dpp.shares(weights, limits, total)
+    assert sum(shares) == total
+    assert all(0 <= share <= limit for share, limit in zip(shares, limits, strict=True))
+    assert dpp.shares([1.0] * count, [1000] * count, 100 * count) == [100] * count
 
 
-def test_two_equal_things_are_two() -> None:
-    """Of equal tokens one said what all say: things were miscounted. Far apart they are as good as different ones."""
-    image = seen(8, 8, width=64)
+def test_equal_things_at_two_places_are_both_kept() -> None:
+    """Of equal tokens only one was kept, so things were miscounted. Equal tokens far apart must both stay."""
+    image = reduction_input(8, 8, width=64)
     things = torch.nn.functional.normalize(
         torch.randn(2, 64, generator=torch.Generator().manual_seed(1)), dim=1
     )
@@ -166,30 +170,30 @@ def test_two_equal_things_are_two() -> None:
 
 @pytest.mark.parametrize("name", ["dpp", "dpp_query"])
 def test_large_images_are_chosen_from_band_by_band(name: str) -> None:
-    """Of 4,096 tokens all with all took five seconds, in which nobody else got a token."""
-    image = seen(60, 60, width=32)
+    """Comparing all of 4,096 tokens took five seconds, during which no other request got a token."""
+    image = reduction_input(60, 60, width=32)
     assert dpp.MOST < 60 * 60
     index = reducer(name).reduce(image, 1777).index
     assert len(index.unique()) == 1777
     per_band = torch.bincount(index // dpp.BAND)
     assert len(per_band) == -(-3600 // dpp.BAND)
     if name == "dpp":
-        rows = dpp.weighed(image.embeds[: dpp.BAND], None)
+        rows = dpp.weighted_rows(image.embeds[: dpp.BAND], None)
         places = dpp.cells(image.grid, rows.device)[: dpp.BAND]
-        first = dpp.greedy(dpp.alike(rows, places), int(per_band[0]))
+        first = dpp.choose_greedily(dpp.dpp_kernel(rows, places), int(per_band[0]))
         assert index[: per_band[0]].tolist() == sorted(first.tolist())
         assert int(per_band[:-1].max() - per_band[:-1].min()) <= 1
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_blank_image(value: float) -> None:
-    image = replace(seen(6, 7), embeds=torch.full((42, 12), value))
+    image = replace(reduction_input(6, 7), embeds=torch.full((42, 12), value))
     for name in ("dpp", "dpp_query", "dart", "dart_query"):
         assert len(reducer(name).reduce(image, 17).index.unique()) == 17
 
 
-def test_tokens_that_have_to_do_with_the_words_come_first() -> None:
-    image = seen(6, 7, width=32)
+def test_tokens_that_are_relevant_to_the_words_come_first() -> None:
+    image = reduction_input(6, 7, width=32)
     assert image.query is not None
     near = [3, 20, 41]
     image.embeds[near] = image.query[:3]
@@ -197,12 +201,12 @@ def test_tokens_that_have_to_do_with_the_words_come_first() -> None:
     assert set(near) <= set(reducer("dpp_query").reduce(image, 6).index.tolist())
 
 
-def test_fastv_keeps_what_the_prompts_end_looks_at() -> None:
-    image = seen(6, 7)
+def test_fastv_keeps_the_tokens_with_the_most_attention() -> None:
+    image = reduction_input(6, 7)
     assert image.probe is not None
     scores = torch.zeros(42)
     scores[[5, 30, 12]] = torch.tensor([0.2, 0.5, 0.3])
-    looked = replace(image, probe=replace(image.probe, scores=scores))
-    assert reducer("fastv").reduce(looked, 1).index.tolist() == [30]
-    assert reducer("fastv").reduce(looked, 3).index.tolist() == [5, 12, 30]
-    assert reducer("fastv").reduce(looked, 5).index.tolist() == [0, 1, 5, 12, 30]
+    with_scores = replace(image, probe=replace(image.probe, scores=scores))
+    assert reducer("fastv").reduce(with_scores, 1).index.tolist() == [30]
+    assert reducer("fastv").reduce(with_scores, 3).index.tolist() == [5, 12, 30]
+    assert reducer("fastv").reduce(with_scores, 5).index.tolist() == [0, 1, 5, 12, 30]

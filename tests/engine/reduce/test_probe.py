@@ -1,4 +1,4 @@
-"""A probe sees what the decoder itself computes, and leaves nothing behind."""
+"""A probe returns what the decoder computes, and changes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.layers.decoder import Decoder
 from fovea.engine.load import load_model
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.reduce.base import Seen
+from fovea.engine.reduce.base import ReductionInput
 from fovea.engine.reduce.probe import run_probe
 from fovea.engine.reduce.registry import reducer
 from fovea.engine.sequence import ImageSpan
@@ -37,7 +37,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def load(folder: Path, dtype: str, kernels: str = "torch") -> VisionLanguageModel:
-    return load_model(str(folder), EngineConfig(dtype=dtype, kernels=kernels, device="cpu")).model
+    return load_model(str(folder), EngineConfig.of(dtype=dtype, kernels=kernels, device="cpu")).model
 
 
 def features(model: VisionLanguageModel, seed: int = 0) -> VisualFeatures:
@@ -63,7 +63,7 @@ def inputs(model: VisionLanguageModel, visual: VisualFeatures) -> Tensor:
 
 
 def run(decoder: Decoder, x: Tensor, places: Tensor, visual: VisualFeatures) -> tuple[Tensor, Tensor]:
-    """Hidden states of all layers, as the runner asks for them, and the KV that they leave."""
+    """Run all layers as the runner does, and return the hidden states and the KV."""
     config = decoder.config
     kv = torch.zeros(len(decoder.layers), 1, LENGTH, 2, config.kv_heads, config.head_dim)
     plan = AttentionPlan(torch.arange(LENGTH), (), (Chunk(0, LENGTH, 0, torch.zeros(1, dtype=torch.long)),))
@@ -72,7 +72,7 @@ def run(decoder: Decoder, x: Tensor, places: Tensor, visual: VisualFeatures) -> 
 
 
 @torch.inference_mode()
-def test_all_layers_are_the_decoder(model: VisionLanguageModel) -> None:
+def test_a_probe_of_all_layers_is_the_decoder(model: VisionLanguageModel) -> None:
     visual, decoder = features(model), model.decoder
     hidden, kv = run(decoder, inputs(model, visual), positions(model), visual)
     probe = run_probe(model, BEFORE, visual, AFTER, GRID, layers=len(decoder.layers))
@@ -103,18 +103,18 @@ def test_scores_are_the_last_rows_attention(model: VisionLanguageModel, layers: 
 
 
 def states_after(model: VisionLanguageModel, visual: VisualFeatures, layers: int) -> Tensor:
-    """Without the last norm: by a decoder that has no more layers."""
+    """Hidden states after some layers, without the last norm, from a decoder that has only these layers."""
     decoder = model.decoder
-    kept, decoder.layers = decoder.layers, decoder.layers[:layers]
+    all_layers, decoder.layers = decoder.layers, decoder.layers[:layers]
     try:
         short = VisualFeatures(visual.embeds, visual.deepstack[:layers])
         return run(decoder, inputs(model, short), positions(model), short)[0]
     finally:
-        decoder.layers = kept
+        decoder.layers = all_layers
 
 
 def test_fastv_finds_the_token_that_the_question_is_about(model: VisionLanguageModel) -> None:
-    """A visual token that is made to have the key that the last row asks for gets the highest score."""
+    """One visual token is changed until its key fits the last row's query. It must get the highest score."""
     visual = features(model)
     plain = run_probe(model, BEFORE, visual, AFTER, GRID, layers=1)
     target, embeds = 7, visual.embeds.clone()
@@ -122,28 +122,28 @@ def test_fastv_finds_the_token_that_the_question_is_about(model: VisionLanguageM
         row = embeds[target].clone().requires_grad_()
         for _ in range(20):
             layer = model.decoder.layers[0]
-            moved = torch.cat((embeds[:target], row[None], embeds[target + 1 :]))
-            x = inputs(model, VisualFeatures(moved))
+            changed = torch.cat((embeds[:target], row[None], embeds[target + 1 :]))
+            x = inputs(model, VisualFeatures(changed))
             attention, heads = layer.self_attn, model.decoder.config.heads
             qkv = layer.before(x).view(LENGTH, -1, attention.dim)
             query, key = qkv[:, :heads], qkv[:, heads : heads + attention.kv_heads]
             if attention.q_norm is not None:
                 query, key = attention.q_norm(query), attention.k_norm(key)
-            turn = model.decoder.rotary(positions(model), torch.float32)
-            query, key = rotate(query, *turn)[-1], rotate(key, *turn)[IMAGE.start + target]
+            angles = model.decoder.rotary(positions(model), torch.float32)
+            query, key = rotate(query, *angles)[-1], rotate(key, *angles)[IMAGE.start + target]
             products = torch.einsum("hgd,hd->", query.view(attention.kv_heads, -1, attention.dim), key)
             (slope,) = torch.autograd.grad(products, row)
             row = (row + slope / slope.norm()).detach().requires_grad_()
     embeds[target] = row.detach()
-    made = run_probe(model, BEFORE, VisualFeatures(embeds, visual.deepstack), AFTER, GRID, layers=1)
-    assert made.scores[target] > plain.scores[target]
-    image = Seen(embeds, GRID, "", probe=made)
+    probe = run_probe(model, BEFORE, VisualFeatures(embeds, visual.deepstack), AFTER, GRID, layers=1)
+    assert probe.scores[target] > plain.scores[target]
+    image = ReductionInput(embeds, GRID, "", probe=probe)
     assert reducer("fastv").reduce(image, 1).index.tolist() == [target]
 
 
-def test_the_engines_own_kernels_see_the_same(tmp_path: Path) -> None:
+def test_the_native_kernels_give_the_same_probe(tmp_path: Path) -> None:
     if library() is None:
-        pytest.skip("this machine can not run the C++ kernels")
+        pytest.skip("this machine cannot run the C++ kernels")
     folder = write("qwen3_vl", tmp_path)
     ours, torchs = load(folder, "bfloat16", "native"), load(folder, "bfloat16")
     visual = features(ours)
@@ -152,7 +152,7 @@ def test_the_engines_own_kernels_see_the_same(tmp_path: Path) -> None:
     assert torch.cosine_similarity(one.hidden.float(), other.hidden.float()).min() > 0.999
 
 
-def test_what_a_probe_can_not_be(model: VisionLanguageModel) -> None:
+def test_a_probe_refuses_impossible_arguments(model: VisionLanguageModel) -> None:
     visual = features(model)
     with pytest.raises(EngineError, match="2 of 3 layers with 0 tokens after"):
         run_probe(model, BEFORE, visual, [], GRID)
@@ -161,7 +161,7 @@ def test_what_a_probe_can_not_be(model: VisionLanguageModel) -> None:
             run_probe(model, BEFORE, visual, AFTER, GRID, layers=layers)
 
 
-def test_nothing_stands_before_the_image(model: VisionLanguageModel) -> None:
-    made = run_probe(model, [], features(model), AFTER, GRID)
-    assert made.start == 0
-    assert made.hidden.shape[0] == 12 + len(AFTER)
+def test_an_image_may_begin_the_prompt(model: VisionLanguageModel) -> None:
+    probe = run_probe(model, [], features(model), AFTER, GRID)
+    assert probe.start == 0
+    assert probe.hidden.shape[0] == 12 + len(AFTER)

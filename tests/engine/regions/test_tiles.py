@@ -14,7 +14,7 @@ from fovea.core.errors import InvalidRequest
 from fovea.core.image import PixelBudget, VisualTokens
 from fovea.engine.models.llava import TiledLlava
 from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.slices import finished
+from fovea.engine.vision.slices import run_to_end
 from tests.support.checkpoints import write
 
 QUESTION = "what is in the red circle?"
@@ -47,7 +47,7 @@ def _encoded(machine: Engine, page: PIL.Image.Image, wish: VisualTokens | None) 
     from fovea.engine.request.prompt_plan import process
 
     processed = process(planned, preparer._pixels._processor)
-    return finished(machine.loop.runner._encoder._encode(processed, lambda: iter(())))
+    return run_to_end(machine.runner._encoder._encode(processed, lambda: iter(())))
 
 
 @pytest.mark.parametrize("size", [(90, 60), (60, 90), (100, 40), (64, 64)])
@@ -62,7 +62,7 @@ def test_kept_tokens_are_those_of_the_whole_encoding(machine: Engine, size: tupl
             assert some.places is not None
             numbers = some.places[:, 0].tolist()
             assert numbers == sorted(set(numbers))
-            base = machine.loop.runner.model.side**2
+            base = machine.runner.model.side**2
             assert numbers[:base] == list(range(base))
             torch.testing.assert_close(some.embeds, full.embeds[numbers], rtol=1e-4, atol=1e-5)
 
@@ -84,7 +84,7 @@ def test_tiles_of_which_nothing_is_kept_are_not_encoded(
         [everything] = encoded
         encoded.clear()
         full = machine.outline(machine.request(QUESTION, [page]).prompt).image_tokens
-        base = machine.loop.runner.model.side**2
+        base = machine.runner.model.side**2
         _encoded(machine, page, VisualTokens("relevance", budget=base + 4))
     assert encoded[0] == 1
     assert 1 < sum(encoded) < everything

@@ -13,7 +13,7 @@ from fovea.core.sampling import SamplingParams
 from fovea.engine.sample import sampler as module
 from fovea.engine.sample.batch import draw
 from fovea.engine.sample.logits import NUCLEUS_GUESS, distribution
-from fovea.engine.sample.sampler import Sampled, Sampler
+from fovea.engine.sample.sampler import SampledToken, Sampler
 from fovea.engine.sequence import Sequence
 
 EOS = 3
@@ -31,7 +31,7 @@ def logits(rows: int, size: int, seed: int) -> torch.Tensor:
     return torch.randn(rows, size, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def sampled(rows: torch.Tensor, params: list[dict[str, Any]], *, batched: bool) -> list[Sampled]:
+def sampled(rows: torch.Tensor, params: list[dict[str, Any]], *, batched: bool) -> list[SampledToken]:
     sampler = Sampler(frozenset({EOS}), batched=batched)
     sequences = [Sequence(f"s{i}", [1, 2], SamplingParams(**each), 9) for i, each in enumerate(params)]
     for seq in sequences:

@@ -19,7 +19,7 @@ from transformers import (
 
 from fovea.core.sampling import SamplingParams
 from fovea.engine.sample.logits import NUCLEUS_GUESS, adjust, distribution
-from fovea.engine.sample.sampler import Sampled, Sampler
+from fovea.engine.sample.sampler import SampledToken, Sampler
 from fovea.engine.sequence import Sequence
 
 EOS = 3
@@ -200,4 +200,4 @@ def test_logprobs_without_alternatives_and_none_at_all() -> None:
     (pick,) = Sampler(NONE).sample(row, [seq(temperature=0, logprobs=True)])
     assert pick.logprob is not None
     assert pick.top == ()
-    assert Sampler(NONE).sample(row, [seq(temperature=0)]) == [Sampled(int(row.argmax()))]
+    assert Sampler(NONE).sample(row, [seq(temperature=0)]) == [SampledToken(int(row.argmax()))]

@@ -1,4 +1,4 @@
-"""Who sees whom inside an image, against transformers' own arithmetic."""
+"""Order and attention windows of patches, compared with transformers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_coordinates_come_in_merge_order(grid: tuple[int, int, int]) -> None:
 @settings(deadline=None)
 @given(GRIDS, st.integers(1, 5))
 def test_windows_hold_the_same_patches(grid: tuple[int, int, int], window: int) -> None:
-    """Order within a window is free, since every patch of it sees every other; membership is not."""
+    """Windows must have equal members. The order inside a window is free: all its patches see each other."""
     index, bounds = vision_utils.get_vision_window_index(tensor(grid), MERGE, window * MERGE * 14, 14)
     patches = (index[:, None] * MERGE**2 + torch.arange(MERGE**2)).flatten().tolist()
     edges = bounds.tolist()
@@ -50,8 +50,8 @@ def test_windows_hold_the_same_patches(grid: tuple[int, int, int], window: int) 
 
 @settings(deadline=None)
 @given(GRIDS, st.integers(2, 12))
-def test_learned_positions_are_resampled_alike(grid: tuple[int, int, int], side: int) -> None:
-    """Equal values, not equal taps: where a weight is zero the tap it belongs to may be any."""
+def test_learned_positions_are_resampled_like_transformers(grid: tuple[int, int, int], side: int) -> None:
+    """The values are compared, not the taps: a tap whose weight is zero may be any entry."""
     taps, weights = vision_utils.get_vision_interpolation_indices_and_weights(
         tensor(grid), side, mode="bilinear", align_corners=True, spatial_merge_size=MERGE
     )

@@ -1,4 +1,6 @@
-"""Checkpoints to models: one file per architecture, `registry` finds it, `load` fills it.
+"""Models built from checkpoints: one file per architecture.
 
-Configurations, tokenizers and chat templates are transformers' own; the layers are ours.
+`registry` finds the file of an architecture, `weights` reads the weights.
+
+Configurations, tokenizers and chat templates come from transformers; the layers are Fovea's own.
 """

@@ -1,4 +1,4 @@
-"""What the runner may ask of a model, whatever its architecture."""
+"""The interface of all models, whatever their architecture."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from fovea.engine.vision.built.static import StaticEncoder
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, finished
+from fovea.engine.vision.slices import Slices, run_to_end
 from fovea.kernels.quantize import Format
 from fovea.kernels.torch.kernels import PLAIN, TorchKernels
 
 TIED_HEAD_PACK_SHARE = 0.15
+"""Largest share of all parameters that a tied embedding table may have for the head to be a packed copy."""
 
 
 class VisionLanguageModel(nn.Module, ABC):
     """A vision tower and a decoder.
 
-    image_token_id: the id that image spans in a prompt consist of. video_token_id: the same for videos, None for
-        models that take none.
-    merge: patches per side of a visual token where positions are three-dimensional (M-RoPE), else None.
-    ignored: regular expressions of checkpoint names (after `names.canonical`) that this model has no use for.
+    image_token_id: token id of the visual tokens of images in a prompt.
+    video_token_id: token id of the visual tokens of videos; None: the model takes no videos.
+    merge: patches per side of a visual token if positions are three-dimensional (M-RoPE), else None.
+    ignored: regular expressions of canonical checkpoint names (`names.canonical`) that this model does not
+        load.
     """
 
     ignored: tuple[str, ...] = ()
@@ -54,34 +56,35 @@ class VisionLanguageModel(nn.Module, ABC):
 
     @abstractmethod
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
-        """Visual tokens of one image, a slice at a time. Deterministic; never looks at other images."""
+        """Encode one image, a slice at a time. Deterministic and independent of other images."""
 
     def encode(self, image: ProcessedImage) -> VisualFeatures:
-        return finished(self.encode_slices(image))
+        """Encode one image without a pause."""
+        return run_to_end(self.encode_slices(image))
 
     def static_encoder(self) -> StaticEncoder | None:
-        """The vision tower as something that can be built for a grid; None: there is no such thing."""
+        """Return the vision tower as an encoder that can be built ahead of time; None: it cannot be built."""
         return None
 
     @abstractmethod
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
-        """How much the encoder has to compute for an image of that plan."""
+        """Count the rows that the encoder computes for an image of that plan."""
 
     @abstractmethod
-    def projector_parts(self) -> list[nn.Module]:
-        """What makes the tower's rows as wide as the decoder's."""
+    def projector_modules(self) -> list[nn.Module]:
+        """Return the modules that turn the tower's rows into rows of the decoder's width."""
 
     def visual(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which ids of a prompt the encoder's output takes the places of."""
-        places: NDArray[np.bool_] = ids == self.image_token_id
-        return places if self.video_token_id is None else places | (ids == self.video_token_id)
+        """Mask of the visual tokens among the ids of a prompt: True where encoder output is the input."""
+        mask: NDArray[np.bool_] = ids == self.image_token_id
+        return mask if self.video_token_id is None else mask | (ids == self.video_token_id)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(rows, hidden) decoder output to float32 (rows, vocabulary)."""
+        """Logits of decoder output: (rows, hidden) to float32 (rows, vocabulary)."""
         return self.head(self.decoder.norm(hidden))  # type: ignore[no-any-return]
 
     def checkpoint_targets(self) -> Iterator[tuple[str, Tensor]]:
-        """(canonical name, storage) of every tensor that a checkpoint must bring."""
+        """Yield the canonical name and the storage of every tensor that a checkpoint must contain."""
         for name, tensor in checkpoint_targets(self):
             if name.startswith("head.lm_head."):
                 if not self.head.tied:
@@ -90,11 +93,16 @@ class VisionLanguageModel(nn.Module, ABC):
                 yield name, tensor
 
     def checkpoint_names(self, path: str, layer: nn.Module) -> list[str]:
-        """What `checkpoint_targets` calls the tensors of the layer at that path."""
+        """Names that `checkpoint_targets` gives to the tensors of the layer at an attribute path."""
         return [name.removeprefix("head.") for name, _ in checkpoint_targets(layer, path + ".")]
 
     def finish_loading(self, kernels: TorchKernels, head: Format | None, parameters: int) -> None:
-        """Weights are in, and layers packed: tie the head, in its format, and let every layer take the machine's kernels."""
+        """Tie the head and set the kernels of all layers. All weights must be loaded and packed.
+
+        head: format of a tied head; None: not quantized.
+        parameters: number of the model's parameters. A tied plain head is packed, as a copy of the embedding
+            table, only if the table is at most TIED_HEAD_PACK_SHARE of them.
+        """
         self.kernels = kernels
         if self.head.tied:
             table = self.decoder.embed_tokens
@@ -103,13 +111,13 @@ class VisionLanguageModel(nn.Module, ABC):
         use_kernels(self, kernels)
         self.decoder.use_stack(kernels)
 
-    def encoder_parts(self) -> list[nn.Module]:
-        """What is between pixels and visual tokens."""
-        return [part for name, part in self.named_children() if name not in ("decoder", "head")]
+    def encoder_modules(self) -> list[nn.Module]:
+        """Return the modules between pixels and visual tokens, projector included."""
+        return [module for name, module in self.named_children() if name not in ("decoder", "head")]
 
     @property
     def visual_token_bytes(self) -> int:
-        """What a visual token takes in memory between encoder and decoder."""
+        """Bytes of the encoder's output for one visual token, DeepStack features included."""
         return self.decoder.config.hidden * self.dtype.itemsize
 
     @property
@@ -121,9 +129,9 @@ class VisionLanguageModel(nn.Module, ABC):
         return self.decoder.embed_tokens.weight.device
 
     def pixels(self, image: ProcessedImage, name: str = "pixel_values") -> Tensor:
-        """One of the processor's arrays as a tensor of the model's type and place."""
+        """Return one of the processor's arrays as a tensor of the model's type, on its device."""
         array = torch.from_numpy(image.arrays[name])
         if self.device.type == "cuda":
-            # A copy from other memory would wait for all that the stream has to do before it.
+            # A copy from memory that is not pinned would wait until all work in the stream before it is done.
             array = array.pin_memory().to(self.device, non_blocking=True)
         return array.to(self.device, self.dtype)

@@ -1,8 +1,9 @@
 """torch.compile for what layers do before and after attention: norms, products, activations, residuals.
 
-Attention itself is not compiled: it reads tables that change with every step, and its kernels are torch's best already.
-Layers name the methods to compile in the attribute `rowwise`. All layers of a class share the code that is compiled for
-the first of them. So a method is compiled once per class for any number of rows, and once more for a single row.
+Attention itself is not compiled: it reads tables that change with every step, and its kernels are torch's
+best already. Layers name the methods to compile in the attribute `rowwise`. All layers of a class share the
+code that is compiled for the first of them. So a method is compiled once per class for any number of rows,
+and once more for a single row.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ Rowwise = Callable[..., Tensor]
 
 
 def check_compile(modes: CompileModes, kernels: TorchKernels, quantization: str) -> None:
-    """Raises ConfigError where torch can not see what it would compile: packed products, and kernels of our own."""
+    """Raise ConfigError if torch cannot compile the model's layers.
+
+    The reasons are packed products, Fovea's own kernels, quantization, and a missing C++ compiler.
+    """
     if not modes.active:
         return
-    asked = ", ".join(f"{name}={mode}" for name, mode in modes.active.items())
+    names = ", ".join(f"{name}={mode}" for name, mode in modes.active.items())
     if not kernels.plain:
         raise ConfigError(
-            f"compile asks for {names}, but the model runs on kernels that torch cannot compile; --kernels torch "
-            "uses only kernels that it can",
+            f"compile asks for {names}, but the model runs on kernels that torch cannot compile; "
+            "--kernels torch uses only kernels that it can",
             param="compile",
         )
     if quantization != "none":
@@ -42,12 +46,15 @@ def check_compile(modes: CompileModes, kernels: TorchKernels, quantization: str)
 
 
 def compile_modules(model: VisionLanguageModel, modes: CompileModes) -> None:
-    """Weights are in: replace the methods by compiled ones, which torch makes when they are first called."""
-    projector = {layer for part in model.projector_modules() for layer in part.modules()}
+    """Replace the `rowwise` methods of the chosen components by compiled ones. All weights must be loaded.
+
+    torch compiles a method when it is called for the first time.
+    """
+    projector = {layer for module in model.projector_modules() for layer in module.modules()}
     encoder = [
-        layer for part in model.encoder_modules() for layer in part.modules() if layer not in projector
+        layer for module in model.encoder_modules() for layer in module.modules() if layer not in projector
     ]
-    parts: dict[str, Iterable[nn.Module]] = {
+    components: dict[str, Iterable[nn.Module]] = {
         "encoder": encoder,
         "projector": projector,
         "decoder": model.decoder.modules(),

@@ -1,4 +1,4 @@
-"""Built encoders of a model: where they are, whether they fit, and how they get to it."""
+"""Finds the built encoders of a model, checks whether they fit, and installs them."""
 
 from __future__ import annotations
 
@@ -18,33 +18,47 @@ from fovea.engine.vision.built.format import format_named
 from fovea.engine.vision.built.manifest import FORMATS, NAME, Grid, Manifest, Site
 
 log = logging.getLogger("fovea.engine")
-BESIDE = "fovea-engines"
-"""The folder beside a checkpoint's files."""
+ENGINES_FOLDER = "fovea-engines"
+"""Name of the folder of built encoders beside a checkpoint's files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A folder whose manifest can be read; whether it fits is known when the weights are in."""
+class EngineFolder:
+    """A folder of built encoders whose manifest is readable.
+
+    Whether they fit is not known yet: `install` checks it when the weights are loaded.
+
+    folder: its path.
+    manifest: the content of its manifest.json.
+    """
 
     folder: Path
     manifest: Manifest
 
 
-def look(where: str, checkpoint: Path, model: VisionLanguageModel, quantization: str) -> Found | None:
-    """where: "off", "auto" (beside the checkpoint) or a folder. None, and a line in the log, where nothing can be used.
+def find_engines(
+    where: str, checkpoint: Path, model: VisionLanguageModel, quantization: str
+) -> EngineFolder | None:
+    """Find the folder of built encoders for a model, or log a warning and return None.
 
-    Raises ConfigError for a folder that was named and has no manifest at all.
+    where: "off", "auto" (the folder beside the checkpoint) or a folder.
+    checkpoint: folder of the checkpoint.
+    quantization: the model's quantization. Encoders are used only with "none".
+
+    Raises ConfigError for a folder that is named explicitly and has no manifest.
     """
     if where == "off":
         return None
-    folder = checkpoint / BESIDE if where == "auto" else Path(where).expanduser()
+    folder = checkpoint / ENGINES_FOLDER if where == "auto" else Path(where).expanduser()
     if not (folder / NAME).is_file():
         if where != "auto":
-            raise ConfigError(f"{folder} has no {NAME}; fovea build makes one", param="encoder_engines")
-        log.warning("no encoder engines: %s has no %s; fovea build makes one", folder, NAME)
+            raise ConfigError(f"{folder} has no {NAME}; fovea build writes one", param="encoder_engines")
+        log.warning("no encoder engines: %s has no %s; fovea build writes one", folder, NAME)
         return None
     if model.static_encoder() is None:
-        log.warning("encoder engines of %s are not used: this architecture has none", folder)
+        log.warning(
+            "encoder engines of %s are not used: this architecture has no encoder that can be built", folder
+        )
         return None
     if quantization != "none":
         log.warning(
@@ -52,27 +66,34 @@ def look(where: str, checkpoint: Path, model: VisionLanguageModel, quantization:
         )
         return None
     manifest = read_manifest(folder)
-    return None if manifest is None else Found(folder, manifest)
+    return None if manifest is None else EngineFolder(folder, manifest)
 
 
-def install(model: VisionLanguageModel, found: Found, here: Site) -> EncoderEngines:
-    """The model's weights are in and not packed yet; a format that shares them keeps the plain ones alive."""
+def install(model: VisionLanguageModel, engine_folder: EngineFolder, here: Site) -> EncoderEngines:
+    """Load the built encoders that fit, and give them to the model.
+
+    The model's weights must be loaded and not packed yet. A format that shares them keeps the plain weights
+    alive.
+    """
     encoder = model.static_encoder()
     assert encoder is not None
 
     def cut(grid: Grid, blocks: int) -> list[torch.nn.Module]:
-        return [part.module for part in encoder.parts(grid, blocks)]
+        return [segment.module for segment in encoder.segments(grid, blocks)]
 
-    model.engines = open_engines(found.folder, found.manifest, here, cut)
+    model.engines = open_engines(engine_folder.folder, engine_folder.manifest, here, cut)
     return model.engines
 
 
 def site(model: VisionLanguageModel, architecture: str) -> Site:
-    """Before anything is packed. Reads all weights of the encoder, about a second per GB."""
+    """Return the site of a model. Call it before any layer is packed.
+
+    Reads all weights of the encoder, which takes about a second per GB.
+    """
     dtype = str(model.dtype).removeprefix("torch.")
     packages = {package for name in FORMATS for package in format_named(name).packages}
     return Site(
-        fingerprint(model.encoder_parts(), architecture, dtype),
+        fingerprint(model.encoder_modules(), architecture, dtype),
         dtype,
         model.device.type,
         capability(model.device),
@@ -81,7 +102,7 @@ def site(model: VisionLanguageModel, architecture: str) -> Site:
 
 
 def capability(device: torch.device) -> tuple[str, ...]:
-    """What machine code may be made for: a CPU's instruction sets, or a GPU's name and generation."""
+    """What a device can run: a CPU's instruction sets, or a GPU's name and generation."""
     if device.type != "cuda":
         return instruction_sets()
     major, minor = torch.cuda.get_device_capability(device)

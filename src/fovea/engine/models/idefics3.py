@@ -1,4 +1,4 @@
-"""Idefics3 (arXiv 2408.12637) and SmolVLM (arXiv 2504.05299): SigLIP tiles, pixel shuffle, a Llama decoder."""
+"""Idefics3 (arXiv 2408.12637) and SmolVLM (arXiv 2504.05299): SigLIP tiles, pixel shuffle, Llama decoder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fovea.engine.models.towers import siglip_tower
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, by_rows, projecting
+from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
 from fovea.engine.vision.vit import VisionTransformer
 
 
@@ -30,6 +30,8 @@ class _Projection(nn.Module):
 
 
 class Idefics3(VisionLanguageModel):
+    """Idefics3 and SmolVLM."""
+
     def __init__(self, config: Any) -> None:
         tied = bool(config.tie_word_embeddings)
         super().__init__(decoder_config(config.text_config, tied=tied), config.image_token_id, merge=None)
@@ -45,17 +47,20 @@ class Idefics3(VisionLanguageModel):
         patches = mask.unfold(1, size, size).unfold(2, size, size).flatten(3).any(-1)
         x = yield from self.vision.slices(pixels, patches)
         tokens = pixel_shuffle(x, self.factor).flatten(0, 1)
-        return VisualFeatures((yield from by_rows(projecting(self.projector), tokens)))
+        return VisualFeatures((yield from apply_by_rows(as_projector(self.projector), tokens)))
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
-        return self.vision.shape(1 + plan.grid[1] * plan.grid[2], joined=self.factor**2)
+        return self.vision.shape(1 + plan.grid[1] * plan.grid[2], rows_per_token=self.factor**2)
 
-    def projector_parts(self) -> list[nn.Module]:
+    def projector_modules(self) -> list[nn.Module]:
         return [self.projector]
 
 
 def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
-    """(tiles, side * side, hidden) to (tiles, side * side / factor^2, hidden * factor^2)."""
+    """Join factor x factor neighbouring rows of each tile into one.
+
+    x: (tiles, side * side, hidden). Returns (tiles, side * side / factor^2, hidden * factor^2).
+    """
     tiles, length, width = x.shape
     side = int(length**0.5)
     small = side // factor

@@ -1,6 +1,6 @@
 """LLaVA-1.5 (arXiv 2310.03744): CLIP features of one square image, two linear maps, a Llama decoder.
 
-Also the base of its tiled successors, which differ in how tiles become one row of tokens.
+`TiledLlava` is the base of its successors with tiles, LLaVA-NeXT and LLaVA-OneVision.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from fovea.engine.models.towers import clip_tower, siglip_tower
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, by_rows, projecting
+from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
 from fovea.engine.vision.vit import VisionTransformer, ViTConfig
 
 TOWERS = {"clip_vision_model": clip_tower, "siglip_vision_model": siglip_tower}
 
 
 class Projector(nn.Module):
+    """Two linear maps from the tower's width to the decoder's, with an activation between them."""
+
     rowwise = ("forward",)
 
     def __init__(self, config: Any, taps: int) -> None:
@@ -40,6 +42,8 @@ class Projector(nn.Module):
 
 
 class Llava(VisionLanguageModel):
+    """LLaVA-1.5: one tile per image."""
+
     ignored = (r"^vision\.post_layernorm\.", r"^vision\.head\.", r"^vision\.encoder\.layers\.")
 
     def __init__(self, config: Any) -> None:
@@ -60,21 +64,24 @@ class Llava(VisionLanguageModel):
         return VisualFeatures(tiles[0])
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
-        return self.vision.shape(1, drop=int(self.drop_first))
+        return self.vision.shape(1, dropped_rows=int(self.drop_first))
 
-    def projector_parts(self) -> list[nn.Module]:
+    def projector_modules(self) -> list[nn.Module]:
         return [self.projector]
 
     def tiles(self, image: ProcessedImage) -> Slices[Tensor]:
-        """Projected patches of every tile, (tiles, patches, hidden)."""
+        """Encode the tiles of an image and project their patches: (tiles, patches, hidden)."""
         x = yield from self.vision.slices(self.pixels(image))
         x = x[:, 1:] if self.drop_first else x
-        rows = yield from by_rows(projecting(self.projector), x.flatten(0, 1))
+        rows = yield from apply_by_rows(as_projector(self.projector), x.flatten(0, 1))
         return rows.view(*x.shape[:2], -1)
 
 
 class TiledLlava(Llava):
-    """A coarse view of the whole image, then its tiles as one picture with a newline token after each row."""
+    """LLaVA over tiles: first the whole image at low resolution, then its tiles.
+
+    The patches of all tiles are laid out as one picture, with a newline token after each of its rows.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -92,32 +99,42 @@ class TiledLlava(Llava):
         return VisualFeatures(torch.cat((tiles[0], rows)))
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
-        return self.vision.shape(1 + plan.grid[1] * plan.grid[2], drop=int(self.drop_first))
+        return self.vision.shape(1 + plan.grid[1] * plan.grid[2], dropped_rows=int(self.drop_first))
 
     def picture(self, tiles: Tensor, grid: tuple[int, int, int]) -> Tensor:
-        """Tiles (rows * columns, side * side, hidden) laid side by side: (hidden, rows * side, columns * side)."""
+        """Lay tiles side by side.
+
+        tiles: (rows * columns, side * side, hidden), where grid is (1, rows, columns).
+
+        Returns (hidden, rows * side, columns * side).
+        """
         rows, columns = grid[1], grid[2]
-        laid = tiles.view(rows, columns, self.side, self.side, -1).permute(4, 0, 2, 1, 3)
-        return laid.flatten(1, 2).flatten(2, 3)
+        picture = tiles.view(rows, columns, self.side, self.side, -1).permute(4, 0, 2, 1, 3)
+        return picture.flatten(1, 2).flatten(2, 3)
 
     def shrink(self, picture: Tensor) -> Tensor:
-        """What is done to a picture with too many patches; LLaVA-NeXT keeps them all."""
+        """Reduce a picture (hidden, rows, columns) with too many patches. LLaVA-NeXT keeps them all."""
         return picture
 
 
 def unpad(picture: Tensor, height: int, width: int) -> Tensor:
-    """Cut off the patches that cover padding. picture (hidden, rows, columns); height, width of the source image."""
+    """Cut off the patches that cover padding.
+
+    picture: (hidden, rows, columns).
+    height, width: pixels of the source image.
+    """
     rows, columns = picture.shape[1:]
     if width / height > columns / rows:
-        kept = int(round(height * (columns / width), 7))
-        margin = (rows - kept) // 2
+        content = int(round(height * (columns / width), 7))
+        margin = (rows - content) // 2
         return picture[:, margin : rows - margin, :]
-    kept = int(round(width * (rows / height), 7))
-    margin = (columns - kept) // 2
+    content = int(round(width * (rows / height), 7))
+    margin = (columns - content) // 2
     return picture[:, :, margin : columns - margin]
 
 
 def tower_config(config: Any) -> ViTConfig:
+    """Shape of the vision tower of a transformers configuration. Raises UnsupportedModel."""
     vision = config.vision_config
     if vision.model_type not in TOWERS:
         raise UnsupportedModel(f"vision tower {vision.model_type!r}; supported: {', '.join(TOWERS)}")

@@ -6,4 +6,4 @@ from fovea.engine.models.llava import TiledLlava
 
 
 class LlavaNext(TiledLlava):
-    """All tiles' patches are kept."""
+    """LLaVA-NeXT, which keeps all patches of all tiles."""

@@ -1,4 +1,4 @@
-"""LLaVA-OneVision (arXiv 2408.03326): SigLIP tiles, resampled when they are more than `anyres_max_N` allows."""
+"""LLaVA-OneVision (arXiv 2408.03326): SigLIP tiles, resampled if they have too many patches."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from fovea.core.errors import UnsupportedModel
 from fovea.engine.models.llava import TiledLlava
 
 RESAMPLE_ABOVE = 1.1
+"""A picture is resampled if its side is more than this many times the allowed one."""
 
 
 class LlavaOnevision(TiledLlava):
+    """LLaVA-OneVision. The setting `vision_aspect_ratio`, anyres_max_N, allows the patches of N tiles."""
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         prefix, _, number = str(config.vision_aspect_ratio).rpartition("_")

@@ -1,7 +1,7 @@
-"""Tensor names of the checkpoints in circulation, as one set.
+"""Canonical tensor names for the checkpoints of all generations of training code and transformers.
 
-The same model is saved under different names by different generations of training code and of transformers: with and
-without a leading `model.`, the decoder as `language_model.model` or `text_model`, the tower inside a `vision_model`.
+Different generations save the same model under different names: with and without a leading `model.`, the
+decoder as `language_model.model` or `text_model`, the tower inside a `vision_model`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,15 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 
 ALWAYS_IGNORED = (r"\.inv_freq$", r"\.position_ids$")
+"""Regular expressions of canonical names that no model loads."""
 
 
 def canonical(name: str) -> str:
-    """`model.language_model.layers.0.x` and `language_model.model.layers.0.x` are both `decoder.layers.0.x`."""
+    """Return the canonical form of a tensor's name.
+
+    `model.language_model.layers.0.x` and `language_model.model.layers.0.x`, for example, become
+    `decoder.layers.0.x`.
+    """
     for pattern, replacement in _RULES:
         renamed, count = pattern.subn(replacement, name, count=1)
         if count:

@@ -10,7 +10,7 @@ from torch import nn
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.text import decoder_config
-from fovea.engine.vision.built.engines import run_parts
+from fovea.engine.vision.built.engines import run_segments
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.qwen import QwenVisionConfig, QwenVisionTower
@@ -20,6 +20,8 @@ from fovea.engine.vision.slices import Slices
 
 
 class QwenVL(VisionLanguageModel):
+    """Qwen2-VL, Qwen2.5-VL and Qwen3-VL."""
+
     def __init__(self, config: Any) -> None:
         vision = vision_config(config.model_type, config.vision_config)
         decoder = decoder_config(config.text_config, tied=bool(config.tie_word_embeddings))
@@ -34,12 +36,12 @@ class QwenVL(VisionLanguageModel):
 
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
         patches, grid = self.pixels(image), image.plan.grid
-        parts = self.engines.find(grid)
-        slices = self.vision.slices(patches, grid) if parts is None else run_parts(parts, patches)
+        segments = self.engines.find(grid)
+        slices = self.vision.slices(patches, grid) if segments is None else run_segments(segments, patches)
         embeds, deepstack = yield from slices
         if image.plan.kept is not None:
-            kept = torch.tensor(image.plan.kept, device=embeds.device)
-            embeds, deepstack = embeds[kept], [features[kept] for features in deepstack]
+            index = torch.tensor(image.plan.kept, device=embeds.device)
+            embeds, deepstack = embeds[index], [features[index] for features in deepstack]
         return VisualFeatures(embeds, tuple(deepstack))
 
     def static_encoder(self) -> StaticQwen:
@@ -48,7 +50,7 @@ class QwenVL(VisionLanguageModel):
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         return self.vision.shape(plan.grid)
 
-    def projector_parts(self) -> list[nn.Module]:
+    def projector_modules(self) -> list[nn.Module]:
         return [self.vision.merger, self.vision.deepstack_merger_list]
 
     @property
@@ -57,6 +59,7 @@ class QwenVL(VisionLanguageModel):
 
 
 def vision_config(model_type: str, vision: Any) -> QwenVisionConfig:
+    """Shape of the vision tower of a transformers configuration `vision`. model_type: as in config.json."""
     generation = {"qwen2_vl": "2", "qwen2_5_vl": "2.5", "qwen3_vl": "3"}[model_type]
     hidden = vision.embed_dim if generation == "2" else vision.hidden_size
     theta = float((getattr(vision, "rope_parameters", None) or {}).get("rope_theta", 10000.0))

@@ -1,4 +1,4 @@
-"""Which weights are quantized, and to what."""
+"""Quantization recipes: which weights are quantized, and to which format."""
 
 from __future__ import annotations
 
@@ -16,18 +16,25 @@ from fovea.kernels.torch.kernels import TorchKernels
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Formats of the linear maps of decoder, vision tower (projector included) and language head; None: as stored.
+    """Formats of the linear maps of a model; None: not quantized.
 
-    Norms and biases stay as they are, and so do patch embeddings: pixels go in there, and they cost next to nothing. An
-    embedding table that is the language head as well is kept once, in the head's format.
+    Norms and biases are never quantized. Patch embeddings are not either: they read pixels, and their cost is
+    small. An embedding table that is also the language head is stored once, in the head's format.
+
+    decoder: format of the decoder's layers.
+    encoder: format of the vision tower and the projector.
+    head: format of the language head.
     """
 
     decoder: Format | None = None
     encoder: Format | None = None
     head: Format | None = None
 
-    def of(self, path: str, layer: Linear) -> Format | None:
-        """path: where the layer is in the model, from its first attribute on."""
+    def format_of(self, path: str, layer: Linear) -> Format | None:
+        """Return the format of a layer.
+
+        path: its attribute path in the model, such as "decoder.layers.0.mlp.down_proj".
+        """
         if isinstance(layer, PatchLinear):
             return None
         if path.startswith("decoder."):
@@ -38,18 +45,20 @@ class Recipe:
 RECIPES = {
     "none": Recipe(),
     "int8": Recipe(INT8, INT8, INT8),
-    # The encoder and the head are computed for many rows or once per token: 8 bits cost little time there.
+    # The encoder computes many rows at a time and the head runs once per token, so 8 bits cost little time
+    # there.
     "int4": Recipe(INT4, INT8, INT8),
-    # Rows of the head are compared with each other, which rounding of activations disturbs most.
+    # The head's outputs are compared with each other; rounded activations would disturb this most.
     "fp8": Recipe(FP8, FP8, None),
 }
-"""By the names of `EngineConfig.quantization`."""
+"""Recipes by the values of `EngineConfig.quantization`."""
 
 
 class Packer:
-    """Packs every layer as soon as a checkpoint has filled it, so that the plain weights are never all in memory.
+    """Packs every layer as soon as its weights are loaded, so that the plain weights are never all in memory.
 
-    later: modules whose layers wait for `rest`.
+    model: its layers are packed for `kernels`, in the formats of `recipe`.
+    later: modules whose layers are not packed before `pack_rest`.
     """
 
     def __init__(
@@ -60,21 +69,21 @@ class Packer:
         later: Iterable[nn.Module] = (),
     ) -> None:
         self._kernels = kernels
-        waiting = {layer for part in later for layer in part.modules()}
+        waiting = {layer for module in later for layer in module.modules()}
         self._formats: dict[Linear, Format | None] = {}
         self._layers: dict[str, Linear] = {}
         self._missing: dict[Linear, int] = {}
         for path, layer in model.named_modules():
             if not isinstance(layer, Linear) or layer is model.head.lm_head and model.head.tied:
                 continue
-            self._formats[layer] = recipe.of(path, layer)
+            self._formats[layer] = recipe.format_of(path, layer)
             if layer not in waiting:
                 names = model.checkpoint_names(path, layer)
                 self._layers |= dict.fromkeys(names, layer)
                 self._missing[layer] = len(names)
 
-    def filled(self, name: str) -> None:
-        """The tensor of that name is in."""
+    def mark_filled(self, name: str) -> None:
+        """Note that the tensor of that canonical name is loaded. Packs a layer after its last tensor."""
         layer = self._layers.get(name)
         if layer is None:
             return
@@ -82,7 +91,8 @@ class Packer:
         if not self._missing[layer]:
             self._pack(layer)
 
-    def rest(self) -> None:
+    def pack_rest(self) -> None:
+        """Pack all layers that are not packed yet. All weights must be loaded."""
         for layer in self._formats:
             self._pack(layer)
 

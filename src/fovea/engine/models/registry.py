@@ -1,4 +1,4 @@
-"""Which architectures run, and where their code is. Nothing is imported before it is asked for."""
+"""The supported architectures and the modules that implement them. A module is imported on first use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from fovea.engine.models.base import VisionLanguageModel
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """model_type as in config.json; an example checkpoint; what its images become."""
+    """A supported architecture.
+
+    model_type: as in config.json.
+    name: the name for people, as in docs/models.md.
+    module, attribute: file of this folder and class that implement it.
+    example: a checkpoint on the hub.
+    vision, text: short descriptions of the vision tower and the decoder.
+    videos: whether it takes videos.
+    """
 
     model_type: str
     name: str
@@ -104,6 +112,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 
 
 def architecture(model_type: str) -> Architecture:
+    """Return the architecture of that model_type. Raises UnsupportedModel, which names the supported ones."""
     for entry in ARCHITECTURES:
         if entry.model_type == model_type:
             return entry
@@ -111,13 +120,13 @@ def architecture(model_type: str) -> Architecture:
     raise UnsupportedModel(f"model_type {model_type!r} is not supported; supported: {known}")
 
 
-def takes_videos() -> str:
-    """The names of the architectures that do, for messages."""
+def video_model_names() -> str:
+    """Return the names of the architectures that take videos, separated by commas, for messages."""
     return ", ".join(entry.name for entry in ARCHITECTURES if entry.videos)
 
 
 def build(config: Any) -> VisionLanguageModel:
-    """A model of the right class with uninitialised weights, from a transformers configuration."""
+    """Build a model with uninitialised weights from a transformers configuration. Raises UnsupportedModel."""
     entry = architecture(config.model_type)
     module = import_module(f"fovea.engine.models.{entry.module}")
     model: VisionLanguageModel = getattr(module, entry.attribute)(config)

@@ -1,4 +1,4 @@
-"""Transformers' text configurations as ours."""
+"""Converts text configurations of transformers to `DecoderConfig`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from fovea.engine.layers.rope import mrope_axes
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 FAMILIES = {
-    # model_type of the text part: (bias of q, k, v; norm of q and k; M-RoPE layout)
+    # model_type of the text configuration: (bias of q, k, v; norm of q and k; M-RoPE layout).
+    # A bias of None is the configuration's attention_bias.
     "llama": (None, False, None),
     "qwen2": (True, False, None),
     "qwen3": (None, True, None),
@@ -24,7 +25,12 @@ FAMILIES = {
 
 
 def decoder_config(text: Any, *, tied: bool) -> DecoderConfig:
-    """Raises UnsupportedModel for what this decoder does not compute."""
+    """Return the shape of the decoder for a text configuration.
+
+    tied: the embedding table is the language head as well.
+
+    Raises UnsupportedModel for features that this decoder does not compute.
+    """
     family = FAMILIES.get(text.model_type)
     if family is None:
         raise UnsupportedModel(

@@ -1,4 +1,4 @@
-"""Transformers' configurations of plain vision transformers as ours."""
+"""Converts transformers' configurations of plain vision transformers to `ViTConfig`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from fovea.engine.vision.vit import ViTConfig
 
 
 def clip_tower(vision: Any, taps: tuple[int, ...]) -> ViTConfig:
+    """Shape of a CLIP tower. taps: see `ViTConfig`."""
     return _tower(vision, taps, class_token=True, patch_bias=False, pre_norm=True, post_norm=False)
 
 
 def siglip_tower(vision: Any, taps: tuple[int, ...], *, post_norm: bool = False) -> ViTConfig:
+    """Shape of a SigLIP tower. taps: see `ViTConfig`. post_norm: the last norm is applied as well."""
     return _tower(vision, taps, class_token=False, patch_bias=True, pre_norm=False, post_norm=post_norm)
 
 
 def _tower(vision: Any, taps: tuple[int, ...], **kind: bool) -> ViTConfig:
-    """Only the layers up to the last tap are built."""
+    """Shape of a tower with the layers up to the last tap; later layers are not built."""
     return ViTConfig(
         hidden=vision.hidden_size,
         depth=max(taps),

@@ -1,7 +1,7 @@
-"""Safetensors files straight into the model's own storage.
+"""Reads safetensors files directly into the model's own storage.
 
-No tensor is held twice: each is read from its place in the file into the rows of the parameter that it belongs to.
-Only a tensor of another type or on another device passes through a buffer of its own size.
+No tensor is in memory twice: each is read from its place in the file into the rows of its parameter. Only if
+the type or the device differs does a tensor pass through a buffer of its own size.
 """
 
 from __future__ import annotations
@@ -26,11 +26,16 @@ DTYPES = {
     "BF16": torch.bfloat16,
 }
 MAX_HEADER = 100 * 1024 * 1024
+"""Largest header of a safetensors file that is read, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where one tensor lies in a file: bytes [start, stop) after the header."""
+    """The place of one tensor in a file: bytes [start, stop) after the header.
+
+    name: as in the file.
+    dtype: the file format's name of the type.
+    """
 
     name: str
     dtype: str
@@ -40,11 +45,11 @@ class TensorEntry:
 
 
 RELEVANCE_FILE = "relevance.safetensors"
-"""Beside a checkpoint, not part of it: what training/relevance.py learned about it."""
+"""File with a relevance head, beside the checkpoint's own files. training/relevance.py writes it."""
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The checkpoint's safetensors files. Raises CheckpointError when there are none or some are missing."""
+    """Return the checkpoint's safetensors files. Raises CheckpointError if any or all are missing."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -66,7 +71,10 @@ def shard_files(folder: Path) -> list[Path]:
 
 
 def read_header(file: BinaryIO, path: Path) -> tuple[list[TensorEntry], int]:
-    """Entries of a safetensors file and where its data begin. Raises CheckpointError for what is not one."""
+    """Return the entries of a safetensors file, by place, and the offset of its data in bytes.
+
+    Raises CheckpointError if it is not a safetensors file.
+    """
     size = path.stat().st_size
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
@@ -96,15 +104,20 @@ def load_weights(
     files: Iterable[Path],
     targets: Iterator[tuple[str, Tensor]],
     ignored: Iterable[str] = (),
-    filled: Callable[[str], None] = lambda name: None,
+    on_filled: Callable[[str], None] = lambda name: None,
 ) -> int:
-    """Fill every target from the files; returns the bytes read. `filled` is told each name when its tensor is in, and may
-    put the storage to another use.
+    """Fill every target from the files, and return the number of bytes read.
 
-    Raises CheckpointError for a missing, unknown, repeated, misshapen or non-float tensor.
+    targets: canonical name and storage of every tensor.
+    ignored: regular expressions of canonical names that are skipped.
+    on_filled: called with each target's name when its tensor is loaded; it may use the storage for something
+        else.
+
+    Raises CheckpointError for a tensor that is missing, unknown or repeated, or has a wrong shape or is not a
+    float.
     """
     table = dict(targets)
-    done: set[str] = set()
+    loaded_names: set[str] = set()
     unneeded = [re.compile(pattern) for pattern in (*ALWAYS_IGNORED, *ignored)]
     total = 0
     for path in files:
@@ -112,8 +125,8 @@ def load_weights(
             entries, begin = read_header(file, path)
             for entry in entries:
                 name = canonical(entry.name)
-                if name in done:
-                    raise CheckpointError(f"{path}: tensor {entry.name!r} comes a second time")
+                if name in loaded_names:
+                    raise CheckpointError(f"{path}: tensor {entry.name!r} is there a second time")
                 if name not in table:
                     if not any(pattern.search(name) for pattern in unneeded):
                         raise CheckpointError(
@@ -121,8 +134,8 @@ def load_weights(
                         )
                     continue
                 _fill(table.pop(name), file, begin, entry, path)
-                done.add(name)
-                filled(name)
+                loaded_names.add(name)
+                on_filled(name)
                 total += entry.stop - entry.start
     if table:
         raise CheckpointError(f"{len(table)} tensors are missing, among them {sorted(table)[:4]}")
@@ -133,7 +146,8 @@ def _fill(target: Tensor, file: BinaryIO, begin: int, entry: TensorEntry, path: 
     dtype = DTYPES.get(entry.dtype)
     if dtype is None:
         raise CheckpointError(
-            f"{path}: {entry.name} has type {entry.dtype}; accepted: {', '.join(DTYPES)} (quantized checkpoints are not)"
+            f"{path}: {entry.name} has type {entry.dtype}; accepted: {', '.join(DTYPES)} "
+            "(quantized checkpoints are not)"
         )
     if target.numel() != _count(entry.shape) or (
         tuple(target.shape) != entry.shape and len(target.shape) == len(entry.shape)
@@ -159,7 +173,7 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def checkpoint_dtype(files: Iterable[Path]) -> torch.dtype:
-    """The type that most of the checkpoint's bytes have."""
+    """Return the float type that most of the checkpoint's bytes have; float32 if there is none."""
     sizes: dict[str, int] = {}
     for path in files:
         with path.open("rb") as file:

@@ -111,9 +111,9 @@ class ModelFloor:
 
     def __init__(self, model: VisionLanguageModel) -> None:
         config = model.decoder.config
-        projectors = {layer for part in model.projector_parts() for layer in linears(part)}
+        projectors = {layer for part in model.projector_modules() for layer in linears(part)}
         encoder = [
-            layer for part in model.encoder_parts() for layer in linears(part) if layer not in projectors
+            layer for part in model.encoder_modules() for layer in linears(part) if layer not in projectors
         ]
         self._model = model
         self._patch = next(layer for layer in encoder if isinstance(layer, PatchLinear))
@@ -156,7 +156,7 @@ class ModelFloor:
                 (resized or [source])[-1] + PIXEL_BYTES * shape.patches * self._patch.in_features
             ),
             "encoder": self.embed.demand(shape.patches) + self.blocks.demand(shape.rows) + attention,
-            "projector": self.projector.demand(shape.projected),
+            "projector": self.projector.demand(shape.projector_rows),
         }
         if any(size != (plan.height, plan.width) for size in plan.resized):
             found["resize"] = Demand(source + sum(resized))

@@ -1,3 +1,6 @@
-"""Fewer visual tokens after the encoder. `methods` is what there is to choose from, names and counts without tensors; `registry`
-finds who does it, one file per method; `taps` and `probe` look into encoder and decoder for those that need it.
+"""Reduction of the number of visual tokens after the encoder.
+
+`visual_budget.methods` lists the methods without tensors. `registry` finds the function of a method; there is
+one file per method. `taps` and `probe` read the attention of the encoder and of the decoder, for the methods
+that need it.
 """

@@ -1,4 +1,4 @@
-"""What every method of token reduction sees, and what it hands back."""
+"""Input and output of every method of token reduction."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from fovea.engine.visual_budget.methods import Method, Need
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
-    """States of a whole prompt after its first decoder layers; `probe.run_probe` makes one.
+    """States of a whole prompt after its first decoder layers, from `probe.run_probe`.
 
-    hidden (L, D): of every token of the prompt, through the decoder's last norm. keys (L, kv_heads, d): of the last layer that
-    ran, rotated. scores (N,): attention of the prompt's last token to the visual ones in that layer, mean over heads.
-    start: the row of the first visual token.
+    hidden: (L, D), hidden states of every token of the prompt, through the decoder's last norm.
+    keys: (L, kv_heads, d), rotated keys of the last layer that ran.
+    scores: (N,), attention of the prompt's last token to the visual tokens in that layer, mean over heads.
+    start: row of the first visual token.
     """
 
     hidden: Tensor
@@ -29,13 +30,18 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
-    """One image's visual tokens, and whatever else a method may look at.
+class ReductionInput:
+    """The visual tokens of one image, and what else a method may read.
 
-    embeds (N, D): the encoder's output in raster order of the merged grid. grid: its (rows, columns), rows * columns == N.
-    seed: names the image; what a method leaves to chance depends on it and on nothing else.
-    query (Q, D): the user's words as the decoder's input embeddings; none of them counts like None.
-    attention (N,), keys (N, K): what tokens received and were in the encoder's attention, see `taps`.
+    embeds: (N, D), the encoder's output in raster order of the grid of visual tokens.
+    grid: (rows, columns) of that grid; rows * columns == N.
+    seed: identifies the image. A method's random choices depend on it and on nothing else.
+    query: (Q, D), the user's words as input embeddings of the decoder. A query of no words counts as None.
+    attention: (N,), attention that each token received in the encoder; see `taps`.
+    keys: (N, K), keys of the tokens in the encoder's attention; see `taps`.
+    probe: states of the prompt in the decoder.
+
+    Raises EngineError if a field does not have one row per cell of the grid.
     """
 
     embeds: Tensor
@@ -62,17 +68,19 @@ class Seen:
         return self.embeds.shape[0]
 
     def has(self, need: Need) -> bool:
-        """The words are the one thing that a method can do without."""
+        """Whether a need is met. A missing query is accepted, because every method works without it."""
         return need == "query" or getattr(self, need) is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reduced:
-    """What is left of an image's N visual tokens.
+class ReducedTokens:
+    """The k visual tokens that remain of an image's N.
 
-    index (k,) int64, ascending: the tokens that stay; their places in the image are those of the rows of `embeds` (k, D).
-    members (N,) int64, for methods that merge: the row of `index` whose mean each token went into, -1 for none. None: tokens
-    were picked as they are.
+    index: (k,) int64, ascending, numbers of the remaining tokens. Their places in the image are those of
+        `embeds`.
+    embeds: (k, D), the remaining tokens.
+    members: (N,) int64, for methods that merge: the row of `index` whose mean contains the token, or -1 for
+        none. None: nothing was merged.
     """
 
     index: Tensor
@@ -80,8 +88,10 @@ class Reduced:
     members: Tensor | None = None
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Any rows (N, ...) that belong to the visual tokens, as those of the kept ones, (k, ...): picked, or averaged over
-        the same members as `embeds` were. DeepStack's levels go through here."""
+        """Reduce other rows (N, ...) of the visual tokens as `embeds` were reduced, to (k, ...).
+
+        They are selected, or averaged over the same members. DeepStack's features are reduced by this method.
+        """
         return _gather(rows, self.index, self.members)
 
 
@@ -89,56 +99,59 @@ def _gather(rows: Tensor, index: Tensor, members: Tensor | None) -> Tensor:
     if members is None:
         return rows[index]
     used = members >= 0
-    into = members[used]
+    targets = members[used]
     sums = torch.zeros((len(index), *rows.shape[1:]), dtype=torch.float32, device=rows.device)
-    sums.index_add_(0, into, rows[used].float())
-    sizes = torch.bincount(into, minlength=len(index)).float()
+    sums.index_add_(0, targets, rows[used].float())
+    sizes = torch.bincount(targets, minlength=len(index)).float()
     return (sums / sizes.view(-1, *[1] * (rows.dim() - 1))).to(rows.dtype)
 
 
-def picked(seen: Seen, chosen: Tensor) -> Reduced:
-    """chosen: numbers of tokens, in any order, each once."""
-    index = chosen.sort().values
-    return Reduced(index, seen.embeds[index])
+def pick_tokens(image: ReductionInput, numbers: Tensor) -> ReducedTokens:
+    """Keep the tokens with these numbers, which are in any order and all different."""
+    index = numbers.sort().values
+    return ReducedTokens(index, image.embeds[index])
 
 
-def averaged(seen: Seen, index: Tensor, members: Tensor) -> Reduced:
-    """See `Reduced.members`."""
-    return Reduced(index, _gather(seen.embeds, index, members), members)
+def merge_tokens(image: ReductionInput, index: Tensor, members: Tensor) -> ReducedTokens:
+    """Replace the tokens of `index` by the means of their members; see `ReducedTokens`."""
+    return ReducedTokens(index, _gather(image.embeds, index, members), members)
 
 
-def highest(scores: Tensor, count: int) -> Tensor:
-    """Numbers of the `count` highest of scores (N,), highest first; of equal ones the earlier."""
+def top_indices(scores: Tensor, count: int) -> Tensor:
+    """Indices of the `count` highest of scores (N,), highest first; of equal scores the earlier first."""
     return scores.float().argsort(descending=True, stable=True)[:count]
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Rows (N, D) scaled to length 1 in float32; a row of zeros stays one."""
+    """Rows (N, D) scaled to length 1 in float32. A row of zeros stays zero."""
     return functional.normalize(rows.float(), dim=-1)
 
 
-Choose = Callable[[Seen, int], Reduced]
-"""Exactly that many of the tokens: at least one, and fewer than all."""
+ReduceFunction = Callable[[ReductionInput, int], ReducedTokens]
+"""Function that keeps exactly that many tokens: at least one, and fewer than all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reducer:
-    """A method with what does it.
+    """A method of token reduction and the function that implements it.
 
-    Depends on what it is shown alone, never on other images, and gives the same for the same. Sums are float32 whatever the
-    type of the embeddings, which stay on their device and keep their type.
+    Results are deterministic and depend on the input alone, never on other images. Sums are computed in
+    float32. The embeddings stay on their device and keep their type.
     """
 
     method: Method
-    choose: Choose
+    choose: ReduceFunction
 
-    def reduce(self, seen: Seen, keep: int) -> Reduced:
-        """Exactly `keep` tokens, 1 <= keep <= N; all of them, as they are, where keep is N."""
-        if not 1 <= keep <= seen.count:
-            raise EngineError(f"{self.method.name} was to keep {keep} of {seen.count} visual tokens")
-        missing = sorted(need for need in self.method.needs if not seen.has(need))
+    def reduce(self, image: ReductionInput, keep: int) -> ReducedTokens:
+        """Keep exactly `keep` of the N tokens, 1 <= keep <= N. With keep == N nothing changes.
+
+        Raises EngineError for another `keep`, or if a field is missing that the method needs.
+        """
+        if not 1 <= keep <= image.count:
+            raise EngineError(f"{self.method.name} cannot keep {keep} of {image.count} visual tokens")
+        missing = sorted(need for need in self.method.needs if not image.has(need))
         if missing:
-            raise EngineError(f"{self.method.name} was not shown the image's {', '.join(missing)}")
-        if keep == seen.count:
-            return Reduced(torch.arange(keep, device=seen.embeds.device), seen.embeds)
-        return self.choose(seen, keep)
+            raise EngineError(f"{self.method.name} needs the image's {', '.join(missing)}")
+        if keep == image.count:
+            return ReducedTokens(torch.arange(keep, device=image.embeds.device), image.embeds)
+        return self.choose(image, keep)

@@ -1,13 +1,15 @@
-"""DART (arXiv 2502.11494): keep a few strong tokens, and beside them what is least like them; duplicates go.
+"""DART (arXiv 2502.11494): keep a few strong tokens and those least similar to them; drop duplicates.
 
-Pivots are the strongest tokens of the image, then of the words, strongest first. Each in turn takes the same number of the
-tokens that are left, those of the lowest cosine to it. The paper keeps pivots + 8 * floor(...) tokens and visits pivots in no
-stated order; here the first pivots take one more where the number does not divide, so that the count is exact, and the order
-is fixed.
+The pivots are the strongest tokens of the image, then those of the words, strongest first. Each pivot in turn
+selects the same number of the remaining tokens, those with the lowest cosine to it. The paper keeps pivots +
+8 * floor(...) tokens and states no order of the pivots. Here the order is fixed, and the first pivots select
+one token more if the number does not divide, so that the count is exact.
 
-The paper works after the decoder's second layer, on its hidden states and keys (`dart_k`: chosen by those, and the kept tokens
-are computed anew from the first layer, so that every layer's KV holds the same tokens). On the decoder's input embeddings it
-needs no layer at all (`dart`), and with pivots among the user's words as well it is `dart_query`.
+There are three variants: - `dart_k` is the paper's. It works on the hidden states and keys after the
+decoder's second layer. The kept tokens are
+  then computed again from the first layer on, so that the KV of every layer holds the same tokens.
+- `dart` works on the decoder's input embeddings and needs no layer.
+- `dart_query` is `dart` with pivots among the user's words as well.
 """
 
 from __future__ import annotations
@@ -15,31 +17,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fovea.engine.reduce.base import Reduced, Seen, highest, picked, unit_rows
+from fovea.engine.reduce.base import ReducedTokens, ReductionInput, pick_tokens, top_indices, unit_rows
 
 PIVOTS = 4
-"""Of the image, and as many of the words."""
+"""Number of pivots of the image, and of the words."""
 
 
-def choose(seen: Seen, keep: int) -> Reduced:
-    return picked(seen, distinct(seen.embeds, strength(seen.embeds), seen.embeds[:0], keep))
+def choose(image: ReductionInput, keep: int) -> ReducedTokens:
+    return pick_tokens(image, choose_distinct(image.embeds, strength(image.embeds), image.embeds[:0], keep))
 
 
-def choose_with_query(seen: Seen, keep: int) -> Reduced:
-    words = seen.embeds[:0] if seen.query is None else seen.query
-    pivots = words[highest(strength(words), PIVOTS)]
-    return picked(seen, distinct(seen.embeds, strength(seen.embeds), pivots, keep))
+def choose_with_query(image: ReductionInput, keep: int) -> ReducedTokens:
+    words = image.embeds[:0] if image.query is None else image.query
+    pivots = words[top_indices(strength(words), PIVOTS)]
+    return pick_tokens(image, choose_distinct(image.embeds, strength(image.embeds), pivots, keep))
 
 
-def choose_in_decoder(seen: Seen, keep: int) -> Reduced:
-    """Words are what stands after the image."""
-    probe = seen.probe
+def choose_in_decoder(image: ReductionInput, keep: int) -> ReducedTokens:
+    """The variant `dart_k`. The words are the tokens after the image."""
+    probe = image.probe
     assert probe is not None
-    end = probe.start + seen.count
+    end = probe.start + image.count
     norms = strength(probe.keys)
-    words = probe.hidden[end:][highest(norms[end:], PIVOTS)]
-    image = slice(probe.start, end)
-    return picked(seen, distinct(probe.hidden[image], norms[image], words, keep))
+    words = probe.hidden[end:][top_indices(norms[end:], PIVOTS)]
+    rows = slice(probe.start, end)
+    return pick_tokens(image, choose_distinct(probe.hidden[rows], norms[rows], words, keep))
 
 
 def strength(rows: Tensor) -> Tensor:
@@ -47,16 +49,21 @@ def strength(rows: Tensor) -> Tensor:
     return rows.float().flatten(1).abs().sum(1)
 
 
-def distinct(states: Tensor, norms: Tensor, words: Tensor, keep: int) -> Tensor:
-    """Numbers of `keep` of the N tokens. states (N, D), norms (N,); words (P, D): pivots beside those of the image."""
-    first = highest(norms, min(PIVOTS, keep))
+def choose_distinct(states: Tensor, norms: Tensor, words: Tensor, keep: int) -> Tensor:
+    """Choose `keep` of N tokens and return their numbers.
+
+    states: (N, D), compared by cosine.
+    norms: (N,), strength of the tokens.
+    words: (P, D), pivots in addition to those of the image.
+    """
+    first = top_indices(norms, min(PIVOTS, keep))
     unit = unit_rows(states)
-    likeness = torch.cat((unit[first], unit_rows(words))) @ unit.T
-    likeness[:, first] = torch.inf
-    chosen, pivots, left = [first], len(likeness), keep - len(first)
-    for number, row in enumerate(likeness):
-        room = left // pivots + (number < left % pivots)
-        taken = row.argsort(stable=True)[:room]
-        likeness[:, taken] = torch.inf
-        chosen.append(taken)
-    return torch.cat(chosen)
+    cosines = torch.cat((unit[first], unit_rows(words))) @ unit.T
+    cosines[:, first] = torch.inf
+    choices, pivots, left = [first], len(cosines), keep - len(first)
+    for number, row in enumerate(cosines):
+        quota = left // pivots + (number < left % pivots)
+        choice = row.argsort(stable=True)[:quota]
+        cosines[:, choice] = torch.inf
+        choices.append(choice)
+    return torch.cat(choices)

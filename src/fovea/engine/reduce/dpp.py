@@ -1,14 +1,16 @@
-"""CDPruner (arXiv 2506.10967): tokens that differ from each other and, with a query, have to do with it.
+"""CDPruner (arXiv 2506.10967): keep tokens that differ from each other and, with a query, are relevant to it.
 
-A determinantal point process over L = diag(r) (S * P) diag(r): S holds the cosines between tokens, r how much each has to do with
-the words, 1 for all where there are none. P, which the paper does not have, is a Gaussian of the distance between two tokens,
-so that of two equal things at two places one does not stand for the other. The set of the largest determinant is found
-greedily, one token at a time: the one with the largest residual d2, what the chosen ones do not explain of it (arXiv 1709.05135).
+This is a determinantal point process (DPP) with the kernel L = diag(r) (S * P) diag(r). S holds the cosines
+between tokens. r is the relevance of each token to the words, or 1 without words. P is an addition to the
+paper: a Gaussian of the distance between two tokens. Because of it, equal things at two places both count.
+The set with the largest determinant is searched greedily, one token at a time (arXiv 1709.05135): the next
+token is the one with the largest residual d2, which is the share of it that the chosen tokens do not explain.
 
     j = argmax d2;   e = (L_j - C^T c_j) / sqrt(d2_j);   d2 -= e^2;   e is the next row of C
 
-Step t reads t rows of C: O(N k^2) time, k x N floats. There are no more independent tokens than the embedding is wide: once
-the chosen ones explain all that is left, the residuals are noise, and the rest is chosen as if nothing were chosen yet.
+Step t reads t rows of C, so choosing k of N tokens takes O(N k^2) time and k x N floats. There are at most as
+many independent tokens as the embedding has dimensions. When the chosen tokens explain all others, the
+residuals are noise; from then on tokens are chosen as if none were chosen yet.
 """
 
 from __future__ import annotations
@@ -18,96 +20,114 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fovea.engine.reduce.base import Reduced, Seen, picked, unit_rows
+from fovea.engine.reduce.base import ReducedTokens, ReductionInput, pick_tokens, unit_rows
 from fovea.engine.vision.slices import cuts
 
 MOST, BAND = 1536, 512
-"""Tokens among which all are compared with all, at most, and of a band where there are more."""
+"""Largest number of tokens that are all compared with each other, and tokens per band if there are more."""
 APART = 2.0
-"""Cells between two tokens from which they hardly count as alike, whatever they show: two equal things are two."""
+"""Standard deviation of P, in cells: tokens much farther apart than this do not count as similar."""
 EXPLAINED = 1e-5
-"""Residuals below this share of the largest token are taken for float32's noise."""
+"""Residuals below this share of the largest token count as rounding noise of float32."""
 
 
-def choose(seen: Seen, keep: int) -> Reduced:
-    return picked(seen, _chosen(seen, None, keep))
+def choose(image: ReductionInput, keep: int) -> ReducedTokens:
+    return pick_tokens(image, _choose(image, None, keep))
 
 
-def choose_with_query(seen: Seen, keep: int) -> Reduced:
-    return picked(seen, _chosen(seen, seen.query, keep))
+def choose_with_query(image: ReductionInput, keep: int) -> ReducedTokens:
+    return pick_tokens(image, _choose(image, image.query, keep))
 
 
 def relevance(embeds: Tensor, query: Tensor) -> Tensor:
-    """Mean cosine of each token with the words, spread over [0, 1], (N,).
+    """Mean cosine of each token with the words, scaled to [0, 1]; (N,), all 1 if the cosines are equal.
 
-    The paper's code turns the sign around, which CLIP's patches need; in the decoder's own input space like is like.
+    The paper's code inverts the sign, which is right for CLIP's patches. In the decoder's own input space,
+    similar things have high cosines.
     """
-    near = (unit_rows(embeds) @ unit_rows(query).T).mean(1)
-    low, high = near.min(), near.max()
-    # Tokens that are all as near have nothing to tell them apart.
-    return (near - low) / (high - low) if high > low else torch.ones_like(near)
+    cosines = (unit_rows(embeds) @ unit_rows(query).T).mean(1)
+    low, high = cosines.min(), cosines.max()
+    return (cosines - low) / (high - low) if high > low else torch.ones_like(cosines)
 
 
-def _chosen(seen: Seen, query: Tensor | None, keep: int) -> Tensor:
-    rows = weighed(seen.embeds, query)
-    places = cells(seen.grid, rows.device)
-    return by_bands(EXPLAINED + rows.norm(dim=1), keep, lambda band: alike(rows[band], places[band]))
+def _choose(image: ReductionInput, query: Tensor | None, keep: int) -> Tensor:
+    rows = weighted_rows(image.embeds, query)
+    places = cells(image.grid, rows.device)
+    return choose_by_bands(
+        EXPLAINED + rows.norm(dim=1), keep, lambda band: dpp_kernel(rows[band], places[band])
+    )
 
 
-def alike(rows: Tensor, places: Tensor) -> Tensor:
-    """L (N, N): what rows (N, D) have in common, the less the farther apart their places (N, 2) are, in cells."""
+def dpp_kernel(rows: Tensor, places: Tensor) -> Tensor:
+    """Kernel L, (N, N), of weighted rows (N, D) at places (N, 2), in cells."""
     return rows @ rows.T * torch.exp(-torch.cdist(places, places).square() / (2 * APART**2))
 
 
 def cells(grid: tuple[int, int], device: torch.device) -> Tensor:
-    """Row and column of each token, (N, 2). Of tokens that are known as one long line alone, none is near another or far from it."""
+    """Row and column of each token, (N, 2).
+
+    A grid of one row means that no places are known. Then all tokens get the same place, so that distances do
+    not count.
+    """
     rows, columns = (torch.arange(count, device=device, dtype=torch.float32) for count in grid)
     return torch.cartesian_prod(rows, columns if grid[0] > 1 else torch.zeros_like(columns))
 
 
-def weighed(embeds: Tensor, query: Tensor | None) -> Tensor:
-    """Rows whose products are L: of length 1, or as long as they have to do with the words; (N, D) in float32."""
+def weighted_rows(embeds: Tensor, query: Tensor | None) -> Tensor:
+    """Rows whose products are L without P, (N, D) float32: of length 1, or as long as their relevance."""
     rows = unit_rows(embeds)
     if query is not None and len(query):
         rows = rows * relevance(embeds, query)[:, None]
     return rows
 
 
-def by_bands(weights: Tensor, keep: int, kernel: Callable[[slice], Tensor]) -> Tensor:
-    """Numbers of `keep` tokens. kernel: L of a range of them. weights (N,): more than 0, what each counts where bands share.
+def choose_by_bands(weights: Tensor, keep: int, kernel: Callable[[slice], Tensor]) -> Tensor:
+    """Choose `keep` of N tokens and return their numbers.
 
-    Up to MOST tokens it is `greedy` over all. Beyond, each BAND of tokens that follow each other gives its share by weight: time and
-    memory then grow like the image does. Nobody else's tokens come while this runs, and a picture of 16,384 took minutes.
+    Up to MOST tokens, `choose_greedily` runs once over all. Of more tokens, it runs over bands of BAND
+    consecutive tokens, so that time and memory grow linearly with the image: the step runs nothing else
+    meanwhile, and an image of 16,384 tokens took minutes. The weights of its tokens decide how many tokens a
+    band may keep.
+
+    weights: (N,), all above 0.
+    kernel: returns L of a range of tokens.
     """
     count = len(weights)
     if count <= MOST:
-        return greedy(kernel(slice(0, count)), keep)
+        return choose_greedily(kernel(slice(0, count)), keep)
     bands = list(cuts(count, BAND))
     sizes = [band.stop - band.start for band in bands]
     quotas = shares([float(weights[band].sum()) for band in bands], sizes, keep)
-    chosen = [
-        band.start + greedy(kernel(band), quota) for band, quota in zip(bands, quotas, strict=True) if quota
+    choices = [
+        band.start + choose_greedily(kernel(band), quota)
+        for band, quota in zip(bands, quotas, strict=True)
+        if quota
     ]
-    return torch.cat(chosen)
+    return torch.cat(choices)
 
 
-def shares(weights: Sequence[float], most: Sequence[int], total: int) -> list[int]:
-    """`total`, at most the sum of `most`, divided by weights, all more than 0; nobody gets more than its `most`."""
-    given = [0] * len(weights)
-    while left := total - sum(given):
-        open_ = [number for number, limit in enumerate(most) if given[number] < limit]
+def shares(weights: Sequence[float], limits: Sequence[int], total: int) -> list[int]:
+    """Divide `total` among bands in proportion to their weights, without exceeding their limits.
+
+    weights: one per band, all above 0.
+    limits: largest share of each band.
+    total: at most the sum of `limits`.
+    """
+    quotas = [0] * len(weights)
+    while left := total - sum(quotas):
+        open_ = [number for number, limit in enumerate(limits) if quotas[number] < limit]
         whole = sum(weights[number] for number in open_)
-        wanted = {number: left * weights[number] / whole for number in open_}
+        ideal = {number: left * weights[number] / whole for number in open_}
         for number in open_:
-            given[number] += min(int(wanted[number]), most[number] - given[number])
-        if total - sum(given) == left:  # less than one for each: the largest fractions
-            for number in sorted(open_, key=lambda number: -wanted[number])[:left]:
-                given[number] += 1
-    return given
+            quotas[number] += min(int(ideal[number]), limits[number] - quotas[number])
+        if total - sum(quotas) == left:  # every ideal share is below one: the largest fractions get one each
+            for number in sorted(open_, key=lambda number: -ideal[number])[:left]:
+                quotas[number] += 1
+    return quotas
 
 
-def greedy(kernel: Tensor, keep: int) -> Tensor:
-    """Numbers of `keep` tokens in the order in which they were chosen."""
+def choose_greedily(kernel: Tensor, keep: int) -> Tensor:
+    """Choose `keep` of N tokens by their kernel (N, N). Returns their numbers in the order of the choice."""
     whole = kernel.diagonal()
     left = whole.clone()
     noise = EXPLAINED * (float(left.max()) or 1.0)
@@ -121,9 +141,9 @@ def greedy(kernel: Tensor, keep: int) -> Tensor:
             left[chosen] = -torch.inf
             number, first = int(left.argmax()), step
         before, residual = factors[first:step], max(float(left[number]), noise)
-        made = torch.sub(kernel[number], before[:, number] @ before, out=factors[step])
-        made *= residual**-0.5
-        left.addcmul_(made, made, value=-1)
+        factor = torch.sub(kernel[number], before[:, number] @ before, out=factors[step])
+        factor *= residual**-0.5
+        left.addcmul_(factor, factor, value=-1)
         left[number] = -torch.inf
         chosen.append(number)
     return torch.tensor(chosen, device=kernel.device)

@@ -1,16 +1,18 @@
-"""FastV (arXiv 2403.06764): the tokens that the prompt's last one looks at.
+"""FastV (arXiv 2403.06764): keep the tokens to which the prompt's last token attends most.
 
-The paper drops tokens between two layers; here the layers before are run for the choice alone (`probe.run_probe`) and the kept
-tokens computed anew from the first, so that every layer's KV holds the same tokens. One query row is recomputed for the
-scores. A single row ranks by what the prompt's end looks at so early, late tokens first, and print is spread over more tokens
-than it ranks high: known to lose text.
+The paper drops tokens between two layers. Here the layers before that run only for the choice
+(`probe.run_probe`). The kept tokens are then computed again from the first layer on, so that the KV of every
+layer holds the same tokens. For the scores, one query row is recomputed.
+
+FastV is known to lose text: in early layers the last row prefers late tokens, and printed text covers more
+tokens than it ranks high.
 """
 
 from __future__ import annotations
 
-from fovea.engine.reduce.base import Reduced, Seen, highest, picked
+from fovea.engine.reduce.base import ReducedTokens, ReductionInput, pick_tokens, top_indices
 
 
-def choose(seen: Seen, keep: int) -> Reduced:
-    assert seen.probe is not None
-    return picked(seen, highest(seen.probe.scores, keep))
+def choose(image: ReductionInput, keep: int) -> ReducedTokens:
+    assert image.probe is not None
+    return pick_tokens(image, top_indices(image.probe.scores, keep))

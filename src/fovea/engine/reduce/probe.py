@@ -1,9 +1,11 @@
-"""The first decoder layers over a whole prompt, run for what they show and not for their KV.
+"""A run of the first decoder layers over a whole prompt, for the choice of visual tokens; its KV is not used.
 
-FastV and DART in their papers drop tokens between two decoder layers: the layers before hold KV of all tokens, the layers after
-of some, and what a block of the cache holds depends on the layer. Here a prompt goes through the first layers once to choose by,
-and then, without what was dropped, through all of them from the first on: KV pages are alike in every layer, a follow-up finds
-them, and what the first layers compute no longer hears of the dropped tokens. The price is those layers, once more.
+In their papers, FastV and DART drop tokens between two decoder layers. Then the layers before hold KV of all
+tokens and the layers after only of some, so a block of the KV cache would hold different tokens in different
+layers. Here a prompt first runs through the first layers for the choice alone. Then the kept tokens run
+through all layers from the first on. So a block holds the same tokens in every layer, a follow-up request can
+reuse it, and even the first layers do not depend on dropped tokens. The price is one more run of the first
+layers.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ from fovea.engine.vision.features import VisualFeatures
 from fovea.kernels.attention import AttentionPlan, Chunk
 
 LAYERS = 2
+"""Number of layers of a probe."""
 BLOCK = 16
+"""Tokens per block of the probe's own KV."""
 
 
-def decoder_choosing(model: VisionLanguageModel) -> list[nn.Module]:
-    """What of the decoder decides which visual tokens are kept: the words' embeddings, and the layers of a probe."""
+def probe_modules(model: VisionLanguageModel) -> list[nn.Module]:
+    """Decoder modules that decide which visual tokens are kept: embedding table and layers of a probe."""
     return [model.decoder.embed_tokens, *islice(model.decoder.layers, LAYERS)]
 
 
@@ -44,15 +48,21 @@ def run_probe(
     *,
     layers: int = LAYERS,
 ) -> Probe:
-    """States of [before, visual tokens, after] when the first `layers` have run; nothing of the engine's KV is touched.
+    """Run the first `layers` layers over the prompt [before, visual tokens, after] and return its states.
 
-    before, after: token ids; the last of all is the one whose attention is looked at, so `after` must hold one.
-    grid: (rows, columns) of the visual tokens, all of which are there. The keys of those layers take memory while it runs.
+    The engine's KV is not touched. The probe allocates KV of its own for one layer at a time.
+
+    before, after: token ids. `after` must not be empty: the attention is that of its last token.
+    visual: features of all tokens of the image.
+    grid: (rows, columns) of the visual tokens.
+
+    Raises EngineError if `after` is empty or there are fewer than `layers` layers.
     """
     decoder, count = model.decoder, visual.embeds.shape[0]
     if not after or not 1 <= layers <= len(decoder.layers):
         raise EngineError(
-            f"a probe of {layers} of {len(decoder.layers)} layers with {len(after)} tokens after the image"
+            f"a probe cannot run {layers} of {len(decoder.layers)} layers "
+            f"with {len(after)} tokens after the image"
         )
     start, length = len(before), len(before) + count + len(after)
     texts = [decoder.embed_tokens(torch.tensor(ids, device=model.device)) for ids in (before, after) if ids]
@@ -88,7 +98,11 @@ def _plan(length: int, device: torch.device) -> AttentionPlan:
 
 
 def _attention(layer: Layer, last: Tensor, kv: Tensor, keys: Tensor, step: Step) -> Tensor:
-    """How much the row `last` (1, hidden), the newest, attends to each key (L, kv_heads, d), mean over heads, (L,) float32."""
+    """Attention of the newest row to each key, mean over heads, (L,) float32.
+
+    last: (1, hidden), input of the layer for that row.
+    keys: (L, kv_heads, d).
+    """
     attention = layer.self_attn
     norms = None
     if attention.q_norm is not None and attention.k_norm is not None:

@@ -1,4 +1,4 @@
-"""Any tokens: the second of the two methods that any other has to beat."""
+"""Random tokens: one of the two baselines for all other methods."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from random import Random
 
 import torch
 
-from fovea.engine.reduce.base import Reduced, Seen, picked
+from fovea.engine.reduce.base import ReducedTokens, ReductionInput, pick_tokens
 
 
-def choose(seen: Seen, keep: int) -> Reduced:
-    """Python's generator, which hashes the seed with SHA-512, so that every machine and device draws the same."""
-    drawn = Random(f"visual tokens {seen.seed}").sample(range(seen.count), keep)
-    return picked(seen, torch.tensor(drawn, device=seen.embeds.device))
+def choose(image: ReductionInput, keep: int) -> ReducedTokens:
+    """Draw with Python's generator: it hashes the seed with SHA-512, so all machines draw the same tokens."""
+    numbers = Random(f"visual tokens {image.seed}").sample(range(image.count), keep)
+    return pick_tokens(image, torch.tensor(numbers, device=image.embeds.device))

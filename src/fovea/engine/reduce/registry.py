@@ -1,4 +1,4 @@
-"""Which function does which method. A file is imported when somebody first asks for what is in it."""
+"""Finds the function that implements a method. Its file is imported on first use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fovea.core.errors import EngineError
 from fovea.engine.reduce.base import Reducer
 from fovea.engine.visual_budget.methods import method
 
-_PLACES: Mapping[str, tuple[str, str]] = MappingProxyType(
+_FUNCTIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "uniform": ("uniform", "choose"),
         "random": ("random", "choose"),
@@ -27,9 +27,12 @@ _PLACES: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def reducer(name: str) -> Reducer:
-    """Raises InvalidRequest for a method that there is not, EngineError for one that is not a reduction of encoded tokens."""
-    found = method(name)
-    if found.after != "encoder":
-        raise EngineError(f"{name} comes before the encoder, and leaves out none of its tokens")
-    module, function = _PLACES[name]
-    return Reducer(found, getattr(import_module(f"fovea.engine.reduce.{module}"), function))
+    """Return the implementation of a method.
+
+    Raises InvalidRequest for an unknown method, EngineError for one that does not reduce encoded tokens.
+    """
+    known = method(name)
+    if known.after != "encoder":
+        raise EngineError(f"{name} works before the encoder, so it does not reduce encoded tokens")
+    module, function = _FUNCTIONS[name]
+    return Reducer(known, getattr(import_module(f"fovea.engine.reduce.{module}"), function))

@@ -1,12 +1,12 @@
-"""ToMe (arXiv 2210.09461) on the encoder's output: neighbours in meaning are merged until as many are left as wanted.
+"""ToMe (arXiv 2210.09461) on the encoder's output: merge similar tokens until the wanted number is left.
 
-A round deals the tokens out in turn to two sides, gives each of the first its nearest of the second, by cosine, and merges the
-nearest of these pairs; a merged token is the mean of all that went into it and stands where the second of the pair stood.
-The paper merges within the encoder, which saves its time as well and works on its keys; here it is the embeddings that are
-compared, and a round merges at most an eighth of the tokens, so that a pair is not merged only because its turn has come.
+Every round divides the tokens alternately into two sides. Each token of the first side is paired with the
+nearest token of the second, by cosine, and the nearest of these pairs are merged. A merged token is the mean
+of all tokens that went into it, and has the place of the pair's second token.
 
-DyMU (arXiv 2504.17040) merges whatever is nearer than a threshold instead: how many tokens that leaves says how much there is
-in an image, `complexity`.
+The paper merges inside the encoder, by the keys of its attention, which also saves the encoder's time. Here
+the embeddings are compared. A round merges at most an eighth of the tokens, so that no dissimilar pairs are
+merged early.
 """
 
 from __future__ import annotations
@@ -14,49 +14,46 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fovea.engine.reduce.base import Reduced, Seen, averaged, highest, unit_rows
+from fovea.engine.reduce.base import ReducedTokens, ReductionInput, merge_tokens, top_indices, unit_rows
 
-MERGED_AT_ONCE = 1 / 8
+MERGE_SHARE = 1 / 8
+"""Largest share of the tokens that one round merges."""
 
 
-def choose(seen: Seen, keep: int) -> Reduced:
-    sums, count = seen.embeds.float(), seen.count
+def choose(image: ReductionInput, keep: int) -> ReducedTokens:
+    sums, count = image.embeds.float(), image.count
     index = members = torch.arange(count, device=sums.device)
     while count > keep:
-        likeness, nearest = pairs(sums)
-        merged = highest(likeness, min(count - keep, max(1, int(count * MERGED_AT_ONCE))))
-        into, stays = joined(count, merged, nearest)
-        # The sum of what went into a token points where its mean does, and a cosine does not see its length.
-        sums = sums.new_zeros((int(stays.sum()), sums.shape[1])).index_add_(0, into, sums)
-        index, members, count = index[stays], into[members], len(sums)
-    return averaged(seen, index, members)
+        cosines, nearest = nearest_pairs(sums)
+        removed = top_indices(cosines, min(count - keep, max(1, int(count * MERGE_SHARE))))
+        new_rows, stays = merge_pairs(count, removed, nearest)
+        # Sums replace means here: they have the same direction, and a cosine does not depend on the length.
+        sums = sums.new_zeros((int(stays.sum()), sums.shape[1])).index_add_(0, new_rows, sums)
+        index, members, count = index[stays], new_rows[members], len(sums)
+    return merge_tokens(image, index, members)
 
 
-def complexity(embeds: Tensor, threshold: float) -> int:
-    """How many tokens are left of embeds (N, D) when everything of a cosine above `threshold` is merged, round by round."""
-    sums = embeds.float()
-    while len(sums) > 1:
-        likeness, nearest = pairs(sums)
-        merged = (likeness > threshold).nonzero()[:, 0]
-        if not len(merged):
-            break
-        into, stays = joined(len(sums), merged, nearest)
-        sums = sums.new_zeros((int(stays.sum()), sums.shape[1])).index_add_(0, into, sums)
-    return len(sums)
+def nearest_pairs(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Pair each row of the first side (0, 2, 4...) with the nearest row of the second side (1, 3, 5...).
 
-
-def pairs(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """For each of the first side (rows 0, 2, 4...) the cosine with its nearest of the second (1, 3, 5...), and which it is."""
+    Returns the cosine of each pair, and the number of its second row within the second side.
+    """
     unit = unit_rows(rows)
-    likeness, nearest = (unit[::2] @ unit[1::2].T).max(1)
-    return likeness, nearest
+    cosines, nearest = (unit[::2] @ unit[1::2].T).max(1)
+    return cosines, nearest
 
 
-def joined(count: int, merged: Tensor, nearest: Tensor) -> tuple[Tensor, Tensor]:
-    """merged: which of the first side go. Returns the new row of each of `count` rows, and (count,) bool which stay."""
-    into = torch.arange(count, device=merged.device)
-    stays = torch.ones_like(into, dtype=torch.bool)
-    stays[2 * merged] = False
+def merge_pairs(count: int, removed: Tensor, nearest: Tensor) -> tuple[Tensor, Tensor]:
+    """Renumber `count` rows after some of the first side are merged into their nearest of the second.
+
+    removed: numbers, within the first side, of the rows that are merged away.
+    nearest: as from `nearest_pairs`.
+
+    Returns the new row of each old row, (count,), and a mask of the rows that stay, (count,) bool.
+    """
+    targets = torch.arange(count, device=removed.device)
+    stays = torch.ones_like(targets, dtype=torch.bool)
+    stays[2 * removed] = False
     rows = stays.cumsum(0) - 1
-    into[2 * merged] = 2 * nearest[merged] + 1
-    return rows[into], stays
+    targets[2 * removed] = 2 * nearest[removed] + 1
+    return rows[targets], stays

@@ -1,4 +1,4 @@
-"""Every so many tokens of the grid: the first of the two methods that any other has to beat."""
+"""Tokens at equal distances on the grid: one of the two baselines for all other methods."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import math
 
 import torch
 
-from fovea.engine.reduce.base import Reduced, Seen, picked
+from fovea.engine.reduce.base import ReducedTokens, ReductionInput, pick_tokens
 
 
-def choose(seen: Seen, keep: int) -> Reduced:
-    return picked(seen, torch.tensor(spread(*seen.grid, keep), device=seen.embeds.device))
+def choose(image: ReductionInput, keep: int) -> ReducedTokens:
+    return pick_tokens(image, torch.tensor(spread_cells(*image.grid, keep), device=image.embeds.device))
 
 
-def spread(rows: int, columns: int, keep: int) -> list[int]:
-    """`keep` cells of a grid, in raster order: some of its rows at equal distances, and in each as many at equal distances.
+def spread_cells(rows: int, columns: int, keep: int) -> list[int]:
+    """Choose `keep` cells of a grid: some rows at equal distances, and in each row cells at equal distances.
 
-    As many rows as make the two distances alike. Where `keep` is not a multiple of them, some rows hold one cell more.
+    The number of rows is chosen so that both distances are about equal. If `keep` is not a multiple of it,
+    some rows have one cell more. Returns the numbers of the cells in raster order.
     """
     lines = round(math.sqrt(keep * rows / columns))
     lines = min(rows, keep, max(lines, -(-keep // columns)))
     cells = []
     for line in range(lines):
         row = (2 * line + 1) * rows // (2 * lines)
-        room = (line + 1) * keep // lines - line * keep // lines
-        cells += [row * columns + (2 * place + 1) * columns // (2 * room) for place in range(room)]
+        count = (line + 1) * keep // lines - line * keep // lines
+        cells += [row * columns + (2 * place + 1) * columns // (2 * count) for place in range(count)]
     return cells

@@ -1,36 +1,37 @@
-"""VisionZip (arXiv 2412.04467): tokens that the encoder attends to stay, the rest is averaged into a few.
+"""VisionZip (arXiv 2412.04467): keep the tokens that the encoder attends to, and merge the rest into a few.
 
-54 of 64 kept tokens are the dominant ones: those that received the most attention. The others are spread evenly over what is
-left; each of them takes up those tokens whose keys are nearest to its own, and becomes the mean of all of them, itself
-included. (The paper's code adds the mean of the others to it instead, which about doubles its length.)
+54 of 64 kept tokens are dominant: those that received the most attention. The other kept tokens are
+contextual, and are spread evenly over the rest. Each remaining token is merged into the contextual token with
+the nearest key. A contextual token becomes the mean of itself and all tokens merged into it. (The paper's
+code instead adds the mean of the others to it, which about doubles its length.)
 """
 
 from __future__ import annotations
 
 import torch
 
-from fovea.engine.reduce.base import Reduced, Seen, averaged, highest, unit_rows
+from fovea.engine.reduce.base import ReducedTokens, ReductionInput, merge_tokens, top_indices, unit_rows
 
 CONTEXTUAL = 10, 64
-"""How many of so many kept tokens stand for what is left."""
+"""Number of contextual tokens, and the number of kept tokens that contain them."""
 
 
-def choose(seen: Seen, keep: int) -> Reduced:
-    assert seen.attention is not None
-    assert seen.keys is not None
+def choose(image: ReductionInput, keep: int) -> ReducedTokens:
+    assert image.attention is not None
+    assert image.keys is not None
     contextual = keep * CONTEXTUAL[0] // CONTEXTUAL[1]
-    stays = torch.zeros(seen.count, dtype=torch.bool, device=seen.embeds.device)
-    stays[highest(seen.attention, keep - contextual)] = True
+    stays = torch.zeros(image.count, dtype=torch.bool, device=image.embeds.device)
+    stays[top_indices(image.attention, keep - contextual)] = True
     rest = (~stays).nonzero()[:, 0]
     if contextual:
         targets = rest[torch.arange(contextual, device=rest.device) * (len(rest) // contextual)]
         stays[targets] = True
     index = stays.nonzero()[:, 0]
-    members = torch.full((seen.count,), -1, device=index.device)
+    members = torch.full((image.count,), -1, device=index.device)
     members[index] = torch.arange(keep, device=index.device)
     if contextual:
-        keys = unit_rows(seen.keys)
+        keys = unit_rows(image.keys)
         others = (members < 0).nonzero()[:, 0]
         nearest = (keys[others] @ keys[targets].T).argmax(1)
         members[others] = members[targets][nearest]
-    return averaged(seen, index, members)
+    return merge_tokens(image, index, members)

@@ -22,26 +22,26 @@ from fovea.engine.cache.regions import RegionCache
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.llava_next import LlavaNext
 from fovea.engine.models.qwen_vl import QwenVL
-from fovea.engine.reduce.base import Seen
+from fovea.engine.reduce.base import ReductionInput
 from fovea.engine.reduce.registry import reducer
 from fovea.engine.regions.any_size import PartsEncoder
-from fovea.engine.regions.relevance_model import Judge
+from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.regions.tiles import PickedTiles
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage, Reduction
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.processor.regions import plain_image
-from fovea.engine.vision.slices import Ahead, Slices
+from fovea.engine.vision.slices import Slices, UpcomingImages
 from fovea.engine.visual_budget.methods import METHODS
 
 
 class InParts(Protocol):
     """What encodes an image that is seen in parts."""
 
-    def slices(self, image: ProcessedImage, ahead: Ahead) -> Slices[VisualFeatures]: ...
+    def slices(self, image: ProcessedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]: ...
 
 
-class ReducingEncoder:
+class VisualEncoder:
     """judge, regions: what was seen where, and what is kept of it; for models whose images can be seen in parts."""
 
     def __init__(
@@ -57,7 +57,7 @@ class ReducingEncoder:
         self._model = model
         self._processor = processor
         self._outputs = outputs
-        self.judge = Judge(partial(word_embeddings, model), head)
+        self.relevance = RelevanceModel(partial(word_embeddings, model), head)
         self.regions = regions
         self._parts = self._in_parts()
 
@@ -67,15 +67,15 @@ class ReducingEncoder:
             return PartsEncoder(
                 model.vision,
                 processor,
-                self.judge,
+                self.relevance,
                 lambda array: torch.from_numpy(array).to(model.device, model.dtype),
                 self.regions,
                 model.visual_token_bytes,
                 self._whole,
             )
-        return PickedTiles(model, self.judge) if isinstance(model, LlavaNext) else None
+        return PickedTiles(model, self.relevance) if isinstance(model, LlavaNext) else None
 
-    def slices(self, image: ProcessedImage, ahead: Ahead) -> Slices[VisualFeatures]:
+    def slices(self, image: ProcessedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]:
         """ahead: images of which parts may be encoded along with parts of this one."""
         reduction = image.plan.reduction
         if reduction is None:
@@ -100,7 +100,7 @@ class ReducingEncoder:
         return VisualFeatures(
             chosen.embeds,
             tuple(map(chosen.gather, whole.deepstack)),
-            made=whole.made,
+            created_at=whole.created_at,
             places=places.to(torch.int32),
         )
 
@@ -112,7 +112,7 @@ class ReducingEncoder:
             whole = self._outputs.get(reduction.whole)
         else:
             whole = yield from self._model.encode_slices(plain_image(self._processor, image))
-        self._outputs.keep(reduction.whole, whole, whole.nbytes, whole.made)
+        self._outputs.keep(reduction.whole, whole, whole.nbytes, whole.created_at)
         yield
         return whole
 
@@ -123,9 +123,9 @@ class ReducingEncoder:
 
     def _seen(
         self, image: ProcessedImage, whole: VisualFeatures, grid: tuple[int, int], reduction: Reduction
-    ) -> Seen:
+    ) -> ReductionInput:
         needs = METHODS[reduction.method].needs
-        seen = Seen(whole.embeds, grid, reduction.whole)
+        seen = ReductionInput(whole.embeds, grid, reduction.whole)
         if "query" in needs and reduction.words:
             seen = replace(seen, query=word_embeddings(self._model, reduction.words))
         if "attention" in needs or "keys" in needs:

@@ -33,11 +33,11 @@ class Piece:
 
 
 class Cutter:
-    """placeless: whether the tower makes the same of a picture wherever in a larger one it was cut out. For one thread."""
+    """crop_invariant: whether the tower makes the same of a picture wherever in a larger one it was cut out. For one thread."""
 
-    def __init__(self, processor: QwenProcessor, *, placeless: bool) -> None:
+    def __init__(self, processor: QwenProcessor, *, crop_invariant: bool) -> None:
         self._processor = processor
-        self._placeless = placeless
+        self._crop_invariant = crop_invariant
         self._names: OrderedDict[tuple[str, object, Shape], str] = OrderedDict()
 
     def piece(self, image: ProcessedImage, grid: Shape, view: View, worth: float) -> Piece:
@@ -88,5 +88,5 @@ class Cutter:
         """A tenant's regions are its own. Where a tower has learned positions, a region's place is part of what it is."""
         digest = hashlib.sha256(salt.encode() + b"\x00")
         digest.update(cut.data)
-        where = "" if self._placeless else f"{view.region} of {grid}"
+        where = "" if self._crop_invariant else f"{view.region} of {grid}"
         return f"{digest.hexdigest()} {view.shape} {where}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,15 +15,7 @@ from torch import Tensor
 from fovea.engine.sample.batch import draw, filtered, index
 from fovea.engine.sample.logits import adjust, distribution, needs_adjusting
 from fovea.engine.sequence import Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """A token, and if asked for: its logprob before any adjustment, and the most likely alternatives (id, logprob)."""
-
-    token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
+from fovea.engine.step.executor import SampledToken
 
 
 class Sampler:
@@ -42,7 +33,7 @@ class Sampler:
     def remove(self, seq: Sequence) -> None:
         self._streams.pop(seq.id, None)
 
-    def sample(self, logits: Tensor, sequences: Seq[Sequence]) -> list[Sampled]:
+    def sample(self, logits: Tensor, sequences: Seq[Sequence]) -> list[SampledToken]:
         """logits (len(sequences), vocabulary) float32."""
         best = logits.argmax(-1)
         drawn: dict[int, float] = {}
@@ -81,10 +72,12 @@ class Sampler:
         tokens, sure = made.tolist()
         return tokens, [bool(flag) for flag in sure]
 
-    def _pick(self, row: Tensor, best: int, seq: Sequence, point: float | None, *, done: bool) -> Sampled:
+    def _pick(
+        self, row: Tensor, best: int, seq: Sequence, point: float | None, *, done: bool
+    ) -> SampledToken:
         """best: the most likely token, or if `done` the one that was drawn. point: what the row's stream said already."""
         if done:
-            return Sampled(best)
+            return SampledToken(best)
         params = seq.sampling
         forbidden = self._forbidden(seq)
         token = best
@@ -100,11 +93,11 @@ class Sampler:
             place = int(torch.searchsorted(bounds, point * float(bounds[-1]), right=True))
             token = int(ids[min(place, ids.shape[0] - 1)])
         if not params.logprobs:
-            return Sampled(token)
+            return SampledToken(token)
         logprobs = torch.log_softmax(row, -1)
         values, ids = logprobs.topk(params.top_logprobs) if params.top_logprobs else (row[:0], row[:0])
         top = tuple(zip(ids.int().tolist(), values.tolist(), strict=True))
-        return Sampled(token, float(logprobs[token]), top)
+        return SampledToken(token, float(logprobs[token]), top)
 
     def _forbidden(self, seq: Sequence) -> frozenset[int]:
         if len(seq.output_ids) >= seq.sampling.min_tokens:

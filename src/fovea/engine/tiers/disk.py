@@ -15,7 +15,7 @@ from fovea.engine.tiers.link import HostLink
 from fovea.engine.vision.features import VisualFeatures
 
 
-class StoredFeatures:
+class DiskTier:
     """A `DiskStore` of features. `get` reads and checks a file, `put` looks for one and may wait for the device, so both
     belong into worker threads.
 
@@ -38,13 +38,13 @@ class StoredFeatures:
         if found is None:
             return None
         tensors = [_tensor(array) for array in found.arrays.items]
-        return self._link.up(VisualFeatures.of(tensors, found.written))
+        return self._link.to_device(VisualFeatures.from_tensors(tensors, found.written))
 
     def put(self, key: str, features: VisualFeatures) -> None:
         name = self._named(key)
         if name in self._store:
             return
-        tensors = self._link.down(features).tensors
+        tensors = self._link.to_host(features).tensors
         self._store.put(name, Arrays(tuple(_array(str(i), tensor) for i, tensor in enumerate(tensors))))
 
     def __contains__(self, key: str) -> bool:

@@ -7,7 +7,7 @@ from fovea.engine.tiers.link import HostLink
 from fovea.engine.vision.features import VisualFeatures
 
 
-class HostedFeatures:
+class HostTier:
     """A `HostStore` of features. Both ways are copies, so `get` and `put` belong into worker threads."""
 
     name = "host"
@@ -21,10 +21,10 @@ class HostedFeatures:
 
     def get(self, key: str) -> VisualFeatures | None:
         found = self._store.get(key)
-        return None if found is None else self._link.up(found)
+        return None if found is None else self._link.to_device(found)
 
     def put(self, key: str, features: VisualFeatures) -> None:
-        self._store.put(key, features.nbytes, features.made, lambda: self._link.down(features))
+        self._store.put(key, features.nbytes, features.created_at, lambda: self._link.to_host(features))
 
     def drop(self, key: str) -> None:
         self._store.drop(key)

@@ -30,11 +30,11 @@ class HostLink:
         self._staging: Tensor | None = None
         self._lock = threading.Lock()
 
-    def down(self, features: VisualFeatures) -> VisualFeatures:
+    def to_host(self, features: VisualFeatures) -> VisualFeatures:
         """A copy in host memory."""
         return self._moved(features, lambda tensor: torch.empty_like(tensor, device="cpu"))
 
-    def up(self, features: VisualFeatures) -> VisualFeatures:
+    def to_device(self, features: VisualFeatures) -> VisualFeatures:
         """A copy on the device, complete when this returns."""
         moved = self._moved(features, lambda tensor: torch.empty_like(tensor, device=self._device))
         if self._stream is not None:
@@ -50,7 +50,7 @@ class HostLink:
                 source = tensor.contiguous()
                 copies.append(empty(source))
                 self._copy(_flat(source), _flat(copies[-1]))
-        return VisualFeatures.of(copies, features.made)
+        return VisualFeatures.from_tensors(copies, features.created_at)
 
     def _copy(self, source: Tensor, target: Tensor) -> None:
         """Flat bytes, either side on the device."""

@@ -20,13 +20,13 @@ from typing import Protocol
 import torch
 
 from fovea.engine.cache.write_queue import WriteQueue
-from fovea.engine.config import MIB, EngineConfig
-from fovea.engine.tiers.disk import StoredFeatures
-from fovea.engine.tiers.host import HostedFeatures
+from fovea.engine.config import MIB, OutputSettings
+from fovea.engine.tiers.disk import DiskTier
+from fovea.engine.tiers.host import HostTier
 from fovea.engine.tiers.link import HostLink
 from fovea.engine.vision.features import VisualFeatures
 
-LEAVING_BYTES = 128 << 20
+QUEUE_BYTES = 128 << 20
 """What may wait to be copied to a tier; on CUDA that is memory of the device beyond its ceiling, for that moment."""
 SWEEP_S = 60.0
 CLOSE_S = 10.0
@@ -66,7 +66,7 @@ class _Behind:
     def __init__(self, tier: FeatureTier) -> None:
         self.tier = tier
         self.queue: WriteQueue[VisualFeatures] = WriteQueue(
-            tier.put, tier.sweep, name=f"fovea-to-{tier.name}", limit=LEAVING_BYTES, every_s=SWEEP_S
+            tier.put, tier.sweep, name=f"fovea-to-{tier.name}", limit=QUEUE_BYTES, every_s=SWEEP_S
         )
 
     def __contains__(self, key: str) -> bool:
@@ -93,10 +93,10 @@ class SlowerTiers:
         self._counting = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
 
-    def made(self, key: str, features: VisualFeatures) -> None:
+    def add_encoded(self, key: str, features: VisualFeatures) -> None:
         self._submit(self._disk, key, features)
 
-    def evicted(self, key: str, features: VisualFeatures) -> None:
+    def add_evicted(self, key: str, features: VisualFeatures) -> None:
         self._submit(self._host, key, features)
 
     def find(self, keys: Iterable[str]) -> frozenset[str]:
@@ -165,15 +165,15 @@ class SlowerTiers:
             self._counts[behind.tier.name, name] += 1
 
     def _is_stale(self, features: VisualFeatures) -> bool:
-        return self._ttl_s is not None and time.time() - features.made >= self._ttl_s
+        return self._ttl_s is not None and time.time() - features.created_at >= self._ttl_s
 
 
-def slower_tiers(config: EngineConfig, fingerprint: str, device: torch.device) -> SlowerTiers:
-    """The tiers that the configuration asks for. fingerprint: as `StoredFeatures` has it."""
-    link, ttl = HostLink(device), config.embed_ttl_s or None
-    host = HostedFeatures(config.embed_host_mib * MIB, link, ttl) if config.embed_host_mib else None
+def slower_tiers(settings: OutputSettings, fingerprint: str, device: torch.device) -> SlowerTiers:
+    """The tiers that the configuration asks for. fingerprint: as `DiskTier` has it."""
+    link, ttl = HostLink(device), settings.embed_ttl_s or None
+    host = HostTier(settings.embed_host_mib * MIB, link, ttl) if settings.embed_host_mib else None
     disk = None
-    if config.embed_disk_dir:
-        folder, capacity = Path(config.embed_disk_dir), config.embed_disk_mib * MIB
-        disk = StoredFeatures(folder, capacity, fingerprint, link, ttl)
+    if settings.embed_disk_dir:
+        folder, capacity = Path(settings.embed_disk_dir), settings.embed_disk_mib * MIB
+        disk = DiskTier(folder, capacity, fingerprint, link, ttl)
     return SlowerTiers(host, disk, ttl)

@@ -1,1 +1,1 @@
-"""From an image to the rows that stand in for it in the language model."""
+"""Vision encoders: from the pixels of an image to the rows that replace its visual tokens in the decoder."""

@@ -1,4 +1,4 @@
-"""What the encoder hands to the decoder for one image."""
+"""The output of a vision encoder for one image."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class VisualFeatures:
-    """embeds (tokens, hidden) take the places of the image's tokens; deepstack holds more of them for the first layers.
+    """Features of one image, which the decoder reads.
 
-    Decoder layer i adds deepstack[i] (tokens, hidden) to the same places. made: when they were encoded, in seconds of
-    `time.time`; whichever tier they come from, their age counts from then.
-    places (tokens, 2) int32: row and column of each token in the grid of the whole image, or (tokens, 1), its number among
-    the whole's tokens, where positions have no rows; None: they are all there, in order.
+    embeds: (tokens, hidden), the input embeddings of the image's visual tokens.
+    deepstack: tensors (tokens, hidden). Decoder layer i adds deepstack[i] to the hidden states of the visual
+        tokens.
+    created_at: time of encoding, in seconds of `time.time`. The age counts from it in every tier of the
+        cache.
+    places: int32, (tokens, 2): row and column of each token in the grid of the whole image. For models whose
+        positions have no rows it is (tokens, 1): the number of the token among all tokens of the image.
+        None: all tokens are present, in order.
     """
 
     embeds: Tensor
     deepstack: tuple[Tensor, ...] = ()
-    made: float = field(default_factory=time.time, compare=False)
+    created_at: float = field(default_factory=time.time, compare=False)
     places: Tensor | None = None
 
     @property
@@ -34,9 +38,9 @@ class VisualFeatures:
         return self.embeds, *self.deepstack, *(() if self.places is None else (self.places,))
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor], made: float) -> VisualFeatures:
-        """What `tensors` gave, again."""
+    def from_tensors(cls, tensors: Sequence[Tensor], created_at: float) -> VisualFeatures:
+        """Rebuild features from the tensors that the property `tensors` returned, in the same order."""
         last = tensors[-1]
         places = last if len(tensors) > 1 and last.dtype is torch.int32 else None
         deepstack = tensors[1:] if places is None else tensors[1:-1]
-        return cls(tensors[0], tuple(deepstack), made, places)
+        return cls(tensors[0], tuple(deepstack), created_at, places)

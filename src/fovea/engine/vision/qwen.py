@@ -1,8 +1,11 @@
-"""The vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: any resolution, rotary positions, 2x2 patches to one token.
+"""The vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
-They are one tower with three switches: the norm and MLP of its blocks, whether most blocks see only a window
-(Qwen2.5), and whether positions are also learned and some blocks' features go to the decoder's layers (Qwen3,
-DeepStack). Images are encoded one at a time, so who shares a step never changes an image's tokens.
+They take images of any resolution, have rotary positions, and merge 2x2 patches to one visual token.
+
+One class implements all three. They differ in three things: the norm and MLP of the blocks; windowed
+attention in most blocks (Qwen2.5); and learned positions in addition to the rotary ones, with DeepStack
+(Qwen3), which passes the output of some blocks to the first decoder layers. Every image is encoded alone, so
+its tokens do not depend on what else the same step computes.
 """
 
 from __future__ import annotations
@@ -21,17 +24,22 @@ from fovea.engine.layers.linear import Embedding, Linear, PatchLinear
 from fovea.engine.layers.mlp import GatedMLP, PlainMLP
 from fovea.engine.layers.norm import LayerNorm, RMSNorm
 from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, attend_slices, by_rows, cuts, projecting, slice_rows
+from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector, attend_slices, cuts, slice_rows
 from fovea.engine.vision.windows import bilinear_taps, patch_coordinates, taps_at, window_order
 from fovea.kernels.torch.kernels import PLAIN, TorchKernels
 
-GEOMETRIES_KEPT = 64
+MAX_GEOMETRIES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class QwenVisionConfig:
-    """window: side of an attention window in merged tokens, 0 for none; full: blocks that see the whole frame.
-    positions: entries of the learned position table, 0 for none; deepstack: blocks whose features are tapped.
+    """Shape of a Qwen vision tower.
+
+    generation: "2", "2.5" or "3".
+    window: side of an attention window in visual tokens; 0: no windows.
+    full: numbers of the blocks that attend to the whole frame, where `window` is not 0.
+    positions: entries of the learned position table; 0: no learned positions.
+    deepstack: numbers of the blocks whose output goes to the decoder's first layers as well.
     """
 
     generation: str
@@ -54,11 +62,17 @@ class QwenVisionConfig:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What depends on the grid alone, all of it in the order in which the tower keeps its patches.
+    """Tensors of a tower that depend on the grid alone, in the order in which the tower holds its patches.
 
-    cos, sin (patches, 1, head_dim) float32. order: the merge-order number of each visual token that the tower holds,
-    None where it is merge order; back: its inverse. full, windows: runs of (groups, patches per group) that attend
-    among themselves, from the first patch on. taps, tap_weights (patches, 4[, 1]) of the learned positions.
+    cos, sin: (patches, 1, head_dim) float32, of the rotary positions.
+    order: (tokens,), the number in merge order of each visual token that the tower holds; None: it is merge
+        order.
+    back: the inverse permutation of `order`.
+    full: runs (groups, patches per group) of patches that attend to each other in blocks without windows,
+        counted from the first patch on.
+    windows: such runs in blocks with windows.
+    taps: (patches, 4), the four entries of the learned position table that each patch interpolates.
+    tap_weights: (patches, 4, 1), the weights of these entries.
     """
 
     cos: Tensor
@@ -71,7 +85,7 @@ class Geometry:
     tap_weights: Tensor | None
 
     def runs(self, config: QwenVisionConfig, block: int) -> tuple[tuple[int, int], ...]:
-        """Which rows see each other in that block."""
+        """Return the runs of patches that attend to each other in that block."""
         return self.full if not config.window or block in config.full else self.windows
 
 
@@ -85,7 +99,7 @@ class _Attention(nn.Module):
         self.proj = Linear(config.hidden, config.hidden, bias=True)
 
     def prepare(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Queries, keys and values of rows (T, hidden), rotated: (T, 3 * heads, head_dim)."""
+        """Queries, keys and values of rows x (T, hidden), rotated: (T, 3 * heads, head_dim)."""
         qkv = self.qkv(x).view(x.shape[0], 3 * self.heads, -1)
         return self.kernels.rotate(qkv, 2 * self.heads, cos, sin)
 
@@ -102,6 +116,8 @@ def _norm(config: QwenVisionConfig, width: int) -> nn.Module:
 
 
 class Block(nn.Module):
+    """One transformer block of a Qwen tower: attention and MLP, each after a norm."""
+
     rowwise = ("before", "after")
 
     def __init__(self, config: QwenVisionConfig) -> None:
@@ -112,7 +128,7 @@ class Block(nn.Module):
         self.mlp = _mlp(config)
 
     def slices(self, x: Tensor, geometry: Geometry, runs: Sequence[tuple[int, int]]) -> Slices[Tensor]:
-        """x (patches, hidden), changed in place."""
+        """Compute the block one slice at a time. x (patches, hidden) is changed in place and returned."""
         attention = self.attn
         qkv = x.new_empty((x.shape[0], 3 * attention.heads, x.shape[1] // attention.heads))
         for rows in cuts(x.shape[0], slice_rows(x)):
@@ -129,13 +145,13 @@ class Block(nn.Module):
         return self.attn.prepare(self.norm1(x), cos, sin)
 
     def after(self, mixed: Tensor, x: Tensor) -> Tensor:
-        """mixed (T, hidden): what the rows x attended to."""
+        """Apply output projection, norm and MLP to attention output `mixed` of rows x, both (T, hidden)."""
         attended = self.attn.proj(mixed, x)
         return self.mlp(self.norm2(attended), attended)  # type: ignore[no-any-return]
 
 
 class _Merger2(nn.Module):
-    """Four patches to one token; Qwen2 and Qwen2.5 naming."""
+    """Merges the `merge` x `merge` patches of a token, with the attribute names of Qwen2 and Qwen2.5."""
 
     rowwise = ("forward",)
 
@@ -156,7 +172,10 @@ class _Merger2(nn.Module):
 
 
 class _Merger3(nn.Module):
-    """Four patches to one token, Qwen3; DeepStack's mergers normalise after joining the four."""
+    """Merges the `merge` x `merge` patches of a token, with the attribute names of Qwen3.
+
+    joined_norm: normalise after the patches are joined, as DeepStack's mergers do, instead of before.
+    """
 
     rowwise = ("forward",)
 
@@ -184,6 +203,8 @@ class _PatchEmbed(nn.Module):
 
 
 class QwenVisionTower(nn.Module):
+    """The vision tower of a Qwen-VL model. Its attribute names are those of the checkpoints."""
+
     def __init__(self, config: QwenVisionConfig) -> None:
         super().__init__()
         self.config = config
@@ -197,27 +218,32 @@ class QwenVisionTower(nn.Module):
         self._geometries: OrderedDict[tuple[int, int, int], Geometry] = OrderedDict()
 
     @property
-    def placeless(self) -> bool:
-        """Whether a picture's tokens do not depend on where in a larger one it was cut out: no position was learned."""
+    def crop_invariant(self) -> bool:
+        """Whether a crop's tokens are independent of its place in the image: no position was learned."""
         return self.pos_embed is None
 
     def slices(
         self, patches: Tensor, grid: tuple[int, int, int], at: NDArray[np.float32] | None = None
     ) -> Slices[tuple[Tensor, list[Tensor]]]:
-        """patches (t*h*w, channels*temporal*patch*patch) to visual tokens (t*h*w/merge^2, out_hidden), and one such
-        tensor per DeepStack block.
+        """Encode the patches of one image, or of t frames or crops of equal size, one slice at a time.
 
-        at: where in the whole picture the patches are, of t cut-outs of one: (t*h*w, 2) fractions, in merge order. None: each
-        of the t is a whole. They see only their own in any case.
+        Patches attend only to patches of their own frame or crop.
+
+        patches: (t*h*w, channels*temporal*patch*patch), in merge order.
+        grid: (t, h, w) in patches.
+        at: places of the patches of t crops in the whole image: (t*h*w, 2) fractions in [0, 1], in merge
+            order. None: each of the t is a whole image or frame.
+
+        Returns visual tokens (t*h*w/merge^2, out_hidden), and one such tensor for each DeepStack block.
         """
         geometry = self._geometry(grid)
         if at is not None and self.pos_embed is not None:
-            taps, weights = self._learned_at(at)
+            taps, weights = self._taps_at(at)
             geometry = replace(geometry, taps=taps, tap_weights=weights)
         if geometry.order is not None:
-            # Windows become neighbours once, here, instead of being gathered by every block.
+            # The tokens of a window become neighbours once, here, so that no block has to gather them.
             patches = self._tokens(patches)[geometry.order].flatten(0, 1)
-        x = yield from by_rows(self.patch_embed, patches)
+        x = yield from apply_by_rows(self.patch_embed, patches)
         if self.pos_embed is not None and geometry.taps is not None and geometry.tap_weights is not None:
             learned = (self.pos_embed(geometry.taps) * geometry.tap_weights).sum(1)
             x += learned.to(x.dtype)
@@ -226,28 +252,29 @@ class QwenVisionTower(nn.Module):
             x = yield from block.slices(x, geometry, geometry.runs(self.config, index))
             if index in self.config.deepstack:
                 merger = self.deepstack_merger_list[self.config.deepstack.index(index)]
-                features.append((yield from by_rows(projecting(merger), x)))
-        merged = yield from by_rows(projecting(self.merger), x)
+                features.append((yield from apply_by_rows(as_projector(merger), x)))
+        merged = yield from apply_by_rows(as_projector(self.merger), x)
         return merged if geometry.back is None else merged[geometry.back], features
 
-    def _learned_at(self, at: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
+    def _taps_at(self, at: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
         device = self.patch_embed.proj.weight.device
         index, weight = taps_at(at, int(self.config.positions**0.5))
         weights = torch.from_numpy(weight)[:, :, None]
         return torch.from_numpy(index).to(device), weights.to(device)
 
     def shape(self, grid: tuple[int, int, int]) -> VisualShape:
+        """Count the rows that are computed for a grid (t, h, w) of patches. Any thread may call it."""
         geometry, config = self.geometry(grid), self.config
         patches = grid[0] * grid[1] * grid[2]
-        wide = len(config.full) if config.window else config.depth
+        full_blocks = len(config.full) if config.window else config.depth
         full, windows = (
             sum(groups * count**2 for groups, count in runs) for runs in (geometry.full, geometry.windows)
         )
-        pairs = wide * full + (config.depth - wide) * windows
+        pairs = full_blocks * full + (config.depth - full_blocks) * windows
         return VisualShape(patches, patches, patches // config.merge**2, config.hidden, pairs)
 
     def _tokens(self, patches: Tensor) -> Tensor:
-        """(patches, ...) to (visual tokens, patches of each, ...)."""
+        """Reshape (patches, ...) to (visual tokens, patches per token, ...)."""
         return patches.view(-1, self.config.merge**2, *patches.shape[1:])
 
     def _geometry(self, grid: tuple[int, int, int]) -> Geometry:
@@ -255,13 +282,13 @@ class QwenVisionTower(nn.Module):
         if geometry is None:
             geometry = self.geometry(grid)
             self._geometries[grid] = geometry
-            if len(self._geometries) > GEOMETRIES_KEPT:
+            if len(self._geometries) > MAX_GEOMETRIES:
                 self._geometries.popitem(last=False)
         self._geometries.move_to_end(grid)
         return geometry
 
     def geometry(self, grid: tuple[int, int, int]) -> Geometry:
-        """Made anew, so that any thread may ask."""
+        """Compute the geometry of a grid (t, h, w) without the cache, so that any thread may call it."""
         config = self.config
         device = self.patch_embed.proj.weight.device
         half = config.hidden // config.heads // 2

@@ -1,4 +1,4 @@
-"""The Qwen towers over one grid, cut into runs of blocks whose shapes never change: what is built ahead of time."""
+"""Qwen towers cut into segments: runs of blocks for one grid. All shapes are fixed, so they can be built."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from fovea.engine.vision.qwen import Block, Geometry, QwenVisionTower
 from fovea.engine.vision.slices import Slices
 
 
-class QwenPart(nn.Module):
-    """Blocks [first, last) of a tower, as a function without slices.
+class QwenSegment(nn.Module):
+    """Blocks [first, last) of a tower as one function without slices.
 
-    The first part takes patches (T, values), others rows (T, hidden). The last gives visual tokens (T / merge^2, out_hidden),
-    others rows; after them DeepStack's features of these blocks.
+    The first segment takes patches (T, values), the others rows (T, hidden). The last segment returns visual
+    tokens (T / merge^2, out_hidden), the others rows (T, hidden). After them come the DeepStack features of
+    these blocks.
     """
 
     def __init__(self, tower: QwenVisionTower, geometry: Geometry, first: int, last: int) -> None:
@@ -58,7 +59,7 @@ class QwenPart(nn.Module):
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Equal for parts of one grid that differ in their weights alone."""
+        """Description of the code, equal for segments of one grid that differ only in their weights."""
         return self.patch_embed is None, self.merger is None, tuple(self.runs), tuple(self.mergers)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -88,15 +89,15 @@ class QwenPart(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class StaticQwen:
-    """A Qwen tower as an encoder that can be built."""
+    """A Qwen tower that can be built ahead of time; implements `StaticEncoder`."""
 
     tower: QwenVisionTower
 
-    def parts(self, grid: Grid, blocks: int) -> list[QwenPart]:
-        """The last has what is left. The geometry is made once for all of them."""
+    def segments(self, grid: Grid, blocks: int) -> list[QwenSegment]:
+        """Runs of `blocks` blocks; the last may be shorter. All share one geometry."""
         geometry, depth = self.tower.geometry(grid), self.tower.config.depth
         firsts = range(0, depth, blocks)
-        return [QwenPart(self.tower, geometry, first, min(depth, first + blocks)) for first in firsts]
+        return [QwenSegment(self.tower, geometry, first, min(depth, first + blocks)) for first in firsts]
 
     def input_shape(self, grid: Grid) -> tuple[int, int]:
         return grid[0] * grid[1] * grid[2], self.tower.patch_embed.proj.in_features
@@ -109,11 +110,11 @@ class StaticQwen:
 
 
 def _attend(qkv: Tensor, runs: tuple[tuple[int, int], ...], heads: int) -> Tensor:
-    """As `slices.attend_slices`, all of it at once. qkv (T, 3 * heads, head_dim) to (T, heads * head_dim)."""
-    parts, first = [], 0
+    """Compute `attend_slices` without slices: qkv (T, 3 * heads, head_dim) to (T, heads * head_dim)."""
+    outputs, first = [], 0
     for groups, count in runs:
         rows = qkv[first : first + groups * count].view(groups, count, 3, heads, -1)
-        made = functional.scaled_dot_product_attention(*rows.permute(2, 0, 3, 1, 4))
-        parts.append(made.transpose(1, 2).reshape(groups * count, -1))
+        output = functional.scaled_dot_product_attention(*rows.permute(2, 0, 3, 1, 4))
+        outputs.append(output.transpose(1, 2).reshape(groups * count, -1))
         first += groups * count
-    return torch.cat(parts)
+    return torch.cat(outputs)

@@ -1,4 +1,4 @@
-"""How much an image is to a vision tower, in rows."""
+"""The amount of computation that an image is for a vision tower, counted in rows."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class VisualShape:
-    """patches: rows of the patch embedding. rows: of the blocks (a class token is one more). projected: of the projector.
+    """Numbers of rows that each stage of a vision tower computes for one image.
 
-    hidden: width of the blocks. pairs: of rows that attend to each other, summed over all blocks.
+    patches: rows of the patch embedding.
+    rows: rows of the blocks; a class token is one more.
+    projector_rows: rows of the projector.
+    hidden: width of the blocks.
+    pairs: pairs of rows that attend to each other, summed over all blocks.
     """
 
     patches: int
     rows: int
-    projected: int
+    projector_rows: int
     hidden: int
     pairs: int

@@ -1,6 +1,6 @@
-"""Long computations that can be put aside: generators that yield between slices of some milliseconds.
+"""Computations that can pause: generators that yield after every slice of a few milliseconds.
 
-What is computed does not depend on when, or whether, somebody pauses: slices are cut by shape alone.
+The boundaries of slices depend on shapes alone, so the result does not depend on when the caller pauses.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ from fovea.core.stage import stage
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.kernels.torch.kernels import TorchKernels
 
-Made = TypeVar("Made")
-Slices = Generator[None, None, Made]
-Ahead = Callable[[], Iterator[ProcessedImage]]
-"""Images that will be asked for next, as far as it is known now: what would leave room in a slice may take some of them along."""
+Result = TypeVar("Result")
+Slices = Generator[None, None, Result]
+UpcomingImages = Callable[[], Iterator[ProcessedImage]]
+"""Function that yields the images that will probably be encoded next. An encoder may add some to a slice."""
 
 CPU_ROWS, OTHER_ROWS = 512, 16384
-"""Rows of a slice: on two cores of a server a block of a 0.1 B tower takes 5 to 10 ms for 512."""
+"""Rows of a slice on a CPU, and on other devices.
+
+On two server cores, 512 rows of one block of a 0.1 B tower take 5 to 10 ms.
+"""
 PAIRS_PER_ROW = 8192
-"""Pairs of rows that attend to each other in a slice, all heads together, per row of a slice."""
+"""Pairs of rows that attend to each other in a slice, summed over the heads, per row of the slice."""
 
 
-def finished(slices: Slices[Made]) -> Made:
-    """Run to the end."""
+def run_to_end(slices: Slices[Result]) -> Result:
+    """Run all slices without a pause and return the result."""
     while True:
         try:
             next(slices)
         except StopIteration as stop:
-            made: Made = stop.value
-            return made
+            result: Result = stop.value
+            return result
 
 
 def slice_rows(x: Tensor) -> int:
@@ -41,23 +44,26 @@ def slice_rows(x: Tensor) -> int:
 
 
 def cuts(count: int, size: int) -> Iterator[slice]:
-    """[0, count) in ranges of at most `size`, and of one where not even that much fits."""
+    """Cut [0, count) into ranges of at most `size`. A size below 1 counts as 1."""
     size = max(1, size)
     for start in range(0, count, size):
         yield slice(start, min(count, start + size))
 
 
-def by_rows(layer: Callable[[Tensor], Tensor], x: Tensor) -> Slices[Tensor]:
-    """A layer over the rows of x, which may join neighbouring rows, of which a slice holds a multiple."""
-    parts = []
+def apply_by_rows(layer: Callable[[Tensor], Tensor], x: Tensor) -> Slices[Tensor]:
+    """Apply a layer to the rows of x, one slice of rows at a time.
+
+    A layer may merge neighbouring rows: a slice holds a multiple of the rows that become one.
+    """
+    outputs = []
     for rows in cuts(x.shape[0], slice_rows(x)):
-        parts.append(layer(x[rows]))
+        outputs.append(layer(x[rows]))
         yield
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def projecting(layer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The layer, as what stands between tower and decoder: a stage of its own to whoever measures."""
+def as_projector(layer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Wrap a projector layer so that profiles count its time in the stage "projector"."""
 
     def apply(x: Tensor) -> Tensor:
         with stage("projector"):
@@ -69,20 +75,26 @@ def projecting(layer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 def attend_slices(
     kernels: TorchKernels, qkv: Tensor, runs: Sequence[tuple[int, int]], heads: int
 ) -> Slices[Tensor]:
-    """`TorchKernels.attend_groups` of all runs: some groups at a time, and large groups some heads at a time.
+    """Apply `TorchKernels.attend_groups` to all runs, one slice at a time.
 
-    qkv (T, 3 * heads, head_dim); returns (T, heads * head_dim).
+    A slice is some groups of a run; of a group that is too large for one slice, it is some of the heads.
+
+    qkv: (T, 3 * heads, head_dim).
+    runs: (groups, rows per group), from the first row on.
+
+    Returns (T, heads * head_dim).
     """
     out = qkv.new_empty((qkv.shape[0], heads * qkv.shape[2]))
     threads, first, pairs = torch.get_num_threads(), 0, slice_rows(qkv) * PAIRS_PER_ROW
     for groups, count in runs:
         per_head = count * count
-        # Fewer heads than threads would leave threads idle.
-        together = min(heads, max(threads, pairs // per_head))
-        for some in cuts(groups, max(1, pairs // (per_head * heads))):
-            rows = slice(first + some.start * count, first + some.stop * count)
-            for part in cuts(heads, together):
-                kernels.attend_groups(qkv[rows], some.stop - some.start, heads, part, out[rows])
+        # With fewer heads than threads, some threads would be idle.
+        heads_per_slice = min(heads, max(threads, pairs // per_head))
+        for some_groups in cuts(groups, max(1, pairs // (per_head * heads))):
+            rows = slice(first + some_groups.start * count, first + some_groups.stop * count)
+            for some_heads in cuts(heads, heads_per_slice):
+                number = some_groups.stop - some_groups.start
+                kernels.attend_groups(qkv[rows], number, heads, some_heads, out[rows])
                 yield
         first += groups * count
     return out

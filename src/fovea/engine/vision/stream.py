@@ -1,7 +1,8 @@
-"""Where the encoder's slices run: on a CPU here and now, on CUDA beside the decoder, on a stream of their own.
+"""The stream in which the encoder's slices run: the calling thread on a CPU, a stream of their own on CUDA.
 
-Marks are moments between slices. Work is launched between two of them, and what it made may be read when the second is
-done. On a CPU it is done when it is set, so that everything around is the same code.
+A mark is a point in the stream between two slices. The output of a slice may be read as soon as the mark
+after it is done. On a CPU a mark is done when it is set. This way the callers need no code of their own for
+each device.
 """
 
 from __future__ import annotations
@@ -16,55 +17,62 @@ from fovea.engine.vision.features import VisualFeatures
 
 
 class Mark(Protocol):
+    """A point in a stream: done when all work that was launched before it has ended."""
+
     @property
     def done(self) -> bool: ...
 
     def wait(self) -> None: ...
 
     def since(self, earlier: Self) -> float:
-        """Seconds between two marks that are done."""
+        """Return the seconds from an earlier mark to this one. Both must be done."""
         ...
 
 
 class EncoderStream(Protocol):
-    def beside(self) -> AbstractContextManager[object]:
-        """Work is launched inside of it."""
+    """The stream in which an encoder's slices run."""
+
+    def activate(self) -> AbstractContextManager[object]:
+        """Return a context. Work that is launched inside it runs in this stream."""
         ...
 
     def mark(self) -> Mark: ...
 
     def hand_over(self, features: VisualFeatures) -> None:
-        """They are done and will be read by the decoder, whose memory they may not become before it has."""
+        """Tell the allocator that the decoder still reads these features. They must be complete.
+
+        Otherwise it might reuse their memory before the decoder's stream has read them.
+        """
         ...
 
 
-class _Now:
+class _DoneMark:
     done = True
 
     def __init__(self) -> None:
         self._at = time.perf_counter()
 
     def wait(self) -> None:
-        """It is done."""
+        """Return at once: the mark is always done."""
 
     def since(self, earlier: Self) -> float:
         return self._at - earlier._at
 
 
-class SameThread:
-    """No stream: a slice is done when its call returns."""
+class InlineStream:
+    """The encoder's stream on a CPU: a slice runs in the calling thread and is done when its call returns."""
 
-    def beside(self) -> AbstractContextManager[object]:
+    def activate(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     def mark(self) -> Mark:
-        return _Now()
+        return _DoneMark()
 
     def hand_over(self, features: VisualFeatures) -> None:
-        """They are the decoder's already."""
+        """Do nothing: encoder and decoder share the memory."""
 
 
-class _Event:
+class _EventMark:
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._event.record(stream)
@@ -81,17 +89,21 @@ class _Event:
 
 
 class CudaStream:
-    """A CUDA stream. Weights were there before it, and pixels are copied on it, so it waits for nobody."""
+    """A CUDA stream of the encoder's own.
+
+    It needs to wait for no other stream: the weights were loaded before it was created, and pixels are copied
+    in it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def beside(self) -> AbstractContextManager[object]:
+    def activate(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream)
 
     def mark(self) -> Mark:
-        return _Event(self._stream)
+        return _EventMark(self._stream)
 
     def hand_over(self, features: VisualFeatures) -> None:
         for tensor in features.tensors:
@@ -99,4 +111,5 @@ class CudaStream:
 
 
 def encoder_stream(device: torch.device) -> EncoderStream:
-    return CudaStream(device) if device.type == "cuda" else SameThread()
+    """Return the kind of stream that fits the device."""
+    return CudaStream(device) if device.type == "cuda" else InlineStream()

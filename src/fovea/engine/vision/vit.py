@@ -1,7 +1,7 @@
-"""The plain vision transformer of CLIP, SigLIP and Idefics3: fixed tiles in, one vector per patch out.
+"""The plain vision transformer of CLIP, SigLIP and Idefics3: from tiles of a fixed size to a row per patch.
 
-Only as many layers run as the model reads: LLaVA takes the hidden state before CLIP's last layer, so that layer is
-not even loaded.
+Only the layers up to the last one that the model reads are built, loaded and run. LLaVA, for example, reads
+the hidden states before CLIP's last layer, so that layer is not even loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from fovea.kernels.torch.kernels import PLAIN, TorchKernels
 
 @dataclass(frozen=True, slots=True)
 class ViTConfig:
-    """depth counts the layers that run. tap: which hidden states are concatenated, 0 being the embeddings."""
+    """Shape of a vision transformer.
+
+    depth: number of layers that run.
+    taps: hidden states that are concatenated to the output; 0 is the embeddings, n the output of the n-th
+        layer.
+    """
 
     hidden: int
     depth: int
@@ -56,7 +61,13 @@ class _Embeddings(nn.Module):
         )
 
     def forward(self, pixels: Tensor, position_ids: Tensor | None) -> Tensor:
-        """pixels (tiles, channels, H, W) to (tiles, patches [+1], hidden)."""
+        """Embed the patches of tiles.
+
+        pixels: (tiles, channels, H, W).
+        position_ids: (tiles, patches), rows of the position table; None: the whole table in order.
+
+        Returns (tiles, patches [+1], hidden); the first row is the class token, if the model has one.
+        """
         size = self.config.patch_size
         tiles, channels, height, width = pixels.shape
         rows, columns = height // size, width // size
@@ -81,7 +92,7 @@ class _Attention(nn.Module):
         self.out_proj = Linear(width, width, bias=True)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """What the rows of every tile attended to, (tiles, length, width)."""
+        """Attention inside every tile, without the output projection; (tiles, length, width) in and out."""
         tiles, length, width = x.shape
         qkv = self.qkv(x)
         if mask is None:
@@ -110,7 +121,10 @@ class _Layer(nn.Module):
         return self.after(self.self_attn(self.layer_norm1(x), mask), x)
 
     def after(self, mixed: Tensor, x: Tensor) -> Tensor:
-        """mixed (tiles, length, hidden): what the rows x attended to."""
+        """Apply the output projection, the norm and the MLP. mixed: output of the attention; x: residual.
+
+        Both are (tiles, length, hidden).
+        """
         x = self.self_attn.out_proj(mixed, x)
         return self.mlp(self.layer_norm2(x), x)  # type: ignore[no-any-return]
 
@@ -122,6 +136,8 @@ class _Encoder(nn.Module):
 
 
 class VisionTransformer(nn.Module):
+    """A vision transformer over tiles of a fixed size. Its attribute names are those of the checkpoints."""
+
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
@@ -130,20 +146,27 @@ class VisionTransformer(nn.Module):
         self.encoder = _Encoder(config)
         self.post_layernorm = LayerNorm(config.hidden, config.eps) if config.post_norm else None
 
-    def shape(self, tiles: int, *, drop: int = 0, joined: int = 1) -> VisualShape:
-        """drop: rows of a tile that are not handed on. joined: rows that become one before the projector."""
+    def shape(self, tiles: int, *, dropped_rows: int = 0, rows_per_token: int = 1) -> VisualShape:
+        """Count the rows that are computed for a number of tiles.
+
+        dropped_rows: rows of each tile that the projector does not get.
+        rows_per_token: rows that are merged into one before the projector.
+        """
         config = self.config
         patches = config.side**2
         rows = patches + int(config.class_token)
         pairs = tiles * config.depth * rows**2
-        return VisualShape(
-            tiles * patches, tiles * rows, tiles * (rows - drop) // joined, config.hidden, pairs
-        )
+        projector_rows = tiles * (rows - dropped_rows) // rows_per_token
+        return VisualShape(tiles * patches, tiles * rows, projector_rows, config.hidden, pairs)
 
     def slices(self, pixels: Tensor, patch_mask: Tensor | None = None) -> Slices[Tensor]:
-        """pixels (tiles, channels, H, W) to (tiles, patches [+1], hidden * taps).
+        """Encode tiles, one layer of some tiles at a time.
 
-        patch_mask (tiles, rows, columns) bool: real patches of padded tiles (Idefics3); None: all are.
+        pixels: (tiles, channels, H, W).
+        patch_mask: bool, (tiles, rows, columns): True for the real patches of padded tiles (Idefics3).
+            None: all patches are real.
+
+        Returns (tiles, patches [+1], hidden * taps).
         """
         position_ids, mask = None, None
         if patch_mask is not None:
@@ -156,11 +179,11 @@ class VisionTransformer(nn.Module):
         states = {0: x} if 0 in self.config.taps else {}
         tiles_at_once = slice_rows(x) // x.shape[1]
         for index, layer in enumerate(self.encoder.layers, start=1):
-            parts = []
+            outputs = []
             for tiles in cuts(x.shape[0], tiles_at_once):
-                parts.append(layer(x[tiles], None if mask is None else mask[tiles]))
+                outputs.append(layer(x[tiles], None if mask is None else mask[tiles]))
                 yield
-            x = torch.cat(parts)
+            x = torch.cat(outputs)
             if index in self.config.taps:
                 states[index] = x
         tapped = [states[tap] for tap in self.config.taps]
@@ -169,7 +192,14 @@ class VisionTransformer(nn.Module):
 
 
 def fractional_positions(patch_mask: Tensor, side: int) -> Tensor:
-    """Position ids (tiles, patches): each real patch takes the table entry at its fraction of the tile (NaViT)."""
+    """Position ids (tiles, patches) of partly filled tiles.
+
+    Each real patch takes the entry of the position table at its fraction of the tile (NaViT, arXiv
+    2307.06304); all others take entry 0.
+
+    patch_mask: bool, (tiles, rows, columns), True for real patches.
+    side: rows, and columns, of the position table.
+    """
     boundaries = torch.arange(1 / side, 1.0, 1 / side, device=patch_mask.device)
     buckets = []
     for axis, count in ((1, patch_mask[:, :, 0].sum(1)), (2, patch_mask[:, 0, :].sum(1))):

@@ -1,6 +1,7 @@
-"""Which patches of an image see each other, and in what order they stand: arithmetic on grids, no weights.
+"""The order of an image's patches and their attention windows: arithmetic on grids, no weights.
 
-Patches arrive in merge order: the `merge` x `merge` patches that become one visual token are neighbours in the list.
+Patches arrive in merge order: the `merge` x `merge` patches that become one visual token are neighbours in
+the list.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ Index = NDArray[np.int64]
 
 
 def patch_coordinates(grid: tuple[int, int, int], merge: int) -> Index:
-    """(row, column) of every patch in merge order, (t * h * w, 2)."""
+    """Row and column of every patch in merge order, (t * h * w, 2). grid: (t, h, w) in patches."""
     time, height, width = grid
     rows, columns = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
     blocked = (height // merge, merge, width // merge, merge)
@@ -23,10 +24,13 @@ def patch_coordinates(grid: tuple[int, int, int], merge: int) -> Index:
 def window_order(
     grid: tuple[int, int, int], merge: int, window: int
 ) -> tuple[Index, tuple[tuple[int, int], ...]]:
-    """Visual tokens so that those of a window are neighbours, windows of equal size together, frame by frame.
+    """Order the visual tokens by window, frame by frame, with windows of equal size next to each other.
 
-    `window` is the side of a window in merged tokens. Returns the tokens' numbers in merge order, (tokens,), and runs
-    of (windows, patches per window): edges and corners of the grid make smaller windows, hence up to four runs a frame.
+    grid: (t, h, w) in patches.
+    window: side of a window in visual tokens.
+
+    Returns the tokens' numbers in merge order, (tokens,), and the runs (windows, patches per window). Windows
+    at the edges and in the corner of the grid are smaller, so a frame has up to four runs.
     """
     time, height, width = grid[0], grid[1] // merge, grid[2] // merge
     tokens = np.arange(time * height * width).reshape(time, height, width)
@@ -45,9 +49,9 @@ def window_order(
 
 
 def bilinear_taps(grid: tuple[int, int, int], merge: int, side: int) -> tuple[Index, NDArray[np.float32]]:
-    """How a `side` x `side` table of positions is resampled to the grid, corners aligned.
+    """Resample a `side` x `side` table of positions to the grid, bilinearly, with aligned corners.
 
-    Returns indices and weights, both (t * h * w, 4), in merge order.
+    Returns indices of table entries and their weights, both (t * h * w, 4), in merge order.
     """
     coordinates = patch_coordinates(grid, merge).astype(np.float32)
     last = np.array((max(grid[1] - 1, 1), max(grid[2] - 1, 1)), np.float32)
@@ -55,7 +59,12 @@ def bilinear_taps(grid: tuple[int, int, int], merge: int, side: int) -> tuple[In
 
 
 def taps_at(fractions: NDArray[np.float32], side: int) -> tuple[Index, NDArray[np.float32]]:
-    """The same for patches anywhere between the first and the last of the grid: fractions (patches, 2) in [0, 1]."""
+    """Resample a `side` x `side` table of positions at any places between its corners.
+
+    fractions: (patches, 2) in [0, 1]; 0 is the first row or column, 1 the last.
+
+    Returns indices of table entries and their weights, both (patches, 4).
+    """
     return _taps(fractions * np.float32(side - 1), side)
 
 
@@ -64,9 +73,9 @@ def _taps(positions: NDArray[np.float32], side: int) -> tuple[Index, NDArray[np.
     taps, weights = [], []
     for position in positions.T:
         floor = np.floor(position).astype(np.int64)
-        part = position - floor.astype(np.float32)
+        fraction = position - floor.astype(np.float32)
         taps.append(np.stack((floor, np.minimum(floor + 1, side - 1)), axis=1))
-        weights.append(np.stack((np.float32(1) - part, part), axis=1))
+        weights.append(np.stack((np.float32(1) - fraction, fraction), axis=1))
     index = (taps[0][:, :, None] * side + taps[1][:, None, :]).reshape(-1, 4)
     weight = (weights[0][:, :, None] * weights[1][:, None, :]).reshape(-1, 4)
     return index, weight.astype(np.float32)

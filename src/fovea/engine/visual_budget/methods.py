@@ -32,7 +32,7 @@ class Method:
     after: what has to be done first. "resize": the picture is made smaller, and the encoder's work with it. "encoder": tokens
         are left out of the encoder's output. "relevance": regions are chosen before the encoder sees them. "views": some
         of a request's images are made smaller, which share one budget; a request with one image keeps all of it.
-    needs: what it looks at beside the visual tokens; see `base.Seen`. Without a query (there are no words, or none yet) a
+    needs: what it looks at beside the visual tokens; see `base.ReductionInput`. Without a query (there are no words, or none yet) a
         method that needs one does what its query-agnostic twin does.
     merges: tokens that are not kept are averaged into kept ones instead of being dropped.
     """

@@ -1,4 +1,4 @@
-"""Built encoders: the same tokens as the eager encoder's, picked by grid, counted, and never used where they do not fit."""
+"""Built encoders equal the eager one, are chosen by grid alone, counted, and not used if they do not fit."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.models.engines import site
 from fovea.engine.vision.built import build as building
 from fovea.engine.vision.built.build import Builder, largest_difference
-from fovea.engine.vision.built.format import RunPart
+from fovea.engine.vision.built.format import RunSegment
 from fovea.engine.vision.built.manifest import NAME, Manifest
 from fovea.engine.vision.processor.base import ProcessedImage
 from tests.support.checkpoints import write
 from tests.support.engines import SETTINGS, ask, picture
 
-CONFIG = EngineConfig(**{**SETTINGS, "kernels": "torch"})
+CONFIG = EngineConfig.of(**{**SETTINGS, "kernels": "torch"})
 ARCHITECTURES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 SIZE, OTHER = (96, 64), (64, 128)
 
 
 class Eager:
-    """A format that builds nothing: its files name their part, and the part runs as it is."""
+    """A format that compiles nothing: a file holds a description of its segment, and the eager segment runs.
+
+    scale: factor of all outputs, to make wrong results.
+    """
 
     suffix = ".eager"
     packages = ("torch",)
@@ -40,22 +43,22 @@ class Eager:
     scale = 1.0
 
     def check(self, device: torch.device) -> None:
-        """It runs everywhere."""
+        """Accept every device."""
 
     def precision(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
 
-    def build(self, part: nn.Module, x: Tensor, path: Path) -> None:
-        path.write_text(f"{part.shape} {list(x.shape)} {x.dtype}")  # type: ignore[union-attr]
+    def build(self, segment: nn.Module, x: Tensor, path: Path) -> None:
+        path.write_text(f"{segment.shape} {list(x.shape)} {x.dtype}")  # type: ignore[union-attr]
 
-    def load(self, path: Path, part: nn.Module) -> RunPart:
+    def load(self, path: Path, segment: nn.Module) -> RunSegment:
         path.read_bytes()
-        return lambda x: tuple(made * self.scale for made in part(x))
+        return lambda x: tuple(output * self.scale for output in segment(x))
 
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> Eager:
-    """In the place of AOTInductor: what is around it needs no compiler."""
+    """Replaces the format "aot", so that the tests of everything around it need no compiler."""
     format = Eager()
     monkeypatch.setattr("fovea.engine.vision.built.aot.FORMAT", format)
     return format
@@ -85,27 +88,30 @@ def build(
 
 def loaded_with(checkpoint: Path, engines: object, **settings: object) -> LoadedModel:
     changed = {**SETTINGS, "kernels": "torch", **settings, "encoder_engines": str(engines)}
-    return load_model(str(checkpoint), EngineConfig(**changed))  # type: ignore[arg-type]
+    return load_model(str(checkpoint), EngineConfig.of(**changed))  # type: ignore[arg-type]
 
 
-def seen(loaded: LoadedModel, size: tuple[int, int] = SIZE) -> ProcessedImage:
+def processed(loaded: LoadedModel, size: tuple[int, int] = SIZE) -> ProcessedImage:
     image = picture(1, *size)
     return loaded.processor.process(image, loaded.processor.plan(*size, PixelBudget()))
 
 
 def compare(checkpoint: Path, engines: Path, size: tuple[int, int] = SIZE) -> float:
-    """Largest difference of all tokens, DeepStack's included, from the eager encoder."""
+    """Largest difference between the built and the eager encoder, over all tokens and DeepStack features."""
     plain, fast = load_model(str(checkpoint), CONFIG), loaded_with(checkpoint, engines)
     with torch.inference_mode():
-        wanted, found = plain.model.encode(seen(plain, size)), fast.model.encode(seen(fast, size))
+        expected, actual = (
+            plain.model.encode(processed(plain, size)),
+            fast.model.encode(processed(fast, size)),
+        )
     assert fast.model.engines.hits == 1
-    assert len(found.tensors) == len(wanted.tensors)
-    return max(largest_difference(a, b) for a, b in zip(found.tensors, wanted.tensors, strict=True))
+    assert len(actual.tensors) == len(expected.tensors)
+    return max(largest_difference(a, b) for a, b in zip(actual.tensors, expected.tensors, strict=True))
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 99])
 @pytest.mark.parametrize("size", [SIZE, (280, 140)])
-def test_parts_are_the_tower(
+def test_all_segments_together_equal_the_tower(
     checkpoint: Path, tmp_path: Path, eager: Eager, blocks: int, size: tuple[int, int]
 ) -> None:
     manifest = build(checkpoint, tmp_path, blocks=blocks, size=size)
@@ -114,16 +120,16 @@ def test_parts_are_the_tower(
     assert compare(checkpoint, tmp_path, size) < 1e-5
 
 
-def test_a_part_is_a_slice(one: Path, tmp_path: Path, eager: Eager) -> None:
-    """Streams go on between two of them."""
+def test_a_segment_is_a_slice(one: Path, tmp_path: Path, eager: Eager) -> None:
+    """The encoder can pause between two segments, so that running streams get tokens."""
     build(one, tmp_path)
     loaded = loaded_with(one, tmp_path)
     with torch.inference_mode():
-        assert sum(1 for _ in loaded.model.encode_slices(seen(loaded))) == 3
+        assert sum(1 for _ in loaded.model.encode_slices(processed(loaded))) == 3
 
 
 def test_equal_blocks_are_built_once(tmp_path: Path, eager: Eager) -> None:
-    """First, middle and last block of Qwen2-VL; five blocks are three files."""
+    """Middle blocks of Qwen2-VL differ only in weights and share a file: five blocks are three files."""
     checkpoint = write("qwen2_vl", tmp_path / "checkpoint")
     config = json.loads((checkpoint / "config.json").read_text())
     assert config["vision_config"]["depth"] == 3
@@ -139,13 +145,13 @@ def test_equal_blocks_are_built_once(tmp_path: Path, eager: Eager) -> None:
     manifest = Builder(encoder, "aot", 1, loaded.model.device, torch.float32, here, tmp_path / "out").build(
         {(1, 4, 6): ["x"]}
     )
-    parts = manifest.grids[0].parts
-    assert len(parts) == 5
-    assert parts[1] == parts[2] == parts[3]
-    assert len(set(parts)) == 3
+    files = manifest.grids[0].parts
+    assert len(files) == 5
+    assert files[1] == files[2] == files[3]
+    assert len(set(files)) == 3
 
 
-def test_the_grid_alone_decides(one: Path, tmp_path: Path, eager: Eager) -> None:
+def test_the_grid_alone_chooses_the_encoder(one: Path, tmp_path: Path, eager: Eager) -> None:
     build(one, tmp_path)
     with Engine.from_pretrained(
         str(one), **SETTINGS, kernels="torch", encoder_engines=str(tmp_path)
@@ -158,7 +164,7 @@ def test_the_grid_alone_decides(one: Path, tmp_path: Path, eager: Eager) -> None
             1,
             1,
         )
-        assert stats["images_encoded"] == 2  # the third was known
+        assert stats["images_encoded"] == 2  # the third is a cache hit
 
 
 def test_answers_are_those_of_the_eager_encoder(checkpoint: Path, tmp_path: Path, eager: Eager) -> None:
@@ -166,18 +172,20 @@ def test_answers_are_those_of_the_eager_encoder(checkpoint: Path, tmp_path: Path
 
     def answer(engines: str) -> tuple[int, ...]:
         with Engine.from_pretrained(str(checkpoint), **SETTINGS, encoder_engines=engines) as engine:
-            asked = ask("What is it?", picture(3, *SIZE))
-            done = engine.generate(asked, temperature=0, max_tokens=8, ignore_eos=True)
+            prompt = ask("What is it?", picture(3, *SIZE))
+            done = engine.generate(prompt, temperature=0, max_tokens=8, ignore_eos=True)
             assert engine.stats()["encoder_engine_hits"] == (engines != "off")
             return done.token_ids[0]
 
     assert answer(str(tmp_path)) == answer("off")
 
 
-def test_beside_the_checkpoint(tmp_path: Path, eager: Eager, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_uses_the_folder_beside_the_checkpoint(
+    tmp_path: Path, eager: Eager, caplog: pytest.LogCaptureFixture
+) -> None:
     checkpoint = write("qwen3_vl", tmp_path / "checkpoint")
     assert not loaded_with(checkpoint, "auto").model.engines
-    assert "fovea build makes one" in caplog.text
+    assert "fovea build writes one" in caplog.text
     build(checkpoint, checkpoint / "fovea-engines")
     caplog.set_level(logging.INFO, "fovea.engine")
     assert len(loaded_with(checkpoint, "auto").model.engines) == 1
@@ -185,8 +193,8 @@ def test_beside_the_checkpoint(tmp_path: Path, eager: Eager, caplog: pytest.LogC
     assert "4x6 patches (a picture)" in caplog.text
 
 
-def test_a_folder_that_was_named_must_be_one(one: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no manifest\.json; fovea build makes one"):
+def test_a_named_folder_must_have_a_manifest(one: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no manifest\.json; fovea build writes one"):
         loaded_with(one, tmp_path)
 
 
@@ -222,41 +230,41 @@ def _no_architecture(tmp_path: Path, one: Path, out: Path) -> LoadedModel:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "reason"),
     [
         (_other_weights, "it was built for model"),
         (_damaged, "is not the file that was built"),
         (_no_json, "is not JSON"),
         (_quantized, "the encoder is quantized to int8"),
         (_other_type, "built for model"),
-        (_no_architecture, "this architecture has none"),
+        (_no_architecture, "this architecture has no encoder that can be built"),
     ],
 )
-def test_what_does_not_fit_is_ignored_and_told(
+def test_an_engine_that_does_not_fit_is_ignored_with_a_warning(
     one: Path,
     tmp_path: Path,
     eager: Eager,
     caplog: pytest.LogCaptureFixture,
     spoil: Callable[[Path, Path, Path], LoadedModel],
-    told: str,
+    reason: str,
 ) -> None:
     build(one, tmp_path / "out")
     loaded = spoil(tmp_path, one, tmp_path / "out")
     assert not loaded.model.engines
-    assert told in caplog.text
+    assert reason in caplog.text
     with torch.inference_mode():
-        assert loaded.model.encode(seen(loaded)).embeds.shape[0] == seen(loaded).plan.tokens
+        assert loaded.model.encode(processed(loaded)).embeds.shape[0] == processed(loaded).plan.tokens
 
 
-def test_a_wrong_result_is_not_kept(one: Path, tmp_path: Path, eager: Eager) -> None:
-    """And what was there before stays, and stays whole."""
-    kept = build(one, tmp_path)
+def test_a_wrong_result_leaves_the_old_build(one: Path, tmp_path: Path, eager: Eager) -> None:
+    """A failed build deletes its own files, and the folder stays as it was."""
+    old = build(one, tmp_path)
     before = sorted(tmp_path.iterdir())
     eager.scale = 1.01
     with pytest.raises(EngineError, match="differs from the eager encoder by 0.0"):
         build(one, tmp_path, size=OTHER)
     assert sorted(tmp_path.iterdir()) == before
-    assert Manifest.read(tmp_path) == kept
+    assert Manifest.read(tmp_path) == old
 
 
 def test_nan_is_a_wrong_result(one: Path, tmp_path: Path, eager: Eager) -> None:
@@ -274,26 +282,26 @@ def test_a_new_build_replaces_the_old(one: Path, tmp_path: Path, eager: Eager) -
     assert {path.name for path in tmp_path.iterdir()} == {NAME, "somebody's", *second.checksums}
 
 
-def test_a_folder_that_can_not_be_written(one: Path, tmp_path: Path, eager: Eager) -> None:
+def test_a_folder_that_cannot_be_written(one: Path, tmp_path: Path, eager: Eager) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="can not be written.*--out names another"):
+    with pytest.raises(ConfigError, match="cannot be written.*--out names another"):
         build(one, tmp_path / "file")
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch imports its own
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch imports its deprecated module
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 def test_aot(checkpoint: Path, tmp_path: Path, kernels: str) -> None:
-    """Built for real; where products are packed, plain weights are still there for the built encoder."""
+    """A real AOTInductor build. It keeps the plain weights even if the model's products are packed."""
     manifest = build(checkpoint, tmp_path, blocks=2)
     assert manifest.grids[0].difference < 1e-5
     assert compare(checkpoint, tmp_path) < 1e-5
     loaded = loaded_with(checkpoint, tmp_path, kernels=kernels)
     plain = load_model(str(checkpoint), CONFIG)
     with torch.inference_mode():
-        for size in (SIZE, OTHER):  # the second on packed products, where there are any
-            found, wanted = (of.model.encode(seen(of, size)).embeds for of in (loaded, plain))
-            assert largest_difference(found, wanted) < 1e-5
+        for size in (SIZE, OTHER):  # OTHER runs the eager encoder, on packed products if there are any
+            actual, expected = (one.model.encode(processed(one, size)).embeds for one in (loaded, plain))
+            assert largest_difference(actual, expected) < 1e-5
     assert (loaded.model.engines.hits, loaded.model.engines.misses) == (1, 1)
 
 
@@ -306,5 +314,5 @@ def test_onnx(checkpoint: Path, tmp_path: Path) -> None:
     assert compare(checkpoint, tmp_path) < 1e-4
 
 
-def test_the_bound_is_of_the_type_that_computes() -> None:
+def test_every_type_has_a_tolerance() -> None:
     assert set(building.TOLERANCE) == {torch.float32, torch.float16, torch.bfloat16}

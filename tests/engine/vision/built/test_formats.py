@@ -1,4 +1,4 @@
-"""Kinds of built encoders where their packages, compiler or device are missing, and TensorRT's calls in order."""
+"""Formats of built encoders: errors for missing packages, compilers or devices, and TensorRT's calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_format_of_the_manifest_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("format", "package", "device", "told"),
+    ("format", "package", "device", "message"),
     [
         ("onnx", "onnx", CPU, r"onnx is not installed; pip install 'fovea\[onnx\]'"),
         ("onnx", "onnxscript", CPU, r"onnxscript is not installed; pip install 'fovea\[onnx\]'"),
@@ -35,20 +35,20 @@ def test_every_format_of_the_manifest_is_there() -> None:
     ],
 )
 def test_a_missing_package_is_named(
-    monkeypatch: pytest.MonkeyPatch, format: str, package: str, device: torch.device, told: str
+    monkeypatch: pytest.MonkeyPatch, format: str, package: str, device: torch.device, message: str
 ) -> None:
     for name in ("onnx", "onnxscript", "onnxruntime", "tensorrt"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         format_named(format).check(device)
 
 
-def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_a_format_does_not_support(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="tensorrt is for CUDA, the device is cpu"):
+    with pytest.raises(ConfigError, match="tensorrt runs only on CUDA, the device is cpu"):
         format_named("tensorrt").check(CPU)
-    with pytest.raises(ConfigError, match="onnx runs on CPUs here, the device is cuda"):
+    with pytest.raises(ConfigError, match="onnx runs only on CPUs here, the device is cuda"):
         format_named("onnx").check(CUDA)
     monkeypatch.setattr("fovea.engine.vision.built.aot.compiler", list)
     with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler"):
@@ -61,12 +61,12 @@ class _Flags:
 
 
 def _tensorrt(*, parses: bool = True, builds: bytes | None = b"engine") -> Any:
-    """As much of TensorRT as a build asks for."""
+    """A fake of the TensorRT module that has what a build calls. `calls` records the arguments."""
     calls: list[Any] = []
 
     class Builder:
         def __init__(self, logger: object) -> None:
-            """A log is needed."""
+            """The builder requires a logger."""
 
         def create_network(self, flags: int) -> str:
             calls.append(flags)
@@ -83,7 +83,7 @@ def _tensorrt(*, parses: bool = True, builds: bytes | None = b"engine") -> Any:
         num_errors = 1
 
         def __init__(self, network: str, logger: object) -> None:
-            """It fills the network."""
+            """The parser would fill the network."""
 
         def parse_from_file(self, path: str) -> bool:
             calls.append(Path(path).read_bytes())
@@ -96,7 +96,7 @@ def _tensorrt(*, parses: bool = True, builds: bytes | None = b"engine") -> Any:
         WARNING = 1
 
         def __init__(self, level: int) -> None:
-            """Warnings and worse."""
+            """The level is WARNING."""
 
     return SimpleNamespace(
         Builder=Builder,
@@ -110,26 +110,26 @@ def _tensorrt(*, parses: bool = True, builds: bytes | None = b"engine") -> Any:
 @pytest.fixture
 def graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "fovea.engine.vision.built.tensorrt.export", lambda part, x, path: path.write_bytes(b"graph")
+        "fovea.engine.vision.built.tensorrt.export", lambda segment, x, path: path.write_bytes(b"graph")
     )
 
 
 def test_tensorrt_builds_from_the_graph(graph: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trt = _tensorrt()
     monkeypatch.setitem(sys.modules, "tensorrt", trt)
-    format_named("tensorrt").build(nn.Identity(), torch.zeros(1), tmp_path / "part.engine")
-    assert (tmp_path / "part.engine").read_bytes() == b"engine"
+    format_named("tensorrt").build(nn.Identity(), torch.zeros(1), tmp_path / "segment.engine")
+    assert (tmp_path / "segment.engine").read_bytes() == b"engine"
     assert trt.calls == [1 << 3, b"graph", ("network", "config")]
 
 
 @pytest.mark.parametrize(
-    ("trt", "told"),
-    [(_tensorrt(parses=False), "no such operator 0"), (_tensorrt(builds=None), "TensorRT built nothing")],
+    ("trt", "message"),
+    [(_tensorrt(parses=False), "no such operator 0"), (_tensorrt(builds=None), "TensorRT built no engine")],
 )
-def test_tensorrt_tells_why_not(
-    graph: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trt: Any, told: str
+def test_a_failed_tensorrt_build_says_why(
+    graph: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trt: Any, message: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", trt)
-    with pytest.raises(EngineError, match=told):
-        format_named("tensorrt").build(nn.Identity(), torch.zeros(1), tmp_path / "part.engine")
+    with pytest.raises(EngineError, match=message):
+        format_named("tensorrt").build(nn.Identity(), torch.zeros(1), tmp_path / "segment.engine")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""What a folder of built encoders says of itself, and every reason for not using it."""
+"""The manifest of built encoders: reading, writing, and every reason why an encoder does not fit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fovea.engine.vision.built.manifest import NAME, BuiltGrid, Manifest, Site, Unusable, checksum
+from fovea.engine.vision.built.manifest import NAME, BuiltGrid, Manifest, Site, UnusableEngine, checksum
 
 HERE = Site("a" * 40, "float32", "cpu", ("avx2", "avx512f", "fma"), {"torch": "2.13.0", "onnx": "1.0"})
 
@@ -27,12 +27,12 @@ def manifest(folder: Path) -> Manifest:
         BuiltGrid((1, 4, 6), ("84x56 high", "90x60 high"), ("first.pt2", "later.pt2", "later.pt2"), 1e-6),
     )
     sums = {name: checksum(folder / name) for name in ("first.pt2", "later.pt2")}
-    made = Manifest("aot", "float32", 2, HERE, grids, sums)
-    made.write(folder)
-    return made
+    manifest = Manifest("aot", "float32", 2, HERE, grids, sums)
+    manifest.write(folder)
+    return manifest
 
 
-def test_what_is_written_is_read(folder: Path, manifest: Manifest) -> None:
+def test_a_written_manifest_reads_back_equal(folder: Path, manifest: Manifest) -> None:
     assert Manifest.read(folder) == manifest
     assert manifest.misfit(HERE) is None
     manifest.check(folder, manifest.grids[0])
@@ -40,7 +40,7 @@ def test_what_is_written_is_read(folder: Path, manifest: Manifest) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "reason"),
     [
         ({"model": "b" * 40}, "built for model aaaa"),
         ({"dtype": "bfloat16"}, "built for dtype float32, this one is bfloat16"),
@@ -50,29 +50,29 @@ def test_what_is_written_is_read(folder: Path, manifest: Manifest) -> None:
         ({"capability": ("avx2", "fma")}, "a processor with avx512f, which"),
     ],
 )
-def test_why_it_does_not_fit(manifest: Manifest, changed: dict[str, Any], told: str) -> None:
-    assert told in str(manifest.misfit(replace(HERE, **changed)))
+def test_why_it_does_not_fit(manifest: Manifest, changed: dict[str, Any], reason: str) -> None:
+    assert reason in str(manifest.misfit(replace(HERE, **changed)))
 
 
-def test_more_than_was_asked_for_is_fine(manifest: Manifest) -> None:
+def test_more_instructions_and_other_packages_fit(manifest: Manifest) -> None:
     richer = replace(
         HERE, capability=(*HERE.capability, "amx_bf16"), versions={"torch": "2.13.0", "onnx": "9"}
     )
     assert manifest.misfit(richer) is None
 
 
-def test_graphs_run_on_any_processor(manifest: Manifest) -> None:
-    """ONNX files hold no machine code, and any onnxruntime may read them."""
+def test_onnx_graphs_fit_any_processor(manifest: Manifest) -> None:
+    """ONNX files hold no machine code, and any version of onnxruntime may run them."""
     graphs = replace(manifest, format="onnx")
     assert graphs.misfit(replace(HERE, capability=(), versions={})) is None
 
 
-def test_a_file_that_is_another_or_gone(folder: Path, manifest: Manifest) -> None:
+def test_a_changed_or_missing_file(folder: Path, manifest: Manifest) -> None:
     (folder / "later.pt2").write_bytes(b"something else")
-    with pytest.raises(Unusable, match=r"later\.pt2 is not the file that was built"):
+    with pytest.raises(UnusableEngine, match=r"later\.pt2 is not the file that was built"):
         manifest.check(folder, manifest.grids[0])
     (folder / "first.pt2").unlink()
-    with pytest.raises(Unusable, match=r"first\.pt2 can not be read"):
+    with pytest.raises(UnusableEngine, match=r"first\.pt2 cannot be read"):
         manifest.check(folder, manifest.grids[0])
 
 
@@ -81,7 +81,7 @@ def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda v: v | {"version": 2}, "not of version 1"),
         (lambda v: [v], "not of version 1"),
@@ -93,23 +93,23 @@ def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
         (lambda v: v | {"checksums": {}}, "part "),
     ],
 )
-def test_a_damaged_manifest_is_none(folder: Path, manifest: Manifest, change: Any, told: str) -> None:
+def test_a_damaged_manifest_is_an_error(folder: Path, manifest: Manifest, change: Any, message: str) -> None:
     values = json.loads((folder / NAME).read_text())
     (folder / NAME).write_text(json.dumps(change(values)))
-    with pytest.raises(Unusable, match=told):
+    with pytest.raises(UnusableEngine, match=message):
         Manifest.read(folder)
 
 
 def test_no_manifest(tmp_path: Path) -> None:
-    with pytest.raises(Unusable, match="can not be read: No such file"):
+    with pytest.raises(UnusableEngine, match="cannot be read: No such file"):
         Manifest.read(tmp_path)
     (tmp_path / NAME).write_text("{")
-    with pytest.raises(Unusable, match="not JSON"):
+    with pytest.raises(UnusableEngine, match="not JSON"):
         Manifest.read(tmp_path)
 
 
-def test_outputs_have_a_name(manifest: Manifest) -> None:
-    """Tokens that are kept on disk must not be taken for those of other engines."""
+def test_the_digest_covers_what_decides_outputs(manifest: Manifest) -> None:
+    """The digest is part of the disk cache's key: encoder outputs of other engines must not be reused."""
     others = [
         replace(manifest, precision="bfloat16"),
         replace(manifest, format="onnx"),

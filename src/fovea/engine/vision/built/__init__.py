@@ -1,1 +1,1 @@
-"""Encoders that are built ahead of time, one per grid of patches."""
+"""Vision encoders that `fovea build` compiled ahead of time, one per grid of patches."""

@@ -1,6 +1,7 @@
-"""torch.export and AOTInductor: C++ (CPU) or Triton (CUDA) code, compiled once, that reads the model's own weights.
+"""The format "aot": C++ (CPU) or Triton (CUDA) code, compiled once by torch.export and AOTInductor.
 
-Weights are inputs: a file is two megabytes of code, the same for all parts of a shape, and no weight is in memory twice.
+The model's own weights are inputs of the compiled code. So a file is two megabytes of code, all segments of
+one shape share it, and no weight is in memory twice.
 """
 
 from __future__ import annotations
@@ -13,56 +14,59 @@ import torch
 from torch import Tensor, nn
 
 from fovea.core.errors import ConfigError
-from fovea.engine.vision.built.format import RunPart
+from fovea.engine.vision.built.format import RunSegment
 from fovea.kernels.native.build import compiler
 
 
-class _Bare(nn.Module):
-    """A part whose weights come as inputs, in the order of `weights`."""
+class _InputWeights(nn.Module):
+    """A segment whose weights are inputs of `forward`, in the order of `weights`."""
 
-    def __init__(self, part: nn.Module) -> None:
+    def __init__(self, segment: nn.Module) -> None:
         super().__init__()
-        self.__dict__["part"] = part  # unknown to torch, which would export its weights
+        self.__dict__["segment"] = segment  # hidden from torch, which would export its weights
 
     def weights(self) -> dict[str, Tensor]:
-        part: nn.Module = self.__dict__["part"]
-        return dict(part.named_parameters()) | dict(part.named_buffers())
+        segment: nn.Module = self.__dict__["segment"]
+        return dict(segment.named_parameters()) | dict(segment.named_buffers())
 
     def forward(self, x: Tensor, *weights: Tensor) -> Any:
         named = dict(zip(self.weights(), weights, strict=True))
-        return torch.func.functional_call(self.__dict__["part"], named, (x,))
+        return torch.func.functional_call(self.__dict__["segment"], named, (x,))
 
 
 class Aot:
+    """The format "aot"; see `Format`."""
+
     suffix = ".pt2"
     packages = ("torch",)
     shares_weights = True
 
     def check(self, device: torch.device) -> None:
         if device.type == "cpu" and not compiler():
-            raise ConfigError("aot needs a C++ compiler, and there is none here", param="format")
+            raise ConfigError("aot needs a C++ compiler, and this machine has none", param="format")
 
     def precision(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
 
-    def build(self, part: nn.Module, x: Tensor, path: Path) -> None:
-        bare = _Bare(part)
+    def build(self, segment: nn.Module, x: Tensor, path: Path) -> None:
+        bare = _InputWeights(segment)
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore", FutureWarning)  # torch's own, about torch
+            warnings.simplefilter("ignore", FutureWarning)  # torch warns about its own code
             program = torch.export.export(bare, (x, *bare.weights().values()), strict=False)
-            # Threads are counted when it runs: whoever serves may have another number of them.
+            # The code counts threads when it runs: the server may have another number of threads than the
+            # build.
             torch._inductor.aoti_compile_and_package(
                 program, package_path=str(path), inductor_configs={"cpp.dynamic_threads": True}
             )
 
-    def load(self, path: Path, part: nn.Module) -> RunPart:
-        # Of their own: packing takes a layer its plain weight, not the storage that stands here.
-        weights = [tensor.detach() for tensor in _Bare(part).weights().values()]
+    def load(self, path: Path, segment: nn.Module) -> RunSegment:
+        # Detached tensors keep the plain weights alive when the layers drop them after packing.
+        weights = [tensor.detach() for tensor in _InputWeights(segment).weights().values()]
         package: Any = torch._inductor.aoti_load_package(str(path))
 
         def run(x: Tensor) -> tuple[Tensor, ...]:
-            made: tuple[Tensor, ...] = package(x.contiguous(), *weights)
-            return made
+            outputs: tuple[Tensor, ...] = package(x.contiguous(), *weights)
+            return outputs
 
         return run
 

@@ -1,4 +1,7 @@
-"""A folder of built encoders: every part is written, read back, run, and the whole compared with the eager encoder."""
+"""Builds a folder of encoders.
+
+Every segment is written, read back and run. The result of each encoder is compared with the eager encoder.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,31 @@ import torch
 from torch import Tensor
 
 from fovea.core.errors import ConfigError, EngineError
-from fovea.engine.vision.built.engines import run_parts
-from fovea.engine.vision.built.format import Format, RunPart, format_named
-from fovea.engine.vision.built.manifest import NAME, BuiltGrid, Grid, Manifest, Site, Unusable, checksum
+from fovea.engine.vision.built.engines import run_segments
+from fovea.engine.vision.built.format import Format, RunSegment, format_named
+from fovea.engine.vision.built.manifest import NAME, BuiltGrid, Grid, Manifest, Site, UnusableEngine, checksum
 from fovea.engine.vision.built.static import StaticEncoder
-from fovea.engine.vision.slices import finished
+from fovea.engine.vision.slices import run_to_end
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest difference from the eager encoder, over its largest output, that a build may have. Rounding leaves far less."""
+"""Largest difference from the eager encoder that a build may have, relative to the largest output, by type.
+
+Differences by rounding alone are far smaller.
+"""
 
 
 @dataclass(slots=True)
 class Builder:
-    """encoder: with plain weights. device, dtype: of the model. blocks: of a part. tell: progress, a line at a time."""
+    """Builds the encoders of one model for given grids.
+
+    encoder: the model's encoder, with plain weights.
+    format_name: name of the format, a key of `manifest.FORMATS`.
+    blocks: blocks of the tower per segment.
+    device, dtype: those of the model.
+    site: written to the manifest.
+    folder: where the files go; it is created if necessary.
+    progress: called with each line of progress.
+    """
 
     encoder: StaticEncoder
     format_name: str
@@ -34,13 +49,15 @@ class Builder:
     dtype: torch.dtype
     site: Site
     folder: Path
-    tell: Callable[[str], None] = field(default=lambda line: None)
+    progress: Callable[[str], None] = field(default=lambda line: None)
     _checksums: dict[str, str] = field(default_factory=dict)
 
     def build(self, grids: Mapping[Grid, Sequence[str]]) -> Manifest:
-        """grids: what becomes each of them. What the folder held before is replaced when all is built.
+        """Build an encoder for every grid. They replace the folder's old encoders when all of them are built.
 
-        Raises ConfigError where the format or the folder can not be used, EngineError when a result is wrong.
+        grids: for each grid, the resolutions and levels of the images that have it.
+
+        Raises ConfigError if the format or the folder cannot be used, EngineError if a result is wrong.
         """
         format = format_named(self.format_name)
         format.check(self.device)
@@ -68,69 +85,78 @@ class Builder:
         pixels = torch.randn(self.encoder.input_shape(grid), generator=generator)
         patches = pixels.to(self.device, precision)
         x, names = patches, []
-        runs: list[RunPart] = []
-        made: dict[tuple[object, ...], str] = {}
-        for number, part in enumerate(self.encoder.parts(grid, self.blocks)):
-            name = made.get(part.shape) if format.shares_weights else None
+        runs: list[RunSegment] = []
+        names_by_shape: dict[tuple[object, ...], str] = {}
+        for number, segment in enumerate(self.encoder.segments(grid, self.blocks)):
+            name = names_by_shape.get(segment.shape) if format.shares_weights else None
             if name is None:
-                name = self._part(format, part.module, x, f"{grid[1]}x{grid[2]}-{number:02d}")
-                made[part.shape] = name
-                self.tell(f"{name} for {', '.join(sources)}")
-            run = format.load(self.folder / name, part.module)
+                name = self._segment(format, segment.module, x, f"{grid[1]}x{grid[2]}-{number:02d}")
+                names_by_shape[segment.shape] = name
+                self.progress(f"{name} for {', '.join(sources)}")
+            run = format.load(self.folder / name, segment.module)
             x = run(x)[0].to(self.device, precision)
             names.append(name)
             runs.append(run)
         return BuiltGrid(grid, sources, tuple(names), self._difference(runs, patches, grid))
 
-    def _part(self, format: Format, part: torch.nn.Module, x: Tensor, stem: str) -> str:
-        """Named by its content: a running engine may still read what stood here before."""
+    def _segment(self, format: Format, segment: torch.nn.Module, x: Tensor, stem: str) -> str:
+        """Build one segment and return the name of its file.
+
+        The name contains a checksum, so no file of an earlier build is overwritten: a running engine may
+        still read it.
+        """
         temporary = self.folder / f".{secrets.token_hex(8)}{format.suffix}"
         try:
-            format.build(part, x, temporary)
-            found = checksum(temporary)
-            name = f"{stem}-{found[:12]}{format.suffix}"
+            format.build(segment, x, temporary)
+            digest = checksum(temporary)
+            name = f"{stem}-{digest[:12]}{format.suffix}"
             os.replace(temporary, self.folder / name)
         finally:
             temporary.unlink(missing_ok=True)
-        self._checksums[name] = found
+        self._checksums[name] = digest
         return name
 
     @torch.no_grad()
-    def _difference(self, runs: Sequence[RunPart], patches: Tensor, grid: Grid) -> float:
-        wanted, wanted_features = finished(self.encoder.slices(patches, grid))
-        found, found_features = finished(run_parts(runs, patches))
-        pairs = zip((found, *found_features), (wanted, *wanted_features), strict=True)
-        worst = max(largest_difference(got, want) for got, want in pairs)
-        # Not "above the bound": a NaN is not above anything.
+    def _difference(self, runs: Sequence[RunSegment], patches: Tensor, grid: Grid) -> float:
+        tokens, features = run_to_end(run_segments(runs, patches))
+        eager_tokens, eager_features = run_to_end(self.encoder.slices(patches, grid))
+        pairs = zip((tokens, *features), (eager_tokens, *eager_features), strict=True)
+        worst = max(largest_difference(actual, expected) for actual, expected in pairs)
+        # Written as "not <=", because every comparison with NaN is false.
         if not worst <= TOLERANCE[patches.dtype]:
             raise EngineError(
-                f"what was built for {grid[1]}x{grid[2]} patches differs from the eager encoder by {worst:.2g} of its "
-                f"largest output, {TOLERANCE[patches.dtype]:.2g} is accepted; nothing was kept"
+                f"the encoder built for {grid[1]}x{grid[2]} patches differs from the eager encoder by "
+                f"{worst:.2g} of its largest output; accepted: at most {TOLERANCE[patches.dtype]:.2g}. "
+                "The new files are deleted"
             )
         return worst
 
 
-def largest_difference(found: Tensor, wanted: Tensor) -> float:
-    """Over the largest value of what is wanted."""
-    found, wanted = found.double(), wanted.double()
-    return float((found - wanted).abs().max() / wanted.abs().max())
+def largest_difference(actual: Tensor, expected: Tensor) -> float:
+    """Largest absolute difference, relative to the largest absolute value of `expected`."""
+    actual, expected = actual.double(), expected.double()
+    return float((actual - expected).abs().max() / expected.abs().max())
 
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[None]:
-    """New files become part of the folder, and the old manifest's leave it; after a failure it is as it was."""
+    """Replace the encoders of a folder by those that are written inside the context.
+
+    Afterwards the files that only the old manifest names are deleted. After a failure the new files are
+    deleted, and the folder is as it was before. Raises ConfigError if the folder cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (probe := folder / f".{secrets.token_hex(8)}.tmp").touch()
         probe.unlink()
     except OSError as error:
         raise ConfigError(
-            f"{folder} can not be written: {error.strerror}; --out names another", param="out"
+            f"{folder} cannot be written: {error.strerror}; --out names another folder", param="out"
         ) from error
     before = {path.name for path in folder.iterdir()}
     try:
         old = set(Manifest.read(folder).checksums)
-    except Unusable:
+    except UnusableEngine:
         old = set()
     try:
         yield

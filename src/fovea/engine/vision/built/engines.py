@@ -1,6 +1,7 @@
-"""The built encoders of a running engine: one per grid, and the eager encoder for all others.
+"""The built encoders that a running engine uses: one per grid. The eager encoder encodes all other grids.
 
-Which of the two encodes an image depends on its grid alone, never on load, so that equal images have equal tokens.
+Which of the two encodes an image depends on its grid alone, never on load, so that equal images have equal
+tokens.
 """
 
 from __future__ import annotations
@@ -12,22 +13,24 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fovea.engine.vision.built.format import RunPart, format_named
-from fovea.engine.vision.built.manifest import BuiltGrid, Grid, Manifest, Site, Unusable
+from fovea.engine.vision.built.format import RunSegment, format_named
+from fovea.engine.vision.built.manifest import BuiltGrid, Grid, Manifest, Site, UnusableEngine
 from fovea.engine.vision.slices import Slices
 
 log = logging.getLogger("fovea.engine")
 CutTower = Callable[[Grid, int], Sequence[nn.Module]]
-"""A grid and the number of blocks of a part to the parts, over the model's own layers."""
+"""Function from a grid and a number of blocks per segment to the segments, over the model's own layers."""
 
 
 class EncoderEngines:
-    """hits, misses: images that had a built encoder, and that had none although there are some.
+    """The built encoders of a model by grid.
 
-    digest: of what is loaded; "" for nothing.
+    hits: images that a built encoder encoded.
+    misses: images without a built encoder for their grid; counted only if there are encoders for other grids.
+    digest: identifies the loaded encoders, as `Manifest.digest`; "" if there are none.
     """
 
-    def __init__(self, grids: Mapping[Grid, Sequence[RunPart]] | None = None, digest: str = "") -> None:
+    def __init__(self, grids: Mapping[Grid, Sequence[RunSegment]] | None = None, digest: str = "") -> None:
         self._grids = dict(grids or {})
         self.digest = digest
         self.hits = self.misses = 0
@@ -35,61 +38,66 @@ class EncoderEngines:
     def __len__(self) -> int:
         return len(self._grids)
 
-    def find(self, grid: Grid) -> Sequence[RunPart] | None:
-        parts = self._grids.get(grid)
-        if parts is not None:
+    def find(self, grid: Grid) -> Sequence[RunSegment] | None:
+        """Return the segments of the encoder for a grid, or None, and count a hit or a miss."""
+        segments = self._grids.get(grid)
+        if segments is not None:
             self.hits += 1
         elif self._grids:
             self.misses += 1
-        return parts
+        return segments
 
 
-def run_parts(parts: Sequence[RunPart], patches: Tensor) -> Slices[tuple[Tensor, list[Tensor]]]:
-    """As the tower's own `slices`: a part is a slice."""
+def run_segments(segments: Sequence[RunSegment], patches: Tensor) -> Slices[tuple[Tensor, list[Tensor]]]:
+    """Run a built encoder, one segment per slice. The result is that of the tower's own `slices`."""
     x, features = patches, []
-    for part in parts:
-        x, *tapped = part(x)
+    for segment in segments:
+        x, *tapped = segment(x)
         features += tapped
         yield
     return x.to(patches.dtype), [feature.to(patches.dtype) for feature in features]
 
 
 def open_engines(folder: Path, manifest: Manifest, here: Site, cut: CutTower) -> EncoderEngines:
-    """What of the folder can be used here. All that can not is told by name."""
+    """Load the encoders of a folder that fit here. A warning in the log names every other and says why.
+
+    here: the site of the running model.
+    cut: makes the segments of a grid over the model's layers.
+    """
     reason = manifest.misfit(here)
     if reason is not None:
         log.warning("encoder engines of %s are not used: %s", folder, reason)
         return EncoderEngines()
-    grids: dict[Grid, Sequence[RunPart]] = {}
+    grids: dict[Grid, Sequence[RunSegment]] = {}
     for built in manifest.grids:
         try:
             grids[built.grid] = _load(folder, manifest, built, cut)
-        except Exception as error:  # noqa: BLE001 - whatever a foreign library raises, the eager encoder is there
-            log.warning("the encoder engine of %s for %s is not used: %s", folder, _shown(built), error)
+        except Exception as error:  # noqa: BLE001 - a library may raise anything; the eager encoder remains
+            log.warning("the encoder engine of %s for %s is not used: %s", folder, _describe(built), error)
     if grids:
-        shown = "; ".join(_shown(built) for built in manifest.grids if built.grid in grids)
-        log.info("%s encoder engines of %s, in %s: %s", manifest.format, folder, manifest.precision, shown)
+        names = "; ".join(_describe(built) for built in manifest.grids if built.grid in grids)
+        log.info("%s encoder engines of %s, in %s: %s", manifest.format, folder, manifest.precision, names)
     return EncoderEngines(grids, manifest.digest if grids else "")
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """None, and a warning, where there is none to be used."""
+    """Read the manifest of a folder. Logs a warning and returns None if there is no usable one."""
     try:
         return Manifest.read(folder)
-    except Unusable as error:
+    except UnusableEngine as error:
         log.warning("no encoder engines from %s: %s", folder, error)
         return None
 
 
 @torch.inference_mode()
-def _load(folder: Path, manifest: Manifest, built: BuiltGrid, cut: CutTower) -> list[RunPart]:
+def _load(folder: Path, manifest: Manifest, built: BuiltGrid, cut: CutTower) -> list[RunSegment]:
     manifest.check(folder, built)
     format = format_named(manifest.format)
     modules = cut(built.grid, manifest.blocks)
     if len(modules) != len(built.parts):
-        raise Unusable(f"{len(built.parts)} parts for {len(modules)} of the tower")
+        raise UnusableEngine(f"it has {len(built.parts)} segments, the tower has {len(modules)}")
     return [format.load(folder / name, module) for name, module in zip(built.parts, modules, strict=True)]
 
 
-def _shown(built: BuiltGrid) -> str:
+def _describe(built: BuiltGrid) -> str:
     return f"{built.grid[1]}x{built.grid[2]} patches ({', '.join(built.sources)})"

@@ -1,4 +1,4 @@
-"""What a kind of built encoder promises. One file per kind, imported when it is asked for."""
+"""The interface of the formats of built encoders. Every format is one file, imported on first use."""
 
 from __future__ import annotations
 
@@ -12,41 +12,47 @@ from torch import Tensor, nn
 
 from fovea.core.errors import ConfigError
 
-RunPart = Callable[[Tensor], tuple[Tensor, ...]]
-"""A part as `nn.Module` would be called: rows in; rows, and DeepStack's features, out."""
+RunSegment = Callable[[Tensor], tuple[Tensor, ...]]
+"""A segment as a function: from rows to rows and the DeepStack features of its blocks."""
 
 
 class Format(Protocol):
-    """suffix: of its files. packages: whose versions are written down. shares_weights: parts read the model's own plain
-    weights, so that a file holds code alone and serves every part of its shape."""
+    """A format of built encoders.
+
+    suffix: suffix of its file names.
+    packages: packages whose versions the manifest records.
+    shares_weights: the files hold code alone and read the model's own plain weights, so that all segments of
+        one shape share a file.
+    """
 
     suffix: str
     packages: tuple[str, ...]
     shares_weights: bool
 
     def check(self, device: torch.device) -> None:
-        """Raises ConfigError where it can not be built or run."""
+        """Raise ConfigError if encoders of this format cannot be built or run on the device."""
         ...
 
     def precision(self, dtype: torch.dtype) -> torch.dtype:
-        """In which a model of that type is computed."""
+        """Return the type in which this format computes a model of type `dtype`."""
         ...
 
-    def build(self, part: nn.Module, x: Tensor, path: Path) -> None:
-        """Write the part, for inputs of the shape, type and device of x."""
+    def build(self, segment: nn.Module, x: Tensor, path: Path) -> None:
+        """Build a segment for inputs of the shape, type and device of x, and write it to a file."""
         ...
 
-    def load(self, path: Path, part: nn.Module) -> RunPart:
-        """part: the same over the model's own layers, for its weights."""
+    def load(self, path: Path, segment: nn.Module) -> RunSegment:
+        """Load a built segment. segment: the module that was built; its weights are the model's."""
         ...
 
 
 def format_named(name: str) -> Format:
+    """Import the format of that name, a key of `manifest.FORMATS`."""
     return cast("Format", import_module(f"fovea.engine.vision.built.{name}").FORMAT)
 
 
-def need(package: str, extra: str) -> None:
-    """Raises ConfigError where a package is missing, with the line that installs it."""
+def require_package(package: str, extra: str) -> None:
+    """Raise ConfigError if a package is missing. The message says how to install it: pip install `extra`."""
     try:
         import_module(package)
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""What a folder of built encoders says of itself, and whether it fits here: JSON and comparisons, no tensors.
+"""The manifest of a folder of built encoders, and the check whether they fit the running model. No tensors.
 
-manifest.json     version, format, site (for what, where and with what it was built), grids
-<name>.<suffix>   what the parts of the grids are made of; a file may be the part of several places
+manifest.json     version, format, precision, blocks, site, grids, checksums: see `Manifest`
+<name>.<suffix>   the built segments of the grids; one file may serve several segments
 """
 
 from __future__ import annotations
@@ -20,13 +20,18 @@ NAME = "manifest.json"
 Grid = tuple[int, int, int]
 
 
-class Unusable(Exception):
-    """Why a folder, or a grid of it, is not used."""
+class UnusableEngine(Exception):
+    """A folder of built encoders, or one of its grids, cannot be used. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormatFacts:
-    """exact: packages that must have the version that built it. machine_code: it runs where the instructions are."""
+    """Requirements of a format.
+
+    exact: packages that must have the same version as when the encoder was built.
+    machine_code: the files hold machine code, so the processor must have the instructions of the one that
+        built them.
+    """
 
     exact: tuple[str, ...]
     machine_code: bool
@@ -41,8 +46,14 @@ FORMATS: Mapping[str, FormatFacts] = {
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """model: fingerprint of the encoder's weights and type. dtype: of the model. device: cpu or cuda. capability: of the
-    processor, in words. versions: by package."""
+    """The model and the machine that encoders are built for, or run on.
+
+    model: fingerprint of the encoder's weights and their type.
+    dtype: the model's type.
+    device: cpu or cuda.
+    capability: instruction sets of the CPU, or name and generation of the GPU.
+    versions: installed versions by package; "none" if a package is missing.
+    """
 
     model: str
     dtype: str
@@ -53,8 +64,14 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class BuiltGrid:
-    """grid: (frames, rows, columns) of patches. sources: the resolutions and levels that become it. parts: file names in
-    order. difference: largest from the eager encoder, over the largest output, measured when it was built."""
+    """The built encoder of one grid.
+
+    grid: (frames, rows, columns) of patches.
+    sources: the resolutions and detail levels of the images that have this grid.
+    parts: file names of the segments, in order; the name of this field is also the key in manifest.json.
+    difference: largest difference from the eager encoder, relative to its largest output, measured after the
+        build.
+    """
 
     grid: Grid
     sources: tuple[str, ...]
@@ -64,7 +81,15 @@ class BuiltGrid:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """blocks: of the tower, in a part. precision: in which the parts compute. checksums: SHA-256 by file name."""
+    """The content of manifest.json.
+
+    format: name of the format, a key of `FORMATS`.
+    precision: type in which the segments compute.
+    blocks: blocks of the tower per segment.
+    site: the model and the machine that the encoders were built for.
+    grids: one built encoder each.
+    checksums: SHA-256 by file name.
+    """
 
     format: str
     precision: str
@@ -75,24 +100,24 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Raises Unusable."""
+        """Read and check the manifest of a folder. Raises UnusableEngine."""
         try:
             values = json.loads((folder / NAME).read_text(encoding="utf-8"))
         except OSError as error:
-            raise Unusable(f"its {NAME} can not be read: {error.strerror}") from error
+            raise UnusableEngine(f"its {NAME} cannot be read: {error.strerror}") from error
         except ValueError as error:
-            raise Unusable(f"its {NAME} is not JSON: {error}") from error
+            raise UnusableEngine(f"its {NAME} is not JSON: {error}") from error
         if not isinstance(values, dict) or values.get("version") != VERSION:
-            raise Unusable(f"its {NAME} is not of version {VERSION}")
+            raise UnusableEngine(f"its {NAME} is not of version {VERSION}")
         try:
             return cls._of(values)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Unusable(f"its {NAME} is damaged: {type(error).__name__}: {error}") from error
+            raise UnusableEngine(f"its {NAME} is damaged: {type(error).__name__}: {error}") from error
 
     @classmethod
     def _of(cls, values: dict[str, Any]) -> Self:
         site = values["site"]
-        made = cls(
+        manifest = cls(
             str(values["format"]),
             str(values["precision"]),
             int(values["blocks"]),
@@ -108,15 +133,15 @@ class Manifest:
             ),
             dict(values["checksums"]),
         )
-        if made.format not in FORMATS:
-            raise ValueError(f"format {made.format!r}")
-        for name in {name for grid in made.grids for name in grid.parts}:
-            if Path(name).name != name or name not in made.checksums:
+        if manifest.format not in FORMATS:
+            raise ValueError(f"format {manifest.format!r}")
+        for name in {name for grid in manifest.grids for name in grid.parts}:
+            if Path(name).name != name or name not in manifest.checksums:
                 raise ValueError(f"part {name!r}")
-        return made
+        return manifest
 
     def write(self, folder: Path) -> None:
-        """Whole or not at all. Raises OSError."""
+        """Write manifest.json atomically. Raises OSError."""
         text = json.dumps({"version": VERSION, **asdict(self)}, indent=1)
         temporary = folder / f".{NAME}.{secrets.token_hex(8)}.tmp"
         try:
@@ -126,44 +151,44 @@ class Manifest:
             temporary.unlink(missing_ok=True)
 
     def misfit(self, here: Site) -> str | None:
-        """Why it can not be used here, None when it can."""
+        """Return why the encoders cannot be used at the site `here`, or None if they can."""
         facts, built = FORMATS[self.format], self.site
         for name in ("model", "dtype", "device"):
-            was, is_now = getattr(built, name), getattr(here, name)
-            if was != is_now:
-                return f"it was built for {name} {was}, this one is {is_now}"
+            old, new = getattr(built, name), getattr(here, name)
+            if old != new:
+                return f"it was built for {name} {old}, this one is {new}"
         for package in facts.exact:
-            was, is_now = built.versions.get(package, "none"), here.versions.get(package, "none")
-            if was != is_now:
-                return f"it was built with {package} {was}, here is {is_now}"
-        lacking = sorted(set(built.capability) - set(here.capability))
-        if facts.machine_code and lacking:
-            return f"it was built for a processor with {', '.join(lacking[:4])}, which this one has not"
+            old, new = built.versions.get(package, "none"), here.versions.get(package, "none")
+            if old != new:
+                return f"it was built with {package} {old}, here is {new}"
+        missing = sorted(set(built.capability) - set(here.capability))
+        if facts.machine_code and missing:
+            return f"it was built for a processor with {', '.join(missing[:4])}, which this one does not have"
         return None
 
     def check(self, folder: Path, grid: BuiltGrid) -> None:
-        """Raises Unusable when a file of the grid is not what was built."""
+        """Raise UnusableEngine if a file of the grid is not the one that was built."""
         for name in dict.fromkeys(grid.parts):
             try:
-                found = checksum(folder / name)
+                actual = checksum(folder / name)
             except OSError as error:
-                raise Unusable(f"{name} can not be read: {error.strerror}") from error
-            if found != self.checksums[name]:
-                raise Unusable(f"{name} is not the file that was built")
+                raise UnusableEngine(f"{name} cannot be read: {error.strerror}") from error
+            if actual != self.checksums[name]:
+                raise UnusableEngine(f"{name} is not the file that was built")
 
     @property
     def digest(self) -> str:
-        """Of all that decides outputs."""
-        parts = [
+        """SHA-256 of everything that decides outputs: format, precision and files."""
+        lines = [
             self.format,
             self.precision,
             *(f"{name} {self.checksums[name]}" for name in sorted(self.checksums)),
         ]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file. Raises OSError."""
+    """SHA-256 of a file, in hexadecimal digits. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,4 +1,7 @@
-"""ONNX, run by onnxruntime on CPUs, in float32: the files hold their weights and run wherever onnxruntime does."""
+"""The format "onnx": ONNX graphs that onnxruntime runs on CPUs in float32.
+
+The files hold their weights and run on every machine that has onnxruntime.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from fovea.core.errors import ConfigError
-from fovea.engine.vision.built.format import RunPart, need
+from fovea.engine.vision.built.format import RunSegment, require_package
 
 OPSET = 20
 EXTRA = "'fovea[onnx]'"
 
 
 class Onnx:
+    """The format "onnx"; see `Format`."""
+
     suffix = ".onnx"
     packages = ("torch", "onnx", "onnxscript", "onnxruntime")
     shares_weights = False
@@ -25,48 +30,48 @@ class Onnx:
     def check(self, device: torch.device) -> None:
         if device.type != "cpu":
             raise ConfigError(
-                f"onnx runs on CPUs here, the device is {device}; accepted there: aot, tensorrt",
+                f"onnx runs only on CPUs here, the device is {device}; accepted for it: aot, tensorrt",
                 param="format",
             )
         for package in ("onnx", "onnxscript", "onnxruntime"):
-            need(package, EXTRA)
+            require_package(package, EXTRA)
 
     def precision(self, dtype: torch.dtype) -> torch.dtype:
-        """Of smaller types onnxruntime has no kernels on CPUs."""
+        """Always float32: onnxruntime has no 16-bit CPU kernels."""
         return torch.float32
 
-    def build(self, part: nn.Module, x: Tensor, path: Path) -> None:
+    def build(self, segment: nn.Module, x: Tensor, path: Path) -> None:
         import onnx
 
-        export(part, x, path)
+        export(segment, x, path)
         onnx.checker.check_model(str(path))
 
-    def load(self, path: Path, part: nn.Module) -> RunPart:
-        need("onnxruntime", EXTRA)
+    def load(self, path: Path, segment: nn.Module) -> RunSegment:
+        require_package("onnxruntime", EXTRA)
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        (given,) = session.get_inputs()
+        (graph_input,) = session.get_inputs()
 
         def run(x: Tensor) -> tuple[Tensor, ...]:
-            made = session.run(None, {given.name: x.float().contiguous().numpy()})
-            return tuple(torch.from_numpy(array) for array in made)
+            outputs = session.run(None, {graph_input.name: x.float().contiguous().numpy()})
+            return tuple(torch.from_numpy(array) for array in outputs)
 
         return run
 
 
-def export(part: nn.Module, x: Tensor, path: Path) -> None:
-    """Write an ONNX graph with its weights inside."""
+def export(segment: nn.Module, x: Tensor, path: Path) -> None:
+    """Write a segment as an ONNX graph that holds its weights, for inputs of the shape and type of x."""
     exporter = logging.getLogger("torch.onnx")
     level = exporter.level
-    exporter.setLevel(logging.ERROR)  # it tells which operators of other packages it does not know
+    exporter.setLevel(logging.ERROR)  # it warns about operators of other packages that it does not know
     try:
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # of the exporter, about its own code
+            warnings.simplefilter("ignore")  # the exporter warns about its own code
             torch.onnx.export(
-                part, (x,), str(path), dynamo=True, external_data=False, opset_version=OPSET, verbose=False
+                segment, (x,), str(path), dynamo=True, external_data=False, opset_version=OPSET, verbose=False
             )
     finally:
         exporter.setLevel(level)

@@ -1,4 +1,4 @@
-"""What can be built: an encoder that is one function of its patches for every grid, in parts."""
+"""The interface of encoders that can be built: for each grid, a sequence of segments with fixed shapes."""
 
 from __future__ import annotations
 
@@ -12,29 +12,36 @@ from fovea.engine.vision.built.manifest import Grid
 from fovea.engine.vision.slices import Slices
 
 
-class StaticPart(Protocol):
+class StaticSegment(Protocol):
+    """A run of an encoder's blocks for one grid.
+
+    The first segment also contains the patch embedding, the last one the merger.
+    """
+
     @property
     def module(self) -> nn.Module: ...
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Equal for parts of one grid that differ in their weights alone."""
+        """Description of the code, equal for segments of one grid that differ only in their weights."""
         ...
 
 
 class StaticEncoder(Protocol):
-    def parts(self, grid: Grid, blocks: int) -> Sequence[StaticPart]:
-        """Over the model's own layers, `blocks` blocks in each."""
+    """An encoder that can be built."""
+
+    def segments(self, grid: Grid, blocks: int) -> Sequence[StaticSegment]:
+        """Cut the encoder for a grid into segments of `blocks` blocks. They use the model's own layers."""
         ...
 
     def input_shape(self, grid: Grid) -> tuple[int, int]:
-        """(patches, values of a patch)."""
+        """Shape of the encoder's input for a grid: (patches, values per patch)."""
         ...
 
     def slices(self, patches: Tensor, grid: Grid) -> Slices[tuple[Tensor, list[Tensor]]]:
-        """The eager encoder: visual tokens, and one such tensor per DeepStack block."""
+        """Run the eager encoder. The result is the visual tokens, and one such tensor per DeepStack block."""
         ...
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Change the type of the model's own weights."""
+        """Convert the model's own weights to a type."""
         ...

@@ -1,4 +1,7 @@
-"""TensorRT, from an ONNX graph of the model's own type: an engine of this GPU and this release, weights inside."""
+"""The format "tensorrt": engines that TensorRT builds from ONNX graphs in the model's own type.
+
+An engine holds its weights and runs only on the GPU and with the TensorRT release that built it.
+"""
 
 from __future__ import annotations
 
@@ -10,60 +13,63 @@ import torch
 from torch import Tensor, nn
 
 from fovea.core.errors import ConfigError, EngineError
-from fovea.engine.vision.built.format import RunPart, need
+from fovea.engine.vision.built.format import RunSegment, require_package
 from fovea.engine.vision.built.onnx import EXTRA, export
 
 
 class TensorRt:
+    """The format "tensorrt"; see `Format`."""
+
     suffix = ".engine"
     packages = ("torch", "onnx", "onnxscript", "tensorrt")
     shares_weights = False
 
     def check(self, device: torch.device) -> None:
-        need("tensorrt", "tensorrt")
+        require_package("tensorrt", "tensorrt")
         if device.type != "cuda":
-            raise ConfigError(f"tensorrt is for CUDA, the device is {device}", param="format")
+            raise ConfigError(f"tensorrt runs only on CUDA, the device is {device}", param="format")
         for package in ("onnx", "onnxscript"):
-            need(package, EXTRA)
+            require_package(package, EXTRA)
 
     def precision(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
 
-    def build(self, part: nn.Module, x: Tensor, path: Path) -> None:
-        """Raises EngineError with TensorRT's words where its parser does not take the graph."""
+    def build(self, segment: nn.Module, x: Tensor, path: Path) -> None:
+        """Build an engine. Raises EngineError with TensorRT's own message if its parser rejects the graph."""
         import tensorrt as trt
 
         logger = trt.Logger(trt.Logger.WARNING)
         builder = trt.Builder(logger)
-        # Strongly typed: it computes in the types of the graph, which are the model's.
+        # Strongly typed: the engine computes in the types of the graph, which are the model's.
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = trt.OnnxParser(network, logger)
         with tempfile.TemporaryDirectory() as scratch:
-            graph = Path(scratch) / "part.onnx"
-            export(part, x, graph)
+            graph = Path(scratch) / "segment.onnx"
+            export(segment, x, graph)
             if not parser.parse_from_file(str(graph)):
-                told = "; ".join(str(parser.get_error(index)) for index in range(parser.num_errors))
-                raise EngineError(f"TensorRT does not take the encoder's graph: {told}")
-            made = builder.build_serialized_network(network, builder.create_builder_config())
-        if made is None:
-            raise EngineError("TensorRT built nothing; its log says why")
-        path.write_bytes(bytes(made))
+                errors = "; ".join(str(parser.get_error(index)) for index in range(parser.num_errors))
+                raise EngineError(f"TensorRT rejects the encoder's graph: {errors}")
+            plan = builder.build_serialized_network(network, builder.create_builder_config())
+        if plan is None:
+            raise EngineError("TensorRT built no engine; its log says why")
+        path.write_bytes(bytes(plan))
 
-    def load(self, path: Path, part: nn.Module) -> RunPart:
-        need("tensorrt", "tensorrt")
+    def load(self, path: Path, segment: nn.Module) -> RunSegment:
+        require_package("tensorrt", "tensorrt")
         import tensorrt as trt
 
         engine: Any = trt.Runtime(trt.Logger(trt.Logger.WARNING)).deserialize_cuda_engine(path.read_bytes())
         if engine is None:
-            raise EngineError(f"{path} is no engine of this release and GPU")
+            raise EngineError(f"{path} is not an engine for this TensorRT release and GPU")
         context: Any = engine.create_execution_context()
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-        given, *made = sorted(names, key=lambda name: engine.get_tensor_mode(name) != trt.TensorIOMode.INPUT)
+        # The only input comes first.
+        names.sort(key=lambda name: engine.get_tensor_mode(name) != trt.TensorIOMode.INPUT)
 
         def run(x: Tensor) -> tuple[Tensor, ...]:
             x = x.contiguous()
-            out = [x.new_empty(tuple(engine.get_tensor_shape(name))) for name in made]
-            for name, tensor in zip((given, *made), (x, *out), strict=True):
+            out = [x.new_empty(tuple(engine.get_tensor_shape(name))) for name in names[1:]]
+            for name, tensor in zip(names, (x, *out), strict=True):
                 context.set_tensor_address(name, tensor.data_ptr())
             context.execute_async_v3(torch.cuda.current_stream(x.device).cuda_stream)
             return tuple(out)
