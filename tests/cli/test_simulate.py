@@ -83,10 +83,10 @@ def test_the_batch_rule_has_a_target(fovea: Caller) -> None:
         (["--pace", "0.5"], "--pace: pace is 0.5; accepted: 0, or 1 to 1000"),
         (["--ttft-ms", "0"], "--ttft-ms is 0; accepted: milliseconds above 0"),
         (["--itl-ms", "nan"], "--itl-ms is nan"),
-        (["--trace", "none.jsonl"], "none.jsonl can not be read: No such file or directory"),
+        (["--trace", "none.jsonl"], "none.jsonl cannot be read: No such file or directory"),
         (["--cost", "none.json"], "none.json can not be read: No such file or directory"),
         (["--trace", "x", "--rate", "3"], "either --trace or a load, not both: --rate is given too"),
-        (["--requests", "5", "--save-trace", "/none/at/all"], "/none/at/all can not be written"),
+        (["--requests", "5", "--save-trace", "/none/at/all"], "/none/at/all cannot be written"),
     ],
 )
 def test_errors_name_what_where_and_what_is_accepted(fovea: Caller, words: list[str], told: str) -> None:

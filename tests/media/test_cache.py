@@ -81,7 +81,7 @@ def test_it_holds_what_the_model_holds_and_never_more_than_its_ceiling(
         "x_hits": 0,
         "x_misses": 0,
         "x_evictions": model.evictions,
-        "x_expired": cache.expired,
+        "x_expired": cache.expirations,
     }
 
 
@@ -101,7 +101,7 @@ def test_what_is_too_old_goes_and_is_counted_once() -> None:
     now = 5.0
     assert cache.find("a") is None
     cache.put("d", 1, 1)
-    assert (len(cache), cache.expired, cache.evictions) == (1, 3, 0)
+    assert (len(cache), cache.expirations, cache.evictions) == (1, 3, 0)
 
 
 def test_no_capacity_keeps_nothing() -> None:

@@ -275,9 +275,10 @@ async def test_what_was_forgotten_is_downloaded_again() -> None:
     async with opened(answers, cache) as web:
         loader = MediaLoader(LOCAL, cache)
         with pytest.raises(InvalidImage, match="truncated"):
-            await loader.load(web.url("/"))
+            await loader.load_all([web.url("/")])
         answers["/"] = picture("Cache-Control: max-age=60")
-        assert (await loader.load(web.url("/"))).width == 40, "the broken one was not kept"
+        (image,) = await loader.load_all([web.url("/")])
+        assert image.width == 40, "the broken one was not kept"
         await loader.aclose()
 
 

@@ -75,7 +75,7 @@ def test_how_long_it_is_fresh(headers: dict[str, str], fresh_s: float) -> None:
     ],
 )
 def test_whether_it_is_kept(headers: dict[str, str], keep: bool) -> None:
-    assert terms(**headers).keep is keep
+    assert terms(**headers).storable is keep
 
 
 def test_what_asks_whether_it_still_holds() -> None:
@@ -89,19 +89,19 @@ def test_what_asks_whether_it_still_holds() -> None:
 
 def test_a_confirmation_goes_over_what_was_known() -> None:
     old = terms(cache_control="max-age=60", age="50", etag='"1"')
-    same = old.renewed({}, NOW)
+    same = old.renew({}, NOW)
     assert (same.fresh_s, same.validators) == (60, old.validators)
-    assert old.renewed({"cache-control": "max-age=5", "etag": '"2"'}, NOW).fresh_s == 5
-    assert old.renewed({"etag": '"2"'}, NOW).validators == {"If-None-Match": '"2"'}
-    assert not old.renewed({"cache-control": "no-store"}, NOW).keep
+    assert old.renew({"cache-control": "max-age=5", "etag": '"2"'}, NOW).fresh_s == 5
+    assert old.renew({"etag": '"2"'}, NOW).validators == {"If-None-Match": '"2"'}
+    assert not old.renew({"cache-control": "no-store"}, NOW).storable
     expiring = terms(expires=LATER, date=DATE)
-    assert expiring.renewed({"date": LATER}, NOW).fresh_s == 0
+    assert expiring.renew({"date": LATER}, NOW).fresh_s == 0
 
 
 def test_a_redirect_on_the_way_may_end_sooner() -> None:
-    assert terms(cache_control="max-age=60").within(5).fresh_s == 5
-    assert not terms(cache_control="max-age=60").within(0).keep
-    assert terms(cache_control="max-age=60", etag='"1"').within(0).keep
+    assert terms(cache_control="max-age=60").limit(5).fresh_s == 5
+    assert not terms(cache_control="max-age=60").limit(0).storable
+    assert terms(cache_control="max-age=60", etag='"1"').limit(0).storable
 
 
 @given(st.text(max_size=80), st.text(max_size=40), st.text(max_size=40), st.text(max_size=40))
@@ -110,4 +110,4 @@ def test_no_header_breaks_it(control: str, age: str, date: str, expires: str) ->
     assert found.fresh_s >= 0
     assert found.size >= len(URL)
     if "no-store" in control.lower().split(","):
-        assert not found.keep
+        assert not found.storable

@@ -12,13 +12,13 @@ import pytest
 
 from fovea.core.errors import EngineError, Forbidden, FoveaError, InvalidImage, InvalidRequest
 from fovea.media import load as load_module
+from fovea.media.bundle import MediaTimings, VideoBundle
 from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.decode import decode
 from fovea.media.image.probe import probe
 from fovea.media.kind import IMAGE, Kind
 from fovea.media.limits import MediaLimits
 from fovea.media.load import MediaLoader
-from fovea.media.bundle import MediaTimings, VideoBundle
 from tests.media.samples import FORMATS, MEDIA_TYPES, animation, png_header, sample
 
 
@@ -88,7 +88,7 @@ async def test_same_bytes_by_every_way_are_one_image() -> None:
         ["https://a.example/1", "https://b.example/2", data_url(sample()), wrong_type]
     )
     assert len({image.identity for image in images}) == 1
-    assert (await loader.load("https://a.example/1")).identity == images[0].identity
+    assert (await loader.load_all(["https://a.example/1"]))[0].identity == images[0].identity
     await loader.aclose()
 
 
@@ -111,7 +111,7 @@ async def test_same_bytes_by_every_way_are_one_image() -> None:
             "unsupported_image_type",
         ),
         (data_url(sample()[:-20]), InvalidImage, ["image 1: the PNG is truncated"], "image_truncated"),
-        (data_url(png_header(9, 9)), InvalidImage, ["image 1: the PNG can not be decoded"], "invalid_image"),
+        (data_url(png_header(9, 9)), InvalidImage, ["image 1: the PNG cannot be decoded"], "invalid_image"),
         (data_url(png_header(15_000, 15_000)), InvalidImage, ["image 1: ", "225000000"], "image_too_large"),
         (data_url(animation("GIF"), "GIF"), InvalidImage, ["image 1: ", "animated"], "image_animated"),
     ],
@@ -215,9 +215,9 @@ async def test_closes_only_what_it_built() -> None:
 
 async def test_what_a_request_waited_for() -> None:
     timings = (MediaTimings(3.0, 1.0), MediaTimings(1.0, 2.0))
-    assert load_module.ImageBundle((), timings).waited == (3.0, 2.0), "none is decoded before all are fetched"
-    assert VideoBundle((), timings).waited == (3.0, 1.0), "each is opened as soon as it is there"
-    assert load_module.ImageBundle((), ()).waited == VideoBundle((), ()).waited == (0.0, 0.0)
+    assert load_module.ImageBundle((), timings).wait == (3.0, 2.0), "none is decoded before all are fetched"
+    assert VideoBundle((), timings).wait == (3.0, 1.0), "each is opened as soon as it is there"
+    assert load_module.ImageBundle((), ()).wait == VideoBundle((), ()).wait == (0.0, 0.0)
 
 
 async def test_a_picture_is_decoded_once_by_whatever_way_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,5 +191,5 @@ def test_a_link_put_there_after_the_check_is_not_followed(
     monkeypatch.setattr(Path, "resolve", lambda self, strict=False: self)
     limits = MediaLimits(file_root=root)
     for path in ("outside.png", "way/secret.png"):
-        with pytest.raises(InvalidImage, match="can not be read"):
+        with pytest.raises(InvalidImage, match="cannot be read"):
             read(f"file://{root}/{path}", limits)

@@ -47,7 +47,7 @@ def test_an_image_goes_after_its_time_and_stays_when_it_is_sent_again() -> None:
     assert store.get(kept.id) is again
     now[0] = 19
     assert store.get(kept.id) is None
-    assert (store.cache.bytes, len(store), store.cache.expired) == (0, 0, 1)
+    assert (store.cache.bytes, len(store), store.cache.expirations) == (0, 0, 1)
 
 
 def test_salts_tenants_and_stores_do_not_share_ids() -> None:

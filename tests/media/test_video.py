@@ -21,7 +21,7 @@ from fovea.media.kind import IMAGE, Kind
 from fovea.media.limits import MediaLimits
 from fovea.media.load import MediaLoader
 from fovea.media.video import decode as module
-from fovea.media.video.container import container_of, cut_off
+from fovea.media.video.container import container_of, is_truncated
 from fovea.media.video.decode import open_video, probe_video
 from tests.media.samples import sample
 from tests.support.clips import clip, level, noise, nothing, sound
@@ -100,7 +100,7 @@ TABLE: list[tuple[str, bytes, MediaLimits, str, str]] = [
     ("rubbish in a webm", b"\x1aE\xdf\xa3" + bytes(range(200)), LIMITS, "the webm", ""),
     ("sound mp4", sound(), LIMITS, "the mp4 holds sound only", "video_empty"),
     ("no frames mp4", nothing(), LIMITS, "the mp4 holds no video stream", "video_empty"),
-    ("no frames webm", nothing("webm"), LIMITS, "the webm can not be decoded: end of file", "invalid_video"),
+    ("no frames webm", nothing("webm"), LIMITS, "the webm cannot be decoded: end of file", "invalid_video"),
     ("sound webm", sound("webm"), LIMITS, "the webm holds sound only", "video_empty"),
     ("too long", clip(), replace(LIMITS, max_video_s=1.5), "is 2.0 s long; accepted: at most 1.5 s", "video_too_long"),
     ("frames", clip(), replace(LIMITS, max_video_frames=10), "24 frames or more; accepted: at most 10", "video_too_long"),
@@ -145,7 +145,7 @@ def test_no_prefix_of_a_file_passes(container: str) -> None:
         assert container_of(data[:end]) == container
         with pytest.raises(InvalidVideo):
             open_video(data[:end], LIMITS)
-    assert not cut_off(data, "mp4" if container == "mp4" else "webm")
+    assert not is_truncated(data, "mp4" if container == "mp4" else "webm")
 
 
 def test_without_pyav_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ IMAGES = [
     refused_url("file by a link", "leaves the folder", "file://{files}/link.png"),
     refused_url("folder as file", "not a regular file", "file://{files}"),
     refused_url("file of another host", "host", "file://example.com/x.png"),
-    of_url("no such file", "can not be read", "file://{files}/none.png", code="image_fetch_failed"),
+    of_url("no such file", "cannot be read", "file://{files}/none.png", code="image_fetch_failed"),
     refused_url("loopback", "not a public host", "http://127.0.0.1/x.png"),
     refused_url("loopback by name", "not a public host", "http://localhost/x.png"),
     refused_url("loopback v6", "not a public host", "http://[::1]/x.png"),
@@ -292,7 +292,7 @@ SIZES = [
     Case("body too large", f"accepted: at most {MAX_BODY_MIB * 2**20} bytes", chat(user("x" * (MAX_BODY_MIB * 2**20))), None, 413,
          "payload_too_large"),
 ]  # fmt: skip
-MANY = "too many values; accepted: at most 50000 beside token ids"
+MANY = "too many values; accepted: at most 50000, not counting token ids"
 CROWDS = [
     Case("a crowd of messages", "at most 4096 items", chat(*[user("x")] * 5000), "messages"),
     Case("a crowd of parts", "at most 4096 items", chat({"role": "user", "content": [text("x")] * 5000}), "messages[0].content"),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TypedDict
 
 from fovea.core.errors import InvalidRequest
 
@@ -26,6 +27,29 @@ def _whole(name: str, value: float, low: int, high: int) -> None:
     _within(name, value, low, high)
     if not isinstance(value, int):
         raise InvalidRequest(f"{name} must be a whole number, got {value!r}", param=name)
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `SamplingParams` as keyword arguments, for type checkers. A test compares the two."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    max_tokens: int | None
+    min_tokens: int
+    n: int
+    logprobs: bool
+    top_logprobs: int
+    logit_bias: Mapping[int, float]
+    ignore_eos: bool
+    skip_special_tokens: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,15 @@
-"""Images in: from what a client wrote in `image_url.url` to decoded RGB pixels with a content identity.
+"""Media input: from the URLs of a request to decoded images with a content identity, and to open videos.
 
-    source -> fetched -> fetch | files -> probe -> decoded -> decode -> core.image.Image
-              freshness  address, url     formats             colour, identity    load: all of it, for a whole request
+The steps of one image, by module; `load` runs them for all images and videos of a request:
 
-The floor knows no model, no tokens and no HTTP server. Everything that arrives is hostile until it is decoded.
+    source              parses the URL: inline data, a file or a remote URL
+    fetch.cache         returns stored bytes, or downloads them with fetch.fetcher
+    files               reads a local file
+    image.probe         reads and checks the header (image.formats)
+    image.identity      names the image by its content
+    image.cache         returns stored pixels, or decodes them with image.decode (image.colour)
+
+This floor knows no model, no tokens and no HTTP server. Input is treated as hostile until it is decoded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is known of a request's images and videos on their way in, and how long each step of it took."""
+"""The images and videos of one request as the media floor loads them, with the time of each step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fovea.media.image.probe import ImageHeader
 
 
 class MediaTimings(NamedTuple):
-    """Seconds for one image or video. fetch_s: from URL to a checked header, of a video to its bytes. decode_s: from
-    there to pixels, or to an open file.
+    """Seconds that a request waited for one image or video, including waits for a thread or a download slot.
 
-    Both hold the wait for a thread or a download slot: it is what the request waited.
+    fetch_s: from the URL to a checked header, or for a video to its bytes.
+    decode_s: from there to pixels, or for a video to an open file.
     """
 
     fetch_s: float
@@ -25,7 +25,9 @@ class MediaTimings(NamedTuple):
 class EncodedImage:
     """An image's bytes with a header that is within the limits; its pixels are not decoded yet.
 
-    url: where they were fetched; "" for those that were not.
+    identity: the identity that the decoded image will have.
+    url: the URL of downloaded bytes; "" for inline data and files.
+    fetch_s: seconds from the URL to the checked header.
     """
 
     header: ImageHeader
@@ -36,14 +38,14 @@ class EncodedImage:
 
 
 class ImageBundle(NamedTuple):
-    """Both in the order of the URLs."""
+    """The decoded images of a request and their timings, both in the order of the URLs."""
 
     images: tuple[Image, ...]
     timings: tuple[MediaTimings, ...]
 
     @property
     def wait(self) -> MediaTimings:
-        """What the request waited: none is decoded before all were fetched."""
+        """The time that the request waited. Its images are decoded only after all were fetched."""
         return MediaTimings(
             max((timing.fetch_s for timing in self.timings), default=0.0),
             max((timing.decode_s for timing in self.timings), default=0.0),
@@ -51,12 +53,12 @@ class ImageBundle(NamedTuple):
 
 
 class VideoBundle(NamedTuple):
-    """Both in the order of the URLs."""
+    """The open videos of a request and their timings, both in the order of the URLs."""
 
     videos: tuple[Video, ...]
     timings: tuple[MediaTimings, ...]
 
     @property
     def wait(self) -> MediaTimings:
-        """What the request waited: for the one that took longest."""
+        """The time that the request waited: the time of the slowest video."""
         return max(self.timings, key=sum, default=MediaTimings(0.0, 0.0))

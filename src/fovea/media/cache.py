@@ -1,6 +1,6 @@
-"""Values by name within a ceiling in bytes: the least recently used goes first, and each after its time to live.
+"""A least-recently-used cache with a ceiling in bytes and a time to live.
 
-The one accounting of every cache on this floor: images sent ahead, fetched bytes, decoded images.
+It does the accounting of every cache on this floor: uploaded images, fetched bytes, decoded images.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 ENTRY_BYTES = 512
-"""What an entry takes beside its value, about: a cache of a million tiny values must not stand above its ceiling."""
+"""Estimated bytes of an entry beside its value, so that a million tiny values do not exceed the ceiling."""
 
 
 class _Entry(NamedTuple, Generic[V]):
@@ -24,11 +24,17 @@ class _Entry(NamedTuple, Generic[V]):
 
 
 class ByteCache(Generic[K, V]):
-    """For one thread, as the event loop is.
+    """A mapping that evicts its least recently used values for room, and drops values that are too old.
 
-    capacity: bytes; 0 keeps nothing. ttl_s: seconds for which a value is kept after it was put; 0: no limit.
-    bytes: of all entries, each with ENTRY_BYTES. hits, misses: counted by whoever looks (`count`), who knows what a look
-    was good for. evictions: entries that went for room; expired: for their age.
+    Not thread-safe: use it from one thread, for example the event loop's.
+
+    capacity: ceiling in bytes; 0 stores nothing.
+    ttl_s: seconds for which a value is stored after it was put; 0: no limit.
+    bytes: size of all entries, each including ENTRY_BYTES.
+    hits, misses: counted by the caller with `count`, because only the caller knows whether an entry was
+        usable.
+    evictions: entries removed for lack of room.
+    expirations: entries removed because of age.
     """
 
     def __init__(
@@ -40,41 +46,42 @@ class ByteCache(Generic[K, V]):
         self.hits = 0
         self.misses = 0
         self.evictions = 0
-        self.expired = 0
+        self.expirations = 0
         self._clock = clock
-        self._used: OrderedDict[K, _Entry[V]] = OrderedDict()
-        # In the order of their ends, which is that of their beginnings: all live equally long.
-        self._ages: OrderedDict[K, float] = OrderedDict()
+        # In order of use, the least recently used first.
+        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
+        # In order of expiry. That is the order of insertion, because all entries have the same time to live.
+        self._expiry: OrderedDict[K, float] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._used)
+        return len(self._entries)
 
-    def put(self, name: K, value: V, size: int) -> bool:
-        """Keep a value of `size` bytes, in the place of an older one. False: it is larger than the cache."""
-        self.drop(name)
+    def put(self, key: K, value: V, size: int) -> bool:
+        """Store a value of `size` bytes in place of an older one. False: it is larger than the cache."""
+        self.drop(key)
         size += ENTRY_BYTES
         if size > self.capacity:
             return False
         expires = self._clock() + self.ttl_s if self.ttl_s else float("inf")
-        self._used[name] = _Entry(value, size, expires)
-        self._ages[name] = expires
+        self._entries[key] = _Entry(value, size, expires)
+        self._expiry[key] = expires
         self.bytes += size
         self.drop_expired()
         while self.bytes > self.capacity:
-            self.drop(next(iter(self._used)))
+            self.drop(next(iter(self._entries)))
             self.evictions += 1
         return True
 
-    def find(self, name: K) -> V | None:
-        """The value, which is the last to go from now on; None if it is not here, or its time is over."""
-        entry = self._used.get(name)
+    def find(self, key: K) -> V | None:
+        """Return the value and mark it as the most recently used. None if it is missing or expired."""
+        entry = self._entries.get(key)
         if entry is None:
             return None
         if entry.expires <= self._clock():
-            self.drop(name)
-            self.expired += 1
+            self.drop(key)
+            self.expirations += 1
             return None
-        self._used.move_to_end(name)
+        self._entries.move_to_end(key)
         return entry.value
 
     def count(self, *, hit: bool) -> None:
@@ -83,31 +90,31 @@ class ByteCache(Generic[K, V]):
         else:
             self.misses += 1
 
-    def drop(self, name: K) -> bool:
-        """Whether it was here."""
-        entry = self._used.pop(name, None)
+    def drop(self, key: K) -> bool:
+        """Remove an entry. Return whether there was one."""
+        entry = self._entries.pop(key, None)
         if entry is None:
             return False
-        del self._ages[name]
+        del self._expiry[key]
         self.bytes -= entry.size
         return True
 
     def drop_expired(self) -> None:
         now = self._clock()
-        while self._ages:
-            name, expires = next(iter(self._ages.items()))
+        while self._expiry:
+            key, expires = next(iter(self._expiry.items()))
             if expires > now:
                 return
-            self.drop(name)
-            self.expired += 1
+            self.drop(key)
+            self.expirations += 1
 
     def clear(self) -> None:
-        self._used.clear()
-        self._ages.clear()
+        self._entries.clear()
+        self._expiry.clear()
         self.bytes = 0
 
     def stats(self, prefix: str) -> dict[str, float]:
-        """By the names of `observe.table`."""
+        """Return the cache's numbers under the names in `observe.table`, which begin with `prefix`."""
         self.drop_expired()
         return {
             f"{prefix}_bytes": self.bytes,
@@ -116,5 +123,5 @@ class ByteCache(Generic[K, V]):
             f"{prefix}_hits": self.hits,
             f"{prefix}_misses": self.misses,
             f"{prefix}_evictions": self.evictions,
-            f"{prefix}_expired": self.expired,
+            f"{prefix}_expired": self.expirations,
         }

@@ -1,4 +1,4 @@
-"""Reads one regular file beneath one folder, whatever links and races stand in between."""
+"""Reads a regular file beneath one folder, safe against symbolic links and against races that add them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _LEAF = _STEP | os.O_NONBLOCK
 
 
 def read_beneath(path: Path, limits: MediaLimits, kind: Kind = IMAGE) -> bytes:
-    """The bytes of `path`, which after resolving links lies beneath limits.file_root.
+    """Read a file that lies beneath limits.file_root after its links are resolved.
 
-    Raises Forbidden for a path outside, whether or not it exists: the answer must not tell which.
+    Raises Forbidden for a path outside, whether or not it exists, so that the answer does not reveal which.
+    Raises InvalidMedia of the kind if the file cannot be read or is too large.
     """
     if limits.file_root is None:
         raise Forbidden("file:// URLs are not accepted here", code="url_not_allowed")
@@ -34,7 +35,7 @@ def read_beneath(path: Path, limits: MediaLimits, kind: Kind = IMAGE) -> bytes:
         leaf = _open_beneath(root, inner.parts)
     except OSError as error:
         raise kind.invalid(
-            f"the file {inner} can not be read: {error.strerror}", "{noun}_fetch_failed"
+            f"the file {inner} cannot be read: {error.strerror}", "{noun}_fetch_failed"
         ) from None
     try:
         return _read(leaf, inner, limits, kind)
@@ -43,14 +44,14 @@ def read_beneath(path: Path, limits: MediaLimits, kind: Kind = IMAGE) -> bytes:
 
 
 def _open_beneath(root: Path, parts: tuple[str, ...]) -> int:
-    """Opens part by part and follows no link: one that was put there after `resolve` fails here."""
+    """Open the path part by part without following links. A link created after `resolve` fails here."""
     at = os.open(root, _STEP | os.O_DIRECTORY)
     for depth, part in enumerate(parts, 1):
         try:
-            following = os.open(part, _LEAF if depth == len(parts) else _STEP | os.O_DIRECTORY, dir_fd=at)
+            inner = os.open(part, _LEAF if depth == len(parts) else _STEP | os.O_DIRECTORY, dir_fd=at)
         finally:
             os.close(at)
-        at = following
+        at = inner
     return at
 
 

@@ -1,4 +1,4 @@
-"""Work that several ask for at once is done once, and goes on for as long as anybody waits for it."""
+"""Shares one task between callers that request the same work at the same time."""
 
 from __future__ import annotations
 
@@ -18,44 +18,45 @@ class _Flight(Generic[T]):
 
 
 class SingleFlight(Generic[K, T]):
-    """Within one event loop. Nothing is remembered: a result, or an error, reaches those who wait and nobody after."""
+    """Runs one task per key at a time. All callers that wait for it get its result or its error.
+
+    Results are not stored: a call after the task's end starts a new task. Use it within one event loop.
+    """
 
     def __init__(self) -> None:
         self._flights: dict[K, _Flight[T]] = {}
 
-    def __contains__(self, name: K) -> bool:
-        """Whether that work is being done now."""
-        return name in self._flights
+    def __contains__(self, key: K) -> bool:
+        """Whether a task for this key is running now."""
+        return key in self._flights
 
-    async def run(self, name: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of the work of that name, begun by `work` unless it is being done.
+    async def run(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of the running task for this key; if there is none, start one with `work`.
 
-        Who is cancelled leaves the others waiting; when the last one leaves, the work is cancelled.
+        Cancelling a caller does not affect the others. The task is cancelled with its last caller.
         """
-        flight = self._flights.get(name)
+        flight = self._flights.get(key)
         if flight is None:
-            flight = self._flights[name] = _Flight(asyncio.create_task(work()))
-            flight.task.add_done_callback(lambda task: self._ended(name, task))
+            flight = self._flights[key] = _Flight(asyncio.create_task(work()))
+            flight.task.add_done_callback(lambda task: self._finish(key, task))
         flight.waiting += 1
         try:
-            await asyncio.wait(
-                (flight.task,)
-            )  # unlike awaiting the task, this does not cancel it with the waiter
+            # Unlike awaiting the task, this does not cancel it with the caller.
+            await asyncio.wait((flight.task,))
             return flight.task.result()
         finally:
             flight.waiting -= 1
             if not flight.waiting and not flight.task.done():
-                self._forget(
-                    name, flight.task
-                )  # at once: whoever asks next must not join what is about to end
+                # Remove it now, so that the next caller does not join a task that is being cancelled.
+                self._remove(key, flight.task)
                 flight.task.cancel()
 
-    def _ended(self, name: K, task: asyncio.Task[T]) -> None:
-        self._forget(name, task)
+    def _finish(self, key: K, task: asyncio.Task[T]) -> None:
+        self._remove(key, task)
         if not task.cancelled():
-            task.exception()  # it may be that nobody waits for it any more
+            task.exception()  # marks it as retrieved; otherwise asyncio logs it if no caller waits any more
 
-    def _forget(self, name: K, task: asyncio.Task[T]) -> None:
-        flight = self._flights.get(name)
+    def _remove(self, key: K, task: asyncio.Task[T]) -> None:
+        flight = self._flights.get(key)
         if flight is not None and flight.task is task:
-            del self._flights[name]
+            del self._flights[key]

@@ -1,6 +1,7 @@
-"""The two things that a client may send to be looked at, and how errors speak of each.
+"""The two kinds of media that a client may send, images and videos.
 
-What guards the way in (`source`, `files`, `fetch`) is the same for both; only the words and the ceiling differ.
+`source`, `files` and `fetch` check both in the same way; only the words of their errors and the ceilings
+differ.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from fovea.media.limits import MediaLimits
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """noun: as messages and codes name it. example: a data: URL's beginning. accept: the header of a fetch."""
+    """Names and ceilings of one kind of media.
+
+    noun: its name in messages and error codes.
+    error: class of its errors.
+    example: the beginning of a data: URL.
+    accept: the Accept header of its downloads.
+    """
 
     noun: str
     error: type[InvalidMedia]
@@ -21,7 +28,7 @@ class Kind:
     accept: str
 
     def invalid(self, message: str, code: str | None = None) -> InvalidMedia:
-        """code: with {noun} for the noun."""
+        """Return an error of this kind. code: an error code in which {noun} stands for the noun."""
         return self.error(message, code=code.format(noun=self.noun) if code else None)
 
     def max_bytes(self, limits: MediaLimits) -> int:

@@ -1,9 +1,9 @@
-"""A request's URLs to images and videos: fetch and look at every header first, then decode the images.
+"""Loads the images and videos of a request from their URLs: first all headers, then the pixels of the images.
 
-Two phases, so that a caller can admit or refuse a request by the sizes in the headers while no pixel is decoded
-yet: `read_all`, then `decode_all`. `load_all` is both. The event loop only waits: reading base64 and files,
-decoding and hashing run in a bounded pool of threads. The first image that fails cancels the others.
-Videos are only opened here: which of their frames are decoded is decided by the model, after admission.
+There are two phases, `read_all` and `decode_all`, so that a caller can admit or refuse a request by the sizes
+in the headers before any pixel is decoded. `load_all` runs both. The event loop only waits: a bounded pool of
+threads reads base64 and files, decodes and hashes. The first image that fails cancels the others.
+Videos are only opened here. The model chooses the frames to decode after admission.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class MediaFetcher(Protocol):
-    """What the loader asks of `fetched.FetchCache`; a test may hand in anything that has it."""
+    """The methods of `fetch.cache.FetchCache` that the loader uses; a test can replace them."""
 
     async def fetch(self, url: str, kind: Kind = IMAGE, scope: str = "") -> bytes: ...
 
@@ -44,10 +44,15 @@ class MediaFetcher(Protocol):
 
 
 class MediaLoader:
-    """fetcher: None builds a guarded one that keeps nothing. executor: None builds one of limits.decode_threads threads.
+    """Loads the images and videos of requests within `limits`.
 
-    What it has built itself, `aclose` closes. decoded: None keeps no image.
-    The `scope` of a request: what its images and videos were fetched and decoded to is shared within it alone.
+    fetcher: None: a `FetchCache` that stores nothing.
+    executor: None: a pool of limits.decode_threads threads.
+    image_cache: None: decoded images are not stored.
+    clock: returns the time in seconds.
+
+    `aclose` closes the fetcher and the executor only if they were created here. Cached bytes and images are
+    shared only between requests with the same `scope`.
     """
 
     def __init__(
@@ -66,43 +71,52 @@ class MediaLoader:
         self._image_cache = image_cache or DecodedImageCache()
         self._clock = clock
 
-    async def load(self, url: str) -> Image:
-        """One image. Raises InvalidImage or Forbidden, without an index."""
-        return await self._decode(await self.read(url), "")
-
     async def load_all(self, urls: Sequence[str], params: Sequence[str] | None = None) -> tuple[Image, ...]:
-        """The images of one request, in order. Errors name the image's index and, if given, params[index]."""
+        """Load the images of one request, in order. Raises as `load_timed` does."""
         return (await self.load_timed(urls, params)).images
 
     async def load_timed(
         self, urls: Sequence[str], params: Sequence[str] | None = None, scope: str = ""
     ) -> ImageBundle:
+        """Load the images of one request with their timings, in order.
+
+        params: JSON path of each URL in the request, for errors.
+        Raises InvalidRequest or InvalidImage for images that cannot be used, Forbidden for URLs that the
+        limits exclude. An error of one image names its index and its path.
+        """
         return await self.decode_all(await self.read_all(urls, params, scope), params, scope)
 
     async def read(self, url: str, scope: str = "") -> EncodedImage:
-        """Bytes and header of one image; nothing is decoded."""
+        """Read the bytes of one image and check its header; its pixels are not decoded.
+
+        Raises InvalidImage or Forbidden, without an index.
+        """
         started = self._clock()
         source = parse_source(url, self.limits)
         remote = source.url if isinstance(source, RemoteSource) else ""
         if isinstance(source, RemoteSource):
             data = await self._fetcher.fetch(remote, IMAGE, scope)
-            with self._forgetting(remote, IMAGE, scope):
-                looked = await self._in_thread(self._look, data)
+            with self._drop_if_invalid(remote, IMAGE, scope):
+                header, identity = await self._in_thread(self._inspect, data)
         else:
-            looked = await self._in_thread(self._read_local, source)
-        return EncodedImage(*looked, url=remote, fetch_s=self._clock() - started)
+            header, identity, data = await self._in_thread(self._read_local, source)
+        return EncodedImage(header, identity, data, url=remote, fetch_s=self._clock() - started)
 
     async def read_all(
         self, urls: Sequence[str], params: Sequence[str] | None = None, scope: str = ""
     ) -> tuple[EncodedImage, ...]:
-        """Every image's bytes and header. Raises InvalidRequest for too many images or pixels altogether."""
+        """Read the bytes and check the header of every image.
+
+        Raises as `read` does, with an index, and InvalidRequest for too many images or too many pixels in
+        all.
+        """
         if len(urls) > self.limits.max_images:
             raise InvalidRequest(
                 f"the request has {len(urls)} images; accepted: at most {self.limits.max_images}",
                 param=params[self.limits.max_images] if params else None,
                 code="too_many_images",
             )
-        encoded = await _together([self.read(url, scope) for url in urls], params)
+        encoded = await _gather([self.read(url, scope) for url in urls], params)
         pixels = sum(image.header.pixels for image in encoded)
         if pixels > self.limits.max_request_pixels:
             raise InvalidRequest(
@@ -115,14 +129,17 @@ class MediaLoader:
     async def open_videos(
         self, urls: Sequence[str], params: Sequence[str] | None = None, scope: str = ""
     ) -> VideoBundle:
-        """The videos of one request, in order, within the limits."""
+        """Open the videos of one request, in order.
+
+        Raises InvalidRequest for too many videos, and InvalidVideo or Forbidden with an index.
+        """
         if len(urls) > self.limits.max_videos:
             raise InvalidRequest(
                 f"the request has {len(urls)} videos; accepted: at most {self.limits.max_videos}",
                 param=params[self.limits.max_videos] if params else None,
                 code="too_many_videos",
             )
-        timed = await _together([self._open_video(url, scope) for url in urls], params, VIDEO)
+        timed = await _gather([self._open_video(url, scope) for url in urls], params, VIDEO)
         return VideoBundle(tuple(video for video, _ in timed), tuple(timings for _, timings in timed))
 
     async def _open_video(self, url: str, scope: str) -> tuple[Video, MediaTimings]:
@@ -133,15 +150,16 @@ class MediaLoader:
             data = await self._fetcher.fetch(remote, VIDEO, scope)
         else:
             data = await self._in_thread(source.read, self.limits)
-        there = self._clock()
-        with self._forgetting(remote, VIDEO, scope):
+        arrival = self._clock()
+        with self._drop_if_invalid(remote, VIDEO, scope):
             video = await self._in_thread(open_video, data, self.limits)
-        return video, MediaTimings(there - started, self._clock() - there)
+        return video, MediaTimings(arrival - started, self._clock() - arrival)
 
     async def decode_all(
         self, encoded: Sequence[EncodedImage], params: Sequence[str] | None = None, scope: str = ""
     ) -> ImageBundle:
-        timed = await _together([self._decode_timed(image, scope) for image in encoded], params)
+        """Decode the images that `read_all` returned. Raises InvalidImage with an index."""
+        timed = await _gather([self._decode_timed(image, scope) for image in encoded], params)
         return ImageBundle(tuple(image for image, _ in timed), tuple(timings for _, timings in timed))
 
     async def aclose(self) -> None:
@@ -152,19 +170,19 @@ class MediaLoader:
 
     async def _decode_timed(self, image: EncodedImage, scope: str) -> tuple[Image, MediaTimings]:
         started = self._clock()
-        decoded = await self._decode(image, scope)
-        return decoded, MediaTimings(image.fetch_s, self._clock() - started)
+        pixels = await self._decode(image, scope)
+        return pixels, MediaTimings(image.fetch_s, self._clock() - started)
 
     async def _decode(self, image: EncodedImage, scope: str) -> Image:
         async def work() -> Image:
             return await self._in_thread(decode, image.data, self.limits, image.identity)
 
-        with self._forgetting(image.url, IMAGE, scope):
+        with self._drop_if_invalid(image.url, IMAGE, scope):
             return await self._image_cache.get(image.identity, work, scope)
 
     @contextmanager
-    def _forgetting(self, url: str, kind: Kind, scope: str) -> Iterator[None]:
-        """Fetched bytes that turn out to be broken are not kept: they may be whole the next time."""
+    def _drop_if_invalid(self, url: str, kind: Kind, scope: str) -> Iterator[None]:
+        """Drop the cached bytes of a URL if they are invalid: the next download may be complete."""
         try:
             yield
         except InvalidMedia:
@@ -177,18 +195,20 @@ class MediaLoader:
 
     def _read_local(self, source: InlineSource | FileSource) -> tuple[ImageHeader, str, bytes]:
         with stage("fetch"):
-            return self._look(source.read(self.limits))
+            data = source.read(self.limits)
+            return *self._inspect(data), data
 
-    def _look(self, data: bytes) -> tuple[ImageHeader, str, bytes]:
+    def _inspect(self, data: bytes) -> tuple[ImageHeader, str]:
+        """Return the checked header and the identity."""
         header = probe(data, self.limits)
         check_still(header, self.limits)
-        return header, identify(data, header), data
+        return header, identify(data, header)
 
 
-async def _together(
+async def _gather(
     work: Sequence[Awaitable[T]], params: Sequence[str] | None, kind: Kind = IMAGE
 ) -> tuple[T, ...]:
-    """All results in order, or the first error with its index; the unfinished rest is cancelled and awaited."""
+    """Return all results in order, or the first error with its index. An error cancels the other tasks."""
 
     async def one(index: int, step: Awaitable[T]) -> T:
         try:

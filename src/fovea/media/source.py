@@ -1,7 +1,7 @@
-"""What stands in `image_url.url` or `video_url.url`, as one of three values: inline data, a local file, a remote URL.
+"""Parses `image_url.url` or `video_url.url` to one of three sources: inline data, a file, or a remote URL.
 
-Parsing is cheap and touches neither disk nor network; `read` of the inline and file sources is not cheap and
-belongs in a thread. Remote sources are read by `fetch`.
+Parsing is cheap and uses neither disk nor network. `read` of inline and file sources is not cheap: call it in
+a thread. `fetch` downloads remote sources.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ _ACCEPTED = "accepted: data:{noun}/...;base64,..., https://..., http://... or fi
 
 @dataclass(frozen=True, slots=True)
 class InlineSource:
-    """A data: URL. declared: the media type that the client wrote; the bytes' real type wins over it."""
+    """A data: URL.
+
+    declared: the media type in the URL; the type found in the bytes takes precedence.
+    encoded: the base64 text after the comma.
+    """
 
     declared: str
     encoded: str = field(repr=False)
     kind: Kind = IMAGE
 
     def read(self, limits: MediaLimits) -> bytes:
-        """The decoded bytes. The size is computed and compared with the limit before anything is decoded."""
+        """Decode the bytes. Raises InvalidMedia for wrong base64 and, before decoding, for too much data."""
         length = len(self.encoded) - sum(self.encoded.count(space) for space in _WHITESPACE)
         size = length // 4 * 3 - self.encoded[-8:].count("=")
         most = self.kind.max_bytes(limits)
@@ -43,10 +47,10 @@ class InlineSource:
             )
         if not length:
             raise self.kind.invalid("the data: URL holds no data after its comma")
-        stranger = _NOT_BASE64.search(self.encoded)
-        if stranger:
+        wrong = _NOT_BASE64.search(self.encoded)
+        if wrong:
             raise self.kind.invalid(
-                f"the data: URL is not base64: {stranger.group()!r} at character {stranger.start()} of its data; "
+                f"the data: URL is not base64: {wrong.group()!r} at character {wrong.start()} of its data; "
                 "accepted: A-Z a-z 0-9 + / and = at the end"
             )
         if length % 4:
@@ -56,7 +60,7 @@ class InlineSource:
             )
         compact = "".join(self.encoded.split())
         try:
-            if compact.endswith("==="):  # which Python's strict mode lets pass
+            if compact.endswith("==="):  # Python's strict mode accepts this
                 raise binascii.Error("Excess padding")
             return binascii.a2b_base64(compact, strict_mode=True)
         except binascii.Error as error:
@@ -65,7 +69,7 @@ class InlineSource:
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A file:// URL. path: absolute, as written, not yet resolved."""
+    """A file:// URL. path: absolute, as in the URL; links are not resolved yet."""
 
     path: Path
     kind: Kind = IMAGE
@@ -76,7 +80,7 @@ class FileSource:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSource:
-    """An http or https URL, not yet checked against the policy; see `fetch`."""
+    """An http or https URL. `fetch` checks it against the limits and downloads it."""
 
     url: str
 
@@ -85,11 +89,14 @@ Source = InlineSource | FileSource | RemoteSource
 
 
 def parse_source(url: str, limits: MediaLimits, kind: Kind = IMAGE) -> Source:
-    """Raises InvalidMedia of the kind for what is no such URL, Forbidden for what this server does not read."""
+    """Parse a URL.
+
+    Raises InvalidMedia of the kind for a malformed URL, Forbidden for one that the limits exclude.
+    """
     match = _SCHEME.match(url)
     scheme = match.group(1).lower() if match else ""
     if scheme not in SCHEMES:
-        raise kind.invalid(_what_else(url, scheme, kind), "invalid_{noun}_url")
+        raise kind.invalid(_explain_scheme(url, scheme, kind), "invalid_{noun}_url")
     if scheme not in limits.allowed_schemes:
         raise Forbidden(
             f"{scheme}: URLs are not accepted here; accepted: {', '.join(limits.allowed_schemes) or 'none'}",
@@ -115,8 +122,9 @@ def _inline(url: str, kind: Kind) -> InlineSource:
         )
     declared, *parameters = (part.strip().lower() for part in head.split(";"))
     if not declared.startswith(f"{kind.noun}/"):
+        media_type = _short(declared) if declared else "no media type"
         raise kind.invalid(
-            f"the data: URL declares {_short(declared) if declared else 'no media type'}; accepted: {kind.noun}/*",
+            f"the data: URL declares {media_type}; accepted: {kind.noun}/*",
             "invalid_{noun}_url",
         )
     if not parameters or parameters[-1] != "base64":
@@ -149,7 +157,7 @@ def _file(url: str, limits: MediaLimits, kind: Kind) -> FileSource:
     return FileSource(Path(path), kind)
 
 
-def _what_else(url: str, scheme: str, kind: Kind) -> str:
+def _explain_scheme(url: str, scheme: str, kind: Kind) -> str:
     noun, accepted = kind.noun, _ACCEPTED.format(noun=kind.noun)
     if not url.strip():
         return f"the {noun} URL is empty; {accepted}"

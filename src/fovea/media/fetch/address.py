@@ -1,7 +1,7 @@
-"""Is an IP address one of the public internet? The whole of the policy against server-side request forgery.
+"""Tells whether an IP address belongs to the public internet: the policy against server-side request forgery.
 
-It knows no names and no URLs. `ipaddress.is_global` is most of the answer; the rest is written out because it
-differs between Python releases (multicast, site-local, 6to4) or because it is public only on paper.
+It knows no host names and no URLs. `ipaddress.is_global` covers most addresses. The others are listed here
+because Python releases differ (multicast, site-local, 6to4), or because they are public by definition only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NEVER = tuple(
 
 
 def is_public(text: str) -> bool:
-    """False for everything that is not plain public unicast, and for text that is no address."""
+    """Whether a text is a public unicast address. False for text that is not an IP address."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -41,7 +41,7 @@ def is_public(text: str) -> bool:
 
 
 def _embedded(address: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that packets to this IPv6 address really go to."""
+    """Return the IPv4 address to which packets for this IPv6 address go, or None."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     if address in _NAT64:

@@ -1,8 +1,9 @@
-"""Bytes behind URLs, downloaded once for all who ask at one time and kept on their hosts' own terms.
+"""Cache of downloaded bytes by URL, on the terms of their hosts. Simultaneous requests share one download.
 
-Policy first, then the cache: a URL that may not be fetched is refused whether or not its bytes are here. A hit that is
-fresh makes no connection, so no name is resolved for it; one that is not is asked about by the guarded fetcher, through
-every redirect again. An error is never kept, and nothing is used when its host can not be asked.
+The policy is checked before the cache: a URL that may not be fetched is refused even if its bytes are cached.
+A fresh hit makes no connection, so its host name is not resolved. A stale entry is revalidated by the
+fetcher, which follows and checks every redirect again. Errors are never cached, and a stale entry is not used
+if its host is unreachable.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from fovea.media.fetch.freshness import Terms
 from fovea.media.flight import SingleFlight
 from fovea.media.kind import IMAGE, Kind
 
-Name = tuple[str, str, str]
+Key = tuple[str, str, str]
 """Scope, noun of the kind, URL without its fragment."""
 
 
-class Downloads(Protocol):
-    """What is asked of `fetch.Fetcher`."""
+class Downloader(Protocol):
+    """The methods of `fetcher.Fetcher` that the cache uses."""
 
     def check(self, url: str, kind: Kind = IMAGE) -> object: ...
 
@@ -33,8 +34,8 @@ class Downloads(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """fresh_until: on the cache's clock."""
+class _CacheEntry:
+    """Downloaded bytes. fresh_until: end of their freshness, seconds on the cache's clock."""
 
     data: bytes = field(repr=False)
     terms: Terms
@@ -42,38 +43,44 @@ class _Kept:
 
 
 class FetchCache:
-    """capacity: bytes; 0 keeps nothing, and who asks at one time still shares one download.
+    """Fetches bytes from URLs and stores them as long as their hosts allow.
 
-    ttl_s: seconds for which bytes are kept since they were fetched or their host confirmed them.
+    capacity: ceiling in bytes; 0 stores nothing, but simultaneous requests still share one download.
+    ttl_s: seconds for which bytes are stored after they were fetched or revalidated; 0: no limit.
+    revalidations: number of responses that a host confirmed as unchanged.
     """
 
     def __init__(
         self,
-        fetcher: Downloads,
+        fetcher: Downloader,
         capacity: int = 0,
         ttl_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.cache: ByteCache[Name, _Kept] = ByteCache(capacity, ttl_s, clock)
+        self.cache: ByteCache[Key, _CacheEntry] = ByteCache(capacity, ttl_s, clock)
         self.revalidations = 0
         self._fetcher = fetcher
         self._clock = clock
-        self._flights: SingleFlight[Name, bytes] = SingleFlight()
+        self._flights: SingleFlight[Key, bytes] = SingleFlight()
 
     async def fetch(self, url: str, kind: Kind = IMAGE, scope: str = "") -> bytes:
-        """The bytes behind a URL. scope: only requests of one scope share them. Raises as `Fetcher.fetch` does."""
-        name = self._name(url, kind, scope)
-        kept = self.cache.find(name)
-        if kept is not None and kept.fresh_until > self._clock():
+        """Return the bytes behind a URL, from the cache or from its host.
+
+        scope: entries are shared only between requests of one scope.
+        Raises as `Fetcher.fetch` does.
+        """
+        key = self._key(url, kind, scope)
+        entry = self.cache.find(key)
+        if entry is not None and entry.fresh_until > self._clock():
             self.cache.count(hit=True)
-            return kept.data
-        if name in self._flights:
+            return entry.data
+        if key in self._flights:
             self.cache.count(hit=True)
-        return await self._flights.run(name, lambda: self._download(url, kind, name))
+        return await self._flights.run(key, lambda: self._download(url, kind, key))
 
     def forget(self, url: str, kind: Kind = IMAGE, scope: str = "") -> None:
-        """For bytes that turned out to be no picture: they may be whole the next time."""
-        self.cache.drop(self._name(url, kind, scope))
+        """Drop the bytes of a URL because they are not valid: the next download may be complete."""
+        self.cache.drop(self._key(url, kind, scope))
 
     def stats(self) -> dict[str, float]:
         return self.cache.stats("fetch_cache") | {"fetch_cache_revalidations": self.revalidations}
@@ -81,22 +88,23 @@ class FetchCache:
     async def aclose(self) -> None:
         await self._fetcher.aclose()
 
-    def _name(self, url: str, kind: Kind, scope: str) -> Name:
+    def _key(self, url: str, kind: Kind, scope: str) -> Key:
         return scope, kind.noun, str(self._fetcher.check(url, kind))
 
-    async def _download(self, url: str, kind: Kind, name: Name) -> bytes:
-        kept = self.cache.find(name)
-        asked = self._clock()  # not when the answer is there: it may have been made at any time in between
-        fetched = await self._fetcher.get(url, kind, kept.terms if kept else None)
-        terms, data = fetched.terms, fetched.data
+    async def _download(self, url: str, kind: Kind, key: Key) -> bytes:
+        entry = self.cache.find(key)
+        # Freshness counts from the request: the host may have made the response at any time after it.
+        requested_at = self._clock()
+        result = await self._fetcher.get(url, kind, entry.terms if entry else None)
+        terms, data = result.terms, result.data
         if data is None:
-            assert kept is not None  # or nothing could have been confirmed
-            data = kept.data
+            assert entry is not None  # only an entry can be confirmed
+            data = entry.data
             self.revalidations += 1
-        self.cache.count(hit=fetched.data is None)
-        if terms.keep:
-            size = len(data) + terms.size + sum(map(len, name))
-            self.cache.put(name, _Kept(data, terms, asked + terms.fresh_s), size)
+        self.cache.count(hit=result.data is None)
+        if terms.storable:
+            size = len(data) + terms.size + sum(map(len, key))
+            self.cache.put(key, _CacheEntry(data, terms, requested_at + terms.fresh_s), size)
         else:
-            self.cache.drop(name)
+            self.cache.drop(key)
         return data

@@ -1,13 +1,13 @@
-"""Downloads one image or video from a stranger's URL without becoming the stranger's hands inside our network.
+"""Downloads one image or video from a client's URL, protected against server-side request forgery.
 
-The governing idea: a name is resolved once, every address it has is checked, and the connection goes to a
-checked address, not to the name. So a name that answers differently the second time (DNS rebinding) gains
-nothing. TLS and the Host header still carry the name, so certificates are verified against it. Redirects are
-followed by hand and each hop passes the same checks. The transport is used without an HTTP client around it:
-no cookies, no proxies from the environment, no credentials, nothing that is remembered between two fetches. On what
-terms an answer may be kept is told (`freshness`); who keeps it is somebody else (`fetched`).
+The main idea: a host name is resolved once, all its addresses are checked, and the connection goes to a
+checked address, not to the name. So a name that resolves differently the second time (DNS rebinding) has no
+effect. TLS and the Host header still carry the name, so certificates are verified against it. Redirects are
+followed here, and each target passes the same checks. The transport is used without an HTTP client around it:
+no cookies, no proxies from the environment, no credentials, no state between two downloads. The result tells
+on what terms it may be cached (`freshness`); `cache` stores it.
 
-All I/O crosses two seams that a test can fill: `resolve` and `transport`.
+All I/O goes through two parameters that a test can replace: `resolve` and `transport`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from fovea.core.errors import Forbidden
 from fovea.media.fetch.address import is_public
 from fovea.media.fetch.freshness import Terms, read_terms
-from fovea.media.fetch.receive import failed, receive
+from fovea.media.fetch.receive import fetch_error, receive
 from fovea.media.fetch.url import follow, host_of, parse_remote, port_of
 from fovea.media.kind import IMAGE, Kind
 from fovea.media.limits import MediaLimits
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     import httpx
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""(host, port) -> its addresses as text, in order of preference. Raises OSError if there are none."""
+"""(host, port) -> the host's addresses as text, in order of preference. Raises OSError if there are none."""
 
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _MAX_ADDRESSES = 3
 
 
 def _user_agent() -> str:
-    # Not `fovea.__version__`: the package's front door knows the engine, which no file here may reach.
+    # Not `fovea.__version__`: the package `fovea` imports the engine, which this floor must not import.
     try:
         return f"fovea/{metadata.version('fovea')}"
     except metadata.PackageNotFoundError:  # run from a source tree that is not installed
@@ -49,22 +49,33 @@ def _user_agent() -> str:
 
 
 async def resolve_host(host: str, port: int) -> Sequence[str]:
-    """The system's resolver. It also reads the odd spellings of IPv4 (2130706433, 0x7f.1), so they are checked."""
+    """Resolve a host name with the system's resolver.
+
+    It also resolves unusual spellings of IPv4 (2130706433, 0x7f.1), so that their addresses are checked, too.
+    """
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+    entries = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """data: None if what was known still holds. terms: of keeping it, the shortest of all hops."""
+    """The result of a download.
+
+    data: the bytes; None if the host confirmed the bytes that the caller has.
+    terms: on which a cache may reuse them; the shortest freshness of all redirects applies.
+    """
 
     data: bytes | None = field(repr=False)
     terms: Terms
 
 
 class Fetcher:
-    """Fetches within `limits`. One per process; `aclose` when done."""
+    """Downloads within `limits`. Use one per process, and close it with `aclose`.
+
+    resolve: resolves host names.
+    transport: sends requests; None: an HTTP transport of httpx, created at the first download.
+    """
 
     def __init__(
         self,
@@ -80,32 +91,34 @@ class Fetcher:
         self._slots = asyncio.Semaphore(limits.max_concurrent_fetches)
 
     def check(self, url: str, kind: Kind = IMAGE) -> httpx.URL:
-        """The URL without its fragment. Raises Forbidden or InvalidMedia for what is refused by its text alone."""
+        """Check the text of a URL; return it without its fragment. Raises Forbidden or InvalidMedia."""
         if not self._limits.allow_remote:
             raise Forbidden(f"remote {kind.noun}s are turned off here", code="url_not_allowed")
         return parse_remote(url, self._limits, kind)
 
     async def fetch(self, url: str, kind: Kind = IMAGE) -> bytes:
-        """The bytes behind an http(s) URL: at most the kind's ceiling, of an accepted type and, for images, size.
+        """Download the bytes behind an http or https URL, within the limits.
 
-        Raises Forbidden (code url_not_allowed) for what policy refuses, InvalidMedia for everything that fails.
+        Raises Forbidden (code url_not_allowed) for a URL or host that the limits exclude, InvalidMedia for a
+        failed download, and for data that is too large or of a type that is not accepted.
         """
-        fetched = await self.get(url, kind)
-        assert fetched.data is not None  # nothing was known that could still hold
-        return fetched.data
+        result = await self.get(url, kind)
+        assert result.data is not None  # it is None only for a revalidation
+        return result.data
 
-    async def get(self, url: str, kind: Kind = IMAGE, known: Terms | None = None) -> FetchResult:
-        """Bytes with their terms. known: terms of bytes that the caller has, which may turn out to hold still.
+    async def get(self, url: str, kind: Kind = IMAGE, cached: Terms | None = None) -> FetchResult:
+        """Download the bytes behind a URL with their terms, or revalidate bytes that the caller has.
 
-        Raises what `fetch` raises.
+        cached: terms of the bytes that the caller has.
+        Raises as `fetch` does.
         """
         checked = self.check(url, kind)
         async with self._slots:
             try:
                 async with asyncio.timeout(self._limits.fetch_timeout_s):
-                    return await self._follow(checked, kind, known)
+                    return await self._follow(checked, kind, cached)
             except TimeoutError:
-                raise failed(
+                raise fetch_error(
                     kind, f"the {kind.noun} did not arrive within {self._limits.fetch_timeout_s:g} s"
                 ) from None
 
@@ -113,41 +126,46 @@ class Fetcher:
         if self._transport is not None:
             await self._transport.aclose()
 
-    async def _follow(self, url: httpx.URL, kind: Kind, known: Terms | None) -> FetchResult:
+    async def _follow(self, url: httpx.URL, kind: Kind, cached: Terms | None) -> FetchResult:
         fresh_s = math.inf
         for _ in range(self._limits.max_redirects + 1):
-            # What is known is known of the last hop: another one that has these bytes by chance is not asked about them.
-            ours = known if known is not None and known.url == str(url) else None
-            async with self._get(url, kind, ours) as response:
-                if ours is not None and response.status_code == 304:
-                    return FetchResult(None, ours.renewed(response.headers, time.time()).within(fresh_s))
-                terms = read_terms(str(url), response.headers, time.time()).within(fresh_s)
+            # The terms belong to the URL that answered last time: other URLs on the way are not asked to
+            # revalidate.
+            terms_here = cached if cached is not None and cached.url == str(url) else None
+            async with self._get(url, kind, terms_here) as response:
+                if terms_here is not None and response.status_code == 304:
+                    return FetchResult(None, terms_here.renew(response.headers, time.time()).limit(fresh_s))
+                terms = read_terms(str(url), response.headers, time.time()).limit(fresh_s)
                 if response.status_code not in _REDIRECTS:
                     return FetchResult(await receive(response, kind, self._limits), terms)
                 fresh_s = terms.fresh_s
                 location = response.headers.get("location")
             if not location:
-                raise failed(kind, f"{_host(url)} answered {response.status_code} without saying where to")
+                raise fetch_error(
+                    kind, f"{_host(url)} answered {response.status_code} without a Location header"
+                )
             url = follow(url, location, self._limits, kind)
-        raise failed(kind, f"the {kind.noun} URL redirects more than {self._limits.max_redirects} times")
+        raise fetch_error(kind, f"the {kind.noun} URL redirects more than {self._limits.max_redirects} times")
 
     @asynccontextmanager
-    async def _get(self, url: httpx.URL, kind: Kind, known: Terms | None) -> AsyncIterator[httpx.Response]:
-        """A response whose body is still to come; connection and protocol errors anywhere within are translated."""
+    async def _get(self, url: httpx.URL, kind: Kind, cached: Terms | None) -> AsyncIterator[httpx.Response]:
+        """Yield a response before its body arrives. Connection and protocol errors become InvalidMedia."""
         import httpx
 
         addresses = await self._checked_addresses(url, kind)
         try:
-            response = await self._connect(url, addresses, kind, known)
+            response = await self._connect(url, addresses, kind, cached)
             try:
                 yield response
             finally:
                 await response.aclose()
         except httpx.TimeoutException:
-            raise failed(kind, f"{_host(url)} did not answer in time") from None
+            raise fetch_error(kind, f"{_host(url)} did not answer in time") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            # Only the class: the text may hold the address that we connected to.
-            raise failed(kind, f"the transfer from {_host(url)} failed ({type(error).__name__})") from None
+            # Only the error's class: its text may contain the address of the connection.
+            raise fetch_error(
+                kind, f"the transfer from {_host(url)} failed ({type(error).__name__})"
+            ) from None
 
     async def _checked_addresses(self, url: httpx.URL, kind: Kind) -> Sequence[str]:
         try:
@@ -155,38 +173,39 @@ class Fetcher:
         except (OSError, UnicodeError):
             addresses = ()
         if not addresses:
-            raise failed(kind, f"{_host(url)} can not be resolved")
-        # All, not one: with a public and a private answer the choice would be the attacker's.
+            raise fetch_error(kind, f"{_host(url)} cannot be resolved")
+        # All addresses must be public: with a public and a private one, an attacker could choose the private
+        # one.
         if not self._limits.allow_private_hosts and not all(map(is_public, addresses)):
             raise Forbidden(f"{_host(url)} is not a public host", code="url_not_allowed")
         return addresses[:_MAX_ADDRESSES]
 
     async def _connect(
-        self, url: httpx.URL, addresses: Sequence[str], kind: Kind, known: Terms | None
+        self, url: httpx.URL, addresses: Sequence[str], kind: Kind, cached: Terms | None
     ) -> httpx.Response:
         import httpx
 
         transport = self._open_transport()
         for address in addresses[:-1]:
             with suppress(httpx.ConnectError, httpx.ConnectTimeout):
-                return await transport.handle_async_request(self._request(url, address, kind, known))
-        return await transport.handle_async_request(self._request(url, addresses[-1], kind, known))
+                return await transport.handle_async_request(self._request(url, address, kind, cached))
+        return await transport.handle_async_request(self._request(url, addresses[-1], kind, cached))
 
     def _open_transport(self) -> httpx.AsyncBaseTransport:
         if self._transport is None:
             import httpx
 
-            # No idle connections: the pool files them by address, so one that was verified for one name would be
-            # used again for another name on the same address, unverified.
+            # No idle connections: the pool stores them by address. A connection whose certificate was
+            # verified for one name would be reused, unverified, for another name at the same address.
             self._transport = httpx.AsyncHTTPTransport(
                 trust_env=False, retries=0, limits=httpx.Limits(max_keepalive_connections=0)
             )
         return self._transport
 
-    def _request(self, url: httpx.URL, address: str, kind: Kind, known: Terms | None) -> httpx.Request:
+    def _request(self, url: httpx.URL, address: str, kind: Kind, cached: Terms | None) -> httpx.Request:
         import httpx
 
-        patience = self._limits.fetch_timeout_s
+        timeout_s = self._limits.fetch_timeout_s
         return httpx.Request(
             "GET",
             url.copy_with(host=address),
@@ -196,15 +215,15 @@ class Fetcher:
                 "Accept": kind.accept,
                 "Accept-Encoding": "identity",
                 "Connection": "close",
-                **(known.validators if known else {}),
+                **(cached.validators if cached else {}),
             },
             extensions={
                 "sni_hostname": host_of(url),
                 "timeout": {
                     "connect": self._limits.connect_timeout_s,
-                    "read": patience,
-                    "write": patience,
-                    "pool": patience,
+                    "read": timeout_s,
+                    "write": timeout_s,
+                    "pool": timeout_s,
                 },
             },
         )

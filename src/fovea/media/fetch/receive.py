@@ -1,4 +1,4 @@
-"""The body of a response, within the limits: what is too large or no picture is refused while it arrives."""
+"""Receives the body of a response, and refuses it early if it is too large or of a wrong type."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ _FIRST_PEEK = 64
 
 
 async def receive(response: httpx.Response, kind: Kind, limits: MediaLimits) -> bytes:
-    """At most the kind's ceiling, of an accepted type and, for images, size. Raises InvalidMedia."""
+    """Receive the body of a response.
+
+    Raises InvalidMedia for a status other than 200, a content encoding, a body above the kind's ceiling, a
+    type that is not accepted, and for an image whose header breaks a limit.
+    """
     most = kind.max_bytes(limits)
     if response.status_code != 200:
-        raise failed(kind, f"the {kind.noun}'s server answered {response.status_code}; accepted: 200")
+        raise fetch_error(kind, f"the {kind.noun}'s server answered {response.status_code}; accepted: 200")
     encoding = response.headers.get("content-encoding", "identity")
     if encoding.strip().lower() not in ("", "identity"):
-        raise failed(
+        raise fetch_error(
             kind, f"the {kind.noun}'s server answered with content encoding {encoding[:40]!r}; accepted: none"
         )
     announced = response.headers.get("content-length", "")
@@ -38,20 +42,21 @@ async def receive(response: httpx.Response, kind: Kind, limits: MediaLimits) -> 
         if len(received) > most:
             raise _too_large(kind, "more", most)
         if next_peek is not None and len(received) >= next_peek:
-            # Refuses a web page or a bomb before it is downloaded; doubling keeps the repeated looks cheap.
-            seen = _acceptable(bytes(received), kind, limits)
-            next_peek = None if seen else 2 * len(received)
+            # Refuses a web page or a decompression bomb before it is downloaded completely. Doubling the
+            # distance between the checks keeps them cheap.
+            complete = _check_start(bytes(received), kind, limits)
+            next_peek = None if complete else 2 * len(received)
     if not received:
-        raise failed(kind, f"the {kind.noun}'s server answered with an empty body")
+        raise fetch_error(kind, f"the {kind.noun}'s server answered with an empty body")
     return bytes(received)
 
 
-def failed(kind: Kind, message: str) -> InvalidMedia:
+def fetch_error(kind: Kind, message: str) -> InvalidMedia:
     return kind.invalid(message, "{noun}_fetch_failed")
 
 
-def _acceptable(start: bytes, kind: Kind, limits: MediaLimits) -> bool:
-    """Whether nothing more can be told from the beginning. Raises what the whole would raise."""
+def _check_start(start: bytes, kind: Kind, limits: MediaLimits) -> bool:
+    """Check the first bytes. Return whether the header is complete; raise InvalidMedia as for the file."""
     if kind is IMAGE:
         return peek(start, limits) is not None
     if container_of(start) is None:

@@ -1,4 +1,4 @@
-"""Which remote URLs the policy lets through, by their text alone; addresses are `address` and `fetch`."""
+"""Checks the text of remote URLs against the limits. `address` and `fetcher` check their hosts' addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _MAX_LENGTH = 8192
 
 
 def parse_remote(text: str, limits: MediaLimits, kind: Kind = IMAGE) -> httpx.URL:
-    """The URL without its fragment. Raises InvalidMedia if it is none, Forbidden if policy is against it."""
+    """Parse and check a remote URL; return it without its fragment.
+
+    Raises InvalidMedia for a malformed URL, Forbidden for one that the limits exclude.
+    """
     import httpx
 
     if len(text) > _MAX_LENGTH:
@@ -24,7 +27,8 @@ def parse_remote(text: str, limits: MediaLimits, kind: Kind = IMAGE) -> httpx.UR
             f"the {kind.noun} URL has {len(text)} characters; accepted: at most {_MAX_LENGTH}",
             "invalid_{noun}_url",
         )
-    # Parsers disagree about these; a URL that means two hosts is how filters are passed.
+    # URL parsers disagree about these characters. An attacker could pass a filter with a URL that two parsers
+    # read as two different hosts.
     if any(char <= " " or char in "\\\x7f" for char in text):
         raise kind.invalid(
             f"the {kind.noun} URL holds a space, control character or backslash; write it percent-encoded",
@@ -38,7 +42,7 @@ def parse_remote(text: str, limits: MediaLimits, kind: Kind = IMAGE) -> httpx.UR
 
 
 def follow(url: httpx.URL, location: str, limits: MediaLimits, kind: Kind = IMAGE) -> httpx.URL:
-    """Where a redirect leads, relative ones included; checked like a client's own URL."""
+    """Return the checked target of a redirect; `location` may be relative. Raises as `parse_remote` does."""
     import httpx
 
     try:
@@ -47,16 +51,16 @@ def follow(url: httpx.URL, location: str, limits: MediaLimits, kind: Kind = IMAG
         raise kind.invalid(
             f"the {kind.noun} URL redirects to a malformed URL", "{noun}_fetch_failed"
         ) from None
-    following = parse_remote(target, limits, kind)
-    if url.scheme == "https" and following.scheme == "http":
-        raise _refused(f"the {kind.noun} URL redirects from https to http")
-    return following
+    next_url = parse_remote(target, limits, kind)
+    if url.scheme == "https" and next_url.scheme == "http":
+        raise _refusal(f"the {kind.noun} URL redirects from https to http")
+    return next_url
 
 
 def check_remote(url: httpx.URL, limits: MediaLimits, kind: Kind = IMAGE) -> httpx.URL:
     if url.scheme not in DEFAULT_PORTS or url.scheme not in limits.allowed_schemes:
         schemes = ", ".join(scheme for scheme in DEFAULT_PORTS if scheme in limits.allowed_schemes)
-        raise _refused(
+        raise _refusal(
             f"the {kind.noun} URL leads to the scheme {url.scheme[:20]!r}; accepted: {schemes or 'none'}"
         )
     if not url.raw_host:
@@ -66,12 +70,12 @@ def check_remote(url: httpx.URL, limits: MediaLimits, kind: Kind = IMAGE) -> htt
             f"the {kind.noun} URL has port {url.port}; accepted: 1 to 65535", "invalid_{noun}_url"
         )
     if url.userinfo:
-        raise _refused(f"the {kind.noun} URL holds a user name or password; accepted: URLs without")
+        raise _refusal(f"the {kind.noun} URL holds a user name or password; accepted: URLs without")
     if not limits.allow_private_hosts and port_of(url) not in limits.allowed_ports:
         ports = ", ".join(map(str, limits.allowed_ports))
-        raise _refused(f"the {kind.noun} URL has port {url.port}; accepted: {ports or 'none'}")
-    if limits.allowed_hosts is not None and not _listed(host_of(url), limits.allowed_hosts):
-        raise _refused(
+        raise _refusal(f"the {kind.noun} URL has port {url.port}; accepted: {ports or 'none'}")
+    if limits.allowed_hosts is not None and not _matches_any(host_of(url), limits.allowed_hosts):
+        raise _refusal(
             f"{kind.noun}s from {host_of(url)[:100]!r} are not accepted here; it is not an allowed host"
         )
     return url
@@ -82,16 +86,19 @@ def port_of(url: httpx.URL) -> int:
 
 
 def host_of(url: httpx.URL) -> str:
-    """The name in ASCII (IDNA 2008); `url.host` is Unicode, which resolvers encode by an older rule."""
+    """Return the host name in ASCII (IDNA 2008).
+
+    `url.host` is Unicode, which resolvers would encode by an older rule.
+    """
     return url.raw_host.decode("ascii")
 
 
-def _listed(host: str, patterns: tuple[str, ...]) -> bool:
+def _matches_any(host: str, patterns: tuple[str, ...]) -> bool:
     name = host.lower().rstrip(".")
     return any(
         name.endswith(pattern[1:]) if pattern.startswith("*.") else name == pattern for pattern in patterns
     )
 
 
-def _refused(message: str) -> Forbidden:
+def _refusal(message: str) -> Forbidden:
     return Forbidden(message, code="url_not_allowed")

@@ -1,8 +1,8 @@
-"""Any Pillow mode to 8-bit RGB, by one rule that is the same for files and for the Python API.
+"""Converts pictures of any Pillow mode to 8-bit RGB, by one rule for files and for the Python API.
 
-Transparency is composited over white, which is what documents, charts and screenshots assume. Dropping the
-alpha channel instead shows whatever colour the editor left behind it, often black. Fully opaque pictures come
-out exactly as `convert("RGB")` makes them, which is what transformers' processors do.
+Transparency is composited over white, as documents, charts and screenshots assume. Without the alpha channel,
+the colour that an editor left behind transparent pixels would show, often black. For opaque pictures the
+result equals `convert("RGB")`, which transformers' processors use.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from fovea.core.errors import InvalidImage
 
 _WITH_ALPHA = frozenset(("RGBA", "LA", "PA", "RGBa", "La"))
 _SIXTEEN_BIT = frozenset(("I;16", "I;16L", "I;16B", "I;16N"))
-_KEYED = frozenset(("1", "L", "P", "RGB"))
+_WITH_COLOUR_KEY = frozenset(("1", "L", "P", "RGB"))
 _OPAQUE = frozenset(("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"))
 MODES = _WITH_ALPHA | _SIXTEEN_BIT | _OPAQUE
 
 
 def to_rgb(picture: Pillow.Image) -> Pillow.Image:
-    """An RGB picture of the same size. Raises InvalidImage for modes without a defined range (F, I)."""
+    """Convert a picture to RGB, at its size. Raises InvalidImage for modes without a defined range (F, I)."""
     mode = picture.mode
     if mode not in MODES:
         raise InvalidImage(f"the picture has mode {mode}; accepted: {', '.join(sorted(MODES))}")
     if mode in _SIXTEEN_BIT:
         return _from_sixteen_bit(picture)
-    if mode in _WITH_ALPHA or (mode in _KEYED and "transparency" in picture.info):
+    if mode in _WITH_ALPHA or (mode in _WITH_COLOUR_KEY and "transparency" in picture.info):
         return _over_white(_to_rgba(picture))
     return picture if mode == "RGB" else picture.convert("RGB")
 
 
 def _to_rgba(picture: Pillow.Image) -> Pillow.Image:
-    if picture.mode == "La":  # Pillow has no way from La to RGBA but this
+    if picture.mode == "La":  # Pillow cannot convert La to RGBA directly
         picture = picture.convert("LA")
     return picture if picture.mode == "RGBA" else picture.convert("RGBA")
 
@@ -48,7 +48,7 @@ def _over_white(picture: Pillow.Image) -> Pillow.Image:
 
 
 def _from_sixteen_bit(picture: Pillow.Image) -> Pillow.Image:
-    """The high byte, as Pillow itself narrows 16-bit RGB; its convert("L") would clip everything to white."""
+    """Keep the high byte, as Pillow does for 16-bit RGB; its convert("L") would clip everything to white."""
     values = np.asarray(picture)
     grey = Pillow.fromarray((values >> 8).astype(np.uint8))
     key = picture.info.get("transparency")

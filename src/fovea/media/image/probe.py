@@ -1,6 +1,6 @@
-"""What an image is, from its header alone: no pixel is decoded here, and nothing of its size is allocated.
+"""Reads the header of an image and enforces the limits, without decoding or allocating pixels.
 
-The sizes found here are what admission may count visual tokens with; the limits are enforced here.
+Admission counts visual tokens from the sizes in the header.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fovea.core.errors import InvalidImage
-from fovea.media.image.formats import ACCEPTED, FORMATS, Format, NeedMore
-from fovea.media.image.formats.exif import TURNED
+from fovea.media.image.formats import ACCEPTED, FORMATS, Format, IncompleteHeader
+from fovea.media.image.formats.exif import SIDEWAYS
 from fovea.media.image.sniff import describe
 from fovea.media.limits import MediaLimits
 
@@ -18,10 +18,13 @@ _SIGNATURE_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """width, height: pixels after EXIF orientation.
-    mode: the colours as stored, in Pillow's words (L, RGB, RGBA, P, CMYK, I;16, ...).
-    animated: more than one frame; `frames` is how many, as far as the bytes at hand go.
+    """The facts in an image's header.
+
+    width, height: pixels after EXIF orientation.
+    mode: colours as stored in the file, by Pillow's names (L, RGB, RGBA, P, CMYK, I;16, ...).
+    animated: whether there is more than one frame.
     orientation: 1 to 8 as in EXIF; 1 is upright.
+    frames: number of frames in the bytes that were read.
     """
 
     media_type: str
@@ -38,10 +41,13 @@ class ImageHeader:
 
 
 def probe(data: bytes, limits: MediaLimits) -> ImageHeader:
-    """The header of a whole file, or of a prefix that holds it. Raises InvalidImage."""
+    """Read the header from a whole file or a prefix of it.
+
+    Raises InvalidImage for a wrong type, a broken or incomplete header, and a size that breaks a limit.
+    """
     try:
         return _read(data, limits)
-    except NeedMore:
+    except IncompleteHeader:
         kind = format_of(data)
         raise InvalidImage(
             f"the {kind.name if kind else 'image'} is truncated: it ends within its header",
@@ -50,10 +56,13 @@ def probe(data: bytes, limits: MediaLimits) -> ImageHeader:
 
 
 def peek(data: bytes, limits: MediaLimits) -> ImageHeader | None:
-    """Like `probe` for a file that is still arriving; None if the header is not complete yet."""
+    """Read the header of a file that is still arriving; None if it is not complete yet.
+
+    Raises InvalidImage as `probe` does.
+    """
     try:
         return _read(data, limits)
-    except NeedMore:
+    except IncompleteHeader:
         return None
 
 
@@ -62,13 +71,13 @@ def format_of(data: bytes) -> Format | None:
     return next((kind for kind in FORMATS if kind.matches(head)), None)
 
 
-def shown_size(width: int, height: int, orientation: int) -> tuple[int, int]:
-    """The sides after the picture has been turned upright."""
-    return (height, width) if orientation in TURNED else (width, height)
+def upright_size(width: int, height: int, orientation: int) -> tuple[int, int]:
+    """Return width and height after the picture has been turned upright."""
+    return (height, width) if orientation in SIDEWAYS else (width, height)
 
 
 def check_size(width: int, height: int, limits: MediaLimits) -> None:
-    """Raises InvalidImage with the limit that a picture of this size breaks."""
+    """Raise InvalidImage if a picture of this size breaks a limit; the message names the limit."""
     size = f"the image is {width}x{height} pixels"
     if width < 1 or height < 1:
         raise InvalidImage(f"{size}; both sides must be at least 1")
@@ -91,7 +100,7 @@ def check_size(width: int, height: int, limits: MediaLimits) -> None:
 
 
 def check_still(header: ImageHeader, limits: MediaLimits) -> None:
-    """An animation is refused rather than cut: showing the model one frame of it would be a silent choice."""
+    """Raise InvalidImage for an animation: to use only one of its frames would be a silent choice."""
     if header.animated and not limits.first_frame_of_animation:
         raise InvalidImage(
             f"the {header.media_type} is animated with {header.frames} frames; accepted: a still image",
@@ -109,7 +118,7 @@ def _read(data: bytes, limits: MediaLimits) -> ImageHeader:
             code="unsupported_image_type",
         )
     facts = kind.scan(data)
-    width, height = shown_size(facts.width, facts.height, facts.orientation)
+    width, height = upright_size(facts.width, facts.height, facts.orientation)
     check_size(width, height, limits)
     return ImageHeader(
         kind.media_type, width, height, facts.mode, facts.frames > 1, facts.orientation, facts.frames

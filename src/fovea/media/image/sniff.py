@@ -1,4 +1,4 @@
-"""Names what bytes are when they are no accepted image, so that an error can say more than "invalid"."""
+"""Names the type of data that is not an accepted image, so that an error can say more than "invalid"."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TEXTS: tuple[tuple[bytes, str], ...] = (
 
 
 def describe(data: bytes) -> str:
-    """A noun phrase: "an HTML page", "plain text", "unknown data that begins with 0x00ff..."."""
+    """Return a noun phrase: "an HTML page", "plain text", "unknown data that begins with 0x00ff..."."""
     if not data:
         return "empty"
     for offset, signature, name in _SIGNATURES:

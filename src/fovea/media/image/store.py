@@ -1,7 +1,7 @@
-"""Images that clients sent ahead, by id: a later request names one instead of sending its bytes again.
+"""Store of uploaded images by id: a later request can name an image instead of sending its bytes again.
 
-Decoded images, bounded in bytes; the least recently used goes first, and each after its time to live. Ids can not be
-guessed: whoever knows one was told it. Where tenants are kept apart, even that does not help another one.
+It holds decoded images within a ceiling in bytes, evicts the least recently used, and drops each after its
+time to live. Ids cannot be guessed. If tenants are separated, an id of one tenant is useless to another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ SCHEME = "fovea-image://"
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:
-    """expires: on the store's clock, seconds; by default of the epoch. tenant: who alone may name it."""
+    """An uploaded image.
+
+    expires: seconds on the store's clock; by default of the epoch.
+    tenant: only its requests may use the image.
+    """
 
     id: str
     image: Image
@@ -29,7 +33,11 @@ class StoredImage:
 
 
 class ImageStore:
-    """For one thread, as the event loop is. capacity: bytes of pixels and entries; 0 keeps nothing."""
+    """Stores uploaded images. Not thread-safe: use it from one thread, for example the event loop's.
+
+    capacity: ceiling in bytes, for pixels and entries; 0 stores nothing.
+    ttl_s: seconds for which an image is stored.
+    """
 
     def __init__(self, capacity: int, ttl_s: float, clock: Callable[[], float] = time.time) -> None:
         self.cache: ByteCache[str, StoredImage] = ByteCache(capacity, ttl_s, clock)
@@ -40,25 +48,25 @@ class ImageStore:
         return len(self.cache)
 
     def put(self, image: Image, salt: str = "", tenant: str = "") -> StoredImage | None:
-        """Keep an image, or keep it longer. One image under one salt of one tenant has one id.
+        """Store an image, or renew its time to live. Return None if it is larger than the store.
 
-        None: it is larger than the store.
+        The id depends on image, salt and tenant only, so that a repeated upload returns the same id.
         """
         owner = f"{len(tenant)}:{tenant}{salt}\x00{image.identity}"
         name = hmac.digest(self._secret, owner.encode(), "sha256").hex()[:40]
-        stored = StoredImage(name, image, self._clock() + self.cache.ttl_s, tenant)
-        return stored if self.cache.put(name, stored, len(image.rgb)) else None
+        entry = StoredImage(name, image, self._clock() + self.cache.ttl_s, tenant)
+        return entry if self.cache.put(name, entry, len(image.rgb)) else None
 
     def get(self, name: str, tenant: str = "") -> StoredImage | None:
-        """The tenant's image of that id. Another's is as unknown as one that never was."""
-        stored = self.cache.find(name)
-        if stored is not None and stored.tenant != tenant:
-            stored = None
-        self.cache.count(hit=stored is not None)
-        return stored
+        """Return the tenant's image with that id. None if there is none, or it belongs to another tenant."""
+        entry = self.cache.find(name)
+        if entry is not None and entry.tenant != tenant:
+            entry = None
+        self.cache.count(hit=entry is not None)
+        return entry
 
     def drop(self, name: str) -> bool:
-        """Whether it was here."""
+        """Remove an image. Return whether it was stored."""
         return self.cache.drop(name)
 
     def clear(self) -> None:

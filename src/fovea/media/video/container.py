@@ -1,6 +1,6 @@
-"""Which container a video's bytes are in, and whether they are all there: from sizes that the file itself states.
+"""Detects a video's container, and whether the file is truncated, from the sizes that the file states.
 
-Decoders show what is left of a cut file without a word, so a cut is looked for here.
+Decoders decode the rest of a truncated file without an error, so this module checks for truncation.
 """
 
 from __future__ import annotations
@@ -11,27 +11,30 @@ from typing import Literal
 Container = Literal["mp4", "webm"]
 MEDIA_TYPES: dict[Container, str] = {"mp4": "video/mp4", "webm": "video/webm"}
 _EBML, _SEGMENT = b"\x1aE\xdf\xa3", b"\x18S\x80g"
-_PICTURES = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")
+_IMAGE_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")
 _MP4_FIRST = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")
 
 
 def container_of(data: bytes) -> Container | None:
-    """None for what is neither; pictures in an MP4 container (AVIF, HEIC) are no videos."""
+    """Return the container of a file; None if it is not a video. Images in MP4 boxes (AVIF, HEIC) are not."""
     if data.startswith(_EBML):
         return "webm"
-    if data[4:8] in _MP4_FIRST and data[8:12] not in _PICTURES:
+    if data[4:8] in _MP4_FIRST and data[8:12] not in _IMAGE_BRANDS:
         return "mp4"
     return None
 
 
-def cut_off(data: bytes, container: Container) -> bool:
-    """Whether the file's outermost parts reach beyond its end."""
+def is_truncated(data: bytes, container: Container) -> bool:
+    """Whether a top-level part of the file extends beyond its end."""
     parts = _boxes(data) if container == "mp4" else _elements(data)
     return any(end > len(data) for end in parts)
 
 
 def _boxes(data: bytes) -> Iterator[int]:
-    """Where each outermost box of an MP4 ends. Size 1 is a 64-bit size, 0 the rest of the file."""
+    """Yield the end of each top-level box of an MP4.
+
+    Size 1 means that a 64-bit size follows; size 0 means the rest of the file.
+    """
     at = 0
     while at + 8 <= len(data):
         size = int.from_bytes(data[at : at + 4], "big")
@@ -44,7 +47,10 @@ def _boxes(data: bytes) -> Iterator[int]:
 
 
 def _elements(data: bytes) -> Iterator[int]:
-    """Where each outermost element of a WebM ends; a live stream's segment states no size and is taken as it is."""
+    """Yield the end of each top-level element of a WebM.
+
+    The segment of a live stream states no size and is accepted without this check.
+    """
     at = 0
     while at + 5 < len(data):
         identifier = data[at : at + 4]

@@ -1,9 +1,12 @@
-"""A video's header, and frames of it on demand; the only file that lets PyAV near a stranger's bytes.
+"""Reads a video's header, and decodes its frames on demand. No other module gives data from clients to PyAV.
 
-Order matters, as with images: signature and container first, so that exactly one demuxer is opened and no playlist or
-network protocol; then the header against every limit; then the packets are counted, which decodes nothing; then one
-frame is decoded, to know that the codec works and which side is up. Later, frames are decoded as they are asked for:
-the reader jumps to the last key frame before a wanted one, converts the wanted ones only, and holds one at a time.
+The order matters, as with images. Signature and container come first, so that exactly one demuxer is used and
+no playlist or network protocol. Then the header is compared with every limit, and the packets are counted
+without decoding. Then one frame is decoded, to check the codec and to read the rotation. Later, frames are
+decoded on
+demand: the reader seeks to the last key frame before a requested frame, converts only requested frames, and
+    holds
+one frame at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from fovea.core.image import content_identity
 from fovea.core.video import Video
 from fovea.media.image.sniff import describe
 from fovea.media.limits import MediaLimits
-from fovea.media.video.container import MEDIA_TYPES, Container, container_of, cut_off
+from fovea.media.video.container import MEDIA_TYPES, Container, container_of, is_truncated
 
 CODECS = ("h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4")
 _DEMUXERS: dict[Container, str] = {"mp4": "mp4", "webm": "matroska"}
@@ -31,10 +34,13 @@ _ACCEPTED = "accepted: MP4 and WebM with H.264, H.265, VP8, VP9, AV1 or MPEG-4 v
 
 @dataclass(frozen=True, slots=True)
 class VideoHeader:
-    """width, height: pixels of a frame, upright. rotation: degrees, counter-clockwise, that make it so.
+    """The facts in a video's header and packets.
 
-    stamps: presentation times of all frames, ascending; keys: those of key frames. Both in the stream's time base.
+    width, height: pixels of an upright frame.
+    rotation: degrees, counter-clockwise, that turn a stored frame upright.
     fps: frames per second, on average.
+    stamps: presentation times of all frames, ascending, in the stream's time base.
+    keys: presentation times of the key frames, ascending, in the stream's time base.
     """
 
     container: Container
@@ -47,7 +53,10 @@ class VideoHeader:
 
 
 def open_video(data: bytes, limits: MediaLimits) -> Video:
-    """Header and limits of a whole file; one frame is decoded. Raises InvalidVideo. Blocks: call in a thread."""
+    """Read a whole file's header and check the limits. One frame is decoded. Blocks: call in a thread.
+
+    Raises InvalidVideo, or Unavailable if PyAV is not installed.
+    """
     header = probe_video(data, limits)
     media_type = MEDIA_TYPES[header.container]
     identity = content_identity(media_type, header.width, header.height, data)
@@ -64,19 +73,19 @@ def probe_video(data: bytes, limits: MediaLimits) -> VideoHeader:
             else f"the data is empty; {_ACCEPTED}",
             code="unsupported_video_type",
         )
-    if cut_off(data, container):
+    if is_truncated(data, container):
         raise InvalidVideo(
             f"the {container} is truncated: it states a size that is more than its {len(data)} bytes",
             code="video_truncated",
         )
-    with _opened(data, container, limits.max_video_frame_pixels) as (file, stream):
+    with _open_stream(data, container, limits.max_video_frame_pixels) as (file, stream):
         width, height = stream.codec_context.width, stream.codec_context.height
         _check_size(width, height, limits)
         duration = (file.duration or 0) / 1_000_000
         _check_length(duration, stream.frames, limits)
         packets = [
             (packet.pts if packet.pts is not None else packet.dts, packet.is_keyframe)
-            for packet in _counted(file.demux(stream), limits)
+            for packet in _frame_packets(file.demux(stream), limits)
         ]
         stamps = tuple(sorted({stamp for stamp, _ in packets if stamp is not None}))
         if not stamps:
@@ -85,15 +94,18 @@ def probe_video(data: bytes, limits: MediaLimits) -> VideoHeader:
         _check_length(len(stamps) / fps, len(stamps), limits)
         keys = tuple(sorted(stamp for stamp, key in packets if key and stamp is not None))
         file.seek(stamps[0], stream=stream)
-        turned = round(next(iter(file.decode(stream))).rotation) % 360
-    if turned in (90, 270):
+        rotation = round(next(iter(file.decode(stream))).rotation) % 360
+    if rotation in (90, 270):
         width, height = height, width
-    return VideoHeader(container, width, height, turned, fps, stamps, keys)
+    return VideoHeader(container, width, height, rotation, fps, stamps, keys)
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedFrames:
-    """The frames of a file in memory. max_pixels: of a frame; what turns out larger on the way is refused."""
+    """The frames of a video file in memory, a `core.video.FrameSource`.
+
+    max_pixels: most pixels of a frame; a frame that turns out larger raises InvalidVideo.
+    """
 
     data: bytes = field(repr=False)
     header: VideoHeader
@@ -101,10 +113,10 @@ class EncodedFrames:
 
     def read(self, indices: Sequence[int]) -> Iterator[bytes]:
         header = self.header
-        with _opened(self.data, header.container, self.max_pixels) as (file, stream):
+        with _open_stream(self.data, header.container, self.max_pixels) as (file, stream):
             frames: Iterator[Any] = iter(())
             at: int | None = None
-            shown = b""
+            rgb = b""
             for index in indices:
                 wanted = header.stamps[index]
                 if at is None or wanted > at:
@@ -116,10 +128,10 @@ class EncodedFrames:
                     if frame is None:
                         raise InvalidVideo(f"frame {index} of {len(header.stamps)} is missing")
                     at = wanted if frame.pts is None else frame.pts
-                    shown = self._upright(frame)
-                yield shown
+                    rgb = self._upright_rgb(frame)
+                yield rgb
 
-    def _upright(self, frame: Any) -> bytes:
+    def _upright_rgb(self, frame: Any) -> bytes:
         pixels = np.rot90(frame.to_ndarray(format="rgb24"), self.header.rotation // 90)
         if pixels.shape[:2] != (self.header.height, self.header.width):
             raise InvalidVideo(
@@ -130,8 +142,8 @@ class EncodedFrames:
 
 
 @contextmanager
-def _opened(data: bytes, container: Container, max_pixels: int) -> Iterator[tuple[Any, Any]]:
-    """An open file and its first video stream. Whatever PyAV raises within becomes InvalidVideo."""
+def _open_stream(data: bytes, container: Container, max_pixels: int) -> Iterator[tuple[Any, Any]]:
+    """Yield an open file and its first video stream. Every error of PyAV within becomes InvalidVideo."""
     av = _av()
     try:
         with av.open(io.BytesIO(data), format=_DEMUXERS[container], metadata_errors="replace") as file:
@@ -145,14 +157,14 @@ def _opened(data: bytes, container: Container, max_pixels: int) -> Iterator[tupl
                 raise InvalidVideo(
                     f"the {container} is encoded with {name}; {_ACCEPTED}", code="unsupported_video_type"
                 )
-            codec.thread_count = 1  # frame threads would hold a frame each
+            codec.thread_count = 1  # every frame thread would hold a frame
             codec.options = {"max_pixels": str(max_pixels)}
             yield file, stream
     except FoveaError:
         raise
     except Exception as error:
-        # FFmpeg's errors are of many Python kinds, and bindings add IndexError, StopIteration and MemoryError.
-        raise InvalidVideo(f"the {container} can not be decoded: {_reason(error)}") from error
+        # FFmpeg's errors have many Python types, and PyAV adds IndexError, StopIteration and MemoryError.
+        raise InvalidVideo(f"the {container} cannot be decoded: {_reason(error)}") from error
 
 
 def _av() -> Any:
@@ -166,8 +178,8 @@ def _av() -> Any:
     return av
 
 
-def _counted(packets: Iterator[Any], limits: MediaLimits) -> Iterator[Any]:
-    """Packets that hold a shown frame; the empty one that ends a stream does not."""
+def _frame_packets(packets: Iterator[Any], limits: MediaLimits) -> Iterator[Any]:
+    """Yield the packets that hold a visible frame, within the limits. The empty last packet holds none."""
     count = 0
     for packet in packets:
         if packet.size and not packet.is_discard:
@@ -206,7 +218,7 @@ def _check_length(seconds: float, frames: int, limits: MediaLimits) -> None:
 
 
 def _rate(stamps: Sequence[int], time_base: float) -> float:
-    """Frames per second where the container does not say."""
+    """Return the frames per second from presentation times, for a container that does not state them."""
     seconds = (stamps[-1] - stamps[0]) * time_base
     return (len(stamps) - 1) / seconds if seconds > 0 else 1.0
 

@@ -1,8 +1,8 @@
-"""What Fovea itself knows of an image format: its header and which of its bytes the pixels need.
+"""The interface of an image format: how to read its header, and which of its bytes the pixels need.
 
-Two reasons not to leave this to the decoder. Opening a file with Pillow may already allocate its canvas (WebP)
-or inflate its metadata (PNG), before any limit of ours was compared with its size. And most trouble with image
-decoders sits in metadata that no model ever sees; `essence` leaves it behind.
+There are two reasons not to leave this to the decoder. Pillow may allocate the canvas (WebP) or inflate
+metadata (PNG) when it opens a file, before Fovea has compared the size with its limits. And most defects of
+image decoders concern metadata, which no model needs; `essence` removes it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,21 @@ from dataclasses import dataclass
 from fovea.core.errors import InvalidImage
 
 MAX_PARTS = 100_000
-"""Chunks or segments of one file. Real files have a few thousand; walking them holds the interpreter."""
+"""Most chunks or segments of a file. Real files have a few thousand; reading them blocks the interpreter."""
 
 
-class NeedMore(Exception):
-    """The header goes on beyond the bytes at hand: fetch more, or call it truncated."""
+class IncompleteHeader(Exception):
+    """The header is longer than the bytes at hand: more must be fetched, or the file is truncated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A header as stored: sides before orientation. `frames` and `orientation` as far as the bytes at hand go."""
+    """The facts in a header as it is stored.
+
+    width, height: pixels before orientation.
+    mode: colours by Pillow's names.
+    frames, orientation: as far as the bytes at hand contain them.
+    """
 
     width: int
     height: int
@@ -33,9 +38,13 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """matches: do these first bytes (16 at least) belong to this format?
-    scan: the facts in these bytes, a prefix or the whole; raises NeedMore when the sides are not in them.
-    essence: the bytes that decide the first frame's pixels; raises InvalidImage when some are missing.
+    """One image format.
+
+    name: Pillow's name of the format.
+    matches: tells from the first bytes of a file (at least 16) whether it has this format.
+    scan: reads the facts from a file or a prefix; raises IncompleteHeader if width and height are not in it.
+    essence: returns only the bytes that determine the first frame's pixels; raises InvalidImage if some are
+        missing.
     """
 
     name: str
@@ -45,9 +54,9 @@ class Format:
     essence: Callable[[bytes], bytes]
 
 
-def truncated(name: str, missing: str) -> InvalidImage:
+def truncation_error(name: str, missing: str) -> InvalidImage:
     return InvalidImage(f"the {name} is truncated: it ends before {missing}", code="image_truncated")
 
 
-def fragmented(name: str) -> InvalidImage:
+def fragmentation_error(name: str) -> InvalidImage:
     return InvalidImage(f"the {name} is cut into more than {MAX_PARTS} parts; re-encode it")

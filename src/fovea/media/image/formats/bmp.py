@@ -1,15 +1,18 @@
-"""BMP: a file header, an info header, rows of pixels. Run-length coded ones are refused: Pillow decodes those
-byte by byte in Python, which a hostile file turns into minutes."""
+"""BMP: a file header, an info header, rows of pixels.
+
+Run-length encoded files are refused: Pillow decodes them byte by byte in Python, so a hostile file takes
+minutes.
+"""
 
 from __future__ import annotations
 
 import struct
 
 from fovea.core.errors import InvalidImage
-from fovea.media.image.formats.base import Facts, Format, NeedMore
+from fovea.media.image.formats.base import Facts, Format, IncompleteHeader
 
 _MODES = {1: "P", 4: "P", 8: "P", 16: "RGB", 24: "RGB", 32: "RGB"}
-_PLAIN = (0, 3, 6)  # BI_RGB, BI_BITFIELDS, BI_ALPHABITFIELDS
+_UNCOMPRESSED = (0, 3, 6)  # BI_RGB, BI_BITFIELDS, BI_ALPHABITFIELDS
 
 
 def _matches(head: bytes) -> bool:
@@ -18,7 +21,7 @@ def _matches(head: bytes) -> bool:
 
 def _scan(data: bytes) -> Facts:
     if len(data) < 34:
-        raise NeedMore
+        raise IncompleteHeader
     if data[14] == 12:
         width, height, _, bits = struct.unpack_from("<HHHH", data, 18)
         compression = 0
@@ -26,9 +29,9 @@ def _scan(data: bytes) -> Facts:
         width, height, _, bits, compression = struct.unpack_from("<iiHHI", data, 18)
     if bits not in _MODES:
         raise InvalidImage(f"the BMP has {bits} bits per pixel; accepted: {', '.join(map(str, _MODES))}")
-    if compression not in _PLAIN:
+    if compression not in _UNCOMPRESSED:
         raise InvalidImage(f"the BMP is compressed (kind {compression}); accepted: uncompressed, or a PNG")
-    return Facts(max(0, width), abs(height), _MODES[bits])  # a negative height is a picture stored top down
+    return Facts(max(0, width), abs(height), _MODES[bits])  # a negative height means that rows go top down
 
 
 def _essence(data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The one EXIF tag that changes which pixel is where. Everything else in EXIF is left unread."""
+"""Reads the EXIF orientation, the only tag that changes where pixels are. All other tags are ignored."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ _BYTE_ORDERS = {b"II": "<", b"MM": ">"}
 _VALUE_KINDS = {3: "H", 4: "I"}
 
 
-TURNED = range(5, 9)
-"""The orientations that exchange width and height."""
+SIDEWAYS = range(5, 9)
+"""Orientations that exchange width and height."""
 
 
 def orientation(blob: bytes) -> int:
-    """1 to 8 as in EXIF 2.3, section 4.6.4 A; 1 (upright) for anything unreadable, as viewers do."""
+    """Return the orientation, 1 to 8 (EXIF 2.3, section 4.6.4 A).
+
+    If it is unreadable, return 1 (upright), as viewers do.
+    """
     tiff = blob.removeprefix(b"Exif\0\0")
     order = _BYTE_ORDERS.get(tiff[:2])
     if order is None:

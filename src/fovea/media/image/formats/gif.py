@@ -1,4 +1,7 @@
-"""GIF: a screen, then blocks; pixels and extensions are chains of sub-blocks of up to 255 bytes (GIF89a)."""
+"""GIF (GIF89a): a screen descriptor, then blocks.
+
+Pixels and extensions are chains of sub-blocks of up to 255 bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,17 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fovea.core.errors import InvalidImage
-from fovea.media.image.formats.base import Facts, Format, NeedMore, truncated
+from fovea.media.image.formats.base import Facts, Format, IncompleteHeader, truncation_error
 
 _EXTENSION, _FRAME, _TRAILER, _STRAY = 0x21, 0x2C, 0x3B, 0x00
 _GRAPHIC_CONTROL = 0xF9
 
 _MAX_SUB_BLOCKS = 1_000_000
-"""Room for 255 MB of honest sub-blocks; a file of 1-byte ones would hold the interpreter for seconds."""
+"""Most sub-blocks of a file: 255 MB of full ones. More of 1 byte would block the interpreter for seconds."""
 
 
 class _Block(NamedTuple):
-    """data[start:end]; label is the extension's, 0 for a frame."""
+    """The block data[start:end]. label: of an extension; 0 for a frame."""
 
     kind: int
     label: int
@@ -30,12 +33,12 @@ def _matches(head: bytes) -> bool:
 
 
 def _table(flags: int) -> int:
-    """Bytes of the colour table that these flags announce."""
+    """Return the size in bytes of the colour table that these flags announce."""
     return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
 
 def _blocks(data: bytes) -> Iterator[_Block]:
-    """Every block that is wholly there, to the trailer."""
+    """Yield every complete block up to the trailer."""
     at = 13 + _table(data[10])
     left = _MAX_SUB_BLOCKS
     while at < len(data):
@@ -55,9 +58,9 @@ def _blocks(data: bytes) -> Iterator[_Block]:
 
 
 def _sub_blocks_at(data: bytes, at: int) -> int | None:
-    """Where the sub-blocks of the block at `at` begin; None if the bytes end before."""
+    """Return where the sub-blocks of the block at `at` begin; None if the bytes end before."""
     kind = data[at]
-    if kind == _STRAY:  # some writers leave a second terminator: an empty chain of sub-blocks
+    if kind == _STRAY:  # some writers add a second terminator: an empty chain of sub-blocks
         return at
     if kind == _EXTENSION:
         return at + 2 if at + 2 < len(data) else None
@@ -70,7 +73,10 @@ def _sub_blocks_at(data: bytes, at: int) -> int | None:
 
 
 def _skip_sub_blocks(data: bytes, at: int, left: int) -> tuple[int, int]:
-    """(the byte after the chain's terminator, sub-blocks left to walk); beyond the data if it is not there."""
+    """Return (position after the chain's terminator, sub-blocks that may still follow).
+
+    The position is beyond the data if the terminator is missing. Raises InvalidImage for too many sub-blocks.
+    """
     size = len(data)
     while at < size and data[at]:
         at += 1 + data[at]
@@ -82,23 +88,23 @@ def _skip_sub_blocks(data: bytes, at: int, left: int) -> tuple[int, int]:
 
 def _scan(data: bytes) -> Facts:
     if len(data) < 13:
-        raise NeedMore
+        raise IncompleteHeader
     width, height = struct.unpack_from("<HH", data, 6)
     frames = 0
     for block in _blocks(data):
         if block.kind != _FRAME:
             continue
         frames += 1
-        if frames == 1:  # decoders widen the screen to hold the first frame
+        if frames == 1:  # decoders enlarge the screen to hold the first frame
             left, top, frame_width, frame_height = struct.unpack_from("<HHHH", data, block.start + 1)
             width, height = max(width, left + frame_width), max(height, top + frame_height)
     return Facts(width, height, "P", max(1, frames))
 
 
 def _essence(data: bytes) -> bytes:
-    """Screen, the first frame with its own graphic control, trailer.
+    """Keep the screen descriptor, the first frame with its graphic control, and the trailer.
 
-    Comments above all stay behind: Pillow joins their sub-blocks one by one, in quadratic time.
+    Comments in particular are removed: Pillow joins their sub-blocks one by one, in quadratic time.
     """
     view = memoryview(data)
     control: bytes | memoryview = b""
@@ -110,7 +116,7 @@ def _essence(data: bytes) -> bytes:
             control = view[block.start : block.end]
         if block.kind == _FRAME and not frame:
             frame = view[block.start : block.end]
-    raise truncated("GIF", "its trailer" if frame else "the end of its first frame")
+    raise truncation_error("GIF", "its trailer" if frame else "the end of its first frame")
 
 
 FORMAT = Format("GIF", "image/gif", _matches, _scan, _essence)

@@ -1,4 +1,4 @@
-"""JPEG: marker segments, and after each start of scan the entropy-coded pixels (ITU-T T.81, annex B)."""
+"""JPEG: marker segments, with entropy-coded pixels after each start of scan (ITU-T T.81, annex B)."""
 
 from __future__ import annotations
 
@@ -8,24 +8,35 @@ from typing import NamedTuple
 
 from fovea.core.errors import InvalidImage
 from fovea.media.image.formats import exif
-from fovea.media.image.formats.base import MAX_PARTS, Facts, Format, NeedMore, fragmented, truncated
+from fovea.media.image.formats.base import (
+    MAX_PARTS,
+    Facts,
+    Format,
+    IncompleteHeader,
+    fragmentation_error,
+    truncation_error,
+)
 
 _SOI, _EOI, _SOS, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 _FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _BARE = frozenset((0x01, *range(0xD0, 0xD9)))
-# JFIF and Adobe decide how components become colours; all other application data and comments are left behind.
-_DROPPED = (frozenset(range(0xE0, 0xF0)) | {0xFE}) - {0xE0, 0xEE}
+# Application data and comments are removed, except JFIF and Adobe, which determine the colours of components.
+_METADATA = (frozenset(range(0xE0, 0xF0)) | {0xFE}) - {0xE0, 0xEE}
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 
-# Within entropy-coded data 0xFF is followed by 0 or a restart marker; anything else is the next segment.
+# In entropy-coded data, 0xFF is followed by 0 or by the byte of a restart marker. Any other byte begins a
+# segment.
 _NEXT_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 
 _MAX_SCANS = 100
-"""Each scan of a progressive JPEG makes the decoder visit all pixels again, for as few as 100 bytes of file."""
+"""Most scans of a progressive JPEG. The decoder visits all pixels for a scan of as few as 100 bytes."""
 
 
 class _Segment(NamedTuple):
-    """data[start:end] is the marker with its body; a start of scan goes on to the next marker."""
+    """The marker and its body, data[start:end]. A start of scan extends to the next marker.
+
+    body: position after marker and length.
+    """
 
     marker: int
     start: int
@@ -38,7 +49,7 @@ def _matches(head: bytes) -> bool:
 
 
 def _segments(data: bytes) -> Iterator[_Segment]:
-    """Every segment after SOI that is wholly there, to EOI. What follows EOI (MPO, motion photos) is not ours."""
+    """Yield every complete segment after SOI, up to EOI. Data after EOI (MPO, motion photos) is ignored."""
     at = 2
     for _ in range(MAX_PARTS):
         while data[at : at + 2] == b"\xff\xff":  # fill bytes
@@ -54,11 +65,11 @@ def _segments(data: bytes) -> Iterator[_Segment]:
         if segment.marker == _EOI:
             return
         at = segment.end
-    raise fragmented("JPEG")
+    raise fragmentation_error("JPEG")
 
 
 def _segment(data: bytes, at: int) -> _Segment | None:
-    """The segment at `at`; None if the bytes end within it."""
+    """Return the segment at `at`; None if the bytes end within it."""
     marker = data[at + 1]
     if marker == _EOI or marker in _BARE:
         return _Segment(marker, at, at + 2, at + 2)
@@ -71,8 +82,8 @@ def _segment(data: bytes, at: int) -> _Segment | None:
     if end > len(data):
         return None
     if marker == _SOS:
-        following = _NEXT_MARKER.search(data, end)
-        end = following.start() if following else len(data)
+        next_marker = _NEXT_MARKER.search(data, end)
+        end = next_marker.start() if next_marker else len(data)
     return _Segment(marker, at, at + 4, end)
 
 
@@ -89,7 +100,7 @@ def _scan(data: bytes) -> Facts:
                 raise InvalidImage("the JPEG is corrupt: its pixels come before its frame header")
             break
     if facts is None:
-        raise NeedMore
+        raise IncompleteHeader
     return Facts(*facts, orientation=orientation or 1)
 
 
@@ -106,17 +117,17 @@ def _frame(body: bytes) -> tuple[int, int, str]:
 
 def _essence(data: bytes) -> bytes:
     view = memoryview(data)
-    kept: list[memoryview] = [view[:2]]
+    segments: list[memoryview] = [view[:2]]
     scans = 0
     for marker, start, _, end in _segments(data):
         scans += marker == _SOS
         if scans > _MAX_SCANS:
             raise InvalidImage(f"the JPEG has more than {_MAX_SCANS} scans; re-encode it")
-        if marker not in _DROPPED:
-            kept.append(view[start:end])
+        if marker not in _METADATA:
+            segments.append(view[start:end])
         if marker == _EOI:
-            return b"".join(kept)
-    raise truncated("JPEG", "its end-of-image marker")
+            return b"".join(segments)
+    raise truncation_error("JPEG", "its end-of-image marker")
 
 
 FORMAT = Format("JPEG", "image/jpeg", _matches, _scan, _essence)

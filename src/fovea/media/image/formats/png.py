@@ -8,11 +8,18 @@ from collections.abc import Iterator
 
 from fovea.core.errors import InvalidImage
 from fovea.media.image.formats import exif
-from fovea.media.image.formats.base import MAX_PARTS, Facts, Format, NeedMore, fragmented, truncated
+from fovea.media.image.formats.base import (
+    MAX_PARTS,
+    Facts,
+    Format,
+    IncompleteHeader,
+    fragmentation_error,
+    truncation_error,
+)
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
-# (bit depth, colour type) -> the mode in Pillow's words
+# (bit depth, colour type) -> Pillow's name of the mode
 _MODES = {
     **{(depth, 0): "L" for depth in (2, 4, 8)},
     **{(depth, 3): "P" for depth in (1, 2, 4, 8)},
@@ -25,7 +32,7 @@ _MODES = {
     (8, 6): "RGBA",
     (16, 6): "RGBA",
 }
-_KEPT = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"))
+_ESSENTIAL_CHUNKS = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"))
 
 
 def _matches(head: bytes) -> bool:
@@ -33,7 +40,7 @@ def _matches(head: bytes) -> bool:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """(name, start of body, end of body) of every chunk that is wholly there."""
+    """Yield (name, start of body, end of body) of every complete chunk."""
     at = len(SIGNATURE)
     for _ in range(MAX_PARTS):
         if at + 12 > len(data):
@@ -44,23 +51,23 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
             return
         yield name, at + 8, end
         at = end + 4
-    raise fragmented("PNG")
+    raise fragmentation_error("PNG")
 
 
 def _scan(data: bytes) -> Facts:
     if len(data) < 29:
-        raise NeedMore
+        raise IncompleteHeader
     length, name, width, height, depth, colour = struct.unpack_from(">I4sIIBB", data, len(SIGNATURE))
     if name != b"IHDR" or length != 13:
         raise InvalidImage("the PNG is corrupt: its first chunk is not IHDR")
     mode = _MODES.get((depth, colour))
     if mode is None:
         raise InvalidImage(f"the PNG is corrupt: bit depth {depth} with colour type {colour} does not exist")
-    frames, orientation, pixels_began = 1, 1, False
+    frames, orientation, in_pixels = 1, 1, False
     for name, start, end in _chunks(data):
-        pixels_began = pixels_began or name == b"IDAT"
-        # An acTL after the pixels is no animation control (PNG 11.3.4.1).
-        if name == b"acTL" and not pixels_began and end - start >= 4:
+        in_pixels = in_pixels or name == b"IDAT"
+        # An acTL chunk after the first pixels is not an animation control (PNG 11.3.4.1).
+        if name == b"acTL" and not in_pixels and end - start >= 4:
             frames = max(1, int.from_bytes(data[start : start + 4], "big"))
         elif name == b"eXIf":
             orientation = exif.orientation(data[start:end])
@@ -68,13 +75,13 @@ def _scan(data: bytes) -> Facts:
 
 
 def _essence(data: bytes) -> bytes:
-    """The still picture's own chunks, each with its CRC checked: Pillow skips the CRC of IDAT."""
+    """Keep the chunks of the still picture, and check the CRC of each: Pillow skips the CRC of IDAT."""
     view = memoryview(data)
     depth, colour = data[24], data[25]
-    kept: list[bytes | memoryview] = [SIGNATURE]
+    chunks: list[bytes | memoryview] = [SIGNATURE]
     palette = False
     for name, start, end in _chunks(data):
-        if name not in _KEPT:
+        if name not in _ESSENTIAL_CHUNKS:
             continue
         palette = palette or name == b"PLTE"
         if zlib.crc32(view[start - 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
@@ -82,21 +89,21 @@ def _essence(data: bytes) -> bytes:
                 f"the PNG is corrupt: the checksum of its {name.decode('latin-1')} chunk is wrong"
             )
         if name == b"tRNS" and colour in (0, 2):
-            kept.append(_chunk(name, _scaled_key(data[start:end], depth, colour)))
+            chunks.append(_chunk(name, _scaled_key(data[start:end], depth, colour)))
         else:
-            kept.append(view[start - 8 : end + 4])
+            chunks.append(view[start - 8 : end + 4])
         if name == b"IEND":
-            if colour == 3 and not palette:  # Pillow would show the indices as grey
+            if colour == 3 and not palette:  # Pillow would decode the indices as grey
                 raise InvalidImage("the PNG is corrupt: it has palette colours but no palette")
-            return b"".join(kept)
-    raise truncated("PNG", "its IEND chunk")
+            return b"".join(chunks)
+    raise truncation_error("PNG", "its IEND chunk")
 
 
 def _scaled_key(body: bytes, depth: int, colour: int) -> bytes:
-    """The transparent colour in the units of the decoded pixels.
+    """Return the transparent colour in the units of the decoded pixels.
 
-    Pillow widens 2 and 4 bit grey to 8 bits and narrows 16 bit RGB to 8, but compares the pixels with the key as
-    it is stored. 16 bit grey stays as it is, and so does its key.
+    Pillow widens 2-bit and 4-bit grey to 8 bits and narrows 16-bit RGB to 8 bits, but it compares the pixels
+    with the key as it is stored. It leaves 16-bit grey unchanged, so its key stays unchanged, too.
     """
     if depth in (1, 8) or (depth == 16 and colour == 0) or len(body) % 2:
         return body

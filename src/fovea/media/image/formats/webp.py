@@ -1,4 +1,4 @@
-"""WebP: a RIFF file whose first chunk says the canvas (RFC 9649)."""
+"""WebP: a RIFF file whose first chunk states the size of the canvas (RFC 9649)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 from fovea.core.errors import InvalidImage
 from fovea.media.image.formats import exif
-from fovea.media.image.formats.base import MAX_PARTS, Facts, Format, NeedMore, fragmented, truncated
+from fovea.media.image.formats.base import (
+    MAX_PARTS,
+    Facts,
+    Format,
+    IncompleteHeader,
+    fragmentation_error,
+    truncation_error,
+)
 
 _ANIMATED, _ALPHA = 0x02, 0x10
 
@@ -17,7 +24,7 @@ def _matches(head: bytes) -> bool:
 
 
 def _size(data: bytes) -> int:
-    """Bytes of the whole file, as its RIFF header says."""
+    """Return the size of the whole file in bytes, as its RIFF header states it."""
     return 8 + int.from_bytes(data[4:8], "little")
 
 
@@ -33,12 +40,12 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
             return
         yield name, at + 8, end
         at = end + length % 2
-    raise fragmented("WebP")
+    raise fragmentation_error("WebP")
 
 
 def _scan(data: bytes) -> Facts:
     if len(data) < 30:
-        raise NeedMore
+        raise IncompleteHeader
     width, height, mode, animated = _canvas(data)
     frames, orientation = 0, 1
     for name, start, end in _chunks(data):
@@ -52,7 +59,7 @@ def _scan(data: bytes) -> Facts:
 
 
 def _canvas(data: bytes) -> tuple[int, int, str, bool]:
-    """(width, height, mode, is it flagged as an animation)"""
+    """Return (width, height, mode, whether the file is flagged as an animation)."""
     kind = data[12:16]
     if kind == b"VP8X":
         flags = data[20]
@@ -69,9 +76,9 @@ def _canvas(data: bytes) -> tuple[int, int, str, bool]:
 
 
 def _essence(data: bytes) -> bytes:
-    """The RIFF as it is: libwebp jumps over the chunks that it does not need."""
+    """Return the RIFF file unchanged: libwebp skips the chunks that it does not need."""
     if len(data) < _size(data):
-        raise truncated("WebP", f"byte {_size(data)} that its header announces")
+        raise truncation_error("WebP", f"byte {_size(data)} that its header announces")
     return data[: _size(data)]
 
 
