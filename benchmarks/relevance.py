@@ -2,10 +2,11 @@
 
     make bench-relevance     # or: python benchmarks/relevance.py [--count 100] [--detail-count 300] [--methods a,b]
 
-100 questions of each usual kind, and 300 of each kind about small details in images of up to 1344x896: 2,000 in all, each
-asked under all settings. Writes relevance.json, relevance.md and relevance.png to --out; --docs FILE: what is between the
-marks of that document, too. For time's sake (35 minutes on three cores) every method is asked at 0.5 of the tokens, and at other
-shares those that have a target or are one's yardstick there; `fovea eval --sweep` asks any at any. The last line is JSON.
+100 questions of each usual kind, and 300 of each kind about small details in images of up to 1344x896: 2,000
+in all, each asked under all settings. Writes relevance.json, relevance.md and relevance.png to --out; --docs
+FILE: what is between the marks of that document, too. For time's sake (35 minutes on three cores) every
+method is asked at 0.5 of the tokens, and at other shares those that have a target or are one's yardstick
+there; `fovea eval --sweep` asks any at any. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def head(args: argparse.Namespace, found: Sweep, seconds: float) -> str:
     return (
         f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, `make bench-relevance` at {commit or 'no commit'}: {MODEL} on "
         f"{cpu}, {args.threads} threads of {os.cpu_count()} cores, {platform.system()}, in {seconds / 60:.0f} minutes. "
-        f"{len(found.marks):,} held-out questions (seed {args.seed}), {details:,} of them about small details, each asked "
+        f"{len(found.outcomes):,} held-out questions (seed {args.seed}), {details:,} of them about small details, each asked "
         "with all visual tokens and by every method."
     )
 
@@ -100,7 +101,7 @@ def main() -> int:
     how = head(args, found, time.perf_counter() - started)
     args.out.mkdir(parents=True, exist_ok=True)
     chart = args.out / "relevance.png"
-    draw(chart, found, f"{MODEL}: {len(found.marks):,} questions")
+    draw(chart, found, f"{MODEL}: {len(found.outcomes):,} questions")
     page = f"# Fewer visual tokens, measured\n\n{measured(found, cost, how, chart.name)}\n"
     result = json.dumps({"model": MODEL, "seed": args.seed, **body(found, cost)})
     (args.out / "relevance.md").write_text(page)

@@ -22,9 +22,12 @@ COST_SHARE, SPEEDUP = 0.15, 1.5
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds, medians. survey: texture and the two ways of knowing that need no question. first_view: the encoder on the view
-    of the whole, whose tokens are among those that the decoder gets, so that it is no cost of deciding. planning: tensions,
-    coupling, balancing, attending and laying out."""
+    """Seconds, medians.
+
+    survey: texture and the two ways of knowing that need no question. first_view: the encoder on the view of
+        the whole, whose tokens are among those that the decoder gets, so that it is no cost of deciding.
+        planning: tensions, coupling, balancing, attending and laying out.
+    """
 
     survey: float
     first_view: float
@@ -88,7 +91,7 @@ def _loses(sweep: Sweep, setting: Setting, most: float) -> Verdict:
     target = f"{setting.name}, of all kinds: at most {100 * most:.1f} points below full"
     if setting not in sweep.settings:
         return Verdict(target, "-", None)
-    paired = sweep.compare(setting, FULL).paired
+    paired = sweep.compare(setting, FULL).counts
     return Verdict(target, difference(paired), paired.difference >= -most)
 
 
@@ -99,7 +102,7 @@ def _beats(sweep: Sweep, share: float, rival: str) -> Verdict:
     )
     if not {first, second} <= set(sweep.settings) or DETAILS not in sweep.groups:
         return Verdict(target, "-", None)
-    details, others = (sweep.compare(first, second, group).paired for group in (DETAILS, OTHERS))
+    details, others = (sweep.compare(first, second, group).counts for group in (DETAILS, OTHERS))
     found = f"{difference(details)}; others {difference(others)}"
     return Verdict(target, found, details.better and not others.worse)
 

@@ -14,7 +14,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from fovea.core.types import StageTimings
-from fovea.evaluation.sweep import FULL, Marks, Setting, Sweep, Timed
+from fovea.evaluation.sweep import FULL, MedianTimes, Outcome, Setting, Sweep
 from relevance_page import BEGIN, END, Cost, body, measured, verdicts, written_into
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/relevance.py"
@@ -22,20 +22,20 @@ RESIZE, SEEN = Setting("resize", 0.5), Setting("relevance", 0.5)
 COST = Cost(survey=0.004, first_view=0.006, planning=0.002)
 
 
-def timed(ttft: float, encode: float) -> Timed:
-    return Timed.of([100], [StageTimings(preprocess=0.01, encode=encode, prefill=0.02, ttft=ttft)])
+def timed(ttft: float, encode: float) -> MedianTimes:
+    return MedianTimes.from_requests([100], [StageTimings(preprocess=0.01, encode=encode, prefill=0.02, ttft=ttft)])
 
 
-def answered(full: int, resize: int, seen: int, *, of: int = 200) -> list[Marks]:
+def answered(full: int, resize: int, seen: int, *, of: int = 200) -> list[Outcome]:
     """The first so many right, of small details and of colours each."""
     return [
-        Marks(kind, (place < full, place < resize, place < seen), (100, 50, 50))
+        Outcome(kind, (place < full, place < resize, place < seen), (100, 50, 50))
         for kind in ("small_text", "colour")
         for place in range(of)
     ]
 
 
-def found(*marks: Marks) -> Sweep:
+def found(*marks: Outcome) -> Sweep:
     times = timed(0.3, 0.2), timed(0.12, 0.08), timed(0.15, 0.1)
     return Sweep((FULL, RESIZE, SEEN), marks, times, "scenes of a test")
 
@@ -74,7 +74,7 @@ def test_worse_on_the_others_is_no_win() -> None:
 
 def test_nothing_saved_is_a_miss() -> None:
     sweep = found(*answered(190, 185, 187))
-    slow = replace(sweep, timed=(timed(0.3, 0.2), timed(0.3, 0.2), timed(0.3, 0.25)))
+    slow = replace(sweep, times=(timed(0.3, 0.2), timed(0.3, 0.2), timed(0.3, 0.25)))
     verdict = {one.target: one for one in verdicts(slow, COST)}
     [saved] = [one for target, one in verdict.items() if "time saved" in target]
     assert (saved.met, saved.found) == (False, "nothing saved: -50.0 ms")
@@ -85,7 +85,7 @@ def test_what_was_left_out_is_not_judged() -> None:
     verdict = met(found(*answered(190, 185, 187)))
     assert of(verdict, "relevance 0.25", "than dart") is None
     assert of(verdict, "dpp 0.75, of all kinds") is None
-    plain = Sweep((FULL,), (Marks("colour", (True,), (9,)),), (timed(0.3, 0.2),), "scenes of a test")
+    plain = Sweep((FULL,), (Outcome("colour", (True,), (9,)),), (timed(0.3, 0.2),), "scenes of a test")
     assert set(met(plain).values()) == {None}
 
 

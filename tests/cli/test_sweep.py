@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fovea.evaluation.pairs import Paired
+from fovea.evaluation.pairs import PairedCounts
 from fovea.evaluation.score import wilson
 from fovea.evaluation.sweep import ALL, DETAILS, OTHERS
 from tests.cli.support import Caller, Outcome, write_lines
@@ -55,7 +55,7 @@ def test_settings_are_compared_in_pairs(sweep: Any) -> None:
     for one in found["comparisons"]:
         counts = (one["both"], one["only_first"], one["only_second"], one["neither"])
         assert sum(counts) == 2
-        assert (one["low"], one["high"]) == Paired(*counts).interval
+        assert (one["low"], one["high"]) == PairedCounts(*counts).interval
 
 
 def test_the_bundled_model_by_every_method(fovea: Caller, tmp_path: Path) -> None:

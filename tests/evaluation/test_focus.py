@@ -1,4 +1,5 @@
-"""Focus: boxes that lie in the image and hold what the answer is read from; drawing and words stay as recorded."""
+"""Focus: boxes that lie in the image and hold what the answer is read from; drawing and words stay as
+recorded."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from fovea.evaluation.scenes.chat import chat
 from fovea.evaluation.scenes.compose import compose
 from fovea.evaluation.scenes.dataset import content
 from fovea.evaluation.scenes.draw import draw
-from fovea.evaluation.scenes.focus import around, evidence
+from fovea.evaluation.scenes.focus import boxes_around, evidence
 from fovea.evaluation.scenes.quantities import counting_of
 from fovea.evaluation.scenes.scene import Background, Item, Scene
 from fovea.evaluation.scenes.vocabulary import COLOURS, SHAPES
@@ -119,7 +120,7 @@ def test_existence_and_counts_look_at_what_matches() -> None:
         if turn.answer.lower().startswith("yes"):
             words = set(re.findall(r"[a-z]+", turn.question.split("?")[0].lower())) & {*COLOURS, *SHAPES}
             matching = [item for item in scene.items if words <= {item.colour, item.shape}]
-            assert turn.focus == around(scene, *matching)
+            assert turn.focus == boxes_around(scene, *matching)
             assert turn.focus
     for index in range(100):
         rng = Random(f"count/{index}")
@@ -129,17 +130,17 @@ def test_existence_and_counts_look_at_what_matches() -> None:
         turn, number = found
         assert len(turn.focus) == number or number == 0
         if "objects are there" in turn.question and not set(turn.question.split()) & set(COLOURS):
-            assert turn.focus == around(scene, *scene.items)
+            assert turn.focus == boxes_around(scene, *scene.items)
 
 
 def test_what_is_absent_is_looked_for_among_near_misses() -> None:
     item = Item("circle", "red", 0, 20.0, 20.0, 20.0, COLOURS["red"])
     other = Item("star", "blue", 4, 90.0, 90.0, 20.0, COLOURS["blue"])
     scene = Scene(192, 192, Background((9, 9, 9), (9, 9, 9), True, 0, 0), (item, other))
-    assert evidence(scene, "red", "star") == around(scene, item, other)
-    assert evidence(scene, "red", "cross") == around(scene, item)
+    assert evidence(scene, "red", "star") == boxes_around(scene, item, other)
+    assert evidence(scene, "red", "cross") == boxes_around(scene, item)
     assert evidence(scene, "green", None) == ()
-    assert evidence(scene, None, None) == around(scene, item, other)
+    assert evidence(scene, None, None) == boxes_around(scene, item, other)
 
 
 def test_an_empty_place_is_looked_at() -> None:

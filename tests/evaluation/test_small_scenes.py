@@ -1,4 +1,5 @@
-"""Small details in large images: their sizes, facts and questions, and that other kinds know nothing of them."""
+"""Small details in large images: their sizes, facts and questions, and that other kinds know nothing of
+them."""
 
 from __future__ import annotations
 

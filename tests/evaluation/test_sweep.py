@@ -1,4 +1,5 @@
-"""The same questions under many settings: scores per kind and group, what is compared with what, and the JSON of it."""
+"""Many settings on the same questions: scores per kind and group, the pairs to compare, and the JSON
+report."""
 
 from __future__ import annotations
 
@@ -7,29 +8,30 @@ import json
 import pytest
 
 from fovea.core.types import StageTimings
-from fovea.evaluation.pairs import Paired
+from fovea.evaluation.pairs import PairedCounts
 from fovea.evaluation.score import wilson
-from fovea.evaluation.sweep import ALL, DETAILS, FULL, OTHERS, Marks, Setting, Sweep, Timed, settings
+from fovea.evaluation.sweep import ALL, DETAILS, FULL, OTHERS, MedianTimes, Outcome, Setting, Sweep, settings
 
-DART, SEEN = Setting("dart", 0.5), Setting("relevance", 0.5)
-ALONE = StageTimings(preprocess=0.01, encode=0.2, prefill=0.04, ttft=0.3)
+DART, RELEVANCE = Setting("dart", 0.5), Setting("relevance", 0.5)
+TIMINGS = StageTimings(preprocess=0.01, encode=0.2, prefill=0.04, ttft=0.3)
 
 
-def marked(*marks: Marks, of: tuple[Setting, ...] = (FULL, DART, SEEN)) -> Sweep:
-    return Sweep(of, marks, (Timed.of([100], [ALONE]),) * len(of), "scenes of a test")
+def make_sweep(*outcomes: Outcome, settings: tuple[Setting, ...] = (FULL, DART, RELEVANCE)) -> Sweep:
+    times = (MedianTimes.from_requests([100], [TIMINGS]),) * len(settings)
+    return Sweep(settings, outcomes, times, "scenes of a test")
 
 
 @pytest.fixture
 def sweep() -> Sweep:
-    return marked(
-        Marks("small_text", (True, False, True), (800, 400, 400)),
-        Marks("colour", (True, True, True), (100, 50, 50)),
-        Marks("small_text", (True, False, False), (600, 300, 300)),
-        Marks("colour", (False, True, True), (200, 100, 100)),
+    return make_sweep(
+        Outcome("small_text", (True, False, True), (800, 400, 400)),
+        Outcome("colour", (True, True, True), (100, 50, 50)),
+        Outcome("small_text", (True, False, False), (600, 300, 300)),
+        Outcome("colour", (False, True, True), (200, 100, 100)),
     )
 
 
-def test_all_tokens_come_first_and_nothing_twice() -> None:
+def test_all_tokens_come_first_and_there_are_no_duplicates() -> None:
     found = settings(("dart", "dart", "relevance"), (0.5, 0.25, 0.5))
     assert [one.name for one in found] == [
         "full", "dart 0.5", "dart 0.25", "relevance 0.5", "relevance 0.25",
@@ -47,25 +49,25 @@ def test_scores_of_kinds_and_groups(sweep: Sweep) -> None:
     assert sweep.score(FULL).tokens == 425
 
 
-def test_of_one_sort_of_kinds_there_is_one_group() -> None:
-    assert marked(Marks("colour", (True,) * 3, (1,) * 3)).groups == (ALL,)
+def test_if_no_question_is_about_small_details_there_is_one_group() -> None:
+    assert make_sweep(Outcome("colour", (True,) * 3, (1,) * 3)).groups == (ALL,)
 
 
 def test_settings_are_compared_question_by_question(sweep: Sweep) -> None:
-    assert sweep.compare(SEEN, DART, DETAILS).paired == Paired(0, 1, 0, 1)
-    assert sweep.compare(SEEN, FULL).paired == Paired(2, 1, 1, 0)
+    assert sweep.compare(RELEVANCE, DART, DETAILS).counts == PairedCounts(0, 1, 0, 1)
+    assert sweep.compare(RELEVANCE, FULL).counts == PairedCounts(2, 1, 1, 0)
 
 
 def test_relevance_is_compared_with_the_others_at_its_share() -> None:
     few = Setting("dart", 0.25)
-    found = marked(Marks("colour", (True,) * 4, (1,) * 4), of=(FULL, DART, few, SEEN))
-    assert found.pairs == ((DART, FULL), (few, FULL), (SEEN, FULL), (SEEN, DART))
+    found = make_sweep(Outcome("colour", (True,) * 4, (1,) * 4), settings=(FULL, DART, few, RELEVANCE))
+    assert found.pairs == ((DART, FULL), (few, FULL), (RELEVANCE, FULL), (RELEVANCE, DART))
 
 
 def test_times_are_medians_and_compute_is_all_work_before_the_first_token() -> None:
     slow = StageTimings(preprocess=0.02, encode=0.3, prefill=0.05, ttft=0.5)
     slowest = StageTimings(preprocess=9, encode=9, prefill=9, ttft=9)
-    found = Timed.of([10, 30, 20], [slowest, ALONE, slow])
+    found = MedianTimes.from_requests([10, 30, 20], [slowest, TIMINGS, slow])
     assert (found.requests, found.tokens, found.ttft) == (3, 20, 0.5)
     assert found.compute == pytest.approx(0.37)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.cli.common import (
-    ALONE,
+    SINGLE_USER,
     add_engine_options,
     add_image_options,
     add_reduction_options,
@@ -27,7 +27,7 @@ from fovea.cli.questions import Asker, check_data, kinds_asked, progress
 from fovea.cli.sweep.command import add_sweep_options, check_no_sweep
 from fovea.cli.sweep.command import run as run_sweep
 from fovea.core.image import PixelBudget, VisualTokens
-from fovea.evaluation.datasets import MOVING, Case, read_jsonl, scene_cases
+from fovea.evaluation.datasets import MOTION, Case, read_jsonl, scene_cases
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS
 from fovea.evaluation.score import Result, Row, report
 
@@ -67,7 +67,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--video",
         action="store_true",
-        help=f"show the frames of {MOVING} as a video instead of separate images",
+        help=f"show the frames of {MOTION} as a video instead of separate images",
     )
     parser.add_argument(
         "--concurrency", type=count, default=8, metavar="N", help="questions in flight (default: 8)"
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     check_no_sweep(args)
     file, budget = config_file(args), pixel_budget(args, visual_tokens(args))
     cases = _cases(args)
-    with load_engine(args, file, **ALONE) as engine:
+    with load_engine(args, file, **SINGLE_USER) as engine:
         asker = Asker(engine, args.max_tokens)
         name = engine.info.name
         results = asyncio.run(closing(engine, _ask_all(asker, cases, budget, args.concurrency)))

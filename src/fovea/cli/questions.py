@@ -15,7 +15,7 @@ from fovea.core.errors import FoveaError, InvalidRequest
 from fovea.core.image import Image, PixelBudget
 from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, Part, TextPart, VideoPart
 from fovea.core.video import Video
-from fovea.evaluation.datasets import MOVING, Case
+from fovea.evaluation.datasets import MOTION, Case
 from fovea.evaluation.score import Result
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def check_data(args: argparse.Namespace) -> None:
 def kinds_asked(args: argparse.Namespace, usual: Sequence[str]) -> tuple[str, ...]:
     """Kinds of scenes. Raises InvalidRequest where --video has none to show."""
     kinds = names(args.kinds) if args.kinds else tuple(usual)
-    if args.video and MOVING not in kinds:
-        raise InvalidRequest(f"--video shows {MOVING} as a video; --kinds leaves it out", param="video")
+    if args.video and MOTION not in kinds:
+        raise InvalidRequest(f"--video shows {MOTION} as a video; --kinds leaves it out", param="video")
     return kinds
 
 

@@ -1,1 +1,1 @@
-"""F2: questions with known answers, and how well they were answered. No engine, no tensors."""
+"""Questions with known answers, and the scores of a model's answers, without engine or tensors."""

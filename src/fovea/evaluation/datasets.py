@@ -1,8 +1,9 @@
-"""Cases to ask: from the scene generator, or from a user's own JSONL.
+"""Evaluation cases, from the scene generator or from a JSONL file of the user's own.
 
-A line of JSONL is `{"image": "a.png", "question": "...", "answers": ["...", "..."]}`; `images` takes several,
-`answer` a single accepted answer, `kind` groups the report, `id` names the case. Image paths are relative to the file.
-An answer may be any JSON value: a number is right as it is written, an object or list whatever its spacing.
+A line of JSONL is `{"image": "a.png", "question": "...", "answers": ["...", "..."]}`. `images` takes a list
+of images, `answer` a single accepted answer; `kind` groups the report, `id` names the case. Image paths are
+relative to the file. An answer may be any JSON value: a number must be answered as it is written, an object
+or a list with any spacing.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from typing import Any
 from fovea.core.errors import InvalidRequest
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS, Sample, generate
 
-MOVING = "motion"
-"""The kind whose images are frames in order, so that they can be shown as a video."""
+MOTION = "motion"
+"""The kind whose images are the frames of a video, in order."""
 OTHER = "other"
-"""The kind of cases that name none."""
+"""The kind of a case that has no field `kind`."""
 FIELDS = ("id", "kind", "image", "images", "question", "answer", "answers")
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One question and every answer that counts as right."""
+    """One question, and all answers that count as right."""
 
     question: str
     accepted: tuple[str, ...]
@@ -33,8 +34,14 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """images: PIL images or paths, put before the first question. facts: numbers that reports group by.
-    video: the images are the frames of one video, and shown as that.
+    """One conversation about some images, whose answers are scored.
+
+    id: name of the case.
+    kind: the group of the report that the case belongs to.
+    images: PIL images or paths; they precede the first question.
+    exchanges: the questions in order, with their accepted answers.
+    facts: numbers that reports select cases by, such as the length of the text to read.
+    video: whether the images are sent as the frames of one video.
     """
 
     id: str
@@ -52,16 +59,20 @@ def scene_cases(
     video: bool = False,
     sizes: Sequence[tuple[int, int]] | None = None,
 ) -> Iterator[Case]:
-    """Held-out scenes, `per_kind` of each kind, interleaved, drawn one by one. Raises InvalidRequest for unknown kinds.
+    """Cases from generated scenes, `per_kind` of each kind, the kinds in turn.
 
-    video: frames in order are shown as a video, not as separate images. sizes: as `scenes.generate` takes them.
+    Each case is drawn when it is needed. Raises InvalidRequest for unknown kinds.
+
+    seed: by default that of scenes that no training has used.
+    video: whether the frames of the kind `motion` are sent as a video instead of separate images.
+    sizes: choices of (width, height); see `scenes.generate`.
     """
     known = (*KINDS, *DETAIL_KINDS)
     unknown = sorted(set(kinds) - set(known))
     if unknown:
         raise InvalidRequest(f"unknown kind {unknown[0]!r}; there are {', '.join(known)}", param="kinds")
     samples = generate(seed, per_kind * len(kinds), tuple(kinds), sizes)
-    return (_scene_case(sample, video and sample.kind == MOVING) for sample in samples)
+    return (_scene_case(sample, video and sample.kind == MOTION) for sample in samples)
 
 
 def _scene_case(sample: Sample, video: bool) -> Case:
@@ -70,12 +81,12 @@ def _scene_case(sample: Sample, video: bool) -> Case:
 
 
 def read_jsonl(path: Path) -> list[Case]:
-    """Raises InvalidRequest naming the line and what is wrong with it."""
+    """Read all cases of a JSONL file. Raises InvalidRequest, which names the line and its fault."""
     try:
-        # Not splitlines(): a JSON string may hold U+2028 and its like as they are.
+        # Not splitlines(): a JSON string may contain U+2028 and other line separators.
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise InvalidRequest(f"{path} can not be read: {error.strerror}", param="data") from error
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}", param="data") from error
     cases = [_case(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not cases:
         raise InvalidRequest(f"{path} holds no cases", param="data")
@@ -120,7 +131,7 @@ def _read_case(folder: Path, number: int, line: bytes) -> Case:
 def _one_or_many(value: Mapping[str, Any], one: str, many: str) -> list[Any]:
     if one in value and many in value:
         raise InvalidRequest(f"either {one} or {many}, not both")
-    found = [value[one]] if one in value else value.get(many, [])
-    if not isinstance(found, list):
+    values = [value[one]] if one in value else value.get(many, [])
+    if not isinstance(values, list):
         raise InvalidRequest(f"{many} takes a list")
-    return found
+    return values

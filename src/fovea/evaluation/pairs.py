@@ -1,7 +1,8 @@
-"""Two ways to answer the same questions, compared by the questions on which they differ.
+"""Compares two models or settings on the same questions, by the questions on which they differ.
 
-Differences of accuracies have Newcombe's interval for paired proportions (Statistics in Medicine 17, 1998, method 10: Wilson's
-intervals of both, put together by their correlation), and the exact test of McNemar. Both hold at small counts.
+The difference of two accuracies has Newcombe's interval for paired proportions (Statistics in Medicine 17,
+1998, method 10), which combines Wilson's interval of each by their correlation. Its p value is that of
+McNemar's exact test. Both are valid for small counts.
 """
 
 from __future__ import annotations
@@ -14,8 +15,14 @@ from fovea.evaluation.score import wilson
 
 
 @dataclass(frozen=True, slots=True)
-class Paired:
-    """Questions that both answered right, only the first, only the second, neither. One question at least."""
+class PairedCounts:
+    """Counts of questions, by which of two settings answered them right. There is at least one question.
+
+    both: both were right.
+    only_first: only the first was right.
+    only_second: only the second was right.
+    neither: none was right.
+    """
 
     both: int
     only_first: int
@@ -23,11 +30,14 @@ class Paired:
     neither: int
 
     @classmethod
-    def of(cls, first: Sequence[bool], second: Sequence[bool]) -> Paired:
-        """Right or wrong, question by question. Raises ValueError unless they are as many, and some."""
+    def from_answers(cls, first: Sequence[bool], second: Sequence[bool]) -> PairedCounts:
+        """Count two sequences of answers: for each question, whether it was answered right.
+
+        Raises ValueError if the lengths differ or are 0.
+        """
         if len(first) != len(second) or not first:
             raise ValueError(
-                f"{len(first)} and {len(second)} answers are no pairs; accepted: as many, and some"
+                f"{len(first)} and {len(second)} answers are not pairs; accepted: equal numbers, at least 1"
             )
         pairs = [(bool(one), bool(other)) for one, other in zip(first, second, strict=True)]
         right, wrong = True, False
@@ -42,40 +52,44 @@ class Paired:
 
     @property
     def difference(self) -> float:
-        """Accuracy of the first less that of the second."""
+        """Accuracy of the first minus accuracy of the second, in [-1, 1]."""
         return (self.only_first - self.only_second) / self.cases
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95% interval of the difference."""
+        """Low and high end of the 95% interval of the difference."""
         one, other = (self.both + right for right in (self.only_first, self.only_second))
         low, high = wilson(one, self.cases)
         below, above = one / self.cases - low, high - one / self.cases
         low, high = wilson(other, self.cases)
         other_below, other_above = other / self.cases - low, high - other / self.cases
-        alike = self._correlation()
-        down = math.sqrt(max(0.0, below**2 - 2 * alike * below * other_above + other_above**2))
-        up = math.sqrt(max(0.0, above**2 - 2 * alike * above * other_below + other_below**2))
+        correlation = self._correlation()
+        down = math.sqrt(max(0.0, below**2 - 2 * correlation * below * other_above + other_above**2))
+        up = math.sqrt(max(0.0, above**2 - 2 * correlation * above * other_below + other_below**2))
         return max(-1.0, self.difference - down), min(1.0, self.difference + up)
 
     @property
-    def chance(self) -> float:
-        """p of McNemar's exact test, two-sided: how often equal ways would differ so much or more."""
+    def p_value(self) -> float:
+        """The two-sided p value of McNemar's exact test.
+
+        It is the probability of a difference at least as large between two settings that are equally good.
+        """
         count = self.only_first + self.only_second
         tail = sum(math.comb(count, k) for k in range(min(self.only_first, self.only_second) + 1))
         return min(1.0, 2 * tail / (1 << count))
 
     @property
     def better(self) -> bool:
-        """The first answers more of them, by more than the interval."""
+        """Whether the first is better, with the whole interval above 0."""
         return self.interval[0] > 0
 
     @property
     def worse(self) -> bool:
+        """Whether the first is worse, with the whole interval below 0."""
         return self.interval[1] < 0
 
     def _correlation(self) -> float:
-        """Of the two, with Newcombe's correction for continuity: a small positive one counts as none."""
+        """Correlation of the two, with Newcombe's continuity correction: a small positive one becomes 0."""
         margins = (
             (self.both + self.only_first) * (self.only_second + self.neither)
             * (self.both + self.only_second) * (self.only_first + self.neither)

@@ -1,6 +1,7 @@
-"""Right or wrong, counted per kind, with the interval that the count allows.
+"""Scores answers as right or wrong, and counts them per kind, with the confidence interval of each share.
 
-An answer is right when it equals an accepted one up to case, white space and a final stop, or is the same JSON value.
+An answer is right if it equals an accepted one, apart from case, white space and a final full stop or
+exclamation mark, or if it is the same JSON value.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from fovea.evaluation.datasets import OTHER, Case
 
 Z = 1.959963984540054
-"""The normal quantile of a two-sided 95% interval."""
+"""The quantile of the normal distribution for a two-sided 95% interval."""
 
 SLICES: tuple[tuple[str, str, Callable[[Case], bool]], ...] = (
     ("counting up to 5", "counting", lambda case: case.facts.get("count", 99) <= 5),
@@ -24,11 +25,12 @@ SLICES: tuple[tuple[str, str, Callable[[Case], bool]], ...] = (
         lambda case: case.facts.get("characters") == 4 and case.facts.get("height", 0) >= 20,
     ),
 )
+"""Rows of the report for a part of a kind: name of the row, kind, and whether a case belongs to the part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One case, answered. Tokens are summed over its exchanges."""
+    """The answers to one case. Numbers of tokens are sums over its exchanges."""
 
     case: Case
     answers: tuple[str, ...]
@@ -38,6 +40,7 @@ class Result:
 
     @property
     def correct(self) -> bool:
+        """Whether every question of the case was answered right."""
         return len(self.answers) == len(self.case.exchanges) and all(
             matches(answer, exchange.accepted)
             for answer, exchange in zip(self.answers, self.case.exchanges, strict=True)
@@ -46,7 +49,13 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Accuracy of one kind with its 95% Wilson interval; mean tokens per case."""
+    """Accuracy of one kind, or part of a kind.
+
+    kind: name of the row.
+    cases, correct: how many there are, and how many are right.
+    low, high: 95% interval of the accuracy (Wilson).
+    prompt_tokens, image_tokens, completion_tokens: means per case.
+    """
 
     kind: str
     cases: int
@@ -63,31 +72,34 @@ class Row:
 
 
 def matches(answer: str, accepted: Iterable[str]) -> bool:
-    said = _plain(answer)
-    return any(said == _plain(right) or _same_json(answer, right) for right in accepted)
+    """Whether an answer equals one of the accepted answers, by the rules above."""
+    text = _plain(answer)
+    return any(text == _plain(right) or _same_json(answer, right) for right in accepted)
 
 
 def wilson(correct: int, cases: int) -> tuple[float, float]:
-    """95% score interval of a proportion (Wilson 1927); honest at 0%, 100% and small counts."""
+    """95% score interval of a proportion (Wilson 1927), valid at 0%, at 100% and for small counts."""
     if cases == 0:
         return 0.0, 1.0
     share, square = correct / cases, Z * Z
     centre = (share + square / (2 * cases)) / (1 + square / cases)
     spread = Z * math.sqrt(share * (1 - share) / cases + square / (4 * cases * cases)) / (1 + square / cases)
-    # Rounding alone may put an end of the interval past a share of 0 or 1, by the last bit.
+    # Without min and max, rounding may put an end of the interval on the wrong side of the share, by one bit.
     return min(share, max(0.0, centre - spread)), max(share, min(1.0, centre + spread))
 
 
 def report(results: Sequence[Result]) -> list[Row]:
-    """A row per kind in order of appearance, its slices below it, and all together last; cases without kinds need
-    no row but the last."""
+    """Rows of the report: each kind in order of appearance, with its SLICES below it, and last all cases.
+
+    If no case names a kind, there is only the last row.
+    """
     rows = []
     kinds = list(dict.fromkeys(result.case.kind for result in results))
     for kind in kinds if kinds != [OTHER] else []:
         mine = [result for result in results if result.case.kind == kind]
         rows.append(_row(kind, mine))
-        for name, of, chosen in SLICES:
-            part = [result for result in mine if of == kind and chosen(result.case)]
+        for name, whole, belongs in SLICES:
+            part = [result for result in mine if whole == kind and belongs(result.case)]
             if part and len(part) < len(mine):
                 rows.append(_row(name, part))
     rows.append(_row("all", results))
@@ -121,17 +133,17 @@ def _same_json(answer: str, right: str) -> bool:
     if not right.lstrip().startswith(("{", "[")):
         return False
     try:
-        return _alike(json.loads(answer), json.loads(right))
+        return _equal_json(json.loads(answer), json.loads(right))
     except (ValueError, RecursionError):
         return False
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Equal as JSON, where true is not 1, as it is in Python."""
+def _equal_json(one: Any, other: Any) -> bool:
+    """Whether two values are equal as JSON. There, unlike in Python, true is not equal to 1."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(_equal_json(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_alike, one, other))
+        return len(one) == len(other) and all(map(_equal_json, one, other))
     return bool(one == other)

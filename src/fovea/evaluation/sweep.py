@@ -1,6 +1,7 @@
-"""The same questions answered with all visual tokens and with fewer, by several methods: accuracy, tokens and times of each.
+"""Compares methods of token reduction: the accuracy, visual tokens and times of each, on the same questions.
 
-Every question is asked under every setting, so that two settings are compared question by question (`paired`).
+Every question is answered under every setting, so that two settings are compared question by question
+(pairs.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from fovea.core.percentile import percentile
 from fovea.core.types import StageTimings
-from fovea.evaluation.pairs import Paired
+from fovea.evaluation.pairs import PairedCounts
 from fovea.evaluation.scenes import DETAIL_KINDS
 from fovea.evaluation.score import wilson
 
@@ -23,13 +24,18 @@ RELEVANCE = "relevance"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What every image of a question is seen with. method: None for all of its tokens. keep: the share of them."""
+    """How images are reduced in one run over the questions.
+
+    method: name of the method of token reduction; None: images keep all of their tokens.
+    keep: share of each image's tokens that is kept, in (0, 1].
+    """
 
     method: str | None = None
     keep: float = 1.0
 
     @property
     def name(self) -> str:
+        """Name in reports: "full", or method and share."""
         return "full" if self.method is None else f"{self.method} {self.keep:g}"
 
 
@@ -37,14 +43,19 @@ FULL = Setting()
 
 
 def settings(methods: Sequence[str], shares: Sequence[float] = SHARES) -> tuple[Setting, ...]:
-    """All tokens first, then every method at every share, each once."""
-    chosen = (Setting(method, keep) for method in methods for keep in shares)
-    return tuple(dict.fromkeys((FULL, *chosen)))
+    """`FULL`, then every method at every share, without duplicates."""
+    reduced = (Setting(method, keep) for method in methods for keep in shares)
+    return tuple(dict.fromkeys((FULL, *reduced)))
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
-    """One question under every setting. right, tokens: in the order of the settings; tokens are visual ones."""
+class Outcome:
+    """The answers to one question under all settings.
+
+    kind: the question's kind.
+    right: whether the answer was right, for each setting in order.
+    tokens: visual tokens of the question, for each setting in order.
+    """
 
     kind: str
     right: tuple[bool, ...]
@@ -53,7 +64,13 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Accuracy of a kind or group with its 95% Wilson interval; mean visual tokens per question."""
+    """Accuracy of one setting on a kind or group of questions.
+
+    group: name of the kind or group.
+    cases, correct: how many questions there are, and how many answers are right.
+    low, high: 95% interval of the accuracy (Wilson).
+    tokens: mean number of visual tokens per question.
+    """
 
     group: str
     cases: int
@@ -68,10 +85,15 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """Medians over requests that were asked alone, with nothing cached. Seconds; tokens are visual ones.
+class MedianTimes:
+    """Medians over requests that ran alone, with empty caches. Times are in seconds.
 
-    compute: preprocess, encode and prefill together: all work up to the first token, choosing included.
+    requests: how many there were.
+    tokens: visual tokens.
+    ttft: time to the first token.
+    preprocess, encode, prefill: time in each stage.
+    compute: preprocess, encode and prefill together, which is all work up to the first token; the choice of
+        tokens is part of it.
     """
 
     requests: int
@@ -83,8 +105,8 @@ class Timed:
     compute: float
 
     @classmethod
-    def of(cls, tokens: Sequence[int], timings: Sequence[StageTimings]) -> Timed:
-        """Of one request at least, each with its tokens."""
+    def from_requests(cls, tokens: Sequence[int], timings: Sequence[StageTimings]) -> MedianTimes:
+        """The medians over at least one request. tokens, timings: of each request."""
         names = ("ttft", "preprocess", "encode", "prefill")
         stages = {name: [getattr(timing, name) for timing in timings] for name in names}
         stages["compute"] = [timing.preprocess + timing.encode + timing.prefill for timing in timings]
@@ -94,29 +116,39 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`first` less `second`, over the questions of a group."""
+    """Two settings, compared on the questions of a group.
+
+    counts: questions by which of the two settings answered them right.
+    """
 
     group: str
     first: Setting
     second: Setting
-    paired: Paired
+    counts: PairedCounts
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """marks: one per question. timed: in the order of the settings. timed_on: what was asked for that, in words."""
+    """All measurements of one comparison of methods.
+
+    settings: in the order in which they are reported.
+    outcomes: one per question.
+    times: one per setting, in their order.
+    timed_on: description of the requests that were timed, for the report.
+    """
 
     settings: tuple[Setting, ...]
-    marks: tuple[Marks, ...]
-    timed: tuple[Timed, ...]
+    outcomes: tuple[Outcome, ...]
+    times: tuple[MedianTimes, ...]
     timed_on: str
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        return tuple(sorted({mark.kind for mark in self.marks}, key=self._place))
+        """The kinds of the questions, in order of appearance."""
+        return tuple(sorted({outcome.kind for outcome in self.outcomes}, key=self._place))
 
     def rivals(self, setting: Setting) -> tuple[Setting, ...]:
-        """Other methods at the same share."""
+        """The settings with other methods at the same share."""
         return tuple(
             other
             for other in self.settings
@@ -125,30 +157,33 @@ class Sweep:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Those that have questions, and are not the same as all of them."""
-        found = {_group(mark.kind) for mark in self.marks}
-        return GROUPS if len(found) > 1 else (ALL,)
+        """The groups to report: all of GROUPS if questions belong to both parts, else only ALL."""
+        parts = {_group(outcome.kind) for outcome in self.outcomes}
+        return GROUPS if len(parts) > 1 else (ALL,)
 
     def score(self, setting: Setting, group: str = ALL) -> Score:
-        """group: a kind, or one of GROUPS, that has questions."""
+        """Accuracy and tokens of a setting. group: a kind, or one of GROUPS, that has questions."""
         place, members = self.settings.index(setting), self._members(group)
-        correct = sum(mark.right[place] for mark in members)
-        tokens = sum(mark.tokens[place] for mark in members) / len(members)
+        correct = sum(outcome.right[place] for outcome in members)
+        tokens = sum(outcome.tokens[place] for outcome in members) / len(members)
         return Score(group, len(members), correct, *wilson(correct, len(members)), tokens)
 
-    def time(self, setting: Setting) -> Timed:
-        return self.timed[self.settings.index(setting)]
+    def time(self, setting: Setting) -> MedianTimes:
+        """The times of a setting."""
+        return self.times[self.settings.index(setting)]
 
     def compare(self, first: Setting, second: Setting, group: str = ALL) -> Comparison:
+        """Compare two settings. group: as in `score`."""
         members = self._members(group)
         answers = (
-            [mark.right[place] for mark in members] for place in map(self.settings.index, (first, second))
+            [outcome.right[place] for outcome in members]
+            for place in map(self.settings.index, (first, second))
         )
-        return Comparison(group, first, second, Paired.of(*answers))
+        return Comparison(group, first, second, PairedCounts.from_answers(*answers))
 
     @property
     def pairs(self) -> tuple[tuple[Setting, Setting], ...]:
-        """What is worth comparing: every setting with all tokens, and relevance with every other method at its share."""
+        """The pairs to report: every setting with `FULL`, and relevance with other methods at its share."""
         mine = [setting for setting in self.settings if setting.method == RELEVANCE]
         return (
             *((setting, FULL) for setting in self.settings if setting != FULL),
@@ -156,7 +191,7 @@ class Sweep:
         )
 
     def body(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report as JSON values."""
         return {
             "timed_on": self.timed_on,
             "settings": [self._setting(setting) for setting in self.settings],
@@ -167,40 +202,41 @@ class Sweep:
 
     def _setting(self, setting: Setting) -> dict[str, Any]:
         scores = [self.score(setting, group) for group in (*self.kinds, *self.groups)]
-        timed = asdict(self.time(setting))
-        seconds = [field.name for field in fields(Timed) if field.name not in ("requests", "tokens")]
+        times = asdict(self.time(setting))
+        seconds = [field.name for field in fields(MedianTimes) if field.name not in ("requests", "tokens")]
         return {
             "name": setting.name,
             "method": setting.method,
             "keep": setting.keep,
             "scores": [{**asdict(score), "accuracy": score.accuracy} for score in scores],
             "timed": {
-                "requests": timed["requests"],
-                "tokens": timed["tokens"],
-                **{f"{name}_ms": round(1e3 * timed[name], 3) for name in seconds},
+                "requests": times["requests"],
+                "tokens": times["tokens"],
+                **{f"{name}_ms": round(1e3 * times[name], 3) for name in seconds},
             },
         }
 
-    def _members(self, group: str) -> list[Marks]:
-        return [mark for mark in self.marks if group in (mark.kind, ALL, _group(mark.kind))]
+    def _members(self, group: str) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if group in (outcome.kind, ALL, _group(outcome.kind))]
 
     def _place(self, kind: str) -> int:
-        return next(place for place, mark in enumerate(self.marks) if mark.kind == kind)
+        return next(place for place, outcome in enumerate(self.outcomes) if outcome.kind == kind)
 
 
 def _group(kind: str) -> str:
     return DETAILS if kind in DETAIL_KINDS else OTHERS
 
 
-def _comparison(found: Comparison) -> Mapping[str, Any]:
-    low, high = found.paired.interval
+def _comparison(comparison: Comparison) -> Mapping[str, Any]:
+    counts = comparison.counts
+    low, high = counts.interval
     return {
-        "group": found.group,
-        "first": found.first.name,
-        "second": found.second.name,
-        **asdict(found.paired),
-        "difference": found.paired.difference,
+        "group": comparison.group,
+        "first": comparison.first.name,
+        "second": comparison.second.name,
+        **asdict(counts),
+        "difference": counts.difference,
         "low": low,
         "high": high,
-        "chance": found.paired.chance,
+        "chance": counts.p_value,
     }

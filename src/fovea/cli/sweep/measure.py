@@ -12,7 +12,7 @@ from fovea.cli.questions import Asker, progress, visual_of
 from fovea.core.image import PixelBudget, VisualTokens
 from fovea.core.types import StageTimings
 from fovea.evaluation.datasets import Case
-from fovea.evaluation.sweep import Marks, Setting, Sweep, Timed
+from fovea.evaluation.sweep import MedianTimes, Outcome, Setting, Sweep
 
 if TYPE_CHECKING:
     from fovea.core.protocols import CacheStage
@@ -55,7 +55,7 @@ class SweepRun:
             marks = await self._marks(iter(cases), _telling(advance, total))
         return Sweep(self._settings, marks, timed, timed_on)
 
-    async def _times(self, cases: Sequence[Case]) -> tuple[Timed, ...]:
+    async def _times(self, cases: Sequence[Case]) -> tuple[MedianTimes, ...]:
         """Settings take turns, so that whatever else the machine does falls on all of them; a first turn does not count."""
         asker = Asker(self._engine, max_tokens=1)
         tokens: list[list[int]] = [[] for _ in self._settings]
@@ -71,11 +71,11 @@ class SweepRun:
                         tokens[place].append(answer.usage.image)
                         timings[place].append(answer.timings)
                     advance()
-        return tuple(Timed.of(*both) for both in zip(tokens, timings, strict=True))
+        return tuple(MedianTimes.from_requests(*both) for both in zip(tokens, timings, strict=True))
 
-    async def _marks(self, cases: Iterator[Case], advance: Callable[[], None]) -> tuple[Marks, ...]:
+    async def _marks(self, cases: Iterator[Case], advance: Callable[[], None]) -> tuple[Outcome, ...]:
         """One question under all settings before the next: its pictures are drawn, and its image encoded, once."""
-        found: dict[int, Marks] = {}
+        found: dict[int, Outcome] = {}
         turn, drawing = 0, asyncio.Lock()
 
         async def worker() -> None:
@@ -92,13 +92,13 @@ class SweepRun:
         await asyncio.gather(*(worker() for _ in range(self._concurrency)))
         return tuple(found[number] for number in sorted(found))
 
-    async def _mark(self, case: Case) -> Marks:
+    async def _mark(self, case: Case) -> Outcome:
         visual = await self._asker.visual(case)
         if visual is None:
             none = len(self._settings)
-            return Marks(case.kind, (False,) * none, (0,) * none)
+            return Outcome(case.kind, (False,) * none, (0,) * none)
         results = [await self._asker.ask(case, visual, budget) for budget in self._budgets]
-        return Marks(
+        return Outcome(
             case.kind,
             tuple(result.correct for result in results),
             tuple(result.image_tokens for result in results),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from fovea.evaluation.pairs import Paired
+from fovea.evaluation.pairs import PairedCounts
 from fovea.evaluation.sweep import ALL, FULL, Score, Setting, Sweep
 
 DIFFERENCES = (
@@ -66,14 +66,14 @@ def _kinds(sweep: Sweep, keep: float) -> Iterator[list[str]]:
 def _pairs(sweep: Sweep) -> Iterator[list[str]]:
     yield ["first", "second", *sweep.groups]
     for pair in sweep.pairs:
-        compared = [sweep.compare(*pair, group).paired for group in sweep.groups]
+        compared = [sweep.compare(*pair, group).counts for group in sweep.groups]
         yield [*(setting.name for setting in pair), *map(difference, compared)]
 
 
-def difference(paired: Paired) -> str:
+def difference(paired: PairedCounts) -> str:
     """In points, with its interval and p."""
     low, high = (100 * end for end in paired.interval)
-    return f"{100 * paired.difference:+.1f} ({low:+.1f} to {high:+.1f}), p {paired.chance:.3f}"
+    return f"{100 * paired.difference:+.1f} ({low:+.1f} to {high:+.1f}), p {paired.p_value:.3f}"
 
 
 def _accuracy(score: Score) -> str:

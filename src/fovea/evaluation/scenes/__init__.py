@@ -1,8 +1,8 @@
 """Synthetic images with questions whose answers are exact by construction.
 
-`generate(seed, count, kinds, sizes)` yields samples; the same arguments give the same samples on any machine
-with the same Pillow. Seeds from `HELD_OUT_SEED` (1_000_000_000) on are for evaluation only: no training run of
-a bundled model draws from them.
+`generate(seed, count, kinds, sizes)` yields samples. Equal arguments give equal samples on any machine with
+the same version of Pillow. Seeds from `HELD_OUT_SEED` (1_000_000_000) on are for evaluation only: no training
+run of a bundled model uses them.
 """
 
 from fovea.evaluation.scenes.dataset import DETAIL_KINDS, KINDS, generate

@@ -1,11 +1,11 @@
-"""Conversations of several turns about one scene, later turns leaning on earlier ones."""
+"""Conversations of several turns about one scene, in which later turns refer to earlier ones."""
 
 from __future__ import annotations
 
 from random import Random
 
 from fovea.evaluation.scenes import attributes, quantities, reading, relations
-from fovea.evaluation.scenes.focus import around
+from fovea.evaluation.scenes.focus import boxes_around
 from fovea.evaluation.scenes.phrasing import by_shape
 from fovea.evaluation.scenes.sample import Turn
 from fovea.evaluation.scenes.scene import Box, Item, Scene
@@ -32,12 +32,12 @@ _OPENINGS = (
 )
 
 
-def _said(pair: tuple[str, str]) -> Turn:
+def _small_turn(pair: tuple[str, str]) -> Turn:
     return Turn(pair[0], pair[1], (pair[1],))
 
 
 def _follow_ups(rng: Random, item: Item, focus: tuple[Box, ...]) -> list[Turn]:
-    """Questions about `it`, the item of the turn before."""
+    """One or two questions about "it", the item of the previous turn."""
     where = f"It is in the {item.place}."
     shade = f"It is {item.colour}."
     turns = [
@@ -49,23 +49,26 @@ def _follow_ups(rng: Random, item: Item, focus: tuple[Box, ...]) -> list[Turn]:
 
 
 def chat(rng: Random, scene: Scene) -> tuple[Turn, ...] | None:
-    """2 to 5 turns; half of the conversations follow one item up as `it`."""
+    """2 to 5 turns about a scene; None: the scene has too little for two turns.
+
+    Half of the conversations stay with one item, which later turns call "it".
+    """
     turns: list[Turn] = []
     unique = by_shape(scene)
     if unique and rng.random() < 0.5:
         item, noun = rng.choice(unique)
         opening = f"Yes, there is a {noun}."
-        focus = around(scene, item)
+        focus = boxes_around(scene, item)
         turns = [Turn(f"Is there a {noun}?", opening, (opening, "yes"), focus)]
         turns += _follow_ups(rng, item, focus)
     else:
-        asked = (rng.choice(_PLAIN)(rng, scene) for _ in range(rng.randint(2, 4)))
-        turns = [turn for turn in asked if turn is not None]
+        candidates = (rng.choice(_PLAIN)(rng, scene) for _ in range(rng.randint(2, 4)))
+        turns = [turn for turn in candidates if turn is not None]
     if rng.random() < 0.15:
-        turns.append(_said(rng.choice(_MANNERS)))
+        turns.append(_small_turn(rng.choice(_MANNERS)))
     return tuple(turns) if len(turns) > 1 else None
 
 
 def small_talk(rng: Random) -> Turn:
     """A turn that needs no image."""
-    return _said(rng.choice(_OPENINGS + _MANNERS))
+    return _small_turn(rng.choice(_OPENINGS + _MANNERS))

@@ -1,7 +1,7 @@
-"""Composition: which items and labels a random scene has, and where.
+"""Composes random scenes: which items and labels a scene has, and where they are.
 
-Items keep inside their cell of the 3x3 grid and apart from its borders, so that every answer about a
-place is beyond doubt. A label owns a whole row.
+An item lies inside its cell of the 3x3 grid, away from the cell's borders, so that no answer about a place is
+ambiguous. A row with a label holds no items.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LIGHT_ENOUGH = ("yellow", "cyan", "pink", "orange")
 
 
 def random_size(rng: Random) -> tuple[int, int]:
-    """(width, height) in [128, 896]: most are small; a fifth are no multiples of 32."""
+    """Width and height in pixels, each in [128, 896]. Most are small; a fifth are not multiples of 32."""
     band = rng.random()
     low, high = (4, 8) if band < 0.6 else (8, 16) if band < 0.85 else (16, 28)
     sides = [32 * rng.randint(low, high) for _ in range(2)]
@@ -36,7 +36,7 @@ def _jitter(rng: Random, rgb: RGB, amount: int) -> RGB:
 
 
 def random_background(rng: Random) -> tuple[Background, bool]:
-    """A background, and whether it is dark."""
+    """A random background, and whether it is dark."""
     dark = rng.random() < 0.35
     grey = rng.randint(8, 52) if dark else rng.randint(212, 255)
     start = _jitter(rng, (grey, grey, grey), 6)
@@ -46,7 +46,7 @@ def random_background(rng: Random) -> tuple[Background, bool]:
 
 
 def random_code(rng: Random, length: int | None = None) -> str:
-    """2 to 6 characters, no two neighbours alike."""
+    """A code of `length` characters without equal neighbours. None: 2 to 6 characters."""
     code = ""
     for _ in range(length or rng.randint(2, 6)):
         code += rng.choice([c for c in CODE_CHARACTERS if c != code[-1:]])
@@ -56,7 +56,10 @@ def random_code(rng: Random, length: int | None = None) -> str:
 def place_label(
     rng: Random, width: int, height: int, row: int, dark: bool, code: str, capitals: int | None = None
 ) -> Label:
-    """A label at a random spot of its row; `capitals` pixels high (None: random), or less where it is too wide."""
+    """A label with the text `code` at a random place of its row.
+
+    capitals: height of its capital letters in pixels; None: random. A text that is too wide is made smaller.
+    """
     face = rng.choice(FONTS)
     size = capitals
     if size is None:
@@ -81,7 +84,7 @@ def place_label(
 def place_item(
     rng: Random, width: int, height: int, cell: int, colour: str, shape: str, size: float | None = None
 ) -> Item:
-    """An item at a random spot of its cell; `size` in pixels, None for a random one."""
+    """An item at a random place of its cell. size: in pixels; None: random."""
     wide, high = width / 3, height / 3
     if size is None:
         room = min(wide, high)
@@ -94,7 +97,7 @@ def place_item(
 
 
 def palette(rng: Random, names: tuple[str, ...]) -> list[str]:
-    """A few of the names, so that repeats are as common as single ones."""
+    """A random selection of names, often a small one, so that colours and shapes are repeated."""
     many = rng.choice((1, 2, 2, 3, 4, len(names), len(names)))
     return rng.sample(names, many)
 
@@ -108,14 +111,20 @@ def compose(
     items: int | None = None,
     code_length: int | None = None,
 ) -> Scene:
-    """A random scene with `labels` codes (0..3) and `items` shapes (None: any number that has room)."""
+    """A random scene.
+
+    width, height: in pixels.
+    labels: how many codes it has, 0 to 3.
+    items: how many items it has, as far as there are free cells; None: a random number.
+    code_length: characters of each code; None: random.
+    """
     background, dark = random_background(rng)
     rows = sorted(rng.sample(range(3), labels))
-    written = [place_label(rng, width, height, row, dark, random_code(rng, code_length)) for row in rows]
+    codes = [place_label(rng, width, height, row, dark, random_code(rng, code_length)) for row in rows]
     free = [cell for cell in range(9) if cell // 3 not in rows]
     if items is None:
         items = rng.randint(0 if labels else 1, len(free))
     cells = sorted(rng.sample(free, min(items, len(free))))
     colours, shapes = palette(rng, COLOUR_NAMES), palette(rng, SHAPES)
-    placed = [place_item(rng, width, height, c, rng.choice(colours), rng.choice(shapes)) for c in cells]
-    return Scene(width, height, background, tuple(placed), tuple(written))
+    things = [place_item(rng, width, height, c, rng.choice(colours), rng.choice(shapes)) for c in cells]
+    return Scene(width, height, background, tuple(things), tuple(codes))

@@ -1,4 +1,4 @@
-"""Samples by seed: every kind of question, on scenes that suit it."""
+"""Generates samples from a seed: every kind of question, on scenes that suit it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fovea.evaluation.scenes.reading import reading_of
 from fovea.evaluation.scenes.refusal import refusal
 from fovea.evaluation.scenes.sample import Sample, Turn
 from fovea.evaluation.scenes.scene import Scene
-from fovea.evaluation.scenes.small import LARGE_SIZES, Asked, small_object, small_text
+from fovea.evaluation.scenes.small import LARGE_SIZES, Question, small_object, small_text
 from fovea.evaluation.scenes.structured import structured
 
 Size = tuple[int, int]
@@ -45,21 +45,21 @@ def _one_scene(kind: str, rng: Random, size: Size) -> Content:
 
 
 def _counting(rng: Random, size: Size) -> Content:
-    """Each of 0..5 is as likely as the others, 6..9 together as likely as two of them."""
+    """A counting question. Each answer of 0 to 5 has a probability of 1/8, each of 6 to 9 one of 1/16."""
     wanted = rng.choice((0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9))
     while True:
         scene = compose(rng, *size, items=rng.randint(max(1, wanted), 9))
-        found = quantities.counting_of(rng, scene, wanted)
-        if found is not None:
-            return (scene,), (found[0],), {"count": wanted}
+        question = quantities.counting_of(rng, scene, wanted)
+        if question is not None:
+            return (scene,), (question[0],), {"count": wanted}
 
 
 def _reading(rng: Random, size: Size) -> Content:
     while True:
         scene = compose(rng, *size, labels=rng.choice((1, 1, 1, 2)))
-        found = reading_of(rng, scene)
-        if found is not None:
-            turn, label = found
+        question = reading_of(rng, scene)
+        if question is not None:
+            turn, label = question
             return (scene,), (turn,), {"characters": len(label.text), "height": label.height}
 
 
@@ -81,8 +81,8 @@ def _motion(rng: Random, size: Size) -> Content:
     return scenes, (turn,), {"frames": len(scenes)}
 
 
-def _alone(asked: Asked) -> Content:
-    scene, turn, facts = asked
+def _alone(question: Question) -> Content:
+    scene, turn, facts = question
     return (scene,), (turn,), facts
 
 
@@ -112,7 +112,7 @@ KINDS: tuple[str, ...] = (
     "chat",
 )
 DETAIL_KINDS: tuple[str, ...] = ("small_text", "small_object")
-"""Kinds about small details in large images; none of the default kinds."""
+"""Kinds about small details in large images. They are not among the default kinds."""
 
 
 def _size(rng: Random, kind: str, sizes: Sequence[Size] | None) -> Size:
@@ -126,7 +126,7 @@ def _size(rng: Random, kind: str, sizes: Sequence[Size] | None) -> Size:
 
 
 def content(kind: str, rng: Random, size: Size) -> Content:
-    """The scenes, turns and facts of one sample, not drawn. size: (width, height) in pixels."""
+    """The scenes, turns and facts of one sample, not drawn yet. size: (width, height) in pixels."""
     if kind in _SPECIAL:
         return _SPECIAL[kind](rng, size)
     return _one_scene(kind, rng, size)
@@ -135,11 +135,13 @@ def content(kind: str, rng: Random, size: Size) -> Content:
 def generate(
     seed: int, count: int, kinds: Sequence[str] = KINDS, sizes: Sequence[Size] | None = None
 ) -> Iterator[Sample]:
-    """`count` samples, the kinds in turn; `kinds` are of KINDS and DETAIL_KINDS.
+    """`count` samples, the kinds in turn. A sample depends only on the seed, its index, its kind and `sizes`.
 
-    sizes: (width, height) choices in pixels; None: 128..896 per side, mostly small, a fifth no multiples of 32
-        (compare and motion: 128..256; DETAIL_KINDS: `LARGE_SIZES`). A sample depends on seed, its index and its kind
-        only.
+    Raises ValueError for unknown kinds, and for none.
+
+    kinds: names from KINDS and DETAIL_KINDS.
+    sizes: choices of (width, height) in pixels. None: 128 to 896 per side, mostly small, a fifth of them not
+        multiples of 32; for compare and motion 128 to 256; for DETAIL_KINDS `LARGE_SIZES`.
     """
     known = (*KINDS, *DETAIL_KINDS)
     unknown = sorted(set(kinds) - set(known))

@@ -1,4 +1,4 @@
-"""Rendering: a Scene to RGB pixels. The same scene gives the same bytes under the same Pillow."""
+"""Draws a scene as RGB pixels. Equal scenes give equal bytes with the same version of Pillow."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _backdrop(width: int, height: int, background: Background) -> Image.Image:
 
 
 def outline(item: Item) -> Points:
-    """The corners of an item's polygon in pixels; a circle has none."""
+    """The corners of an item's polygon in pixels; an empty list for a circle."""
     half = item.size / 2
     return [(item.x + half * dx, item.y + half * dy) for dx, dy in _OUTLINES.get(item.shape, [])]
 
@@ -75,17 +75,20 @@ def _draw_item(canvas: ImageDraw.ImageDraw, item: Item) -> None:
 
 def glyphs(label: Label) -> list[tuple[str, float, float]]:
     """Each character with the x where it starts and the x where it ends, in pixels."""
-    placed = []
+    positions = []
     x = label.x
     for character in label.text:
         end = x + advance(label.font, label.height, character)
-        placed.append((character, x, end))
+        positions.append((character, x, end))
         x = end + label.tracking
-    return placed
+    return positions
 
 
 def label_box(label: Label) -> Box:
-    """The smallest box around the characters' ink: from about `baseline - height` to `baseline`, lower under a J or Q."""
+    """The smallest box around the characters' ink.
+
+    It reaches from about `baseline - height` to `baseline`; below the baseline if there is a J or Q.
+    """
     inks = [(start, ink(label.font, label.height, character)) for character, start, _ in glyphs(label)]
     return (
         min(start + left for start, (left, _, _, _) in inks),

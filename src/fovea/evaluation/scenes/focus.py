@@ -1,4 +1,4 @@
-"""Where in a scene the answer to a question is to be found, as boxes within the image."""
+"""Computes the focus of a question: boxes in the image that contain the answer."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from fovea.evaluation.scenes.draw import label_box
 from fovea.evaluation.scenes.scene import Box, Item, Label, Scene
 
 MARGIN = 2.0
-"""Pixels around a thing: drawing rounds outwards, and edges are seen against what is beside them."""
+"""Margin around a thing in pixels. Drawing rounds outwards, and edges are visible only beside a surround."""
 
 
-def around(scene: Scene, *things: Item | Label) -> tuple[Box, ...]:
-    """A box for each thing, with a margin, cut to the image."""
+def boxes_around(scene: Scene, *things: Item | Label) -> tuple[Box, ...]:
+    """A box around each thing, with a margin, clipped to the image."""
     boxes = (thing.box if isinstance(thing, Item) else label_box(thing) for thing in things)
     return tuple(
         (
@@ -24,13 +24,16 @@ def around(scene: Scene, *things: Item | Label) -> tuple[Box, ...]:
 
 
 def evidence(scene: Scene, colour: str | None, shape: str | None) -> tuple[Box, ...]:
-    """The items of that colour and shape (None: any); when there are none, those that share one of the two."""
-    found = scene.matching(colour, shape)
-    return around(scene, *(found or [i for i in scene.items if colour == i.colour or shape == i.shape]))
+    """Boxes of the items of that colour and shape. If there are none: of the items that have one of the two.
+
+    colour, shape: None stands for any.
+    """
+    items = scene.matching(colour, shape)
+    return boxes_around(scene, *(items or [i for i in scene.items if colour == i.colour or shape == i.shape]))
 
 
 def place_box(scene: Scene, cell: int) -> Box:
-    """A whole cell of the 3x3 grid."""
+    """The box of a whole cell of the 3x3 grid."""
     wide, high = scene.width / 3, scene.height / 3
     left, top = cell % 3 * wide, cell // 3 * high
     return left, top, left + wide, top + high

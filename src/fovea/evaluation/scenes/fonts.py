@@ -1,4 +1,4 @@
-"""The fonts that labels are written in: subsets that ship with the package, and Pillow's own."""
+"""The fonts of labels: subsets that ship with the package, and Pillow's own font."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _load(name: str, size: int) -> ImageFont.FreeTypeFont:
 
 @lru_cache(maxsize=512)
 def font(name: str, height: int) -> ImageFont.FreeTypeFont:
-    """The smallest size of the font whose capital H is at least `height` pixels high."""
+    """The font in the smallest size at which a capital H is at least `height` pixels high. Cached."""
     size = height
     while True:
         candidate = _load(name, size)
@@ -40,7 +40,7 @@ def advance(name: str, height: int, character: str) -> float:
 
 @lru_cache(maxsize=65536)
 def ink(name: str, height: int, character: str) -> tuple[float, float, float, float]:
-    """(left, top, right, bottom) of what is drawn, in pixels from where the character starts on the baseline."""
+    """Box of a character's drawn pixels, (left, top, right, bottom), from its start on the baseline."""
     return font(name, height).getbbox(character, anchor="ls")
 
 

@@ -15,7 +15,7 @@ _STEP = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 
 
 def _frames(scene: Scene, mover: Item, direction: str, count: int) -> tuple[Scene, ...]:
-    """The mover goes from one outer cell of its row or column to the opposite one, in equal steps."""
+    """`count` frames, in which the mover crosses the image along its row or column in equal steps."""
     across, down = _STEP[direction]
     wide, high = scene.width / 3, scene.height / 3
     frames = []
@@ -45,7 +45,7 @@ def motion_scenes(rng: Random, width: int, height: int, count: int) -> tuple[tup
 
 
 def ask_motion(rng: Random, mover: Item, direction: str) -> Turn:
-    """What moved, which way, or both."""
+    """A question about the item that moved, about its direction, or about both."""
     full = f"the {mover.name} moved {direction}"
     kind = rng.randrange(3)
     if kind == 0:
@@ -57,6 +57,6 @@ def ask_motion(rng: Random, mover: Item, direction: str) -> Turn:
 
 
 def motion(rng: Random, width: int, height: int) -> tuple[tuple[Scene, ...], Turn]:
-    """3 or 4 frames, in order, with what moved or which way it went."""
+    """3 or 4 frames in order, and a question about the motion."""
     frames, mover, direction = motion_scenes(rng, width, height, rng.choice((3, 4)))
     return frames, ask_motion(rng, mover, direction)

@@ -1,4 +1,4 @@
-"""Two images and a question that needs both."""
+"""Questions about two images, which need both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Pair = tuple[tuple[Scene, Scene], Turn]
 
 
 def _more(rng: Random, one: Scene, two: Scene) -> Turn:
-    """Which image has more of a shape, or objects; or that neither has."""
+    """A question about which image has more objects, or more of one shape. The answer may be "neither"."""
     shape = rng.choice((None, rng.choice(SHAPES), rng.choice([i.shape for i in one.items + two.items])))
     first, second = len(one.matching(shape=shape)), len(two.matching(shape=shape))
     noun = plural(shape or "object")
@@ -32,36 +32,36 @@ def _recoloured(rng: Random, item: Item) -> Item:
 
 
 def _change(rng: Random, scene: Scene) -> tuple[Scene, str]:
-    """The scene with one change, and the sentence that tells it, without the full stop."""
+    """The scene with one change, and a sentence that describes the change, without the full stop."""
     item = rng.choice(scene.items)
     others = tuple(other for other in scene.items if other is not item)
     empty = [cell for cell in range(9) if scene.in_cell(cell) is None]
     kind = rng.randrange(3)
     if kind == 0:
-        changed = _recoloured(rng, item)
-        told = f"the {item.shape} in the {item.place} changed from {item.colour} to {changed.colour}"
-        return scene.with_items((*others, changed)), told
+        other = _recoloured(rng, item)
+        change = f"the {item.shape} in the {item.place} changed from {item.colour} to {other.colour}"
+        return scene.with_items((*others, other)), change
     if kind == 1 or not empty:
         return scene.with_items(others), f"the {item.name} in the {item.place} is gone"
-    added = place_item(
+    new = place_item(
         rng, scene.width, scene.height, rng.choice(empty), rng.choice(COLOUR_NAMES), rng.choice(SHAPES)
     )
-    return scene.with_items((*scene.items, added)), f"a new {added.name} is in the {added.place}"
+    return scene.with_items((*scene.items, new)), f"a new {new.name} is in the {new.place}"
 
 
-def _difference(rng: Random, told: str) -> Turn:
-    """Same or different, or what differs; `told` says what, and is empty for equal images."""
+def _difference(rng: Random, change: str) -> Turn:
+    """A question about whether two images differ, or how. change: describes it; empty for equal images."""
     if rng.random() < 0.5:
         forms = ("What differs between the two images?", "What changed from the first image to the second?")
-        answer = sentence(told or "nothing changed")
+        answer = sentence(change or "nothing changed")
         return Turn(rng.choice(forms), answer, (answer,))
     question = rng.choice(("Are the two images the same?", "Are both images equal?"))
-    word, full = ("no", "no, they are different") if told else ("yes", "yes, they are the same")
+    word, full = ("no", "no, they are different") if change else ("yes", "yes, they are the same")
     return turn(rng, question, word, full)
 
 
 def pair_scenes(rng: Random, width: int, height: int) -> tuple[Scene, Scene, str | None]:
-    """Two scenes of one size and how they differ: None for unrelated ones, empty for equal ones."""
+    """Two scenes of one size, and the change between them: None if unrelated, empty if equal."""
     scene = compose(rng, width, height, items=rng.randint(1, 6))
     kind = rng.randrange(5)
     if kind < 2:
@@ -71,14 +71,14 @@ def pair_scenes(rng: Random, width: int, height: int) -> tuple[Scene, Scene, str
     return scene, *_change(rng, scene)
 
 
-def ask_pair(rng: Random, one: Scene, two: Scene, told: str | None) -> Turn:
-    """A question about two scenes of `pair_scenes`."""
-    if told is None or (told and rng.random() < 0.2):
+def ask_pair(rng: Random, one: Scene, two: Scene, change: str | None) -> Turn:
+    """A question about two scenes. one, two, change: from `pair_scenes`."""
+    if change is None or (change and rng.random() < 0.2):
         return _more(rng, one, two)
-    return _difference(rng, told)
+    return _difference(rng, change)
 
 
 def compare(rng: Random, width: int, height: int) -> Pair:
-    """(first and second scene, turn); both scenes have one size."""
-    one, two, told = pair_scenes(rng, width, height)
-    return (one, two), ask_pair(rng, one, two, told)
+    """Two scenes of that size, and a question about both."""
+    one, two, change = pair_scenes(rng, width, height)
+    return (one, two), ask_pair(rng, one, two, change)

@@ -1,4 +1,4 @@
-"""How questions ask for the form of an answer, and how a thing in a scene is referred to without doubt."""
+"""Wording of questions: requests for a form of answer, and unambiguous names for the items of a scene."""
 
 from __future__ import annotations
 
@@ -27,9 +27,14 @@ def turn(
     brief: tuple[str, ...] = BRIEF,
     focus: tuple[Box, ...] = (),
 ) -> Turn:
-    """The question as it is, answered by the sentence `full`; or with a request for `word` alone.
+    """A turn with the question alone, answered by a sentence, or with a request for a brief answer.
 
-    Both forms count as right in either case: the fact is what is asked.
+    Both answers count as right for both forms, because the fact is tested and not the form.
+
+    word: the brief answer.
+    full: the answer as a sentence, without upper first letter and full stop.
+    brief: the requests for a brief answer to choose from.
+    focus: boxes in the image that contain the answer.
     """
     full = sentence(full)
     if rng.random() < 0.5:
@@ -38,26 +43,26 @@ def turn(
 
 
 def by_shape(scene: Scene) -> list[tuple[Item, str]]:
-    """Items that are the only one of their shape, with the noun: `circle`."""
+    """Items that are the only one of their shape, each with its noun: "circle"."""
     return [(i, i.shape) for i in scene.items if len(scene.matching(shape=i.shape)) == 1]
 
 
 def by_colour(scene: Scene) -> list[tuple[Item, str]]:
-    """Items that are the only one of their colour: `red object`."""
+    """Items that are the only one of their colour, each with its noun: "red object"."""
     return [(i, f"{i.colour} object") for i in scene.items if len(scene.matching(colour=i.colour)) == 1]
 
 
 def by_name(scene: Scene) -> list[tuple[Item, str]]:
-    """Items whose colour and shape together are unique: `red circle`."""
+    """Items that are the only one of their colour and shape together, each with its noun: "red circle"."""
     return [(i, i.name) for i in scene.items if len(scene.matching(i.colour, i.shape)) == 1]
 
 
 def by_place(scene: Scene) -> list[tuple[Item, str]]:
-    """All items: `object in the top left`."""
+    """All items, each with its noun: "object in the top left"."""
     return [(i, f"object in the {i.place}") for i in scene.items]
 
 
 def pick(rng: Random, *pools: list[tuple[Item, str]]) -> tuple[Item, str] | None:
-    """One reference, from a random one of the pools that are not empty; None when all are."""
-    filled = [pool for pool in pools if pool]
-    return rng.choice(rng.choice(filled)) if filled else None
+    """A random item and noun from a random pool that is not empty; None: all pools are empty."""
+    choices = [pool for pool in pools if pool]
+    return rng.choice(rng.choice(choices)) if choices else None

@@ -1,4 +1,4 @@
-"""Questions about how many there are: whether any, and exactly how many."""
+"""Questions about quantities: whether there is any item of a kind, and how many there are."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from fovea.evaluation.scenes.scene import Scene
 from fovea.evaluation.scenes.vocabulary import COLOUR_NAMES, SHAPES, article, plural
 
 Predicate = tuple[str | None, str | None]
+"""Colour and shape of items; None stands for any."""
 
 
 def noun_of(predicate: Predicate) -> str:
-    """(colour, shape), either of them None for any, as a noun phrase."""
+    """A predicate as a noun phrase, such as "red circle" or "object"."""
     shade, form = predicate
     return " ".join(filter(None, (shade, form or "object")))
 
 
 def _predicates(rng: Random, scene: Scene) -> dict[Predicate, int]:
-    """Predicates worth asking about, near misses included, with how many items each has."""
+    """Predicates to ask about, and how many items each matches. Some nearly match an item of the scene."""
     pairs: set[Predicate] = {(None, None)}
     for item in scene.items:
         other_shade, other_form = rng.choice(COLOUR_NAMES), rng.choice(SHAPES)
@@ -35,26 +36,32 @@ def _predicates(rng: Random, scene: Scene) -> dict[Predicate, int]:
 
 
 def existence(rng: Random, scene: Scene) -> Turn | None:
-    """Is there such a thing? Yes and no are equally likely; most noes are near misses."""
+    """A question about whether there is an item of a kind; None: the scene offers no such question.
+
+    Yes and no are equally likely. If the answer is no, the scene mostly has an item that nearly matches.
+    """
     counts = _predicates(rng, scene)
     del counts[(None, None)]
-    wanted = rng.random() < 0.5
-    candidates = [pair for pair, count in counts.items() if (count > 0) == wanted]
+    yes = rng.random() < 0.5
+    candidates = [pair for pair, count in counts.items() if (count > 0) == yes]
     if not candidates:
         return None
     predicate = rng.choice(candidates)
     noun = noun_of(predicate)
     forms = ("Is there {} in the image?", "Is there {}?", "Can you see {}?", "Does the image show {}?")
     question = rng.choice(forms).format(article(noun))
-    full = f"yes, there is {article(noun)}" if wanted else f"no, there is no {noun}"
-    return turn(rng, question, "yes" if wanted else "no", full, focus=evidence(scene, *predicate))
+    full = f"yes, there is {article(noun)}" if yes else f"no, there is no {noun}"
+    return turn(rng, question, "yes" if yes else "no", full, focus=evidence(scene, *predicate))
 
 
 def counting_of(rng: Random, scene: Scene, wanted: int | None = None) -> tuple[Turn, int] | None:
-    """A counting question whose answer is `wanted` (None: each count the scene offers is equally likely)."""
+    """A counting question, and its answer; None: the scene offers no question with that answer.
+
+    wanted: the answer; None: each count that the scene offers is equally likely.
+    """
     counts = _predicates(rng, scene)
-    offered = sorted(set(counts.values()))
-    number = rng.choice(offered) if wanted is None else wanted
+    choices = sorted(set(counts.values()))
+    number = rng.choice(choices) if wanted is None else wanted
     candidates = [pair for pair, count in counts.items() if count == number]
     if not candidates:
         return None
@@ -72,6 +79,6 @@ def counting_of(rng: Random, scene: Scene, wanted: int | None = None) -> tuple[T
 
 
 def counting(rng: Random, scene: Scene) -> Turn | None:
-    """How many of a colour, a shape, both, or objects at all; 0..9."""
-    found = counting_of(rng, scene)
-    return None if found is None else found[0]
+    """A question about the number of all objects, or of those with a colour, a shape or both; 0 to 9."""
+    question = counting_of(rng, scene)
+    return None if question is None else question[0]

@@ -1,10 +1,10 @@
-"""Questions about the codes that are written in a scene."""
+"""Questions about the text of the labels in a scene."""
 
 from __future__ import annotations
 
 from random import Random
 
-from fovea.evaluation.scenes.focus import around
+from fovea.evaluation.scenes.focus import boxes_around
 from fovea.evaluation.scenes.phrasing import BRIEF_TEXT
 from fovea.evaluation.scenes.sample import Turn
 from fovea.evaluation.scenes.scene import Box, Label, Scene
@@ -18,7 +18,10 @@ def _reply(rng: Random, question: str, text: str, focus: tuple[Box, ...]) -> Tur
 
 
 def reading_of(rng: Random, scene: Scene) -> tuple[Turn, Label] | None:
-    """What a label says, by its row when there are several."""
+    """A question about a label's text, and the label; None: the scene has no label.
+
+    If there are several labels, the question names the label's row.
+    """
     if not scene.labels:
         return None
     label = rng.choice(scene.labels)
@@ -35,10 +38,10 @@ def reading_of(rng: Random, scene: Scene) -> tuple[Turn, Label] | None:
             "What is written in the image?",
         )
     question = rng.choice(forms).format(label.place)
-    return _reply(rng, question, label.text, around(scene, label)), label
+    return _reply(rng, question, label.text, boxes_around(scene, label)), label
 
 
 def reading(rng: Random, scene: Scene) -> Turn | None:
-    """As `reading_of`, without the label."""
-    found = reading_of(rng, scene)
-    return None if found is None else found[0]
+    """A question about a label's text; None: the scene has no label."""
+    question = reading_of(rng, scene)
+    return None if question is None else question[0]

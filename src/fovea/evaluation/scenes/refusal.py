@@ -1,4 +1,4 @@
-"""Questions about what is not there; the answer says so."""
+"""Questions about things that the scene does not have. The right answer says that they are not there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _absent_name(rng: Random, scene: Scene) -> str:
 
 
 def refusal(rng: Random, scene: Scene) -> Turn | None:
-    """The colour, shape or place of something absent, an empty place, or a text that is not there."""
+    """A question about an absent item, an empty place or an absent text; None: there is no such question."""
     kind = rng.randrange(5)
     if kind == 0:
         absent = [s for s in SHAPES if not scene.matching(shape=s)]

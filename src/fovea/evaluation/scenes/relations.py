@@ -1,10 +1,10 @@
-"""Questions about two things: which is left of, right of, above or below the other."""
+"""Questions about two items: which one is left of, right of, above or below the other."""
 
 from __future__ import annotations
 
 from random import Random
 
-from fovea.evaluation.scenes.focus import around
+from fovea.evaluation.scenes.focus import boxes_around
 from fovea.evaluation.scenes.phrasing import by_name, by_shape, turn
 from fovea.evaluation.scenes.sample import Turn
 from fovea.evaluation.scenes.scene import Item, Scene
@@ -13,31 +13,35 @@ _OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "be
 
 
 def _relations(one: Item, other: Item) -> list[str]:
-    """What holds between two items of different columns or rows: `one` is ... `other`."""
-    held = []
+    """The relations that are true of two items in different cells: `one` is ... `other`."""
+    relations = []
     if one.column != other.column:
-        held.append("left of" if one.column < other.column else "right of")
+        relations.append("left of" if one.column < other.column else "right of")
     if one.row != other.row:
-        held.append("above" if one.row < other.row else "below")
-    return held
+        relations.append("above" if one.row < other.row else "below")
+    return relations
 
 
 def relation(rng: Random, scene: Scene) -> Turn | None:
-    """Yes or no, equally likely; or, of two items in one row or column, on which side one is."""
-    named = by_name(scene) if rng.random() < 0.7 else by_shape(scene)
-    if len(named) < 2:
+    """A question about the relation of two items; None: fewer than two items have an unambiguous name.
+
+    Most are yes-or-no questions, with both answers equally likely. For two items in one row or column it may
+    also be the question on which side one of them is.
+    """
+    names = by_name(scene) if rng.random() < 0.7 else by_shape(scene)
+    if len(names) < 2:
         return None
-    (one, noun), (other, other_noun) = rng.sample(named, 2)
-    held, both = _relations(one, other), around(scene, one, other)
-    if len(held) == 1 and rng.random() < 0.5:
+    (one, noun), (other, other_noun) = rng.sample(names, 2)
+    relations, both = _relations(one, other), boxes_around(scene, one, other)
+    if len(relations) == 1 and rng.random() < 0.5:
         question = f"Where is the {noun} relative to the {other_noun}?"
-        full = f"the {noun} is {held[0]} the {other_noun}"
-        return turn(rng, question, held[0], full, ("Answer briefly.",), both)
-    asked = rng.choice(held)
+        full = f"the {noun} is {relations[0]} the {other_noun}"
+        return turn(rng, question, relations[0], full, ("Answer briefly.",), both)
+    claim = rng.choice(relations)
     true = rng.random() < 0.5
-    asked = asked if true else _OPPOSITE[asked]
+    claim = claim if true else _OPPOSITE[claim]
     question = rng.choice(("Is the {} {} the {}?", "Is the {} to be found {} the {}?")).format(
-        noun, asked, other_noun
+        noun, claim, other_noun
     )
     word, full = ("yes", "yes, it is") if true else ("no", "no, it is not")
     return turn(rng, question, word, full, focus=both)

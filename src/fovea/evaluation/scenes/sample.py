@@ -1,4 +1,4 @@
-"""What the generator yields: images, and turns of a conversation about them."""
+"""The values that the generator yields: images, and the turns of a conversation about them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from fovea.evaluation.scenes.scene import Box
 
 
 class Turn(NamedTuple):
-    """A question, the answer in the form that it asks for, and all answers that count as right.
+    """A question with its answers.
 
-    `accepted` begins with `answer`. Case, outer space and a final full stop are for the scorer to forgive.
-    focus: where in the first image the answer is to be found, in its pixels; () for nowhere in particular, and for
-        questions about several images.
+    question: text of the question.
+    answer: the right answer in the form that the question asks for.
+    accepted: all answers that count as right; the first is `answer`. The scorer ignores case, outer white
+        space and a final full stop.
+    focus: boxes of the first image that contain the answer, in its pixels; () if the answer is at no place in
+        particular, and for questions about several images.
     """
 
     question: str
@@ -28,11 +31,15 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One conversation; its images all belong to the first turn, in order.
+    """One conversation about one or several images.
 
-    facts: numbers that results can be split by: "count" (counting), "characters" and "height" in pixels of the
-        capital letters (reading, small_text), "size" in pixels of the item asked about (small_object), "frames"
-        (motion), "width" and "image_height" of the images.
+    id: kind, seed and index.
+    kind: kind of its questions.
+    images: all of them belong to the first turn, in order.
+    turns: questions with their answers, in order.
+    facts: numbers that results can be split by: "count" (counting), "characters" and "height" in pixels of
+        the capital letters (reading, small_text), "size" in pixels of the item asked about (small_object),
+        "frames" (motion), "width" and "image_height" of the images.
     """
 
     id: str

@@ -1,6 +1,6 @@
-"""What is in an image, exactly: the values that both the drawing and the answers come from.
+"""The exact content of an image: the values from which both the drawing and the answers are made.
 
-Lengths are pixels, x to the right and y down, (0, 0) the outer corner of the top left pixel.
+Lengths are in pixels. x goes right and y goes down; (0, 0) is the outer corner of the top left pixel.
 """
 
 from __future__ import annotations
@@ -10,12 +10,19 @@ from dataclasses import dataclass, replace
 from fovea.evaluation.scenes.vocabulary import CELLS, RGB, ROWS
 
 Box = tuple[float, float, float, float]
-"""(left, top, right, bottom)."""
+"""A rectangle: (left, top, right, bottom)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A filled shape. (x, y) is the centre of its bounding square of side `size`; `cell` counts 0..8 row-major."""
+    """A filled shape.
+
+    shape, colour: names from the vocabulary.
+    cell: number of its cell in the 3x3 grid, 0 to 8, row by row.
+    x, y: centre of its bounding square.
+    size: side of its bounding square.
+    rgb: the exact colour.
+    """
 
     shape: str
     colour: str
@@ -43,17 +50,22 @@ class Item:
 
     @property
     def box(self) -> Box:
-        """Its bounding square."""
+        """The bounding square."""
         half = self.size / 2
         return self.x - half, self.y - half, self.x + half, self.y + half
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A code written in one row of the grid, which holds nothing else.
+    """A code in one row of the grid. The row holds nothing else.
 
-    height: of its capital letters, in pixels. (x, baseline): where the first character starts.
-    tracking: pixels between characters beyond the font's own advance.
+    text: the code.
+    row: 0 to 2, from the top.
+    font: a name in `fonts.FONTS`.
+    height: height of a capital letter.
+    x, baseline: start of the first character.
+    tracking: space between characters, beyond the font's own.
+    rgb: colour of the text.
     """
 
     text: str
@@ -72,7 +84,13 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """start to end: a linear gradient, downwards or to the right. noise: grey amplitude, 0 for none."""
+    """A linear gradient with grey noise.
+
+    start, end: colours of the gradient.
+    vertical: whether it goes down; otherwise it goes right.
+    noise: amplitude of the noise, in grey values; 0: none.
+    noise_seed: seed of the noise.
+    """
 
     start: RGB
     end: RGB
@@ -83,7 +101,13 @@ class Background:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """An image's content. Items are in reading order (by cell), no two in one cell."""
+    """The content of an image.
+
+    width, height: of the image.
+    background: behind everything else.
+    items: in reading order (by cell), at most one per cell.
+    labels: texts, at most one per row.
+    """
 
     width: int
     height: int
@@ -92,6 +116,7 @@ class Scene:
     labels: tuple[Label, ...] = ()
 
     def in_cell(self, cell: int) -> Item | None:
+        """The item in a cell; None: there is none."""
         return next((item for item in self.items if item.cell == cell), None)
 
     def matching(self, colour: str | None = None, shape: str | None = None) -> list[Item]:
@@ -99,4 +124,5 @@ class Scene:
         return [i for i in self.items if colour in (None, i.colour) and shape in (None, i.shape)]
 
     def with_items(self, items: tuple[Item, ...]) -> Scene:
+        """The scene with other items, in any order."""
         return replace(self, items=tuple(sorted(items, key=lambda item: item.cell)))

@@ -1,4 +1,4 @@
-"""Small details in large images: short codes and items of a visual token's size on a mostly empty page."""
+"""Questions about small details in large images: codes and items about as large as a visual token's cell."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from random import Random
 
 from fovea.evaluation.scenes import attributes
 from fovea.evaluation.scenes.compose import palette, place_item, place_label, random_background, random_code
-from fovea.evaluation.scenes.focus import around
+from fovea.evaluation.scenes.focus import boxes_around
 from fovea.evaluation.scenes.reading import reading_of
 from fovea.evaluation.scenes.sample import Turn
 from fovea.evaluation.scenes.scene import Scene
 from fovea.evaluation.scenes.vocabulary import COLOUR_NAMES, SHAPES
 
-Asked = tuple[Scene, Turn, dict[str, int]]
+Question = tuple[Scene, Turn, dict[str, int]]
+"""A scene, a turn about it, and the facts of the sample."""
 
 CAPITALS = (13, 18)
 """Height of a small code's capital letters, in pixels."""
@@ -25,7 +26,7 @@ LARGE_SIZES: tuple[tuple[int, int], ...] = tuple(
     for height in range(640, 1344 + 1, 32)
     if width * height <= 1344 * 896
 )
-"""(width, height) from 640x640 to 1344x896 and 896x1344, multiples of 32."""
+"""Choices of (width, height), multiples of 32, from 640x640 to 1344x896 and 896x1344."""
 
 
 def compose_small(
@@ -37,10 +38,14 @@ def compose_small(
     small: int | None = None,
     large: int | None = None,
 ) -> Scene:
-    """A random scene of a large image: 0..2 codes, `small` items and `large` ones of ordinary size.
+    """A random scene for a large image.
 
-    None: a random number, few more often than many. Items beyond the cells that labels leave free are left out,
-    large ones first; of nothing at all, one small item.
+    If all three numbers are 0, the scene gets one small item. If there are more items than cells without a
+    label, some are left out, large ones first.
+
+    labels: how many codes it has, 0 to 3; None: a random number, 0 to 2.
+    small: how many small items; None: a random number, mostly a low one.
+    large: how many items of ordinary size; None: a random number, mostly a low one.
     """
     labels = rng.choice((0, 0, 0, 1, 1, 2)) if labels is None else labels
     small = rng.choice((0, 1, 1, 2, 2, 3, 4, 6)) if small is None else small
@@ -49,10 +54,10 @@ def compose_small(
         small = 1
     background, dark = random_background(rng)
     rows = sorted(rng.sample(range(3), labels))
-    written = []
+    codes = []
     for row in rows:
         code = random_code(rng, rng.randint(*CODE_LENGTH))
-        written.append(place_label(rng, width, height, row, dark, code, rng.randint(*CAPITALS)))
+        codes.append(place_label(rng, width, height, row, dark, code, rng.randint(*CAPITALS)))
     free = [cell for cell in range(9) if cell // 3 not in rows]
     sizes = [*(round(rng.uniform(*SMALL_ITEM), 1) for _ in range(small)), *[None] * large][: len(free)]
     cells = rng.sample(free, len(sizes))
@@ -61,22 +66,28 @@ def compose_small(
         place_item(rng, width, height, cell, rng.choice(colours), rng.choice(shapes), size)
         for cell, size in zip(cells, sizes, strict=True)
     ]
-    return Scene(width, height, background, (), tuple(written)).with_items(tuple(items))
+    return Scene(width, height, background, (), tuple(codes)).with_items(tuple(items))
 
 
-def small_text(rng: Random, width: int, height: int) -> Asked:
-    """What a small code says, among up to 4 items. Facts: "characters", and "height" of its capitals in pixels."""
+def small_text(rng: Random, width: int, height: int) -> Question:
+    """A question about the text of a small code, in a scene with up to 4 items.
+
+    Facts: "characters", their number, and "height", that of a capital letter in pixels.
+    """
     while True:
         labels, small, large = rng.choice((1, 1, 2)), rng.choice((0, 0, 1, 2, 3)), rng.choice((0, 0, 1))
         scene = compose_small(rng, width, height, labels=labels, small=small, large=large)
-        found = reading_of(rng, scene)
-        if found is not None:
-            turn, label = found
+        question = reading_of(rng, scene)
+        if question is not None:
+            turn, label = question
             return scene, turn, {"characters": len(label.text), "height": label.height}
 
 
-def small_object(rng: Random, width: int, height: int) -> Asked:
-    """Colour, shape or place of one of 1 to 5 small items, sometimes beside a large one. Facts: its "size" in pixels."""
+def small_object(rng: Random, width: int, height: int) -> Question:
+    """A question about the colour, shape or place of one of 1 to 5 small items, sometimes beside a large one.
+
+    Facts: "size" of the item in pixels.
+    """
     while True:
         small = rng.choice((1, 1, 2, 2, 3, 4, 5))
         scene = compose_small(rng, width, height, labels=0, small=small, large=rng.choice((0, 0, 1)))
@@ -84,6 +95,6 @@ def small_object(rng: Random, width: int, height: int) -> Asked:
         turn = asker(rng, scene)
         if turn is None:
             continue
-        [item] = [item for item in scene.items if turn.focus == around(scene, item)]
+        [item] = [item for item in scene.items if turn.focus == boxes_around(scene, item)]
         if item.size <= SMALL_ITEM[1]:
             return scene, turn, {"size": round(item.size)}

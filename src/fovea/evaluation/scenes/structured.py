@@ -1,4 +1,4 @@
-"""Questions whose answer is JSON of a schema that the question states: compact, keys in the schema's order."""
+"""Questions whose answer is compact JSON of a stated schema, with keys in the schema's order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from random import Random
 
-from fovea.evaluation.scenes.focus import around, evidence
+from fovea.evaluation.scenes.focus import boxes_around, evidence
 from fovea.evaluation.scenes.phrasing import by_colour, by_name, by_shape, pick
 from fovea.evaluation.scenes.quantities import counting_of, noun_of
 from fovea.evaluation.scenes.sample import Turn
@@ -33,16 +33,16 @@ def _at_place(rng: Random, scene: Scene) -> Turn | None:
     else:
         schema = '{"color": string, "shape": string}'
         value = {"color": item.colour, "shape": item.shape}
-    return _turn(rng, schema, question, value, around(scene, item))
+    return _turn(rng, schema, question, value, boxes_around(scene, item))
 
 
 def _position(rng: Random, scene: Scene) -> Turn | None:
-    found = pick(rng, by_shape(scene), by_colour(scene), by_name(scene))
-    if found is None:
+    reference = pick(rng, by_shape(scene), by_colour(scene), by_name(scene))
+    if reference is None:
         return None
-    item, noun = found
+    item, noun = reference
     value: Value = {"position": item.place}
-    return _turn(rng, '{"position": string}', f"Where is the {noun}?", value, around(scene, item))
+    return _turn(rng, '{"position": string}', f"Where is the {noun}?", value, boxes_around(scene, item))
 
 
 def _count(rng: Random, scene: Scene) -> Turn | None:
@@ -55,9 +55,9 @@ def _count(rng: Random, scene: Scene) -> Turn | None:
 
 
 def _exists(rng: Random, scene: Scene) -> Turn | None:
-    found = counting_of(rng, scene)
+    countable = counting_of(rng, scene)
     shade, form = rng.choice(COLOUR_NAMES), rng.choice(SHAPES)
-    if found is not None and scene.items and rng.random() < 0.6:
+    if countable is not None and scene.items and rng.random() < 0.6:
         item = rng.choice(scene.items)
         shade, form = item.colour, item.shape
     question = f"Is there {article(noun_of((shade, form)))}?"
@@ -70,7 +70,7 @@ def _text(rng: Random, scene: Scene) -> Turn | None:
         return None
     [label] = scene.labels
     value: Value = {"text": label.text}
-    return _turn(rng, '{"text": string}', "What does the text say?", value, around(scene, label))
+    return _turn(rng, '{"text": string}', "What does the text say?", value, boxes_around(scene, label))
 
 
 def _objects(rng: Random, scene: Scene) -> Turn | None:
@@ -78,7 +78,7 @@ def _objects(rng: Random, scene: Scene) -> Turn | None:
         return None
     schema = '{"objects": [{"shape": string, "color": string}]}'
     objects = [{"shape": item.shape, "color": item.colour} for item in scene.items]
-    return _turn(rng, schema, "List the objects.", {"objects": objects}, around(scene, *scene.items))
+    return _turn(rng, schema, "List the objects.", {"objects": objects}, boxes_around(scene, *scene.items))
 
 
 _FAMILIES: tuple[Callable[[Random, Scene], Turn | None], ...] = (
@@ -93,5 +93,8 @@ _FAMILIES: tuple[Callable[[Random, Scene], Turn | None], ...] = (
 
 
 def structured(rng: Random, scene: Scene) -> Turn | None:
-    """One of six schemas: what a place holds, where, how many, whether, what text, all objects."""
+    """A question whose answer is JSON of one of six schemas; None: the scene does not suit the chosen schema.
+
+    The schemas are: item at a place, place of an item, number, existence, text, all objects.
+    """
     return rng.choice(_FAMILIES)(rng, scene)

@@ -1,4 +1,4 @@
-"""The closed world that scenes are made of: colours, shapes, places, and the characters of codes."""
+"""The vocabulary of scenes: colours, shapes, places, and the characters of codes."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ CELLS: tuple[str, ...] = (
 )
 DIRECTIONS: tuple[str, ...] = ("left", "right", "up", "down")
 
-# O, I, 0 and 1 are left out: some fonts draw them alike.
+# O, I, 0 and 1 are left out, because some fonts draw them alike.
 CODE_CHARACTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 
-# Seeds from here on are for evaluation only; training draws from below.
+# Seeds from here on are for evaluation only. Training uses lower ones.
 HELD_OUT_SEED = 1_000_000_000
 
 
 def plural(noun: str) -> str:
-    """`crosses` for cross, else with an s."""
+    """The plural of a noun: "crosses" for "cross", "stars" for "star"."""
     return noun + ("es" if noun.endswith("s") else "s")
 
 
 def article(noun: str) -> str:
-    """The noun phrase with a or an."""
+    """The noun phrase with "a" or "an" before it."""
     return ("an " if noun[0] in "aeiou" else "a ") + noun
 
 
-def joined(phrases: list[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+def join_phrases(phrases: list[str]) -> str:
+    """The phrases as a list in a sentence: "a", "a and b", "a, b and c"."""
     if len(phrases) < 2:
         return "".join(phrases)
     return ", ".join(phrases[:-1]) + " and " + phrases[-1]
 
 
 def sentence(text: str) -> str:
-    """Upper first letter and a full stop."""
+    """The text with an upper first letter and a full stop."""
     return text[0].upper() + text[1:] + "."
