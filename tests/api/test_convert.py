@@ -1,4 +1,4 @@
-"""From the wire to the core, and the bill back."""
+"""Conversion of requests to core values, and of token counts and timings to wire models."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def complete(prompt: Any, **fields: Any) -> CompletionRequest:
     return CompletionRequest.model_validate({"prompt": prompt, **fields})
 
 
-def test_no_torch_is_needed() -> None:
+def test_api_does_not_import_torch() -> None:
     code = (
         "import sys, fovea.api.convert, fovea.api.responses, fovea.api.sse; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_image_references_are_in_order_and_say_where_they_stood() -> None:
+def test_image_references_are_in_order_and_have_json_paths() -> None:
     body = chat(
         {"role": "user", "content": [image("a:"), text("and"), image("b:")]},
         {"role": "assistant", "content": "so"},
@@ -63,7 +63,7 @@ def test_image_references_are_in_order_and_say_where_they_stood() -> None:
     ]
 
 
-def test_images_take_the_places_of_their_references() -> None:
+def test_images_replace_their_references() -> None:
     body = chat(
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": [image(), text("and"), image()]},
@@ -75,7 +75,7 @@ def test_images_take_the_places_of_their_references() -> None:
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "assistant"])
-def test_only_users_show_images(role: str) -> None:
+def test_images_are_accepted_only_from_users(role: str) -> None:
     body = chat({"role": role, "content": [text("see"), image()]})
     with pytest.raises(InvalidRequest, match=f"not in {role} messages") as caught:
         chat_prompt(body, [PIXEL])
@@ -83,13 +83,13 @@ def test_only_users_show_images(role: str) -> None:
 
 
 @pytest.mark.parametrize("content", [None, []])
-def test_a_message_needs_content(content: Any) -> None:
+def test_message_needs_content(content: Any) -> None:
     with pytest.raises(InvalidRequest, match="needs content") as caught:
         chat_prompt(chat({"role": "user", "content": content}), [])
     assert caught.value.param == "messages[0].content"
 
 
-def test_an_images_own_budget_comes_before_the_requests() -> None:
+def test_budget_of_an_image_overrides_that_of_the_request() -> None:
     body = chat(
         {"role": "user", "content": [image(max_pixels=9, detail="low"), image(), image(min_pixels=2)]},
         max_pixels=5,
@@ -112,30 +112,30 @@ def test_an_images_own_budget_comes_before_the_requests() -> None:
         ([[1], [2, 3]], [TokenPrompt((1,)), TokenPrompt((2, 3))]),
     ],
 )
-def test_prompts(prompt: Any, expected: list[Any]) -> None:
+def test_completion_prompts(prompt: Any, expected: list[Any]) -> None:
     assert completion_prompts(complete(prompt)) == expected
 
 
-def test_nothing_said_is_the_checkpoints_defaults() -> None:
+def test_omitted_fields_have_the_checkpoints_defaults() -> None:
     assert sampling(chat(), {"temperature": 0.6, "top_k": 20}) == SamplingParams(temperature=0.6, top_k=20)
     assert sampling(chat(temperature=0, top_k=0), {"temperature": 0.6, "top_k": 20}) == SamplingParams(
         temperature=0, top_k=0
     )
 
 
-def test_every_field_arrives() -> None:
-    said: dict[str, Any] = {
+def test_every_sampling_field_is_converted() -> None:
+    fields: dict[str, Any] = {
         "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2, "seed": 7,
         "presence_penalty": 0.3, "frequency_penalty": 0.4, "max_tokens": 9, "min_tokens": 2, "n": 3,
         "logprobs": True, "top_logprobs": 4, "ignore_eos": True, "skip_special_tokens": False,
     }  # fmt: skip
     lists: dict[str, Any] = {"stop": ["a", "b"], "stop_token_ids": [1, 2], "logit_bias": {"3": -1.5, "4": 2}}
-    expected = SamplingParams(**said, stop=("a", "b"), stop_token_ids=(1, 2), logit_bias={3: -1.5, 4: 2.0})
-    assert sampling(chat(**said, **lists), {}) == expected
+    expected = SamplingParams(**fields, stop=("a", "b"), stop_token_ids=(1, 2), logit_bias={3: -1.5, 4: 2.0})
+    assert sampling(chat(**fields, **lists), {}) == expected
 
 
-def test_null_is_nothing_said() -> None:
-    nothing = {
+def test_null_means_omitted() -> None:
+    nulls = {
         "n": None,
         "temperature": None,
         "stream": None,
@@ -143,10 +143,10 @@ def test_null_is_nothing_said() -> None:
         "logprobs": None,
         "max_tokens": None,
     }
-    assert sampling(chat(**nothing), {"temperature": 0.6}) == SamplingParams(temperature=0.6)
+    assert sampling(chat(**nulls), {"temperature": 0.6}) == SamplingParams(temperature=0.6)
 
 
-def test_a_stop_string_is_one_string() -> None:
+def test_single_stop_string() -> None:
     assert sampling(chat(stop="end"), {}).stop == ("end",)
 
 
@@ -157,8 +157,8 @@ def test_max_completion_tokens_is_max_tokens() -> None:
         sampling(chat(max_completion_tokens=5, max_tokens=6), {})
 
 
-def test_completions_count_their_logprobs() -> None:
-    assert sampling(complete("a"), {}).max_tokens is None, "the route's usual 16 yield to the room there is"
+def test_logprobs_of_completions() -> None:
+    assert sampling(complete("a"), {}).max_tokens is None, "the engine applies the default of the route"
     assert sampling(complete("a"), {}).logprobs is False
     assert sampling(complete("a", logprobs=0), {}).logprobs is True
     assert sampling(complete("a", logprobs=3, max_tokens=1), {}) == SamplingParams(
@@ -167,7 +167,7 @@ def test_completions_count_their_logprobs() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "five", "--5", "5.0", " 5", "٣", "²", "+5", "9" * 5000])
-def test_logit_bias_is_by_token_id(key: str) -> None:
+def test_logit_bias_needs_token_ids(key: str) -> None:
     with pytest.raises(InvalidRequest, match="is not a token id") as caught:
         sampling(chat(logit_bias={key: 1}), {})
     assert len(caught.value.message) < 200
@@ -202,13 +202,15 @@ def test_stream_options_need_a_stream() -> None:
         (chat(), InvalidRequest("all wrong"), None, "all wrong"),
     ],
 )
-def test_errors_name_what_was_sent(body: Any, error: InvalidRequest, param: str | None, message: str) -> None:
+def test_errors_name_the_field_that_was_sent(
+    body: Any, error: InvalidRequest, param: str | None, message: str
+) -> None:
     with pytest.raises(InvalidRequest) as caught, wire_names(body):
         raise error
     assert (caught.value.param, caught.value.message) == (param, message)
 
 
-def test_the_bill() -> None:
+def test_usage_and_timings() -> None:
     assert usage_body(Usage(10, 5, 8, 4)).model_dump() == {
         "prompt_tokens": 10,
         "completion_tokens": 5,

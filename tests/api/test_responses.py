@@ -1,4 +1,4 @@
-"""Bodies of answers, as OpenAI's clients parse them."""
+"""Bodies of answers: OpenAI's client must be able to parse them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def answer(*texts: str, logprobs: tuple[TokenLogprob, ...] = ()) -> Completion:
     )
 
 
-def test_a_whole_chat_answer() -> None:
-    body = ChatBodies("m").whole(answer("a", "b", logprobs=(LOGPROB,)))
+def test_complete_chat_answer() -> None:
+    body = ChatBodies("m").complete(answer("a", "b", logprobs=(LOGPROB,)))
     parsed = ChatCompletion.model_validate(body, strict=True)
     assert parsed.id.startswith("chatcmpl-")
     assert [choice.message.content for choice in parsed.choices] == ["a", "b"]
@@ -47,7 +47,7 @@ def test_a_whole_chat_answer() -> None:
     assert body["fovea"]["timings_ms"]["ttft"] == 250
 
 
-def test_chat_pieces() -> None:
+def test_chat_chunks() -> None:
     bodies = ChatBodies("m")
     deltas = [
         Delta(0, "so"),
@@ -57,11 +57,11 @@ def test_chat_pieces() -> None:
         Delta(1, "x", finish_reason="length"),
         Delta(0, "", finish_reason="stop", usage=Usage(1, 1)),
     ]
-    pieces = [piece for delta in deltas for piece in bodies.pieces(delta)]
-    for piece in pieces:
-        ChatCompletionChunk.model_validate(piece, strict=True)
-    seen = [(c["index"], c["delta"], c["finish_reason"]) for piece in pieces for c in piece["choices"]]
-    assert seen == [
+    chunks = [chunk for delta in deltas for chunk in bodies.chunks(delta)]
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk, strict=True)
+    choices = [(c["index"], c["delta"], c["finish_reason"]) for chunk in chunks for c in chunk["choices"]]
+    assert choices == [
         (0, {"role": "assistant", "content": ""}, None),
         (0, {"content": "so"}, None),
         (1, {"role": "assistant", "content": ""}, None),
@@ -69,20 +69,20 @@ def test_chat_pieces() -> None:
         (1, {"content": "x"}, "length"),
         (0, {}, "stop"),
     ]
-    assert len({piece["id"] for piece in pieces}) == 1
-    last = ChatCompletionChunk.model_validate(bodies.usage(Usage(5, 2)), strict=True)
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    last = ChatCompletionChunk.model_validate(bodies.usage_chunk(Usage(5, 2)), strict=True)
     assert last.choices == []
     assert last.usage is not None
     assert last.usage.total_tokens == 7
 
 
-def test_two_answers_have_two_names() -> None:
+def test_ids_are_unique() -> None:
     assert ChatBodies("m").id != ChatBodies("m").id
     assert CompletionBodies("m").id != CompletionBodies("m").id
 
 
 def test_completions_of_several_prompts() -> None:
-    body = CompletionBodies("m").whole([answer("a", "b"), answer("c", "d", logprobs=(LOGPROB,))])
+    body = CompletionBodies("m").complete([answer("a", "b"), answer("c", "d", logprobs=(LOGPROB,))])
     parsed = TextCompletion.model_validate(body, strict=True)
     assert [(choice.index, choice.text) for choice in parsed.choices] == [
         (0, "a"),
@@ -100,15 +100,15 @@ def test_completions_of_several_prompts() -> None:
     assert (parsed.usage.prompt_tokens, parsed.usage.completion_tokens) == (10, 4)
 
 
-def test_completion_pieces() -> None:
+def test_completion_chunks() -> None:
     bodies = CompletionBodies("m")
-    assert bodies.pieces(Delta(0, "", (7,))) == []
-    (piece,) = bodies.pieces(Delta(0, "x", (7,)))
-    assert piece["choices"] == [{"index": 0, "text": "x", "logprobs": None, "finish_reason": None}]
-    assert bodies.usage(Usage(1, 2))["choices"] == []
+    assert bodies.chunks(Delta(0, "", (7,))) == []
+    (chunk,) = bodies.chunks(Delta(0, "x", (7,)))
+    assert chunk["choices"] == [{"index": 0, "text": "x", "logprobs": None, "finish_reason": None}]
+    assert bodies.usage_chunk(Usage(1, 2))["choices"] == []
 
 
-def test_usage_adds_up() -> None:
+def test_add_usage() -> None:
     assert add_usage([Usage(1, 2, 3, 4), Usage(10, 20, 30, 40)]) == Usage(11, 22, 33, 44)
     assert add_usage([]) == Usage()
 
@@ -126,7 +126,7 @@ def test_error_bodies() -> None:
     assert error_body(Overloaded("full", retry_after=1))["error"]["type"] == "rate_limit_error"
 
 
-def test_an_event_is_one_line() -> None:
+def test_event_is_one_line() -> None:
     payload = {"text": "two\nlines \u2028 é 🙂 \r"}
     event = sse.event(payload)
     assert event.startswith(b"data: ")

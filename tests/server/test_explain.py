@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fovea.api.schema import ChatRequest, CompletionRequest, Wire
+from fovea.api.schema import ChatRequest, CompletionRequest
+from fovea.api.wire import Wire
 from fovea.core.errors import InvalidRequest
 from fovea.server.explain import LONGEST, explain, path_of, shorten
 

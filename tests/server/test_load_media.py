@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from fovea.api.schema import ChatMessage
+from fovea.api.content import ChatMessage
 from fovea.core.errors import InvalidVideo
 from fovea.media.limits import MediaLimits
 from fovea.media.bundle import ImageBundle, VideoBundle

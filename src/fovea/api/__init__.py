@@ -1,1 +1,4 @@
-"""F1: the shapes on the wire, and the way between them and core. No web framework, no tensors."""
+"""F1: the wire models of the HTTP API, and their conversion to and from core values.
+
+No web framework, no tensors.
+"""

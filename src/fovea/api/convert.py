@@ -1,4 +1,4 @@
-"""The only file that knows both the wire and the core."""
+"""Conversion between the wire models of the API and the values of core."""
 
 from __future__ import annotations
 
@@ -8,21 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fovea.api.schema import (
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    ImageContent,
-    ImageURL,
-    Sampling,
-    TextContent,
-    UsageBody,
-    VideoContent,
-    VideoURL,
-    VisualTokensBody,
-    Wire,
-)
-from fovea.api.schema import PromptTokensDetails as Details
+from fovea.api.content import ChatMessage, ImageContent, ImageURL, TextContent, VideoContent, VideoURL
+from fovea.api.response_models import PromptTokensDetails, UsageBody
+from fovea.api.schema import ChatRequest, CompletionRequest, Sampling, VisualTokensBody
+from fovea.api.wire import Wire
 from fovea.core.errors import InvalidRequest, PromptTooLong, RequestError
 from fovea.core.image import Image, ImageUse, PixelBudget, VisualTokens
 from fovea.core.sampling import SamplingParams
@@ -46,14 +35,20 @@ _TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True)
 class MediaReference:
-    """An image or a video of a request before it is fetched. `param` is its JSON path."""
+    """A reference to an image or a video of a request, which is not fetched yet.
+
+    url: the URL that the client sent. param: its JSON path in the request, for errors.
+    """
 
     url: str
     param: str
 
 
 def image_references(messages: Sequence[ChatMessage]) -> list[MediaReference]:
-    """Every image of the request, in order: its index in errors is its index here."""
+    """References to all images of a conversation, in order.
+
+    Errors count images by their index in this list.
+    """
     return [
         MediaReference(part.image_url.url, f"messages[{i}].content[{j}].image_url.url")
         for i, message in enumerate(messages)
@@ -64,7 +59,7 @@ def image_references(messages: Sequence[ChatMessage]) -> list[MediaReference]:
 
 
 def video_references(messages: Sequence[ChatMessage]) -> list[MediaReference]:
-    """Every video of the request, counted by itself."""
+    """References to all videos of a conversation, in order. They are counted separately from images."""
     return [
         MediaReference(part.video_url.url, f"messages[{i}].content[{j}].video_url.url")
         for i, message in enumerate(messages)
@@ -75,18 +70,23 @@ def video_references(messages: Sequence[ChatMessage]) -> list[MediaReference]:
 
 
 def chat_prompt(body: ChatRequest, images: Sequence[Image], videos: Sequence[Video] = ()) -> ChatPrompt:
-    """Messages with their images and videos in place of the references."""
+    """Build the prompt of a conversation.
+
+    images, videos: loaded media, one for each reference of `image_references` and `video_references`, in
+        order. Raises InvalidRequest for an empty message, media outside user messages, or contradicting
+        `visual_tokens`.
+    """
     if body.visual_tokens is not None:
-        visual_tokens(body.visual_tokens)  # what contradicts itself is told, image or none
-    rest = iter(images), iter(videos)
-    return ChatPrompt(tuple(_message(m, f"messages[{i}]", rest, body) for i, m in enumerate(body.messages)))
+        visual_tokens(body.visual_tokens)  # check it even if the request has no image
+    media = iter(images), iter(videos)
+    return ChatPrompt(tuple(_message(m, f"messages[{i}]", media, body) for i, m in enumerate(body.messages)))
 
 
 def _message(
-    message: ChatMessage, where: str, rest: tuple[Iterator[Image], Iterator[Video]], body: ChatRequest
+    message: ChatMessage, param: str, media: tuple[Iterator[Image], Iterator[Video]], body: ChatRequest
 ) -> Message:
     if message.content is None or message.content == []:
-        raise InvalidRequest("a message needs content: text, or a list of parts", param=f"{where}.content")
+        raise InvalidRequest("a message needs content: text, or a list of parts", param=f"{param}.content")
     role = "system" if message.role == "developer" else message.role
     if isinstance(message.content, str):
         return Message(role, (TextPart(message.content),))
@@ -99,17 +99,17 @@ def _message(
             noun = "images" if isinstance(part, ImageContent) else "videos"
             raise InvalidRequest(
                 f"{noun} are accepted in user messages, not in {message.role} messages",
-                param=f"{where}.content[{index}]",
+                param=f"{param}.content[{index}]",
             )
         if isinstance(part, ImageContent):
-            parts.append(ImagePart(next(rest[0]), budget(part.image_url, body)))
+            parts.append(ImagePart(next(media[0]), budget(part.image_url, body)))
         else:
-            parts.append(VideoPart(next(rest[1]), video_budget(part.video_url, body)))
+            parts.append(VideoPart(next(media[1]), video_budget(part.video_url, body)))
     return Message(role, tuple(parts))
 
 
 def budget(image: ImageURL, body: ChatRequest) -> PixelBudget:
-    """An image's own numbers, else the request's."""
+    """The resolution limits of one image: its own ones, or those of the request where it has none."""
     return PixelBudget(
         detail=image.detail,
         min_pixels=image.min_pixels or body.min_pixels,
@@ -119,31 +119,38 @@ def budget(image: ImageURL, body: ChatRequest) -> PixelBudget:
 
 
 def visual_tokens(body: VisualTokensBody) -> VisualTokens:
+    """Convert the field `visual_tokens`. Raises InvalidRequest if its fields contradict each other."""
     if body.preset is None:
         method = "relevance" if body.method is None else body.method
         return VisualTokens(method, body.keep, body.budget, body.explain)
     if body.method or body.keep or body.budget:
         raise InvalidRequest(
-            "visual_tokens: a preset says the method and how much is kept; send nothing beside it",
+            "visual_tokens: a preset sets the method and the number of tokens; accepted beside it: explain",
             param="visual_tokens.preset",
         )
     return VisualTokens(body.preset, explain=body.explain)
 
 
 def video_budget(video: VideoURL, body: ChatRequest) -> VideoBudget:
-    """A video's own pruning, else the request's."""
-    own = video.video_pruning_rate
+    """The sampling limits of one video.
+
+    Its pruning rate is its own one, or that of the request where it has none.
+    """
+    own_rate = video.video_pruning_rate
     return VideoBudget(
         fps=video.fps,
         min_frames=video.min_frames,
         max_frames=video.max_frames,
         max_pixels=video.max_pixels,
-        pruning_rate=(body.video_pruning_rate or 0.0) if own is None else own,
+        pruning_rate=(body.video_pruning_rate or 0.0) if own_rate is None else own_rate,
     )
 
 
 def completion_prompts(body: CompletionRequest) -> list[Prompt]:
-    """One prompt per string or list of ids."""
+    """The prompts of a completion request: one per string or per list of token ids.
+
+    Raises InvalidRequest if there are none.
+    """
     prompt = body.prompt
     if isinstance(prompt, str):
         return [TextPrompt(prompt)]
@@ -163,10 +170,13 @@ def _one_prompt(part: str | int | list[int]) -> Prompt:
 
 
 def sampling(body: Sampling, defaults: Mapping[str, float | int]) -> SamplingParams:
-    """SamplingParams of a request over the checkpoint's defaults. Raises InvalidRequest naming the field."""
+    """The sampling parameters of a request. Raises InvalidRequest, which names the wrong field.
+
+    defaults: the checkpoint's values for fields that the request leaves out.
+    """
     names = (
-        "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-        "seed", "min_tokens", "ignore_eos", "skip_special_tokens", "n", "max_tokens",
+        "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+        "frequency_penalty", "seed", "min_tokens", "ignore_eos", "skip_special_tokens", "n", "max_tokens",
     )  # fmt: skip
     values: dict[str, Any] = dict(defaults)
     if body.stream_options is not None and not body.stream:
@@ -179,13 +189,13 @@ def sampling(body: Sampling, defaults: Mapping[str, float | int]) -> SamplingPar
     if body.logit_bias:
         values["logit_bias"] = _logit_bias(body.logit_bias)
     if isinstance(body, ChatRequest):
-        values |= _chat_only(body)
+        values |= _chat_fields(body)
     elif isinstance(body, CompletionRequest):
         values |= {"logprobs": body.logprobs is not None, "top_logprobs": body.logprobs or 0}
     return SamplingParams(**values)
 
 
-def _chat_only(body: ChatRequest) -> dict[str, Any]:
+def _chat_fields(body: ChatRequest) -> dict[str, Any]:
     values: dict[str, Any] = {"logprobs": bool(body.logprobs), "top_logprobs": body.top_logprobs or 0}
     if body.max_completion_tokens is not None:
         if body.max_tokens not in (None, body.max_completion_tokens):
@@ -205,7 +215,10 @@ def _logit_bias(raw: Mapping[str, float]) -> dict[int, float]:
 
 @contextmanager
 def wire_names(body: Wire) -> Iterator[None]:
-    """Errors from below name the fields of the core; a client is told the field that it sent."""
+    """Rename fields in errors of the block from the core's names to those that the client sent.
+
+    The errors are RequestErrors. The core calls a text prompt "text", for example, and the client "prompt".
+    """
     try:
         yield
     except RequestError as error:
@@ -221,23 +234,24 @@ def wire_names(body: Wire) -> Iterator[None]:
 
 
 def usage_body(usage: Usage) -> UsageBody:
+    """The token counts of an answer in OpenAI's form."""
     return UsageBody(
         prompt_tokens=usage.prompt,
         completion_tokens=usage.completion,
         total_tokens=usage.prompt + usage.completion,
-        prompt_tokens_details=Details(cached_tokens=usage.cached, image_tokens=usage.image),
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached, image_tokens=usage.image),
     )
 
 
 def extension_body(timings: StageTimings, images: Sequence[ImageUse]) -> dict[str, Any]:
-    """What the `fovea` field of an answer says: where its time went, and how closely each image was looked at and why."""
+    """The `fovea` field of an answer: times of the stages, and each image's detail level with its reason."""
     body: dict[str, Any] = {"timings_ms": timings_body(timings)}
     if images:
-        body["images"] = [_seen_body(image) for image in images]
+        body["images"] = [_image_body(image) for image in images]
     return body
 
 
-def _seen_body(image: ImageUse) -> dict[str, Any]:
+def _image_body(image: ImageUse) -> dict[str, Any]:
     body: dict[str, Any] = {
         "detail": image.detail,
         "visual_tokens": image.tokens,
@@ -251,6 +265,6 @@ def _seen_body(image: ImageUse) -> dict[str, Any]:
 
 
 def timings_body(timings: StageTimings) -> dict[str, float]:
-    """Milliseconds per stage, the response's `fovea` extension."""
+    """The milliseconds of each stage, for the `fovea` field of an answer."""
     names = ("fetch", "media_decode", "preprocess", "queue", "encode", "prefill", "decode", "ttft")
     return {name: round(getattr(timings, name) * 1000, 3) for name in names}

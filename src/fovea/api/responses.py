@@ -1,4 +1,4 @@
-"""Bodies of answers, whole and in pieces."""
+"""Bodies of answers: complete ones, and chunks of streams."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fovea.core.types import Completion, Delta, TokenLogprob, Usage
 
 
 def error_body(error: FoveaError) -> dict[str, Any]:
-    """OpenAI's error envelope."""
+    """The body of an error, in OpenAI's form."""
     return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
 
 
 class ChatBodies:
-    """Bodies of one chat completion; they share id, model and creation time."""
+    """Bodies of one chat completion. All of them have the same id, model name and creation time."""
 
     def __init__(self, model: str) -> None:
         self.id = f"chatcmpl-{uuid.uuid4().hex}"
@@ -25,7 +25,8 @@ class ChatBodies:
         self.model = model
         self.created = int(time.time())
 
-    def whole(self, answer: Completion) -> dict[str, Any]:
+    def complete(self, answer: Completion) -> dict[str, Any]:
+        """The body of a complete answer."""
         choices = [
             {
                 "index": index,
@@ -44,9 +45,11 @@ class ChatBodies:
             "fovea": extension_body(answer.timings, answer.images),
         }
 
-    def pieces(self, delta: Delta) -> list[dict[str, Any]]:
-        """Chunks of a delta: the role before a choice's first text, nothing while text is held back. The last one of an
-        answer carries the `fovea` field."""
+    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
+        """The chunks of a delta. There are none while the engine holds text back.
+
+        The first chunk of a choice holds its role. The last chunk of an answer holds the `fovea` field.
+        """
         chunks = []
         if delta.index not in self._started:
             self._started.add(delta.index)
@@ -59,7 +62,8 @@ class ChatBodies:
             chunks[-1]["fovea"] = extension_body(delta.timings, delta.images)
         return chunks
 
-    def usage(self, usage: Usage) -> dict[str, Any]:
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        """The chunk with the token counts, which ends a stream if the client requested it."""
         return {
             **self._head("chat.completion.chunk"),
             "choices": [],
@@ -75,14 +79,15 @@ class ChatBodies:
 
 
 class CompletionBodies:
-    """Bodies of one text completion, possibly of several prompts: choice index is prompt * n + choice."""
+    """Bodies of one text completion. With several prompts, a choice has the index prompt * n + choice."""
 
     def __init__(self, model: str) -> None:
         self.id = f"cmpl-{uuid.uuid4().hex}"
         self.model = model
         self.created = int(time.time())
 
-    def whole(self, answers: list[Completion]) -> dict[str, Any]:
+    def complete(self, answers: list[Completion]) -> dict[str, Any]:
+        """The body of the complete answers to all prompts, in their order."""
         choices: list[dict[str, Any]] = []
         for answer in answers:
             for text, reason, logprobs in zip(
@@ -92,13 +97,15 @@ class CompletionBodies:
         total = add_usage([answer.usage for answer in answers])
         return {**self._head(), "choices": choices, "usage": usage_body(total).model_dump()}
 
-    def pieces(self, delta: Delta) -> list[dict[str, Any]]:
+    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
+        """The chunks of a delta: one, or none while the engine holds text back."""
         if not (delta.text or delta.logprobs or delta.finish_reason):
             return []
         choice = self._choice(delta.index, delta.text, delta.finish_reason, text_logprobs(delta.logprobs))
         return [{**self._head(), "choices": [choice]}]
 
-    def usage(self, usage: Usage) -> dict[str, Any]:
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        """The chunk with the token counts, which ends a stream if the client requested it."""
         return {**self._head(), "choices": [], "usage": usage_body(usage).model_dump()}
 
     def _choice(self, index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:
@@ -109,6 +116,7 @@ class CompletionBodies:
 
 
 def add_usage(parts: list[Usage]) -> Usage:
+    """The sum of the token counts of several answers."""
     return Usage(
         sum(u.prompt for u in parts),
         sum(u.completion for u in parts),
@@ -118,6 +126,7 @@ def add_usage(parts: list[Usage]) -> Usage:
 
 
 def chat_logprobs(entries: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+    """Log probabilities in the form of chat completions."""
     content = [
         {
             **_token(entry.text, entry.logprob),
@@ -129,24 +138,25 @@ def chat_logprobs(entries: tuple[TokenLogprob, ...]) -> dict[str, Any]:
 
 
 def _token(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": shown(text), "logprob": logprob, "bytes": list(raw(text))}
+    return {"token": token_text(text), "logprob": logprob, "bytes": list(token_bytes(text))}
 
 
-def raw(text: str) -> bytes:
-    """The bytes of a token's text; see TokenLogprob."""
+def token_bytes(text: str) -> bytes:
+    """The bytes of a token's text. Surrogates in it stand for bytes that are not UTF-8; see TokenLogprob."""
     return text.encode("utf-8", "surrogateescape")
 
 
-def shown(text: str) -> str:
-    """A token's text as JSON can hold it."""
-    return raw(text).decode("utf-8", "replace")
+def token_text(text: str) -> str:
+    """A token's text as JSON can hold it: bytes that are not UTF-8 become replacement characters."""
+    return token_bytes(text).decode("utf-8", "replace")
 
 
 def text_logprobs(entries: tuple[TokenLogprob, ...]) -> dict[str, Any] | None:
+    """Log probabilities in the form of text completions; None if there are none."""
     if not entries:
         return None
     return {
-        "tokens": [shown(entry.text) for entry in entries],
+        "tokens": [token_text(entry.text) for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [{shown(text): logprob for _, text, logprob in entry.top} for entry in entries],
+        "top_logprobs": [{token_text(text): logprob for _, text, logprob in entry.top} for entry in entries],
     }

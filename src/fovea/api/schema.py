@@ -1,261 +1,269 @@
-"""OpenAI's wire models, with the extensions that this server documents. A field that is not here is refused.
+"""Wire models of requests: OpenAI's fields, and the extensions that this server documents.
 
-What OpenAI's clients may send and this server can not do is declared too, so that it is refused by name instead of
-being dropped; what has no effect on an answer (user, metadata and the like) is accepted.
+A field that is not declared here is refused. Fields of OpenAI's API that this server cannot carry out are
+listed in `UNSUPPORTED`, so that the refusal can say why. Fields that have no effect on an answer (user,
+metadata and others) are accepted. Docstrings and descriptions of this module are part of the OpenAPI
+description at /openapi.json.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field
 
-MAX_TEXT = 4_000_000
-MAX_WORD = 4096
-MAX_COUNT = 2**31
-MAX_ITEMS = 4096
-MAX_VALUES = 50_000
-MAX_PROMPTS = 1024
+from fovea.api.content import DETAIL, MAX_PIXELS, MIN_PIXELS, NO_EFFECT, URL, ChatMessage, Detail
+from fovea.api.wire import MAX_COUNT, MAX_ITEMS, MAX_PROMPTS, Body, Flag, Integer, Number, Text, Wire, Word
 
-
-def _real_number(value: Any) -> Any:
-    if isinstance(value, bool | str):
-        raise ValueError("must be a number")
-    return value
-
-
-Number = Annotated[float, BeforeValidator(_real_number)]
-Integer = Annotated[int, Field(strict=True)]
-Flag = Annotated[bool, Field(strict=True)]
-# A length is also what makes pydantic refuse half of a surrogate pair, which no tokenizer can encode.
-Text = Annotated[str, Field(max_length=MAX_TEXT)]
-Word = Annotated[str, Field(max_length=MAX_WORD)]
-
-
-class Wire(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-
-class Body(Wire):
-    """A request's body. Pydantic complains about every value that is wrong: a million of them would hold up every
-    other client for seconds, so how many there may be is decided first.
-    """
-
-    @model_validator(mode="before")
-    @classmethod
-    def _not_too_many_values(cls, value: Any) -> Any:
-        if not _at_most(MAX_VALUES, value):
-            raise ValueError(f"too many values; accepted: at most {MAX_VALUES} beside token ids")
-        return value
-
-
-def _at_most(limit: int, value: Any) -> bool:
-    """Whether all lists and objects in `value` hold no more than `limit` entries, integers in lists aside."""
-    count, inner = 0, [value]
-    while inner and count <= limit:
-        node = inner.pop()
-        entries: list[Any] = []
-        if isinstance(node, dict):
-            entries = list(node.values())
-        elif isinstance(node, list):
-            entries = [entry for entry in node if type(entry) is not int]
-        count += len(entries)
-        inner += entries
-    return count <= limit
-
-
-class ImageURL(Wire):
-    """url: data:, https:, http: or file: as the server allows. max_pixels, min_pixels: this image's own budget."""
-
-    url: str = Field(min_length=1)
-    detail: Literal["auto", "low", "medium", "high"] = Field(default="auto", description="(+) medium")
-    max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
-    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
-
-
-class VideoURL(Wire):
-    """url: data:, https:, http: or file: as the server allows. The others are (+) this video's own budget."""
-
-    url: str = Field(min_length=1)
-    fps: Number | None = Field(default=None, gt=0, le=240, description="(+) frames sampled per second")
-    min_frames: Integer | None = Field(default=None, ge=1, le=4096, description="(+)")
-    max_frames: Integer | None = Field(default=None, ge=1, le=4096, description="(+)")
-    max_pixels: Integer | None = Field(
-        default=None, ge=1, le=MAX_COUNT, description="(+) of one frame, after resizing"
-    )
-    video_pruning_rate: Number | None = Field(
-        default=None, ge=0, le=0.95, description="(+) share of visual tokens left out where little moves"
-    )
-
-
-class TextContent(Wire):
-    type: Literal["text"]
-    text: Text
-
-
-class ImageContent(Wire):
-    type: Literal["image_url"]
-    image_url: ImageURL
-
-
-class VideoContent(Wire):
-    type: Literal["video_url"]
-    video_url: VideoURL
-
-
-Content = Annotated[TextContent | ImageContent | VideoContent, Field(discriminator="type")]
-
-
-class ChatMessage(Wire):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[Content], Field(max_length=MAX_ITEMS)] | None = None
-    name: Word | None = Field(default=None, description="no effect")
-    refusal: None = Field(
-        default=None, description="answers hold it, so that they can be sent back as they came"
-    )
+MODEL = "Name of the served model. May be omitted."
+MAX_TOKENS = (
+    "Longest answer in tokens. Default: as many as the context has room for; at /v1/completions at most 16."
+)
+SALT = "Extension. Requests share cached results only if their salts are equal."
+TIMEOUT = (
+    "Extension. Seconds after which the request is aborted with status 408. Default: the server's setting."
+)
+ALL_MAX_PIXELS = "Extension. `max_pixels` of every image that has none of its own."
+ALL_MIN_PIXELS = "Extension. `min_pixels` of every image that has none of its own."
+ALL_PRUNING = "Extension. `video_pruning_rate` of every video that has none of its own. Default: 0."
+VISUAL_TOKENS = "Extension. Reduces the number of visual tokens of every image."
 
 
 class StreamOptions(Wire):
-    include_usage: Flag = False
+    """Options of a stream. They require `stream: true`."""
+
+    include_usage: Flag = Field(
+        default=False, description="Send a chunk with the token counts before the stream ends."
+    )
 
 
 class ResponseFormat(Wire):
+    """The format of the answer. Only text is supported."""
+
     type: Literal["text"]
 
 
 class Sampling(Body):
-    """What chat and text completions share. Extensions beyond OpenAI are marked with (+)."""
+    """Fields that chat completions and text completions have in common.
 
-    model: Word | None = Field(default=None, description="the served model's name, or nothing")
-    temperature: Number | None = Field(default=None, ge=0, le=2)
-    top_p: Number | None = Field(default=None, gt=0, le=1)
-    n: Integer | None = Field(default=1, ge=1, le=16)
-    stream: Flag | None = False
+    Sampling fields that are omitted or null default to the checkpoint's generation_config.json, then to
+    OpenAI's default.
+    """
+
+    model: Word | None = Field(default=None, description=MODEL)
+    temperature: Number | None = Field(
+        default=None, ge=0, le=2, description="Randomness of the answer. 0: always the most likely token."
+    )
+    top_p: Number | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Sample from the most likely tokens that together have this probability.",
+    )
+    n: Integer | None = Field(
+        default=1, ge=1, le=16, description="Number of independent answers to each prompt."
+    )
+    stream: Flag | None = Field(
+        default=False, description="Send the answer as server-sent events while it is generated."
+    )
     stream_options: StreamOptions | None = None
-    stop: Word | Annotated[list[Word], Field(max_length=64)] | None = None
-    max_tokens: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
-    presence_penalty: Number | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: Number | None = Field(default=None, ge=-2, le=2)
-    logit_bias: dict[str, Number] | None = Field(default=None, max_length=1024)
-    seed: Integer | None = Field(default=None, ge=-(2**63), lt=2**63)
-    user: Word | None = Field(default=None, description="no effect")
+    stop: Word | Annotated[list[Word], Field(max_length=64)] | None = Field(
+        default=None,
+        description="Up to 16 non-empty strings that end the answer. The answer does not include them.",
+    )
+    max_tokens: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=MAX_TOKENS)
+    presence_penalty: Number | None = Field(
+        default=None,
+        ge=-2,
+        le=2,
+        description="Subtracted once from the logit of every token that the answer contains.",
+    )
+    frequency_penalty: Number | None = Field(
+        default=None,
+        ge=-2,
+        le=2,
+        description="Subtracted from the logit of a token once for each time that the answer contains it.",
+    )
+    logit_bias: dict[str, Number] | None = Field(
+        default=None,
+        max_length=1024,
+        description="Token id to a value from -100 to 100 that is added to the token's logit.",
+    )
+    seed: Integer | None = Field(
+        default=None,
+        ge=-(2**63),
+        lt=2**63,
+        description="Seed of the random numbers. Equal requests with equal seeds get equal answers.",
+    )
+    user: Word | None = Field(default=None, description=NO_EFFECT)
     top_k: Integer | None = Field(
-        default=None, ge=0, le=MAX_COUNT, description="(+) the k most likely; 0 is all"
+        default=None,
+        ge=0,
+        le=MAX_COUNT,
+        description="Extension. Sample from this many most likely tokens. 0: all tokens.",
     )
     min_p: Number | None = Field(
-        default=None, ge=0, le=1, description="(+) floor relative to the most likely"
+        default=None,
+        ge=0,
+        le=1,
+        description="Extension. Least probability of a token, as a share of that of the most likely token.",
     )
-    repetition_penalty: Number | None = Field(default=None, gt=0, le=10, description="(+)")
-    min_tokens: Integer | None = Field(default=None, ge=0, le=MAX_COUNT, description="(+) no end before")
-    stop_token_ids: list[Integer] | None = Field(default=None, max_length=64, description="(+)")
-    ignore_eos: Flag | None = Field(default=None, description="(+) only length and stop strings end")
-    skip_special_tokens: Flag | None = Field(default=None, description="(+)")
-    timeout: Number | None = Field(
-        default=None, gt=0, le=86_400, description="(+) seconds until the request is given up"
+    repetition_penalty: Number | None = Field(
+        default=None,
+        gt=0,
+        le=10,
+        description="Extension. Divides positive and multiplies negative logits of all tokens that the "
+        "prompt or the answer contains. 1: no effect.",
     )
-    cache_salt: str | None = Field(
-        default=None, max_length=256, description="(+) share caches only with equal salts"
+    min_tokens: Integer | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_COUNT,
+        description="Extension. The answer does not end before this many tokens.",
     )
+    stop_token_ids: list[Integer] | None = Field(
+        default=None, max_length=64, description="Extension. Token ids that end the answer."
+    )
+    ignore_eos: Flag | None = Field(
+        default=None,
+        description="Extension. The model's own end tokens do not end the answer. Only the maximum length, "
+        "`stop` and `stop_token_ids` do.",
+    )
+    skip_special_tokens: Flag | None = Field(
+        default=None,
+        description="Extension. Whether special tokens are left out of the answer's text. Default: true.",
+    )
+    timeout: Number | None = Field(default=None, gt=0, le=86_400, description=TIMEOUT)
+    cache_salt: str | None = Field(default=None, max_length=256, description=SALT)
     priority: Integer | None = Field(
-        default=None, ge=-1000, le=1000, description="(+) smaller is served first, under the priority policy"
+        default=None,
+        ge=-1000,
+        le=1000,
+        description="Extension. Requests with smaller numbers are served first, if the server uses the "
+        "priority policy. Default: 0.",
     )
 
 
 class ImageUpload(Wire):
-    """url: as in a message. detail, max_pixels, min_pixels: as later requests will have them; others encode it anew."""
+    """An image that later requests name by the URL fovea-image://ID.
 
-    url: str = Field(min_length=1)
-    model: str | None = None
-    detail: Literal["auto", "low", "medium", "high"] = Field(default="auto", description="(+) medium")
-    max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
-    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
-    cache_salt: str | None = Field(
-        default=None, max_length=256, description="as in the requests that will name it"
+    `detail`, `max_pixels`, `min_pixels` and `cache_salt` should have the values of these requests. A request
+    with other values encodes the image again.
+    """
+
+    url: str = Field(min_length=1, description=f"{URL}.")
+    model: str | None = Field(default=None, description=MODEL)
+    detail: Detail = Field(default="auto", description=DETAIL)
+    max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=MAX_PIXELS)
+    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=MIN_PIXELS)
+    cache_salt: str | None = Field(default=None, max_length=256, description=SALT)
+    timeout: Number | None = Field(default=None, gt=0, le=86_400, description=TIMEOUT)
+    encode: Flag = Field(
+        default=True, description="Whether the image is encoded now, before the first request that names it."
     )
-    timeout: Number | None = Field(default=None, gt=0, le=86_400)
-    encode: Flag = Field(default=True, description="encode it now, before any question")
 
 
 class VisualTokensBody(Wire):
-    """How many of an image's visual tokens are kept, and by what. A preset stands alone; else keep or budget. Neither: what
-    the image asks for by itself, where relevance chooses, and half of its tokens elsewhere. The method views divides the
-    tokens of all images."""
+    """The number of visual tokens that each image keeps, and the method that chooses them.
 
-    preset: Literal["document", "general", "fast"] | None = None
-    method: Word | None = Field(default=None, description="default: relevance")
-    keep: Number | None = Field(default=None, gt=0, le=1, description="share of each image's tokens")
-    budget: Integer | None = Field(
-        default=None, ge=1, le=MAX_COUNT, description="tokens of each image; views: of all"
+    A `preset` sets method and number, so `method`, `keep` and `budget` must be absent then. Otherwise at most
+    one of `keep` and `budget` may be given. Without both, the method relevance chooses the number for each
+    image; all other methods keep half of the tokens.
+    """
+
+    preset: Literal["document", "general", "fast"] | None = Field(
+        default=None, description="A method with its number of tokens under one name."
     )
-    explain: Flag = Field(default=False, description="say in the answer what was seen where; relevance can")
+    method: Word | None = Field(
+        default=None, description="Name of the method that chooses the tokens. Default: relevance."
+    )
+    keep: Number | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of each image's tokens to keep; with the method views, of all images together.",
+    )
+    budget: Integer | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Number of tokens of each image; with the method views, of all images together.",
+    )
+    explain: Flag = Field(
+        default=False,
+        description="Whether the answer contains which region of each image got how many tokens, and why. "
+        "Only the method relevance can explain this.",
+    )
 
 
 class ChatRequest(Sampling):
+    """A request for an answer to a conversation.
+
+    Sampling fields that are omitted or null default to the checkpoint's generation_config.json, then to
+    OpenAI's default.
+    """
+
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_ITEMS)
-    max_completion_tokens: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
-    logprobs: Flag | None = False
-    top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
+    max_completion_tokens: Integer | None = Field(
+        default=None, ge=1, le=MAX_COUNT, description="OpenAI's newer name of `max_tokens`."
+    )
+    logprobs: Flag | None = Field(
+        default=False, description="Whether the answer contains the log probability of each token."
+    )
+    top_logprobs: Integer | None = Field(
+        default=None,
+        ge=0,
+        le=20,
+        description="Number of most likely tokens to report for each position. Requires `logprobs: true`.",
+    )
     response_format: ResponseFormat | None = None
-    max_pixels: Integer | None = Field(
-        default=None, ge=1, le=MAX_COUNT, description="(+) budget of every image without its own"
-    )
-    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description="(+)")
-    video_pruning_rate: Number | None = Field(
-        default=None, ge=0, le=0.95, description="(+) of every video without its own"
-    )
-    visual_tokens: VisualTokensBody | None = Field(
-        default=None, description="(+) fewer visual tokens of every image"
-    )
-    metadata: dict[Word, Word] | None = Field(default=None, max_length=64, description="no effect")
-    store: Flag | None = Field(default=None, description="no effect")
-    service_tier: Word | None = Field(default=None, description="no effect")
-    safety_identifier: Word | None = Field(default=None, description="no effect")
-    prompt_cache_key: Word | None = Field(default=None, description="no effect")
+    max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MAX_PIXELS)
+    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MIN_PIXELS)
+    video_pruning_rate: Number | None = Field(default=None, ge=0, le=0.95, description=ALL_PRUNING)
+    visual_tokens: VisualTokensBody | None = Field(default=None, description=VISUAL_TOKENS)
+    metadata: dict[Word, Word] | None = Field(default=None, max_length=64, description=NO_EFFECT)
+    store: Flag | None = Field(default=None, description=NO_EFFECT)
+    service_tier: Word | None = Field(default=None, description=NO_EFFECT)
+    safety_identifier: Word | None = Field(default=None, description=NO_EFFECT)
+    prompt_cache_key: Word | None = Field(default=None, description=NO_EFFECT)
 
 
 class CompletionRequest(Sampling):
+    """A request for text that continues one or several prompts, without a chat template.
+
+    Sampling fields that are omitted or null default to the checkpoint's generation_config.json, then to
+    OpenAI's default.
+    """
+
     prompt: (
         Text
         | Annotated[list[Text], Field(max_length=MAX_PROMPTS)]
         | list[Integer]
         | Annotated[list[list[Integer]], Field(max_length=MAX_PROMPTS)]
+    ) = Field(description="One prompt or a list of prompts, each as text or as token ids.")
+    logprobs: Integer | None = Field(
+        default=None,
+        ge=0,
+        le=20,
+        description="Report the log probability of each token, and of this many most likely tokens.",
     )
-    logprobs: Integer | None = Field(default=None, ge=0, le=20)
 
 
 class TokenizeRequest(Body):
-    """Either `prompt` or `messages`, as in completions and chat completions."""
+    """A request for the token ids of a prompt or of a conversation.
 
-    model: Word | None = None
-    prompt: Text | None = None
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_ITEMS)
-    max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
-    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT)
-    video_pruning_rate: Number | None = Field(default=None, ge=0, le=0.95)
-    visual_tokens: VisualTokensBody | None = None
+    Exactly one of `prompt` and `messages` is required.
+    """
 
-
-class PromptTokensDetails(BaseModel):
-    cached_tokens: int = 0
-    image_tokens: int = 0
-
-
-class UsageBody(BaseModel):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
-class ErrorBody(BaseModel):
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorEnvelope(BaseModel):
-    error: ErrorBody
+    model: Word | None = Field(default=None, description=MODEL)
+    prompt: Text | None = Field(default=None, description="Text, as in /v1/completions.")
+    messages: list[ChatMessage] | None = Field(
+        default=None, min_length=1, max_length=MAX_ITEMS, description="Messages, as in /v1/chat/completions."
+    )
+    max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MAX_PIXELS)
+    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MIN_PIXELS)
+    video_pruning_rate: Number | None = Field(default=None, ge=0, le=0.95, description=ALL_PRUNING)
+    visual_tokens: VisualTokensBody | None = Field(default=None, description=VISUAL_TOKENS)
 
 
 UNSUPPORTED = {
@@ -275,3 +283,4 @@ UNSUPPORTED = {
     "suffix": "suffix is not supported",
     "best_of": "best_of is not supported; use n",
 }
+"""Fields of OpenAI's API that are refused, and the reason."""

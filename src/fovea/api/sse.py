@@ -1,4 +1,4 @@
-"""Server-sent events, as OpenAI's clients read them."""
+"""Server-sent events: writing them for OpenAI's clients, and reading them from a stream of bytes."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def event(payload: Any) -> bytes:
-    """One `data:` event. JSON never holds a raw newline, so one line is always enough."""
+    """Write one `data:` event. JSON contains no raw newline, so one line is always enough."""
     return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 class Decoder:
-    """Bytes as they arrive to the payloads of whole `data:` events; half an event waits for its rest."""
+    """A parser of a stream of events. Half an event is kept until the rest of it arrives."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
 
     def feed(self, data: bytes) -> list[str]:
-        """Comments and fields other than `data` are skipped; bytes that are no UTF-8 become replacement characters."""
+        """Add bytes from the stream and return the payloads of all `data:` events that are now complete.
+
+        Comments and fields other than `data` are skipped. Bytes that are not UTF-8 become replacement
+        characters.
+        """
         *lines, self._rest = (self._rest + data).split(b"\n")
-        found = []
+        payloads = []
         for line in lines:
             line = line.removesuffix(b"\r")
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
             elif not line and self._data:
-                found.append(b"\n".join(self._data).decode(errors="replace"))
+                payloads.append(b"\n".join(self._data).decode(errors="replace"))
                 self._data = []
-        return found
+        return payloads

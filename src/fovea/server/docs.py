@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fovea.api.schema import ErrorEnvelope
+from fovea.api.response_models import ErrorEnvelope
 
 _TEXTS: dict[int | str, str] = {
     400: "a field, an image or a combination is not accepted; `param` names it",

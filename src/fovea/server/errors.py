@@ -11,7 +11,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from fovea.api import schema
+from fovea.api.content import ChatMessage, ImageURL
 from fovea.api.responses import error_body
+from fovea.api.wire import Wire
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest, NotFound, Overloaded
 from fovea.observe.metrics import Metrics
 from fovea.server.explain import explain, shorten
@@ -94,14 +96,14 @@ def _unreadable(cause: BaseException | None) -> FoveaError | None:
 
 def _fields_of(request: Request) -> tuple[str, ...]:
     path = request.url.path
-    model: type[schema.Wire] = schema.ChatRequest
+    model: type[Wire] = schema.ChatRequest
     if path.endswith("/tokenize"):
         model = schema.TokenizeRequest
     elif path.endswith("/v1/completions"):
         model = schema.CompletionRequest
     nested = (
-        *schema.ChatMessage.model_fields,
-        *schema.ImageURL.model_fields,
+        *ChatMessage.model_fields,
+        *ImageURL.model_fields,
         *schema.StreamOptions.model_fields,
     )
     return (*model.model_fields, *nested)

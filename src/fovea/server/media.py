@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from fovea.api.content import ChatMessage
 from fovea.api.convert import image_references, video_references
-from fovea.api.schema import ChatMessage
 from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.image import Image
 from fovea.media.bundle import ImageBundle, MediaTimings, VideoBundle
@@ -42,7 +42,9 @@ async def load_media(
     return tasks[0].result(), tasks[1].result()
 
 
-async def load_images(state: ServerState, urls: Sequence[str], params: Sequence[str], share: Share) -> ImageBundle:
+async def load_images(
+    state: ServerState, urls: Sequence[str], params: Sequence[str], share: Share
+) -> ImageBundle:
     """Load the images of one request, in order: uploaded ones from the image store, the others from their URLs.
 
     params: the JSON path of each URL in the request, for errors.

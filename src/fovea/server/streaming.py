@@ -25,9 +25,9 @@ log = logging.getLogger("fovea.server")
 class Bodies(Protocol):
     """How one kind of completion writes its chunks."""
 
-    def pieces(self, delta: Delta) -> list[dict[str, Any]]: ...
+    def chunks(self, delta: Delta) -> list[dict[str, Any]]: ...
 
-    def usage(self, usage: Usage) -> dict[str, Any]: ...
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]: ...
 
 
 class _EventStream(StreamingResponse):
@@ -65,12 +65,12 @@ async def _events(
     delta: Delta | None = first
     try:
         while delta is not None:
-            for piece in bodies.pieces(delta):
-                yield sse.event(piece)
+            for chunk in bodies.chunks(delta):
+                yield sse.event(chunk)
             usage = delta.usage or usage
             delta = await anext(rest, None)
         if include_usage:
-            yield sse.event(bodies.usage(usage))
+            yield sse.event(bodies.usage_chunk(usage))
         yield sse.DONE
     except FoveaError as error:
         yield sse.event(error_body(error))

@@ -34,7 +34,7 @@ async def chat_completions(body: ChatRequest, http: Request) -> Response:
             )
             if not body.stream:
                 answer = await while_connected(http, whole(state, request, room))
-                return JSONResponse(bodies.whole(answer))
+                return JSONResponse(bodies.complete(answer))
             return await stream_response(state, http, request, room, bodies, body)
 
 

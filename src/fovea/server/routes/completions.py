@@ -35,7 +35,7 @@ async def completions(body: CompletionRequest, http: Request) -> Response:
         with state.rooms.hold(sum(request.sampling.n for request in requests)) as room:
             if not body.stream:
                 answers = await while_connected(http, _all(state, requests, room))
-                return JSONResponse(bodies.whole(answers))
+                return JSONResponse(bodies.complete(answers))
             if len(requests) > 1:
                 raise InvalidRequest("a stream takes one prompt", param="prompt")
             return await stream_response(state, http, requests[0], room, bodies, body)

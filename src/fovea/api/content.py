@@ -1,0 +1,104 @@
+"""Wire models of a conversation: messages and their text, images and videos.
+
+Docstrings and descriptions of this module are part of the OpenAPI description at /openapi.json.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Integer, Number, Text, Wire, Word
+
+Detail = Literal["auto", "low", "medium", "high"]
+NO_EFFECT = "Accepted, without effect."
+URL = "A data:, https:, http: or file: URL, as far as the server's settings allow it"
+DETAIL = (
+    "Number of visual tokens of the image. low: about 64; medium (extension): about 256; high: the model's "
+    "own limit; auto: the server chooses."
+)
+MAX_PIXELS = "Extension. Upper bound on the pixels of the image after resizing. Overrides `detail`."
+MIN_PIXELS = "Extension. Lower bound on the pixels of the image after resizing. Overrides `detail`."
+
+
+class ImageURL(Wire):
+    """An image of a message, and its resolution."""
+
+    url: str = Field(
+        min_length=1, description=f"{URL}, or fovea-image://ID for an image that was sent to /v1/images."
+    )
+    detail: Detail = Field(default="auto", description=DETAIL)
+    max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=MAX_PIXELS)
+    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=MIN_PIXELS)
+
+
+class VideoURL(Wire):
+    """A video of a message (extension), and how it is sampled.
+
+    By default, the model's own video settings apply.
+    """
+
+    url: str = Field(min_length=1, description=f"{URL}.")
+    fps: Number | None = Field(
+        default=None, gt=0, le=240, description="Extension. Frames sampled per second of video."
+    )
+    min_frames: Integer | None = Field(
+        default=None, ge=1, le=4096, description="Extension. Least number of sampled frames."
+    )
+    max_frames: Integer | None = Field(
+        default=None, ge=1, le=4096, description="Extension. Largest number of sampled frames."
+    )
+    max_pixels: Integer | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Extension. Upper bound on the pixels of one frame after resizing.",
+    )
+    video_pruning_rate: Number | None = Field(
+        default=None,
+        ge=0,
+        le=0.95,
+        description="Extension. Share of the video's visual tokens that are left out where little moves. "
+        "Default: the request's `video_pruning_rate`.",
+    )
+
+
+class TextContent(Wire):
+    """A part of a message that is text."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class ImageContent(Wire):
+    """A part of a message that is an image. Only user messages may contain images."""
+
+    type: Literal["image_url"]
+    image_url: ImageURL
+
+
+class VideoContent(Wire):
+    """A part of a message that is a video (extension). Only user messages may contain videos."""
+
+    type: Literal["video_url"]
+    video_url: VideoURL
+
+
+Content = Annotated[TextContent | ImageContent | VideoContent, Field(discriminator="type")]
+
+
+class ChatMessage(Wire):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"] = Field(
+        description="Author of the message. developer means the same as system."
+    )
+    content: Text | Annotated[list[Content], Field(max_length=MAX_ITEMS)] | None = Field(
+        default=None, description="Text, or a list of parts. Must not be empty or null."
+    )
+    name: Word | None = Field(default=None, description=NO_EFFECT)
+    refusal: None = Field(
+        default=None,
+        description="Only null is accepted. Answers contain this field, and clients send answers back.",
+    )
