@@ -17,8 +17,11 @@ from fovea.kernels.activation import finish
 INT4_LEVELS = (-127, -99, -77, -61, -46, -33, -21, -10, 0, 13, 24, 37, 50, 65, 83, 107)
 """Least squares for normal weights whose group is scaled so that its largest magnitude is -127, with an exact zero; see levels.h."""
 SCALES_TRIED = 12
-QUANTIZED_AT_ONCE, MULTIPLIED_AT_ONCE = 1 << 20, 1 << 24
-"""Weights that pass through float32 together."""
+QUANTIZED_AT_ONCE, QUANTIZED_AT_ONCE_ON_A_DEVICE = 1 << 16, 1 << 20
+"""Number of weights of a chunk of rows that is rounded through float32. On a CPU the temporary copies of a chunk stay below a
+megabyte: larger ones made the C library keep twice the quantized model while it was loaded. A GPU wants fewer, larger steps."""
+MULTIPLIED_AT_ONCE = 1 << 24
+"""Number of weights that are dequantized together for a product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,8 @@ class TorchQuantizedProduct:
         kind = torch.int8 if format.bits == 8 else torch.uint8
         self.values = torch.empty(rows, groups, width, dtype=kind, device=device)
         self.scale = torch.empty(rows, groups, dtype=torch.bfloat16, device=device)
-        step = max(1, QUANTIZED_AT_ONCE // self.k)
+        chunk = QUANTIZED_AT_ONCE if device.type == "cpu" else QUANTIZED_AT_ONCE_ON_A_DEVICE
+        step = max(1, chunk // self.k)
         for first in range(0, rows, step):
             levels = quantize(weight[first : first + step], format)
             self.values[first : first + step] = levels.values if format.bits == 8 else _packed(levels.values)
