@@ -1,4 +1,4 @@
-"""Names, addresses and answers for a `Fetcher`, without a network."""
+"""Host names, addresses and answers for a `Fetcher`, without a network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ PUBLIC = "93.184.215.14"
 
 
 class Internet:
-    """Names with addresses, and a transport that answers; both remember what they were asked."""
+    """A resolver with fixed addresses and a transport that answers requests; both record their calls.
+
+    lookups: host names that were resolved. requests: requests that the transport received.
+    """
 
     def __init__(
         self,
@@ -25,12 +28,12 @@ class Internet:
         answer: Callable[[httpx.Request], httpx.Response] = lambda _: httpx.Response(200, content=PNG),
     ) -> None:
         self.names = {name: list(addresses) for name, addresses in names.items()}
-        self.resolved: list[str] = []
+        self.lookups: list[str] = []
         self.requests: list[httpx.Request] = []
         self.answer = answer
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
-        self.resolved.append(host)
+        self.lookups.append(host)
         if host not in self.names:
             raise OSError("no such name")
         return self.names[host]

@@ -1,4 +1,4 @@
-"""Real encoded pictures, made in memory, and small builders for broken ones."""
+"""Real encoded pictures, generated in memory, and small builders for broken ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEDIA_TYPES = {
 
 
 def picture(width: int = 40, height: int = 30, mode: str = "RGB") -> Pillow.Image:
-    """Different in every corner, so that no turn or flip leaves it as it was."""
+    """A picture that differs in every corner, so that every rotation and flip changes it."""
     x = np.linspace(0, 255, width, dtype=np.uint8)[None, :].repeat(height, 0)
     y = np.linspace(0, 255, height, dtype=np.uint8)[:, None].repeat(width, 1)
     return Pillow.fromarray(np.stack([x, y, 255 - x // 2 - y // 3], axis=2)).convert(mode)
@@ -67,12 +67,12 @@ def png(
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG that claims a size and has next to no pixels: a decompression bomb's front."""
+    """A PNG that claims a size and has almost no pixels: the start of a decompression bomb."""
     return png(width, height, b"")
 
 
 def jpeg_segments(data: bytes) -> list[bytes]:
-    """[SOI, segment, segment, ..., the first start of scan with all that follows]"""
+    """Split a JPEG: [SOI, segment, segment, ..., the first start of scan with all that follows]."""
     parts, at = [data[:2]], 2
     while data[at + 1] != 0xDA:
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
@@ -82,20 +82,20 @@ def jpeg_segments(data: bytes) -> list[bytes]:
 
 
 def exif(orientation: int, order: str = ">") -> bytes:
-    """An EXIF block with nothing but an orientation."""
-    mark = b"MM" if order == ">" else b"II"
+    """An EXIF block that holds only an orientation."""
+    byte_order = b"MM" if order == ">" else b"II"
     entry = struct.pack(f"{order}HHIHH", 0x0112, 3, 1, orientation, 0)
-    return b"Exif\0\0" + mark + struct.pack(f"{order}HIH", 42, 8, 1) + entry + bytes(4)
+    return b"Exif\0\0" + byte_order + struct.pack(f"{order}HIH", 42, 8, 1) + entry + bytes(4)
 
 
 def with_jpeg_segment(data: bytes, marker: int, body: bytes) -> bytes:
     return data[:2] + bytes((0xFF, marker)) + struct.pack(">H", len(body) + 2) + body + data[2:]
 
 
-def refused(
+def expect_error(
     call: Callable[..., object], kind: type[FoveaError], fragments: Sequence[str], *args: object
 ) -> FoveaError:
-    """`call` raises exactly this kind of error with all fragments in its message."""
+    """Check that `call` raises exactly this class of error with all fragments in its message; return the error."""
     with pytest.raises(kind) as caught:
         call(*args)
     assert type(caught.value) is kind

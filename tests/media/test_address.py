@@ -1,4 +1,4 @@
-"""Only plain public unicast is public, however it is written."""
+"""Only plain public unicast addresses are public, in every spelling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values within a ceiling in bytes and a time to live, against a model that looks at everything every time."""
+"""ByteCache compared with a naive model that scans a list at every call."""
 
 from __future__ import annotations
 
@@ -23,51 +23,51 @@ STEPS = st.lists(
 
 
 class Model:
-    """The same by looking through a list, the least recently used first: (name, value, size, end)."""
+    """A naive cache: a list of (key, value, size, expiry), the least recently used first."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int, float]] = []
         self.evictions = 0
 
-    def put(self, name: int, value: int, size: int, now: float) -> bool:
-        self.drop(name)
+    def put(self, key: int, value: int, size: int, now: float) -> bool:
+        self.drop(key)
         if size > CAPACITY:
             return False
         self.rows = [row for row in self.rows if row[3] > now]
-        self.rows.append((name, value, size, now + TTL))
+        self.rows.append((key, value, size, now + TTL))
         while sum(row[2] for row in self.rows) > CAPACITY:
             self.rows.pop(0)
             self.evictions += 1
         return True
 
-    def find(self, name: int, now: float) -> int | None:
-        found = [row for row in self.rows if row[0] == name and row[3] > now]
-        self.drop(name)
-        self.rows += found
-        return found[0][1] if found else None
+    def find(self, key: int, now: float) -> int | None:
+        alive = [row for row in self.rows if row[0] == key and row[3] > now]
+        self.drop(key)
+        self.rows += alive
+        return alive[0][1] if alive else None
 
-    def drop(self, name: int) -> bool:
+    def drop(self, key: int) -> bool:
         before = len(self.rows)
-        self.rows = [row for row in self.rows if row[0] != name]
+        self.rows = [row for row in self.rows if row[0] != key]
         return len(self.rows) < before
 
 
 @given(STEPS)
-def test_it_holds_what_the_model_holds_and_never_more_than_its_ceiling(
+def test_it_equals_the_model_and_stays_within_its_ceiling(
     steps: list[tuple[str, int, int]],
 ) -> None:
     now = 0.0
     cache: ByteCache[int, int] = ByteCache(CAPACITY, TTL, lambda: now)
     model = Model()
-    for value, (what, name, size) in enumerate(steps):
+    for value, (what, key, size) in enumerate(steps):
         if what == "put":
-            assert cache.put(name, value, size) == model.put(name, value, size + ENTRY_BYTES, now)
+            assert cache.put(key, value, size) == model.put(key, value, size + ENTRY_BYTES, now)
         elif what == "find":
-            assert cache.find(name) == model.find(name, now)
+            assert cache.find(key) == model.find(key, now)
         elif what == "drop":
-            assert cache.drop(name) == model.drop(name)
+            assert cache.drop(key) == model.drop(key)
         elif what == "wait":
-            now += name
+            now += key
         else:
             cache.clear()
             model.rows = []
@@ -85,7 +85,7 @@ def test_it_holds_what_the_model_holds_and_never_more_than_its_ceiling(
     }
 
 
-def test_without_a_time_to_live_only_room_counts() -> None:
+def test_without_a_time_to_live_entries_do_not_expire() -> None:
     now = 0.0
     cache: ByteCache[str, int] = ByteCache(10_000, 0, lambda: now)
     assert cache.put("a", 1, 1)
@@ -93,24 +93,24 @@ def test_without_a_time_to_live_only_room_counts() -> None:
     assert cache.find("a") == 1
 
 
-def test_what_is_too_old_goes_and_is_counted_once() -> None:
+def test_expired_entries_are_dropped_and_counted_once() -> None:
     now = 0.0
     cache: ByteCache[str, int] = ByteCache(10_000, 5, lambda: now)
-    for name in "abc":
-        cache.put(name, 1, 1)
+    for key in "abc":
+        cache.put(key, 1, 1)
     now = 5.0
     assert cache.find("a") is None
     cache.put("d", 1, 1)
     assert (len(cache), cache.expirations, cache.evictions) == (1, 3, 0)
 
 
-def test_no_capacity_keeps_nothing() -> None:
+def test_a_cache_without_capacity_stores_nothing() -> None:
     cache: ByteCache[str, int] = ByteCache(0)
     assert not cache.put("a", 1, 0)
     assert (len(cache), cache.bytes) == (0, 0)
 
 
-def test_an_old_value_does_not_outlive_one_that_was_too_large() -> None:
+def test_a_value_that_is_too_large_removes_the_old_value_of_its_key() -> None:
     cache: ByteCache[str, int] = ByteCache(1000)
     cache.put("a", 1, 10)
     assert not cache.put("a", 2, 5000)

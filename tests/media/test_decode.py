@@ -1,4 +1,4 @@
-"""Pixels: equal to Pillow's own RGB where that is right, and never a picture that is only partly there."""
+"""Decoded pixels equal Pillow's own RGB where that is right, and an incomplete picture is refused."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.media.samples import (
     chunk,
     encode,
     exif,
+    expect_error,
     jpeg_segments,
     picture,
     png,
     png_header,
-    refused,
     sample,
     with_jpeg_segment,
 )
@@ -37,8 +37,8 @@ def pixels(image: Image) -> np.ndarray:
 
 
 def by_pillow(data: bytes) -> np.ndarray:
-    with Pillow.open(io.BytesIO(data)) as opened:
-        return np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
+    with Pillow.open(io.BytesIO(data)) as file:
+        return np.asarray(ImageOps.exif_transpose(file).convert("RGB"))
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_equals_pillow(kind: str, mode: str, options: dict[str, object]) -> None
 def test_adobe_cmyk_jpeg_keeps_its_marker() -> None:
     data = encode(picture(mode="CMYK"), "JPEG")
     assert b"Adobe" in data
-    far = np.abs(pixels(decode(data, LIMITS)).astype(int) - np.asarray(picture(), int)).mean()
-    assert far < 12  # inverted inks would be about 100 away
+    difference = np.abs(pixels(decode(data, LIMITS)).astype(int) - np.asarray(picture(), int)).mean()
+    assert difference < 12  # with inverted inks it would be about 100
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_orientation_like_pillow(orientation: int) -> None:
+def test_orientation_equals_pillows(orientation: int) -> None:
     data = with_jpeg_segment(sample("JPEG"), 0xE1, exif(orientation))
     image = decode(data, LIMITS)
     assert (image.width, image.height) == ((40, 30) if orientation < 5 else (30, 40))
@@ -86,7 +86,7 @@ def test_orientation_like_pillow(orientation: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("PNG", "RGBA"), ("PNG", "LA"), ("WEBP", "RGBA")])
-def test_opaque_alpha_equals_convert(kind: str, mode: str) -> None:
+def test_an_opaque_alpha_channel_changes_nothing(kind: str, mode: str) -> None:
     options = {"lossless": True} if kind == "WEBP" else {}
     data = encode(picture(mode=mode), kind, **options)
     assert np.array_equal(pixels(decode(data, LIMITS)), by_pillow(data))
@@ -115,9 +115,9 @@ def test_grey_alpha_and_palette_transparency_over_white() -> None:
 
 def test_sixteen_bit_grey_is_scaled_not_clipped() -> None:
     ramp = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
-    got = pixels(decode(encode(Pillow.fromarray(ramp), "PNG"), LIMITS))
-    assert np.array_equal(got[..., 0].ravel(), np.arange(256))
-    assert np.array_equal(got[..., 0], got[..., 2])
+    rgb = pixels(decode(encode(Pillow.fromarray(ramp), "PNG"), LIMITS))
+    assert np.array_equal(rgb[..., 0].ravel(), np.arange(256))
+    assert np.array_equal(rgb[..., 0], rgb[..., 2])
 
 
 def test_sixteen_bit_grey_and_rgb_agree() -> None:
@@ -128,9 +128,9 @@ def test_sixteen_bit_grey_and_rgb_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("depth", "colour", "key", "rows", "shown"),
+    ("depth", "colour", "key", "rows", "grey"),
     [
-        (1, 0, [1], b"\0\x40", [0, 255]),  # key and white paper look the same; the other pixel is black
+        (1, 0, [1], b"\0\x40", [0, 255]),  # the key is white before and after; the other pixel is black
         (2, 0, [1], b"\0\x60", [255, 170]),
         (4, 0, [3], b"\0\x3a", [255, 170]),
         (8, 0, [7], b"\0\x07\x08", [255, 8]),
@@ -139,16 +139,18 @@ def test_sixteen_bit_grey_and_rgb_agree() -> None:
         (16, 2, [0x0500] * 3, b"\0" + b"\x05\x00" * 3 + b"\x06\x00" * 3, [255, 6]),
     ],
 )
-def test_transparent_colour(depth: int, colour: int, key: list[int], rows: bytes, shown: list[int]) -> None:
+def test_transparent_colour(depth: int, colour: int, key: list[int], rows: bytes, grey: list[int]) -> None:
     trns = chunk(b"tRNS", struct.pack(f">{len(key)}H", *key))
-    got = pixels(decode(png(2, 1, rows, depth=depth, colour=colour, extra=trns), LIMITS))
-    assert got[0, :, 0].tolist() == shown
+    rgb = pixels(decode(png(2, 1, rows, depth=depth, colour=colour, extra=trns), LIMITS))
+    assert rgb[0, :, 0].tolist() == grey
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
-def test_animation_is_refused_unless_allowed(kind: str) -> None:
+def test_an_animation_is_refused_unless_allowed(kind: str) -> None:
     data = animation(kind, frames=3)
-    error = refused(decode, InvalidImage, ["animated with 3 frames", "accepted: a still image"], data, LIMITS)
+    error = expect_error(
+        decode, InvalidImage, ["animated with 3 frames", "accepted: a still image"], data, LIMITS
+    )
     assert error.code == "image_animated"
     first = decode(data, MediaLimits(first_frame_of_animation=True))
     assert np.array_equal(pixels(first), by_pillow(data))
@@ -169,7 +171,7 @@ def test_trailing_bytes_do_not_matter(kind: str) -> None:
 
 
 def test_metadata_never_reaches_the_decoder() -> None:
-    """An inflating text chunk, a broken colour profile, a second MPO picture: none of it changes the pixels."""
+    """A compressed text chunk, a broken colour profile and a second MPO picture do not change the pixels."""
     plain = sample("PNG")
     noisy = plain[:33] + chunk(b"zTXt", b"k\0\0broken") + chunk(b"iCCP", b"x\0\0nothing") + plain[33:]
     assert decode(noisy, LIMITS).rgb == decode(plain, LIMITS).rgb
@@ -186,10 +188,10 @@ def test_metadata_never_reaches_the_decoder() -> None:
 
 
 def test_a_phone_photo_with_a_second_picture_is_still() -> None:
-    """MPO: Pillow would count two frames."""
+    """An MPO file holds a second picture after the first. Pillow counts it as a second frame."""
     data = encode(picture(), "MPO", save_all=True, append_images=[picture()])
-    with Pillow.open(io.BytesIO(data)) as opened:
-        assert getattr(opened, "n_frames", 1) == 2
+    with Pillow.open(io.BytesIO(data)) as file:
+        assert getattr(file, "n_frames", 1) == 2
     assert decode(data, LIMITS).width == 40
 
 
@@ -220,24 +222,24 @@ JPEG = sample("JPEG")
     ],
 )
 def test_refuses(data: bytes, fragment: str) -> None:
-    refused(decode, InvalidImage, [fragment], data, LIMITS)
+    expect_error(decode, InvalidImage, [fragment], data, LIMITS)
 
 
-def test_a_second_frame_header_can_not_smuggle_a_size() -> None:
+def test_a_second_frame_header_cannot_change_the_size() -> None:
     parts = jpeg_segments(JPEG)
     frame = next(part for part in parts if part[1] == 0xC0)
     huge = frame[:5] + struct.pack(">HH", 3_000, 3_000) + frame[9:]
     data = b"".join([*parts[:-1], huge, parts[-1]])
-    refused(decode, InvalidImage, ["contradicts itself about the size"], data, LIMITS)
+    expect_error(decode, InvalidImage, ["contradicts itself about the size"], data, LIMITS)
 
 
-def test_memory_errors_are_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_error_becomes_invalid_image(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*_: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", no_memory)
-    refused(decode, InvalidImage, ["not enough memory for its pixels"], sample(), LIMITS)
+    expect_error(decode, InvalidImage, ["not enough memory for its pixels"], sample(), LIMITS)
 
 
-def test_pillow_is_left_strict() -> None:
+def test_pillow_still_refuses_truncated_images() -> None:
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False

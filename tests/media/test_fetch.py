@@ -1,4 +1,4 @@
-"""Fetching: what policy refuses and what is sent, with a resolver and a transport of our own."""
+"""Fetcher: URLs that the policy refuses, and the requests that it sends, with a fake resolver and transport."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fovea.media.limits import MediaLimits
 from tests.media.internet import PNG, PUBLIC, Internet, fails
 
 
-async def test_connects_to_the_checked_address_and_speaks_the_name() -> None:
+async def test_connects_to_the_checked_address_with_the_name_in_host_and_tls() -> None:
     net = Internet({"images.example": [PUBLIC]})
     assert await net.fetcher().fetch("https://images.example/a%20b.png?x=1#top") == PNG
     (request,) = net.requests
@@ -26,7 +26,7 @@ async def test_connects_to_the_checked_address_and_speaks_the_name() -> None:
     assert request.headers["user-agent"] == f"fovea/{__version__}"
     assert request.headers["accept-encoding"] == "identity"
     assert {"cookie", "authorization", "referer"}.isdisjoint(request.headers)
-    assert net.resolved == ["images.example"]
+    assert net.lookups == ["images.example"]
 
 
 async def test_ipv6_and_international_names() -> None:
@@ -36,8 +36,8 @@ async def test_ipv6_and_international_names() -> None:
     assert net.requests[0].headers["host"] == "xn--fa-hia.example"
 
 
-async def test_rebinding_gains_nothing() -> None:
-    """The name turns private after the first answer; the connection still goes to the address that was checked."""
+async def test_dns_rebinding_has_no_effect() -> None:
+    """The name resolves to a private address after the first answer. No connection goes to that address."""
     net = Internet({"evil.example": [PUBLIC]})
 
     def rebind(request: httpx.Request) -> httpx.Response:
@@ -133,7 +133,7 @@ async def test_allowed_hosts() -> None:
         assert await net.fetcher(limits).fetch(f"https://{host}/") == PNG
     for host in names[3:]:
         await fails(net.fetcher(limits), f"https://{host}/", Forbidden, f"'{host}'", "not an allowed host")
-    net.names["images.example"] = ["10.0.0.1"]  # a listed name may still not point inside
+    net.names["images.example"] = ["10.0.0.1"]  # an allowed name must not resolve to a private address either
     await fails(net.fetcher(limits), "https://images.example/", Forbidden, "not a public host")
 
 
@@ -176,7 +176,7 @@ async def test_redirects_followed_and_checked_again(status: int) -> None:
 
     net = Internet({"a.example": [PUBLIC], "b.example": ["1.1.1.1"]}, answer)
     assert await net.fetcher().fetch("http://a.example/start") == PNG
-    assert net.resolved == ["a.example", "b.example"]
+    assert net.lookups == ["a.example", "b.example"]
     assert net.requests[1].url.host == "1.1.1.1"
     assert net.requests[1].headers["host"] == "b.example"
     assert {"cookie", "referer"}.isdisjoint(net.requests[1].headers)
@@ -195,7 +195,7 @@ async def test_next_address_when_the_first_does_not_connect() -> None:
     assert "1.1.1.1" not in error.message
 
 
-async def test_a_slow_resolver_counts() -> None:
+async def test_the_timeout_includes_name_resolution() -> None:
     async def slow(host: str, port: int) -> Sequence[str]:
         await asyncio.sleep(60)
         return []
@@ -209,7 +209,7 @@ async def test_system_resolver() -> None:
     assert list(await resolve_host("2130706433", 80)) == ["127.0.0.1"]
 
 
-async def test_user_agent_of_a_tree_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_user_agent_of_a_source_tree_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 

@@ -1,4 +1,4 @@
-"""Fetching over real sockets: a server on loopback that answers what it is told to, TLS included."""
+"""Fetcher over real sockets and TLS, with a server on loopback that sends prepared answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_downloads(step: int) -> None:
         assert await fetcher.fetch(web.url("/a.png")) == PNG
         await fetcher.aclose()
     assert f"Host: 127.0.0.1:{web.port}" in web.requests[0]
-    assert web.connections == 2  # nothing is kept between two fetches
+    assert web.connections == 2  # a connection is not reused by the next download
 
 
 async def test_chunked_body_without_length() -> None:
@@ -67,23 +67,23 @@ async def test_answers_refused(answer: Answer, fragment: str, code: str) -> None
 
 @pytest.mark.parametrize("body", [b"<html>" + b" " * 200_000, png_header(16_000, 16_000) + bytes(200_000)])
 async def test_refused_before_it_is_downloaded(body: bytes) -> None:
-    """The rest would take 200 seconds."""
+    """Receiving the whole body would take 200 seconds."""
     async with serve({"/": Answer(body, step=1000, pause=1.0)}) as web:
-        began = time.perf_counter()
+        started = time.perf_counter()
         await fails(Fetcher(LOCAL), web.url("/"), InvalidImage)
-    assert time.perf_counter() - began < 0.9
+    assert time.perf_counter() - started < 0.9
 
 
-async def test_total_time_is_capped_however_the_server_drips() -> None:
+async def test_the_timeout_bounds_a_download_from_a_slow_server() -> None:
     limits = MediaLimits(allow_private_hosts=True, fetch_timeout_s=0.3)
     async with serve({"/": Answer(PNG, step=1, pause=0.05)}) as web:
-        began = time.perf_counter()
+        started = time.perf_counter()
         error = await fails(Fetcher(limits), web.url("/"), InvalidImage, "did not arrive within 0.3 s")
     assert error.code == "image_fetch_failed"
-    assert time.perf_counter() - began < 2
+    assert time.perf_counter() - started < 2
 
 
-async def test_nobody_listens() -> None:
+async def test_a_refused_connection_is_an_error() -> None:
     async with serve({}) as web:
         pass
     await fails(Fetcher(LOCAL), web.url("/"), InvalidImage, "failed (ConnectError)")
@@ -107,9 +107,9 @@ async def test_downloads_at_one_time_are_bounded() -> None:
     limits = MediaLimits(allow_private_hosts=True, max_concurrent_fetches=1)
     async with serve({"/": Answer(PNG, step=len(PNG) // 2, pause=0.05)}) as web:
         fetcher = Fetcher(limits)
-        began = time.perf_counter()
+        started = time.perf_counter()
         await asyncio.gather(*(fetcher.fetch(web.url("/")) for _ in range(3)))
-    assert time.perf_counter() - began > 0.15
+    assert time.perf_counter() - started > 0.15
 
 
 async def test_cancelling_closes_the_connection() -> None:
@@ -126,10 +126,10 @@ async def test_certificates_are_verified_against_the_name(name: str, verified: b
     """The connection goes to 127.0.0.1, the certificate is for images.example."""
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_side.load_cert_chain(PEM)
-    ours = ssl.create_default_context(cafile=str(PEM))
+    client_side = ssl.create_default_context(cafile=str(PEM))
     net = Internet({name: ["127.0.0.1"]})
     async with serve({"/": Answer(PNG)}, tls=server_side) as web:
-        transport = httpx.AsyncHTTPTransport(verify=ours, trust_env=False)
+        transport = httpx.AsyncHTTPTransport(verify=client_side, trust_env=False)
         fetcher = Fetcher(LOCAL, resolve=net.resolve, transport=transport)
         if verified:
             assert await fetcher.fetch(f"https://{name}:{web.port}/") == PNG

@@ -1,4 +1,4 @@
-"""What a response's headers allow a cache to do with it."""
+"""Terms on which a cache may reuse a response, read from its headers."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def terms(**headers: str) -> Terms:
         ({"last_modified": DATE}, 0),
     ],
 )
-def test_how_long_it_is_fresh(headers: dict[str, str], fresh_s: float) -> None:
+def test_seconds_of_freshness(headers: dict[str, str], fresh_s: float) -> None:
     assert terms(**headers).fresh_s == fresh_s
 
 
 @pytest.mark.parametrize(
-    ("headers", "keep"),
+    ("headers", "storable"),
     [
         ({}, False),
         ({"cache_control": "max-age=60"}, True),
@@ -74,11 +74,11 @@ def test_how_long_it_is_fresh(headers: dict[str, str], fresh_s: float) -> None:
         ({"etag": "a\x01"}, False),
     ],
 )
-def test_whether_it_is_kept(headers: dict[str, str], keep: bool) -> None:
-    assert terms(**headers).storable is keep
+def test_whether_a_response_may_be_stored(headers: dict[str, str], storable: bool) -> None:
+    assert terms(**headers).storable is storable
 
 
-def test_what_asks_whether_it_still_holds() -> None:
+def test_headers_of_a_revalidation() -> None:
     assert terms(etag='W/"1"', last_modified=DATE).validators == {
         "If-None-Match": 'W/"1"',
         "If-Modified-Since": DATE,
@@ -87,10 +87,10 @@ def test_what_asks_whether_it_still_holds() -> None:
     assert terms(cache_control="max-age=60").validators == {}
 
 
-def test_a_confirmation_goes_over_what_was_known() -> None:
+def test_headers_of_a_confirmation_replace_the_old_ones() -> None:
     old = terms(cache_control="max-age=60", age="50", etag='"1"')
-    same = old.renew({}, NOW)
-    assert (same.fresh_s, same.validators) == (60, old.validators)
+    renewed = old.renew({}, NOW)
+    assert (renewed.fresh_s, renewed.validators) == (60, old.validators)
     assert old.renew({"cache-control": "max-age=5", "etag": '"2"'}, NOW).fresh_s == 5
     assert old.renew({"etag": '"2"'}, NOW).validators == {"If-None-Match": '"2"'}
     assert not old.renew({"cache-control": "no-store"}, NOW).storable
@@ -98,16 +98,16 @@ def test_a_confirmation_goes_over_what_was_known() -> None:
     assert expiring.renew({"date": LATER}, NOW).fresh_s == 0
 
 
-def test_a_redirect_on_the_way_may_end_sooner() -> None:
+def test_a_redirect_limits_the_freshness() -> None:
     assert terms(cache_control="max-age=60").limit(5).fresh_s == 5
     assert not terms(cache_control="max-age=60").limit(0).storable
     assert terms(cache_control="max-age=60", etag='"1"').limit(0).storable
 
 
 @given(st.text(max_size=80), st.text(max_size=40), st.text(max_size=40), st.text(max_size=40))
-def test_no_header_breaks_it(control: str, age: str, date: str, expires: str) -> None:
-    found = terms(cache_control=control, age=age, date=date, expires=expires, etag=age, vary=date)
-    assert found.fresh_s >= 0
-    assert found.size >= len(URL)
+def test_arbitrary_headers_give_valid_terms(control: str, age: str, date: str, expires: str) -> None:
+    result = terms(cache_control=control, age=age, date=date, expires=expires, etag=age, vary=date)
+    assert result.fresh_s >= 0
+    assert result.size >= len(URL)
     if "no-store" in control.lower().split(","):
-        assert not found.storable
+        assert not result.storable

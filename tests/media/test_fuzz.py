@@ -1,4 +1,4 @@
-"""Whatever arrives, the answer is an image or an error of ours, soon."""
+"""Arbitrary input gives an image or one of Fovea's own errors, within the deadline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fovea.media.limits import MediaLimits
 from fovea.media.source import InlineSource, parse_source
 from tests.media.samples import FORMATS, animation, encode, exif, picture, sample, with_jpeg_segment
 
-# Small limits: a corrupted header may still claim a size that is accepted, and decoding that takes real time.
+# Small limits: a corrupted header may claim a large size within the limits, which takes long to decode.
 LIMITS = MediaLimits(max_pixels=1_000_000, first_frame_of_animation=True)
 SETTINGS = settings(max_examples=150, deadline=2000)
 

@@ -1,4 +1,4 @@
-"""One content, one name; different contents, different names."""
+"""Images of equal content have equal identities; images of different content have different ones."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fovea.core.image import content_identity
 from fovea.media.image.decode import decode
 from fovea.media.image.identity import from_array, from_pil
 from fovea.media.limits import MediaLimits
-from tests.media.samples import encode, exif, picture, refused, sample
+from tests.media.samples import encode, exif, expect_error, picture, sample
 
 LIMITS = MediaLimits()
 
 
-def test_same_bytes_same_identity_other_bytes_another() -> None:
+def test_identity_depends_on_the_bytes() -> None:
     one = decode(sample(), LIMITS)
     assert one.identity == decode(bytes(bytearray(sample())), LIMITS).identity
     assert one.identity == content_identity("image/png", 40, 30, sample())
@@ -29,16 +29,16 @@ def test_pillow_and_array_agree() -> None:
     assert image == from_array(np.asarray(picture()))
     assert image.rgb == picture().tobytes()
     assert image.identity != from_pil(picture(41, 30)).identity
-    turned = picture().transpose(Pillow.Transpose.TRANSPOSE)
-    assert from_pil(turned).identity != image.identity
+    transposed = picture().transpose(Pillow.Transpose.TRANSPOSE)
+    assert from_pil(transposed).identity != image.identity
 
 
-def test_same_bytes_in_another_shape_are_another_image() -> None:
+def test_equal_bytes_of_different_shapes_are_different_images() -> None:
     flat = np.zeros((4, 9, 3), np.uint8)
     assert from_array(flat).identity != from_array(flat.reshape(9, 4, 3)).identity
 
 
-def test_pillow_modes_follow_the_rule_of_files() -> None:
+def test_pillow_modes_are_converted_like_files() -> None:
     for mode in ("1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr", "HSV", "LAB", "RGBX", "PA", "La", "RGBa"):
         base = picture(mode="LA").convert("La") if mode == "La" else None
         base = picture(mode="RGBA").convert("RGBa") if mode == "RGBa" else base
@@ -59,7 +59,7 @@ def test_pillow_exif_is_applied() -> None:
 def test_grey_and_alpha_arrays() -> None:
     assert from_array(np.full((2, 3), 7, np.uint8)).rgb == b"\x07" * 18
     assert from_array(np.zeros((1, 1, 4), np.uint8)).rgb == b"\xff\xff\xff"
-    assert from_array(np.asarray(picture())[::2, ::-1]).height == 15  # strided views too
+    assert from_array(np.asarray(picture())[::2, ::-1]).height == 15  # a view with strides
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_grey_and_alpha_arrays() -> None:
     ],
 )
 def test_refused_arrays(array: np.ndarray, fragment: str) -> None:
-    refused(from_array, InvalidImage, [fragment], array)
+    expect_error(from_array, InvalidImage, [fragment], array)
 
 
 @pytest.mark.parametrize("mode", ["F", "I"])
 def test_refused_modes(mode: str) -> None:
-    refused(from_pil, InvalidImage, [f"mode {mode}; accepted: 1, "], Pillow.new(mode, (2, 2)))
+    expect_error(from_pil, InvalidImage, [f"mode {mode}; accepted: 1, "], Pillow.new(mode, (2, 2)))

@@ -1,4 +1,4 @@
-"""A whole request: order, indices, limits, timings, cancelling, and an event loop that stays free."""
+"""Loading the media of a whole request: order, indices, limits, timings, cancellation and threads."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def data_url(data: bytes, kind: str = "PNG") -> str:
 
 
 class Shelf:
-    """A fetcher with its pictures at hand; a missing one fails, "/slow" hangs until it is cancelled."""
+    """A fetcher with prepared pictures. A missing one fails; "/slow" waits until it is cancelled."""
 
     def __init__(self, pictures: dict[str, bytes] | None = None) -> None:
         self.pictures = pictures or {}
         self.cancelled = 0
         self.closed = False
         self.scopes: set[str] = set()
-        self.forgotten: list[str] = []
+        self.dropped: list[str] = []
 
     def forget(self, url: str, kind: Kind = IMAGE, scope: str = "") -> None:
-        self.forgotten.append(url)
+        self.dropped.append(url)
 
     async def fetch(self, url: str, kind: Kind = IMAGE, scope: str = "") -> bytes:
         self.scopes.add(scope)
@@ -79,7 +79,7 @@ async def test_all_formats_in_order() -> None:
     await loader.aclose()
 
 
-async def test_same_bytes_by_every_way_are_one_image() -> None:
+async def test_equal_bytes_from_different_sources_are_one_image() -> None:
     loader = MediaLoader(
         MediaLimits(), Shelf({"https://a.example/1": sample(), "https://b.example/2": sample()})
     )
@@ -133,7 +133,7 @@ async def test_too_many_images() -> None:
     assert error.param == "messages[0].content[2].image_url"
 
 
-async def test_too_many_pixels_together_before_any_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_sum_of_pixels_is_checked_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise AssertionError("decoded")
 
@@ -142,7 +142,7 @@ async def test_too_many_pixels_together_before_any_is_decoded(monkeypatch: pytes
     await fails(loader, [data_url(sample())] * 3, InvalidRequest, "3600 pixels together", "at most 3000")
 
 
-async def test_headers_come_before_pixels() -> None:
+async def test_headers_are_read_before_pixels_are_decoded() -> None:
     loader = MediaLoader(MediaLimits())
     (encoded,) = await loader.read_all([data_url(sample("JPEG"), "JPEG")])
     assert (encoded.header.media_type, encoded.header.pixels) == ("image/jpeg", 1200)
@@ -151,7 +151,7 @@ async def test_headers_come_before_pixels() -> None:
     await loader.aclose()
 
 
-async def test_timings_by_the_clock_that_was_passed_in() -> None:
+async def test_timings_use_the_clock_argument() -> None:
     ticks = iter(range(100))
     loader = MediaLoader(MediaLimits(), clock=lambda: float(next(ticks)))
     loaded = await loader.load_timed([data_url(sample())])
@@ -181,15 +181,15 @@ async def test_cancelling_the_request_cancels_its_fetches() -> None:
 async def test_decoding_never_runs_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: set[str] = set()
 
-    def watched(function: Callable[..., object]) -> Callable[..., object]:
+    def record_thread(function: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object) -> object:
             threads.add(threading.current_thread().name)
             return function(*args)
 
         return call
 
-    monkeypatch.setattr(load_module, "decode", watched(decode))
-    monkeypatch.setattr(load_module, "probe", watched(probe))
+    monkeypatch.setattr(load_module, "decode", record_thread(decode))
+    monkeypatch.setattr(load_module, "probe", record_thread(probe))
     loader = MediaLoader(MediaLimits(decode_threads=2))
     await loader.load_all([data_url(sample())] * 8)
     await loader.aclose()
@@ -197,7 +197,7 @@ async def test_decoding_never_runs_on_the_event_loop(monkeypatch: pytest.MonkeyP
     assert all(name.startswith("fovea-media") for name in threads)
 
 
-async def test_a_defect_of_ours_is_not_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_error_does_not_become_the_clients_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def defect(*_: object) -> None:
         raise EngineError("defect")
 
@@ -205,7 +205,7 @@ async def test_a_defect_of_ours_is_not_the_clients(monkeypatch: pytest.MonkeyPat
     await fails(MediaLoader(MediaLimits()), [data_url(sample())], EngineError, "defect")
 
 
-async def test_closes_only_what_it_built() -> None:
+async def test_aclose_closes_only_what_the_loader_created() -> None:
     shelf = Shelf()
     with ThreadPoolExecutor(1) as pool:
         await MediaLoader(MediaLimits(), shelf, pool).aclose()
@@ -213,62 +213,64 @@ async def test_closes_only_what_it_built() -> None:
         assert pool.submit(lambda: 1).result() == 1
 
 
-async def test_what_a_request_waited_for() -> None:
+async def test_wait_of_a_request() -> None:
     timings = (MediaTimings(3.0, 1.0), MediaTimings(1.0, 2.0))
-    assert load_module.ImageBundle((), timings).wait == (3.0, 2.0), "none is decoded before all are fetched"
-    assert VideoBundle((), timings).wait == (3.0, 1.0), "each is opened as soon as it is there"
+    assert load_module.ImageBundle((), timings).wait == (3.0, 2.0), (
+        "images are decoded after all were fetched"
+    )
+    assert VideoBundle((), timings).wait == (3.0, 1.0), "each video is opened as soon as it arrives"
     assert load_module.ImageBundle((), ()).wait == VideoBundle((), ()).wait == (0.0, 0.0)
 
 
-async def test_a_picture_is_decoded_once_by_whatever_way_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str | None] = []
+async def test_a_picture_from_several_sources_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str | None] = []
 
-    def counted(data: bytes, limits: MediaLimits, identity: str | None = None) -> object:
-        made.append(identity)
+    def record(data: bytes, limits: MediaLimits, identity: str | None = None) -> object:
+        calls.append(identity)
         return decode(data, limits, identity)
 
-    monkeypatch.setattr(load_module, "decode", counted)
-    decoded = DecodedImageCache(1 << 20)
-    loader = MediaLoader(MediaLimits(), Shelf({"https://a.example/1": sample()}), image_cache=decoded)
+    monkeypatch.setattr(load_module, "decode", record)
+    cache = DecodedImageCache(1 << 20)
+    loader = MediaLoader(MediaLimits(), Shelf({"https://a.example/1": sample()}), image_cache=cache)
     urls = [data_url(sample()), data_url(sample()), "https://a.example/1"]
     images = await loader.load_all(urls)
     assert images == (decode(sample(), MediaLimits()),) * 3
     assert all(image.rgb is images[0].rgb for image in images)
     assert await loader.load_all(urls) == images
-    assert made == [images[0].identity]
+    assert calls == [images[0].identity]
     await loader.load_all([data_url(sample(width=41))])
-    assert len(made) == 2
+    assert len(calls) == 2
     loaded = await loader.load_timed(urls[:1], scope="another")
     assert loaded.images == images[:1]
-    assert len(made) == 3
+    assert len(calls) == 3
     await loader.aclose()
 
 
 async def test_a_hit_is_checked_like_a_miss() -> None:
-    """The header's limits hold before the cache is asked, and a request's sum of pixels counts what is there already."""
-    decoded = DecodedImageCache(1 << 20)
-    wide = MediaLoader(MediaLimits(), image_cache=decoded)
+    """Headers are checked before the lookup, and a request's sum of pixels includes images that are cached."""
+    cache = DecodedImageCache(1 << 20)
+    wide = MediaLoader(MediaLimits(), image_cache=cache)
     await wide.load_all([data_url(sample())])
     await wide.aclose()
-    assert len(decoded.cache) == 1
+    assert len(cache.cache) == 1
     for limits in (MediaLimits(max_pixels=100), MediaLimits(max_side=20), MediaLimits(max_bytes=50)):
-        await fails(MediaLoader(limits, image_cache=decoded), [data_url(sample())], InvalidImage, "at most")
-    narrow = MediaLoader(MediaLimits(max_request_pixels=3000), image_cache=decoded)
+        await fails(MediaLoader(limits, image_cache=cache), [data_url(sample())], InvalidImage, "at most")
+    narrow = MediaLoader(MediaLimits(max_request_pixels=3000), image_cache=cache)
     await fails(narrow, [data_url(sample())] * 3, InvalidRequest, "3600 pixels together")
-    assert decoded.cache.hits == 0
+    assert cache.cache.hits == 0
 
 
 @pytest.mark.parametrize("data", [b"GIF89a", png_header(9, 9)], ids=["header", "pixels"])
-async def test_fetched_bytes_that_are_no_picture_are_forgotten(data: bytes) -> None:
+async def test_fetched_bytes_that_are_invalid_are_dropped(data: bytes) -> None:
     shelf = Shelf({"https://a.example/1": data})
     loader = MediaLoader(MediaLimits(), shelf)
     for count in (1, 2):
         with pytest.raises(InvalidImage):
             await loader.load_all(["https://a.example/1"])
-        assert shelf.forgotten == ["https://a.example/1"] * count
+        assert shelf.dropped == ["https://a.example/1"] * count
     with pytest.raises(InvalidImage):
         await loader.load_all([data_url(data)])
-    assert len(shelf.forgotten) == 2
+    assert len(shelf.dropped) == 2
     await loader.aclose()
 
 

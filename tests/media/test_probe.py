@@ -1,4 +1,4 @@
-"""Headers: right for real pictures, and every limit is enforced before a pixel is decoded."""
+"""Headers are read correctly from real pictures, and every limit is enforced before a pixel is decoded."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.media.samples import (
     chunk,
     encode,
     exif,
+    expect_error,
     picture,
     png,
     png_header,
-    refused,
     sample,
     with_jpeg_segment,
 )
@@ -32,11 +32,11 @@ LIMITS = MediaLimits()
 
 
 @given(kind=st.sampled_from(FORMATS), width=st.integers(1, 70), height=st.integers(1, 70))
-def test_says_what_pillow_says(kind: str, width: int, height: int) -> None:
+def test_the_header_agrees_with_pillow(kind: str, width: int, height: int) -> None:
     data = sample(kind, width, height)
     header = probe(data, LIMITS)
-    with Pillow.open(io.BytesIO(data)) as opened:
-        assert (header.width, header.height) == opened.size
+    with Pillow.open(io.BytesIO(data)) as file:
+        assert (header.width, header.height) == file.size
     assert header.media_type == MEDIA_TYPES[kind]
     assert (header.animated, header.frames, header.orientation) == (False, 1, 1)
     assert header.pixels == width * height
@@ -78,20 +78,20 @@ def test_simple_webp_without_extended_header(kind: str, lossless: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "GIF", "WEBP"])
-def test_animation_is_seen(kind: str) -> None:
+def test_animations_are_detected(kind: str) -> None:
     header = probe(animation(kind, frames=3), LIMITS)
     assert header.animated
     assert header.frames == 3
 
 
-def test_animation_flag_is_seen_in_a_prefix() -> None:
+def test_an_animation_is_detected_in_a_prefix() -> None:
     assert probe(animation("WEBP")[:40], LIMITS).animated
     assert probe(animation("PNG")[:80], LIMITS).animated
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_orientation_turns_the_sides(orientation: int, order: str) -> None:
+def test_orientation_exchanges_width_and_height(orientation: int, order: str) -> None:
     jpeg = with_jpeg_segment(sample("JPEG"), 0xE1, exif(orientation, order))
     png_file = png(2, 1, b"\0" + bytes(6), extra=chunk(b"eXIf", exif(orientation, order)[6:]))
     assert probe(jpeg, LIMITS).orientation == orientation
@@ -119,12 +119,12 @@ def test_unreadable_exif_is_upright(block: bytes) -> None:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_peek_waits_for_the_header_and_then_agrees(kind: str) -> None:
     data = sample(kind)
-    seen = [peek(data[:length], LIMITS) for length in range(2, len(data) + 1) if length >= 16]
-    first = next(index for index, header in enumerate(seen) if header)
-    assert first < len(seen) - 1
-    assert all(header is None for header in seen[:first])
-    assert {(header.width, header.height) for header in seen[first:] if header} == {(40, 30)}
-    assert None not in seen[first:]
+    headers = [peek(data[:length], LIMITS) for length in range(2, len(data) + 1) if length >= 16]
+    first = next(index for index, header in enumerate(headers) if header)
+    assert first < len(headers) - 1
+    assert all(header is None for header in headers[:first])
+    assert {(header.width, header.height) for header in headers[first:] if header} == {(40, 30)}
+    assert None not in headers[first:]
 
 
 BMP = sample("BMP")
@@ -178,21 +178,21 @@ GIF = sample("GIF")
     ],
 )
 def test_refuses(data: bytes, fragments: list[str]) -> None:
-    refused(probe, InvalidImage, fragments, data, LIMITS)
+    expect_error(probe, InvalidImage, fragments, data, LIMITS)
 
 
 def test_min_side() -> None:
-    refused(probe, InvalidImage, ["at least 32 on each side"], sample(), MediaLimits(min_side=32))
+    expect_error(probe, InvalidImage, ["at least 32 on each side"], sample(), MediaLimits(min_side=32))
 
 
-def test_gif_screen_is_widened_to_its_first_frame() -> None:
+def test_a_gif_screen_is_enlarged_to_its_first_frame() -> None:
     data = bytearray(GIF)
     data[6:10] = struct.pack("<HH", 1, 1)
     assert (probe(bytes(data), LIMITS).width, probe(bytes(data), LIMITS).height) == (40, 30)
 
 
-def test_endless_small_parts_are_refused() -> None:
+def test_files_of_too_many_small_parts_are_refused() -> None:
     crumbs = GIF[:-1] + b"!\xfe" + b"\x01a" * 1_000_001 + b"\0;"
-    refused(probe, InvalidImage, ["cut into more than 1000000 parts"], crumbs, LIMITS)
+    expect_error(probe, InvalidImage, ["cut into more than 1000000 parts"], crumbs, LIMITS)
     many = sample()[:33] + chunk(b"teXt", b"") * 100_001
-    refused(probe, InvalidImage, ["cut into more than 100000 parts"], many, LIMITS)
+    expect_error(probe, InvalidImage, ["cut into more than 100000 parts"], many, LIMITS)

@@ -1,4 +1,4 @@
-"""What a client may write into image_url.url, and what it is told otherwise."""
+"""Values of image_url.url that are accepted, and the errors for all others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from fovea.core.errors import Forbidden, FoveaError, InvalidImage
 from fovea.media.limits import MediaLimits
 from fovea.media.source import FileSource, InlineSource, RemoteSource, parse_source
-from tests.media.samples import refused, sample
+from tests.media.samples import expect_error, sample
 
 LIMITS = MediaLimits()
 PNG = sample()
@@ -62,7 +62,7 @@ def test_remote_urls() -> None:
     ],
 )
 def test_refuses_to_parse(url: str, kind: type[FoveaError], fragment: str) -> None:
-    refused(parse_source, kind, [fragment], url, LIMITS)
+    expect_error(parse_source, kind, [fragment], url, LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -83,30 +83,32 @@ def test_refuses_to_parse(url: str, kind: type[FoveaError], fragment: str) -> No
 )
 def test_refuses_broken_base64(encoded: str, fragment: str) -> None:
     source = InlineSource("image/png", encoded)
-    refused(source.read, InvalidImage, [fragment], LIMITS)
+    expect_error(source.read, InvalidImage, [fragment], LIMITS)
 
 
 def test_size_is_checked_before_decoding() -> None:
     exactly = InlineSource("image/png", base64.b64encode(bytes(100)).decode())
     assert exactly.read(MediaLimits(max_bytes=100)) == bytes(100)
-    error = refused(exactly.read, InvalidImage, ["holds 100 bytes", "at most 99"], MediaLimits(max_bytes=99))
+    error = expect_error(
+        exactly.read, InvalidImage, ["holds 100 bytes", "at most 99"], MediaLimits(max_bytes=99)
+    )
     assert error.code == "image_too_large"
-    garbage = InlineSource("image/png", "!" * 400)  # too large comes before not base64: nothing was looked at
-    refused(garbage.read, InvalidImage, ["holds 300 bytes"], MediaLimits(max_bytes=99))
+    garbage = InlineSource("image/png", "!" * 400)  # the size is checked before the content
+    expect_error(garbage.read, InvalidImage, ["holds 300 bytes"], MediaLimits(max_bytes=99))
 
 
-def test_schemes_can_be_narrowed() -> None:
+def test_accepted_schemes_can_be_restricted() -> None:
     only_data = MediaLimits(allowed_schemes=("data",))
-    error = refused(
+    error = expect_error(
         parse_source, Forbidden, ["https: URLs", "accepted: data"], "https://a.example/", only_data
     )
     assert error.code == "url_not_allowed"
     no_remote = MediaLimits(allow_remote=False)
-    refused(parse_source, Forbidden, ["turned off", "data: URL"], "https://a.example/", no_remote)
+    expect_error(parse_source, Forbidden, ["turned off", "data: URL"], "https://a.example/", no_remote)
 
 
-def test_a_long_url_is_not_echoed() -> None:
-    error = refused(parse_source, InvalidImage, ["..."], "x." * 100_000, LIMITS)
+def test_an_error_shortens_a_long_url() -> None:
+    error = expect_error(parse_source, InvalidImage, ["..."], "x." * 100_000, LIMITS)
     assert len(error.message) < 200
 
 
@@ -179,15 +181,13 @@ def test_files_refused(root: Path, path: str, kind: type[FoveaError], fragment: 
 
 def test_file_urls_of_other_hosts(root: Path) -> None:
     limits = MediaLimits(file_root=root)
-    refused(parse_source, Forbidden, ["'fileserver'"], f"file://fileserver{root}/a.png", limits)
-    refused(parse_source, InvalidImage, ["malformed"], "file://[/a.png", limits)
-    refused(parse_source, InvalidImage, ["no absolute path"], "file:a.png", limits)
+    expect_error(parse_source, Forbidden, ["'fileserver'"], f"file://fileserver{root}/a.png", limits)
+    expect_error(parse_source, InvalidImage, ["malformed"], "file://[/a.png", limits)
+    expect_error(parse_source, InvalidImage, ["no absolute path"], "file:a.png", limits)
 
 
-def test_a_link_put_there_after_the_check_is_not_followed(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The race: `resolve` saw a plain path, `open` meets a link."""
+def test_a_link_created_after_the_check_is_not_followed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A race: the path had no link when `resolve` ran, and has one when it is opened."""
     monkeypatch.setattr(Path, "resolve", lambda self, strict=False: self)
     limits = MediaLimits(file_root=root)
     for path in ("outside.png", "way/secret.png"):

@@ -1,4 +1,4 @@
-"""Images by id, within a ceiling in bytes and a time to live; each tenant's own."""
+"""The store of uploaded images: ceiling in bytes, time to live, and separation of tenants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def image(seed: int, side: int = 2) -> Image:
     return Image(content_identity("test", side, side, rgb), side, side, rgb)
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_the_least_recently_used_image_is_evicted() -> None:
     store = ImageStore(2 * ONE, 10, clock=lambda: 0.0)
     one, two = store.put(image(1)), store.put(image(2))
     assert one is not None
@@ -34,30 +34,30 @@ def test_the_least_recently_used_goes_first() -> None:
     }
 
 
-def test_an_image_goes_after_its_time_and_stays_when_it_is_sent_again() -> None:
+def test_a_repeated_upload_renews_the_time_to_live() -> None:
     now = [0.0]
     store = ImageStore(10 * ONE, 10, clock=lambda: now[0])
-    kept = store.put(image(1))
-    assert kept is not None
+    first = store.put(image(1))
+    assert first is not None
     now[0] = 9
     again = store.put(image(1))
     assert again is not None
-    assert (again.id, again.expires) == (kept.id, 19)
+    assert (again.id, again.expires) == (first.id, 19)
     now[0] = 18
-    assert store.get(kept.id) is again
+    assert store.get(first.id) is again
     now[0] = 19
-    assert store.get(kept.id) is None
+    assert store.get(first.id) is None
     assert (store.cache.bytes, len(store), store.cache.expirations) == (0, 0, 1)
 
 
 def test_salts_tenants_and_stores_do_not_share_ids() -> None:
     store, other = ImageStore(10 * ONE, 10), ImageStore(10 * ONE, 10)
     owners = [("", ""), ("a", ""), ("", "a"), ("ab", "c"), ("b", "ca"), ("1:a", ""), ("", "1:a")]
-    made = [store.put(image(1), salt, tenant) for salt, tenant in owners] + [other.put(image(1))]
-    assert len({each.id for each in made if each}) == len(owners) + 1
+    entries = [store.put(image(1), salt, tenant) for salt, tenant in owners] + [other.put(image(1))]
+    assert len({entry.id for entry in entries if entry}) == len(owners) + 1
 
 
-def test_an_id_is_its_tenants_alone() -> None:
+def test_an_id_is_valid_for_its_tenant_only() -> None:
     store = ImageStore(10 * ONE, 10)
     mine = store.put(image(1), "salt", "me")
     assert mine is not None
@@ -67,6 +67,6 @@ def test_an_id_is_its_tenants_alone() -> None:
     assert (store.cache.hits, store.cache.misses) == (1, 2)
 
 
-def test_what_is_larger_than_the_store_is_not_kept() -> None:
+def test_an_image_larger_than_the_store_is_not_stored() -> None:
     assert ImageStore(ONE - 1, 10).put(image(1)) is None
     assert ImageStore(ONE, 10).put(image(1)) is not None

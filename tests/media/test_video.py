@@ -1,4 +1,4 @@
-"""Video files: what they are, which are refused and how, and that exactly the frames asked for are decoded."""
+"""Video files: headers, the errors of files that are refused, and decoding of exactly the requested frames."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def brightness(rgb: bytes) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_header_is_known_before_decoding(kind: str) -> None:
+def test_headers_and_frames_of_every_codec(kind: str) -> None:
     settings: dict[str, Any] = KINDS[kind]
     if settings.get("codec") == "libx265":
         av = pytest.importorskip("av")
@@ -60,24 +60,26 @@ def test_the_header_is_known_before_decoding(kind: str) -> None:
     video = open_video(data, LIMITS)
     assert (video.frames, video.duration_s) == (24, pytest.approx(2.0))
     for wanted in ([0, 5, 10, 23], [23], [7, 7, 8, 9], list(range(24))):
-        seen = [brightness(rgb) for rgb in video.source.read(wanted)]
-        assert seen == pytest.approx([level(index) for index in wanted], abs=4), wanted
+        levels = [brightness(rgb) for rgb in video.source.read(wanted)]
+        assert levels == pytest.approx([level(index) for index in wanted], abs=4), wanted
 
 
-def test_frames_far_apart_are_jumped_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only wanted frames become RGB, and key frames in between are not decoded from one end to the other."""
+def test_only_requested_frames_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader seeks to a distant frame, and only requested frames become RGB."""
     video = open_video(clip(96, rate=24), LIMITS)
-    turned: list[int] = []
-    upright = module.EncodedFrames._upright
+    converted: list[int] = []
+    upright = module.EncodedFrames._upright_rgb
     monkeypatch.setattr(
-        module.EncodedFrames, "_upright", lambda self, frame: turned.append(frame.pts) or upright(self, frame)
+        module.EncodedFrames,
+        "_upright_rgb",
+        lambda self, frame: converted.append(frame.pts) or upright(self, frame),
     )
     assert len(list(video.source.read([0, 90]))) == 2
-    assert len(turned) == 2
+    assert len(converted) == 2
 
 
-def test_phones_hold_their_pictures_sideways() -> None:
-    """A display matrix of 90 degrees clockwise: the stored picture's top is shown at the right."""
+def test_frames_are_turned_upright() -> None:
+    """Phones store frames sideways. The display matrix turns them by 90 degrees clockwise: the top goes right."""
     data = bytearray(clip(4, striped=True))
     at = data.index(b"tkhd") + 44  # ISO 14496-12, 8.3.2: the matrix of a track's header, version 0
     data[at : at + 36] = struct.pack(">9i", 0, 1 << 16, 0, -1 << 16, 0, 0, 48 << 16, 0, 1 << 30)
@@ -123,23 +125,23 @@ def test_bad_input(name: str, data: bytes, limits: MediaLimits, message: str, co
         assert caught.value.code == code
 
 
-def test_too_large_is_told_before_a_frame_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_is_checked_before_packets_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = replace(LIMITS, max_video_frame_pixels=3000)
-    monkeypatch.setattr(module, "_counted", lambda *_: pytest.fail("packets were read"))
+    monkeypatch.setattr(module, "_frame_packets", lambda *_: pytest.fail("packets were read"))
     with pytest.raises(InvalidVideo, match="64x48"):
         open_video(clip(), limits)
 
 
-def test_damage_within_is_the_videos_fault() -> None:
+def test_damaged_frames_raise_only_invalid_video() -> None:
     data = bytearray(clip(container="webm"))
     data[len(data) // 2 : len(data) // 2 + 200] = bytes(200)
-    with suppress(InvalidVideo):  # and nothing else may come
+    with suppress(InvalidVideo):  # no other error may occur
         video = open_video(bytes(data), LIMITS)
         list(video.source.read(range(video.frames)))
 
 
 @pytest.mark.parametrize("container", ["mp4", "webm"])
-def test_no_prefix_of_a_file_passes(container: str) -> None:
+def test_every_prefix_of_a_file_is_refused(container: str) -> None:
     data = clip(6, container=container)
     for end in range(12, len(data), 7):
         assert container_of(data[:end]) == container
@@ -148,13 +150,13 @@ def test_no_prefix_of_a_file_passes(container: str) -> None:
     assert not is_truncated(data, "mp4" if container == "mp4" else "webm")
 
 
-def test_without_pyav_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_pyav_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(Unavailable, match=r"pip install 'fovea\[video\]'"):
         open_video(clip(), LIMITS)
 
 
-def test_a_video_is_its_content() -> None:
+def test_the_identity_of_a_video_depends_on_its_content() -> None:
     assert open_video(clip(), LIMITS).identity == open_video(bytes(clip()), LIMITS).identity
     assert open_video(clip(), LIMITS).identity != open_video(clip(23), LIMITS).identity
     frames = [from_pil(frame) for frame in noise(3, 8, 8)]
@@ -181,7 +183,7 @@ class Shelf:
     async def aclose(self) -> None: ...
 
 
-async def opened(urls: list[str], limits: MediaLimits = LIMITS) -> tuple[Video, ...]:
+async def open_videos_of(urls: list[str], limits: MediaLimits = LIMITS) -> tuple[Video, ...]:
     loader = MediaLoader(limits, Shelf())
     try:
         return (await loader.open_videos(urls, [f"p{i}" for i in range(len(urls))]))[0]
@@ -192,7 +194,7 @@ async def opened(urls: list[str], limits: MediaLimits = LIMITS) -> tuple[Video, 
 async def test_data_file_and_https_urls(tmp_path: Path) -> None:
     (tmp_path / "clip.mp4").write_bytes(clip())
     urls = [data_url(clip()), f"file://{tmp_path}/clip.mp4", "https://a.example/clip.mp4"]
-    videos = await opened(urls, replace(LIMITS, file_root=tmp_path))
+    videos = await open_videos_of(urls, replace(LIMITS, file_root=tmp_path))
     assert len({video.identity for video in videos}) == 1
 
 
@@ -213,19 +215,21 @@ async def test_data_file_and_https_urls(tmp_path: Path) -> None:
         ("", LIMITS, InvalidVideo, "the video URL is empty"),
     ],
 )
-async def test_the_same_guards(url: str, limits: MediaLimits, kind: type[RequestError], message: str) -> None:
+async def test_video_urls_are_checked_like_image_urls(
+    url: str, limits: MediaLimits, kind: type[RequestError], message: str
+) -> None:
     with pytest.raises(kind) as caught:
-        await opened([url], limits)
+        await open_videos_of([url], limits)
     assert message in caught.value.message
     assert caught.value.param == "p0"
 
 
 async def test_too_many_videos() -> None:
     with pytest.raises(InvalidRequest, match="the request has 2 videos; accepted: at most 1"):
-        await opened([data_url(clip())] * 2, replace(LIMITS, max_videos=1))
+        await open_videos_of([data_url(clip())] * 2, replace(LIMITS, max_videos=1))
 
 
-def test_frames_are_read_by_many_at_once() -> None:
+def test_threads_can_read_frames_at_the_same_time() -> None:
     video = open_video(clip(), LIMITS)
 
     async def many() -> list[list[bytes]]:

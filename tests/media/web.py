@@ -1,4 +1,4 @@
-"""A small HTTP server on loopback that answers exactly the bytes it is told to, and remembers what it was asked."""
+"""A small HTTP server on loopback that sends prepared answers and records the requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Web:
-    """port: where it listens. requests: the heads that arrived, as text. connections: how many were opened."""
+    """The address and the records of a test server.
+
+    requests: the heads of the requests, as text. connections: number of connections.
+    """
 
     port: int = 0
     requests: list[str] = field(default_factory=list)
@@ -23,7 +26,11 @@ class Web:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """body: sent in pieces of `step` bytes with `pause` seconds after each, once `hold` is set."""
+    """A prepared answer.
+
+    body: sent in parts of `step` bytes with `pause` seconds after each, once `hold` is set.
+    length: Content-Length. None: the body's length; -1: no header.
+    """
 
     body: bytes = b""
     status: str = "200 OK"
@@ -42,7 +49,7 @@ class Answer:
 
 
 Answers = Mapping[str, Answer | Callable[[str], Answer]]
-"""By path; one that depends on the request's head is a function of it."""
+"""Answers by path. An answer that depends on the request is a function of the request's head."""
 
 
 @asynccontextmanager
@@ -59,7 +66,7 @@ async def serve(answers: Answers, tls: ssl.SSLContext | None = None) -> AsyncIte
                 if "connection: close" in head.lower():
                     break
         except (OSError, asyncio.IncompleteReadError):
-            pass  # the client hung up: that is what many of these tests make it do
+            pass  # the client closed the connection, as many of these tests make it do
         finally:
             writer.close()
 

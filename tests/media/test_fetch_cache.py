@@ -1,4 +1,4 @@
-"""Bytes behind URLs over real sockets: downloaded once, kept on the host's terms, refused like any other."""
+"""The cache of downloaded bytes, over real sockets: one download, reuse on the host's terms, the same policy."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Clock:
         return self.now
 
 
-def kept(
+def new_cache(
     clock: Clock | None = None, limits: MediaLimits = LOCAL, capacity: int = MIB, ttl: float = TTL
 ) -> FetchCache:
     return FetchCache(Fetcher(limits), capacity, ttl, clock or Clock())
 
 
 @asynccontextmanager
-async def opened(answers: Answers, cache: FetchCache) -> AsyncIterator[Web]:
+async def serving(answers: Answers, cache: FetchCache) -> AsyncIterator[Web]:
     async with serve(answers) as web:
         yield web
         await cache.aclose()
@@ -53,8 +53,8 @@ def picture(*headers: str, **more: object) -> Answer:
     return replace(Answer(PNG, headers=headers), **more)  # type: ignore[arg-type]
 
 
-def tagged(etag: str, *headers: str) -> Callable[[str], Answer]:
-    """A picture that has an ETag, and a 304 for whoever has it already."""
+def with_etag(etag: str, *headers: str) -> Callable[[str], Answer]:
+    """Answer with a picture that has an ETag, or with 304 to a request that names it."""
 
     def answer(head: str) -> Answer:
         if f"if-none-match: {etag}" in head.lower():
@@ -70,15 +70,15 @@ def numbers(cache: FetchCache) -> tuple[int, int, int]:
 
 async def test_a_fresh_url_is_downloaded_once() -> None:
     clock = Clock()
-    cache = kept(clock)
-    async with opened({"/": picture("Cache-Control: max-age=60")}, cache) as web:
+    cache = new_cache(clock)
+    async with serving({"/": picture("Cache-Control: max-age=60")}, cache) as web:
         for now in (0.0, 59.0):
             clock.now = now
             assert await cache.fetch(web.url("/#part")) == await cache.fetch(web.url("/")) == PNG
         assert len(web.requests) == 1
         clock.now = 60.0
         assert await cache.fetch(web.url("/")) == PNG
-        assert len(web.requests) == 2, "without anything to ask with it is downloaded again"
+        assert len(web.requests) == 2, "without a validator it is downloaded again"
     assert numbers(cache) == (3, 2, 0)
 
 
@@ -87,8 +87,8 @@ async def test_a_fresh_url_is_downloaded_once() -> None:
 )
 async def test_the_time_to_live_is_a_ceiling(header: str) -> None:
     clock = Clock()
-    cache = kept(clock)
-    async with opened({"/": picture(header)}, cache) as web:
+    cache = new_cache(clock)
+    async with serving({"/": picture(header)}, cache) as web:
         await cache.fetch(web.url("/"))
         clock.now = TTL - 1
         await cache.fetch(web.url("/"))
@@ -101,9 +101,9 @@ async def test_the_time_to_live_is_a_ceiling(header: str) -> None:
     "headers",
     [(), ("Cache-Control: no-store, max-age=60", 'ETag: "1"'), ("Cache-Control: private, max-age=60",)],
 )
-async def test_what_may_not_be_kept(headers: tuple[str, ...]) -> None:
-    cache = kept()
-    async with opened({"/": picture(*headers)}, cache) as web:
+async def test_responses_that_may_not_be_stored(headers: tuple[str, ...]) -> None:
+    cache = new_cache()
+    async with serving({"/": picture(*headers)}, cache) as web:
         for _ in range(2):
             assert await cache.fetch(web.url("/")) == PNG
         assert len(web.requests) == 2
@@ -111,72 +111,74 @@ async def test_what_may_not_be_kept(headers: tuple[str, ...]) -> None:
     assert (cache.cache.bytes, numbers(cache)) == (0, (0, 2, 0))
 
 
-async def test_without_a_lifetime_the_host_is_asked_every_time() -> None:
-    cache = kept()
-    answers: dict[str, Callable[[str], Answer] | Answer] = {"/": tagged('"1"')}
-    async with opened(answers, cache) as web:
+async def test_a_response_without_a_lifetime_is_revalidated_every_time() -> None:
+    cache = new_cache()
+    answers: dict[str, Callable[[str], Answer] | Answer] = {"/": with_etag('"1"')}
+    async with serving(answers, cache) as web:
         for _ in range(3):
             assert await cache.fetch(web.url("/")) == PNG
         assert numbers(cache) == (2, 1, 2)
         answers["/"] = Answer(OTHER, headers=('ETag: "2"',))
         assert await cache.fetch(web.url("/")) == OTHER, "it changed"
         assert 'if-none-match: "1"' in web.requests[-1].lower()
-        answers["/"] = tagged('"2"')
+        answers["/"] = with_etag('"2"')
         assert await cache.fetch(web.url("/")) == OTHER
     assert numbers(cache) == (3, 2, 3)
 
 
-async def test_by_date_where_there_is_no_tag() -> None:
+async def test_a_response_without_an_etag_is_revalidated_by_date() -> None:
     date = "Sun, 09 Sep 2001 01:46:40 GMT"
 
     def answer(head: str) -> Answer:
-        known = f"if-modified-since: {date.lower()}" in head.lower()
-        return Answer(status="304 Not Modified", length=-1) if known else picture(f"Last-Modified: {date}")
+        unchanged = f"if-modified-since: {date.lower()}" in head.lower()
+        return (
+            Answer(status="304 Not Modified", length=-1) if unchanged else picture(f"Last-Modified: {date}")
+        )
 
-    cache = kept()
-    async with opened({"/": answer}, cache) as web:
+    cache = new_cache()
+    async with serving({"/": answer}, cache) as web:
         assert await cache.fetch(web.url("/")) == await cache.fetch(web.url("/")) == PNG
     assert numbers(cache) == (1, 1, 1)
 
 
-async def test_a_confirmation_makes_it_fresh_again_and_live_longer() -> None:
+async def test_a_confirmation_renews_freshness_and_time_to_live() -> None:
     clock = Clock()
-    cache = kept(clock)
-    async with opened({"/": tagged('"1"', "Cache-Control: max-age=60")}, cache) as web:
+    cache = new_cache(clock)
+    async with serving({"/": with_etag('"1"', "Cache-Control: max-age=60")}, cache) as web:
         for now, requests in ((0, 1), (59, 1), (60, 2), (119, 2), (120, 3), (219, 4), (320, 5)):
             clock.now = float(now)
             assert await cache.fetch(web.url("/")) == PNG
             assert len(web.requests) == requests
-    assert numbers(cache) == (5, 2, 3), "at 320 its time to live since 219 was over"
+    assert numbers(cache) == (5, 2, 3), "at 320 the time to live, renewed at 219, was over"
 
 
-async def test_an_error_is_not_kept_and_nothing_stale_is_shown_instead() -> None:
-    cache = kept()
+async def test_errors_are_not_stored_and_stale_bytes_do_not_replace_them() -> None:
+    cache = new_cache()
     answers: dict[str, Callable[[str], Answer] | Answer] = {"/": Answer(status="500 Oops")}
-    async with opened(answers, cache) as web:
+    async with serving(answers, cache) as web:
         with pytest.raises(InvalidImage, match="answered 500"):
             await cache.fetch(web.url("/"))
-        answers["/"] = tagged('"1"')
+        answers["/"] = with_etag('"1"')
         assert await cache.fetch(web.url("/")) == PNG
         answers["/"] = Answer(status="500 Oops")
         with pytest.raises(InvalidImage, match="answered 500"):
             await cache.fetch(web.url("/"))
-        answers["/"] = tagged('"1"')
+        answers["/"] = with_etag('"1"')
         assert await cache.fetch(web.url("/")) == PNG
     assert numbers(cache) == (1, 1, 1)
 
 
-async def test_a_confirmation_that_nobody_asked_for_is_an_error() -> None:
-    cache = kept()
-    async with opened({"/": Answer(status="304 Not Modified", length=-1)}, cache) as web:
+async def test_a_304_without_a_revalidation_is_an_error() -> None:
+    cache = new_cache()
+    async with serving({"/": Answer(status="304 Not Modified", length=-1)}, cache) as web:
         with pytest.raises(InvalidImage, match="answered 304"):
             await cache.fetch(web.url("/"))
 
 
-async def test_two_who_ask_at_once_share_a_download() -> None:
+async def test_simultaneous_requests_share_a_download() -> None:
     hold = asyncio.Event()
-    cache = kept(capacity=0)
-    async with opened({"/": picture(hold=hold), "/other": picture()}, cache) as web:
+    cache = new_cache(capacity=0)
+    async with serving({"/": picture(hold=hold), "/other": picture()}, cache) as web:
         tasks = [asyncio.create_task(cache.fetch(web.url("/"))) for _ in range(3)]
         while not web.requests:
             await asyncio.sleep(0.001)
@@ -190,10 +192,10 @@ async def test_two_who_ask_at_once_share_a_download() -> None:
     assert numbers(cache) == (2, 2, 0)
 
 
-async def test_an_error_reaches_all_who_wait() -> None:
+async def test_an_error_reaches_every_waiting_request() -> None:
     hold = asyncio.Event()
-    cache = kept()
-    async with opened({"/": Answer(status="404 Not Found", hold=hold)}, cache) as web:
+    cache = new_cache()
+    async with serving({"/": Answer(status="404 Not Found", hold=hold)}, cache) as web:
         loader = MediaLoader(LOCAL, cache)
         tasks = [asyncio.create_task(loader.load_all([web.url("/")] * 2)) for _ in range(2)]
         while not web.requests:
@@ -206,10 +208,10 @@ async def test_an_error_reaches_all_who_wait() -> None:
         await loader.aclose()
 
 
-async def test_when_all_who_wait_have_left_the_download_ends() -> None:
+async def test_a_download_is_cancelled_with_its_last_request() -> None:
     hold = asyncio.Event()
-    cache = kept()
-    async with opened({"/": picture("Cache-Control: max-age=60", hold=hold)}, cache) as web:
+    cache = new_cache()
+    async with serving({"/": picture("Cache-Control: max-age=60", hold=hold)}, cache) as web:
         task = asyncio.create_task(cache.fetch(web.url("/")))
         while not web.requests:
             await asyncio.sleep(0.001)
@@ -223,8 +225,8 @@ async def test_when_all_who_wait_have_left_the_download_ends() -> None:
 
 
 async def test_scopes_and_kinds_share_nothing() -> None:
-    cache = kept()
-    async with opened({"/": picture("Cache-Control: max-age=60")}, cache) as web:
+    cache = new_cache()
+    async with serving({"/": picture("Cache-Control: max-age=60")}, cache) as web:
         for scope in ("", "a", "b", "a"):
             assert await cache.fetch(web.url("/"), IMAGE, scope) == PNG
         assert len(web.requests) == 3
@@ -243,10 +245,10 @@ async def test_scopes_and_kinds_share_nothing() -> None:
     ],
     ids=["remote off", "hosts", "schemes", "ports"],
 )
-async def test_policy_holds_for_what_is_here(limits: MediaLimits) -> None:
-    """The entries of one cache behind another policy: none of them is shown."""
-    cache, strict = kept(), kept(limits=limits)
-    async with opened({"/": picture("Cache-Control: max-age=60")}, cache) as web:
+async def test_the_policy_applies_to_cached_bytes(limits: MediaLimits) -> None:
+    """A fetcher with stricter limits gets the entries of another cache, and returns none of them."""
+    cache, strict = new_cache(), new_cache(limits=limits)
+    async with serving({"/": picture("Cache-Control: max-age=60")}, cache) as web:
         await cache.fetch(web.url("/"))
         strict.cache = cache.cache
         with pytest.raises(Forbidden):
@@ -254,36 +256,36 @@ async def test_policy_holds_for_what_is_here(limits: MediaLimits) -> None:
     await strict.aclose()
 
 
-async def test_bytes_are_counted_and_the_oldest_go() -> None:
-    cache = kept(capacity=4000)
-    async with opened({f"/{n}": picture("Cache-Control: max-age=60") for n in range(9)}, cache) as web:
+async def test_bytes_are_counted_and_the_least_recently_used_are_evicted() -> None:
+    cache = new_cache(capacity=4000)
+    async with serving({f"/{n}": picture("Cache-Control: max-age=60") for n in range(9)}, cache) as web:
         for n in range(9):
             await cache.fetch(web.url(f"/{n}"))
             assert 0 < cache.cache.bytes <= 4000
-        told = cache.stats()
-        assert told["fetch_cache_evictions"] == 9 - told["fetch_cache_entries"] > 0
-        assert told["fetch_cache_bytes"] >= told["fetch_cache_entries"] * len(PNG)
+        stats = cache.stats()
+        assert stats["fetch_cache_evictions"] == 9 - stats["fetch_cache_entries"] > 0
+        assert stats["fetch_cache_bytes"] >= stats["fetch_cache_entries"] * len(PNG)
         await cache.fetch(web.url("/8"))
         await cache.fetch(web.url("/0"))
         assert len(web.requests) == 10
 
 
-async def test_what_was_forgotten_is_downloaded_again() -> None:
-    cache = kept()
+async def test_invalid_bytes_are_dropped_and_downloaded_again() -> None:
+    cache = new_cache()
     broken = sample()[:-20]
     answers = {"/": Answer(broken, headers=("Cache-Control: max-age=60",))}
-    async with opened(answers, cache) as web:
+    async with serving(answers, cache) as web:
         loader = MediaLoader(LOCAL, cache)
         with pytest.raises(InvalidImage, match="truncated"):
             await loader.load_all([web.url("/")])
         answers["/"] = picture("Cache-Control: max-age=60")
         (image,) = await loader.load_all([web.url("/")])
-        assert image.width == 40, "the broken one was not kept"
+        assert image.width == 40, "the broken bytes were dropped"
         await loader.aclose()
 
 
-def redirected(*hops: str, final: tuple[str, ...]) -> dict[str, Answer]:
-    """/0 leads to /1, and so on; each hop with its Cache-Control."""
+def redirect_chain(*hops: str, final: tuple[str, ...]) -> dict[str, Answer]:
+    """Answers in which /0 redirects to /1, and so on, each with its Cache-Control."""
     answers = {
         f"/{n}": Answer(
             status="302 Found", headers=(f"Location: /{n + 1}", *([f"Cache-Control: {hop}"] if hop else []))
@@ -298,12 +300,10 @@ def redirected(*hops: str, final: tuple[str, ...]) -> dict[str, Answer]:
     [(("max-age=50", "max-age=40"), 3), (("max-age=50", ""), 6), (("no-store", "max-age=40"), 6)],
     ids=["fresh", "one without a lifetime", "one not to be stored"],
 )
-async def test_a_redirect_is_fresh_no_longer_than_any_of_its_hops(
-    hops: tuple[str, ...], requests: int
-) -> None:
+async def test_the_shortest_freshness_of_all_redirects_applies(hops: tuple[str, ...], requests: int) -> None:
     clock = Clock()
-    cache = kept(clock)
-    async with opened(redirected(*hops, final=("Cache-Control: max-age=60",)), cache) as web:
+    cache = new_cache(clock)
+    async with serving(redirect_chain(*hops, final=("Cache-Control: max-age=60",)), cache) as web:
         await cache.fetch(web.url("/0"))
         clock.now = 39.0
         await cache.fetch(web.url("/0"))
@@ -313,22 +313,22 @@ async def test_a_redirect_is_fresh_no_longer_than_any_of_its_hops(
         assert len(web.requests) == requests + 3
 
 
-async def test_a_redirect_that_leads_elsewhere_now() -> None:
-    """The tag is known of the old target: the new one is not asked about it, whatever it calls its bytes."""
-    cache = kept()
+async def test_a_redirect_to_a_new_target_is_not_revalidated() -> None:
+    """The ETag belongs to the old target. The new target uses the same ETag for other bytes, and must not get it."""
+    cache = new_cache()
     answers: dict[str, Callable[[str], Answer] | Answer] = {
         "/": Answer(status="302 Found", headers=("Location: /old",)),
-        "/old": tagged('"1"'),
-        "/new": lambda head: tagged('"1"')(head) if "if-none-match" in head.lower() else Answer(OTHER),
+        "/old": with_etag('"1"'),
+        "/new": lambda head: with_etag('"1"')(head) if "if-none-match" in head.lower() else Answer(OTHER),
     }
-    async with opened(answers, cache) as web:
+    async with serving(answers, cache) as web:
         assert await cache.fetch(web.url("/")) == await cache.fetch(web.url("/")) == PNG
         assert ["if-none-match" in head.lower() for head in web.requests] == [False, False, False, True]
         answers["/"] = Answer(status="302 Found", headers=("Location: /new",))
         assert await cache.fetch(web.url("/")) == OTHER
 
 
-async def test_a_stale_entry_is_asked_about_only_at_a_public_address() -> None:
+async def test_a_stale_entry_is_revalidated_only_at_a_public_address() -> None:
     net = Internet(
         {"a.example": [PUBLIC]}, lambda _: httpx.Response(200, content=PNG, headers={"etag": '"1"'})
     )
@@ -340,7 +340,7 @@ async def test_a_stale_entry_is_asked_about_only_at_a_public_address() -> None:
     assert len(net.requests) == 1
 
 
-async def test_a_tag_that_can_not_be_sent_back_is_ignored() -> None:
+async def test_an_etag_that_cannot_be_sent_back_is_ignored() -> None:
     headers = [(b"ETag", b"\xff\xfe"), (b"Cache-Control", b"no-cache")]
     net = Internet({"a.example": [PUBLIC]}, lambda _: httpx.Response(200, content=PNG, headers=headers))
     cache = FetchCache(net.fetcher(), MIB, TTL)
@@ -360,10 +360,10 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.integers(0, 40), st.integers(0, 5000))
-def test_nobody_sees_more_than_the_host_allowed(
+def test_cached_bytes_are_never_older_than_the_host_allows(
     events: list[tuple[str, int]], max_age: int, capacity: int
 ) -> None:
-    """Whatever happens in between: what is shown was there, at the latest `max_age` seconds ago."""
+    """After any sequence of events, the returned version was current at most `max_age` seconds ago."""
     clock = Clock()
     versions = [[(0.0, 0)] for _ in range(3)]
 
@@ -387,14 +387,14 @@ def test_nobody_sees_more_than_the_host_allowed(
             elif what == "change":
                 versions[number].append((clock.now, versions[number][-1][1] + 1))
             else:
-                shown = await cache.fetch(f"https://a.example/{number}")
-                ends = [begun for begun, _ in versions[number][1:]] + [float("inf")]
+                result = await cache.fetch(f"https://a.example/{number}")
+                ends = [start for start, _ in versions[number][1:]] + [float("inf")]
                 current = {
                     body(number, version)
                     for (_, version), end in zip(versions[number], ends, strict=True)
                     if end > clock.now - max_age or end == float("inf")
                 }
-                assert shown in current
+                assert result in current
             assert cache.cache.bytes <= capacity
 
     asyncio.run(play())
