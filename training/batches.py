@@ -1,4 +1,4 @@
-"""Training batches of single images, with several questions each, and of text without any."""
+"""Draws training batches of single images with several questions each, and batches of text without images."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 from PIL import Image
 
-from dense import dense_targets, stacked
+from dense import dense_targets, stack_dense
 from fovea.evaluation.scenes import attributes, listing, quantities, reading, relations
 from fovea.evaluation.scenes.chat import chat, small_talk
 from fovea.evaluation.scenes.compose import compose
@@ -18,9 +18,9 @@ from fovea.evaluation.scenes.sample import Turn
 from fovea.evaluation.scenes.scene import Scene
 from fovea.evaluation.scenes.small import compose_small
 from fovea.evaluation.scenes.structured import structured
-from packing import Batch, Packer, Shown, Size, branches, collate, conversation
+from packing import Batch, Packer, PromptMedia, Size, branches, collate, conversation
 
-ASKERS: dict[str, tuple[Callable[[Random, Scene], Turn | None], float]] = {
+QUESTIONS: dict[str, tuple[Callable[[Random, Scene], Turn | None], float]] = {
     "colour": (attributes.colour, 0.6),
     "shape": (attributes.shape, 0.6),
     "position": (attributes.position, 0.8),
@@ -33,65 +33,73 @@ ASKERS: dict[str, tuple[Callable[[Random, Scene], Turn | None], float]] = {
     "listing": (listing.listing, 0.7),
     "describe": (listing.describe, 0.8),
 }
+"""The function that asks each kind of question, and how often the kind is chosen, as a weight."""
 SYSTEMS = ("You are a helpful assistant.", "Answer the question.", "You are fovea-tiny.")
 
 
-def fitted(image: Image.Image, size: Size) -> np.ndarray:
-    """The pixels at (width, height), resized the way that the image processor does."""
+def fit_image(image: Image.Image, size: Size) -> np.ndarray:
+    """The pixels at (width, height), resized like the image processor does it."""
     if image.size != size:
         image = image.resize(size, Image.Resampling.BICUBIC)
     return np.asarray(image)
 
 
 def questions(rng: Random, scene: Scene, count: int) -> list[Turn]:
-    names = list(ASKERS)
-    weights = [ASKERS[name][1] for name in names]
-    asked: dict[str, Turn] = {}
+    """Up to `count` different questions about a scene, of random kinds."""
+    names = list(QUESTIONS)
+    weights = [QUESTIONS[name][1] for name in names]
+    turns: dict[str, Turn] = {}
     for _ in range(4 * count):
-        turn = ASKERS[rng.choices(names, weights)[0]][0](rng, scene)
+        turn = QUESTIONS[rng.choices(names, weights)[0]][0](rng, scene)
         if turn is not None:
-            asked.setdefault(turn.question, turn)
-        if len(asked) == count:
+            turns.setdefault(turn.question, turn)
+        if len(turns) == count:
             break
-    return list(asked.values())
+    return list(turns.values())
 
 
-def some_system(rng: Random) -> str | None:
+def random_system(rng: Random) -> str | None:
     return rng.choice(SYSTEMS) if rng.random() < 0.15 else None
 
 
-def scene_batch(rng: Random, packer: Packer, size: Size, count: int, asked: int, talk: bool) -> Batch:
-    """`count` single images of one size. talk: conversations instead of branches."""
+def scene_batch(rng: Random, packer: Packer, size: Size, count: int, per_image: int, talk: bool) -> Batch:
+    """`count` single images of one size.
+
+    per_image: questions about each.
+    talk: pack the questions as a conversation, instead of independent branches.
+    """
     width, height = size
-    system = some_system(rng)
+    system = random_system(rng)
     off = rng.random() < 0.2
     sequences, pictures, dense = [], [], []
     while len(sequences) < count:
-        drawn = (width + rng.randint(-15, 15), height + rng.randint(-15, 15)) if off else size
+        canvas = (width + rng.randint(-15, 15), height + rng.randint(-15, 15)) if off else size
         if min(size) >= 448 and rng.random() < 0.4:
-            scene = compose_small(rng, *drawn)
+            scene = compose_small(rng, *canvas)
         else:
             labels = rng.choice((0, 0, 0, 0, 0, 1, 1, 1, 2, 3))
-            scene = compose(rng, max(128, drawn[0]), max(128, drawn[1]), labels=labels)
+            scene = compose(rng, max(128, canvas[0]), max(128, canvas[1]), labels=labels)
         turns = (
             chat(rng, scene)
             if talk and rng.random() < 0.5
-            else tuple(questions(rng, scene, 4 if talk else asked))
+            else tuple(questions(rng, scene, 4 if talk else per_image))
         )
         if not turns:
             continue
-        shown = Shown((height // 32, width // 32))
+        media = PromptMedia((height // 32, width // 32))
         if talk:
-            sequences.append(conversation(packer, list(turns), shown, system, rng.random() < 0.4))
+            sequences.append(conversation(packer, list(turns), media, system, rng.random() < 0.4))
         else:
-            sequences.append(branches(packer, list(turns), shown, system))
-        pictures.append([fitted(draw(scene), size)])
+            sequences.append(branches(packer, list(turns), media, system))
+        pictures.append([fit_image(draw(scene), size)])
         dense.append(dense_targets(scene, size))
-    return collate(sequences, pictures) | stacked(dense)
+    return collate(sequences, pictures) | stack_dense(dense)
 
 
 def text_batch(rng: Random, packer: Packer, count: int) -> Batch:
     """Small talk without an image."""
-    nothing = Shown((0, 0), images=0)
-    made = [conversation(packer, [small_talk(rng)], nothing, some_system(rng), False) for _ in range(count)]
-    return collate(made, [[] for _ in made])
+    nothing = PromptMedia((0, 0), images=0)
+    sequences = [
+        conversation(packer, [small_talk(rng)], nothing, random_system(rng), False) for _ in range(count)
+    ]
+    return collate(sequences, [[] for _ in sequences])

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: paths, special tokens, the model's configuration."""
+"""Paths, special tokens and the model's configuration, for all scripts of this folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPECIAL_TOKENS = (
 
 
 def model_config(tokenizer: Tokenizer) -> dict[str, object]:
-    """config.json: Qwen3-VL, small."""
+    """The content of config.json: a small Qwen3-VL."""
     size = -(-tokenizer.get_vocab_size() // 64) * 64
     end = tokenizer.token_to_id("<|im_end|>")
     return {

@@ -1,4 +1,5 @@
-"""Dense targets: what each visual token of a scene is to know."""
+"""Dense targets: for each visual token, the content of its part of the scene, for auxiliary heads to
+predict."""
 
 from __future__ import annotations
 
@@ -14,19 +15,24 @@ LONGEST_CODE = 6
 
 
 def _tokens(grid: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """(rows * a, columns * b, ...) to (rows * columns, a * b, ...): what lies under each token."""
+    """Regroup a finer grid by token: (rows * a, columns * b, ...) to (rows * columns, a * b, ...)."""
     high, wide = grid.shape[0] // rows, grid.shape[1] // columns
     grid = grid.reshape(rows, high, columns, wide, *grid.shape[2:]).swapaxes(1, 2)
     return grid.reshape(rows * columns, high * wide, *grid.shape[4:])
 
 
 def dense_targets(scene: Scene, size: Size) -> Dense:
-    """What each visual token is to know, 0 for nothing.
+    """The targets of a scene that is drawn at `size` (width, height). In all but counts and places, 0 is
+    nothing.
 
-    patches: (tokens, 4, 2) shape and colour under each patch. centres: (tokens, 4) the shape and colour, as one
-    number, of the item whose centre the patch holds; cells: (tokens, 4) its cell. characters: (tokens, 8) per 8x16 pixels.
-    counts: (tokens, 4) where an item's centre is: how many items share its colour, its shape, both, and how many
-    there are at all; -1 elsewhere. ranks: (tokens, 6) the character that is the first, second, ... of its label. places: (tokens,) cell.
+    patches: (tokens, 4, 2), shape and colour under each patch.
+    centres: (tokens, 4), shape and colour, as one number, of the item whose centre is in the patch.
+    cells: (tokens, 4), cell of that item.
+    characters: (tokens, 8), character in each area of 8x16 pixels.
+    counts: (tokens, 4), for a token with an item's centre: how many items have its colour, its shape, both,
+        and how many items there are; -1 for other tokens.
+    ranks: (tokens, 6), the character in the token that is the first, second, ... of its label.
+    places: (tokens,), cell of the 3x3 grid that the token is in.
     """
     width, height = size
     rows, columns = height // 32, width // 32
@@ -45,12 +51,12 @@ def dense_targets(scene: Scene, size: Size) -> Dense:
         centre = int(item.y * sy // 16), int(item.x * sx // 16)
         centres[centre] = shape * len(COLOUR_NAMES) + colour + 1
         cells[centre] = item.cell + 1
-        alike = (
+        similar = (
             scene.matching(item.colour),
             scene.matching(shape=item.shape),
             scene.matching(item.colour, item.shape),
         )
-        counts[centre[0] // 2, centre[1] // 2] = [*(len(items) for items in alike), len(scene.items)]
+        counts[centre[0] // 2, centre[1] // 2] = [*(len(items) for items in similar), len(scene.items)]
     characters = np.zeros((height // 16, width // 8), np.int64)
     ranks = np.zeros((rows, columns, LONGEST_CODE), np.int64)
     for label in scene.labels:
@@ -74,5 +80,6 @@ def dense_targets(scene: Scene, size: Size) -> Dense:
     }
 
 
-def stacked(dense: list[Dense]) -> Dense:
+def stack_dense(dense: list[Dense]) -> Dense:
+    """The targets of several images in one, image by image."""
     return {name: np.concatenate([one[name] for one in dense]) for name in dense[0]}

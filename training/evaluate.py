@@ -1,6 +1,8 @@
-"""Exact match on held-out scenes while training: a whole answer predicted right, token by token.
+"""Measures exact match on held-out scenes during training: the share of answers that are predicted
+completely.
 
-With the right answer fed in, every token being the most likely one is the same as greedy decoding giving it.
+The right answer is the model's input. If each of its tokens is the most likely one there, then greedy
+decoding gives exactly this answer.
 """
 
 from __future__ import annotations
@@ -9,35 +11,38 @@ from random import Random
 
 import torch
 
-from batches import fitted
+from batches import fit_image
 from fovea.evaluation.scenes.dataset import KINDS, content
 from fovea.evaluation.scenes.draw import draw
 from fovea.evaluation.scenes.vocabulary import HELD_OUT_SEED
 from model import Fovea
-from packing import Batch, Packer, Shown, collate, conversation
-from several import group_times, grouped
+from packing import Batch, Packer, PromptMedia, collate, conversation
+from several import group_frames, group_times
 from varied import tower, varied_batch
 
 VIDEO = "video"
-"""The kind `motion` with its frames as a video, two a second."""
+"""The kind `motion` with its frames as a video of two frames a second."""
 PARTS = "parts"
-"""Images seen in parts, at any share of their tokens."""
+"""Images encoded in parts, with a random share of their tokens."""
 PART_SIZES = ((192, 192), (256, 192), (448, 448), (896, 672), (1344, 896))
 SIZES = ((192, 192), (160, 224), (256, 160))
 
 
-def held_out(
+def held_out_batches(
     packer: Packer,
     count: int,
     sizes: tuple[tuple[int, int], ...] = SIZES,
     kinds: tuple[str, ...] = (*KINDS, VIDEO),
 ) -> dict[str, list[Batch]]:
-    """By kind, batches of `count` samples in all; counts above 5 are left out; reading is 4 characters of 20 px."""
-    found: dict[str, list[Batch]] = {}
+    """Held-out batches by kind, with `count` samples of each kind together.
+
+    Counts above 5 are left out. Texts to read have 4 characters, with capital letters of 20 pixels or more.
+    """
+    batches: dict[str, list[Batch]] = {}
     for kind in kinds:
         by_shape: dict[tuple[int, int, int], tuple[list, list]] = {}
-        made, index = 0, 0
-        while made < count:
+        samples, index = 0, 0
+        while samples < count:
             index += 1
             rng = Random(f"{HELD_OUT_SEED}/train/{index}/{kind}")
             size = sizes[index % len(sizes)]
@@ -49,26 +54,28 @@ def held_out(
             )
             if not easy:
                 continue
-            made += 1
+            samples += 1
             grid = (size[1] // 32, size[0] // 32)
             sequences, pictures = by_shape.setdefault((*size, len(scenes)), ([], []))
-            shown = (
-                Shown(grid, len(scenes)) if kind != VIDEO else Shown(grid, 0, group_times(len(scenes), 2.0))
+            media = (
+                PromptMedia(grid, len(scenes))
+                if kind != VIDEO
+                else PromptMedia(grid, 0, group_times(len(scenes), 2.0))
             )
-            drawn = [fitted(draw(scene), size) for scene in scenes]
-            sequences.append(conversation(packer, list(turns), shown, None, False))
-            pictures.append(grouped(drawn) if kind == VIDEO else drawn)
-        found[kind] = [collate(*both) for both in by_shape.values()]
+            frames = [fit_image(draw(scene), size) for scene in scenes]
+            sequences.append(conversation(packer, list(turns), media, None, False))
+            pictures.append(group_frames(frames) if kind == VIDEO else frames)
+        batches[kind] = [collate(*both) for both in by_shape.values()]
     embeds = tower()
-    found[PARTS] = [
+    batches[PARTS] = [
         varied_batch(Random(f"{HELD_OUT_SEED}/train/{index}/{PARTS}"), packer, size, 4, 1, embeds)
         for index, size in enumerate(PART_SIZES * (count // 16))
     ]
-    return found
+    return batches
 
 
 def exact_match(model: Fovea, batches: list[Batch], device: torch.device) -> float:
-    """Share of turns whose every answer token is the most likely one."""
+    """The share of turns in which each token of the answer is the most likely one, rounded to 3 digits."""
     right = total = 0
     for batch in batches:
         tensors = {key: torch.from_numpy(value).to(device) for key, value in batch.items()}

@@ -1,9 +1,9 @@
-"""Builds the tokenizer and all configuration files of fovea-tiny; the weights come from `export.py`.
+"""Builds the tokenizer and all configuration files of fovea-tiny. The weights come from `export.py`.
 
     python training/make_tokenizer.py
 
-The BPE merges are learnt from the generator's text with its codes and the word JSON left out, so that no merge
-joins two capital letters: every code is read and written one character at a time.
+The BPE merges are learnt from the generator's text. Codes and the word JSON are removed from it first, so
+that no merge joins two capital letters. Every code is therefore read and written one character at a time.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ from fovea.evaluation.scenes.chat import small_talk
 from fovea.evaluation.scenes.dataset import KINDS, content
 
 VOCABULARY = 1024
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 CHAT_WORDS = "system\nuser\nassistant\nYou are a helpful assistant.\nPicture : \n"
 
 
 def corpus(count: int = 40_000) -> list[str]:
+    """The texts from which the merges are learnt, of `count` samples."""
     lines = [CHAT_WORDS] * 200
     for index in range(count):
         rng = Random(f"tokenizer/{index}")
@@ -39,6 +43,7 @@ def corpus(count: int = 40_000) -> list[str]:
 
 
 def build() -> Tokenizer:
+    """A tokenizer, trained on the corpus."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

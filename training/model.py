@@ -1,8 +1,8 @@
-"""A compact Qwen3-VL for training: dense same-size batches, parameter names of the Hugging Face state dict.
+"""A compact Qwen3-VL for training, on dense batches of equal sizes, with the parameter names of Hugging Face.
 
-The two frames of a still image are equal, so the temporal halves of the patch kernel are added up first.
-Auxiliary heads predict what lies under each visual token, and what lay there in the picture before; they are left out
-of the export.
+The two frames of a still image are equal, so the two temporal halves of the patch kernel are added up first.
+Auxiliary heads predict the content under each visual token, and the content at its place in the previous
+picture. They are left out of the export.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CENTRE_CLASSES, RANKS, PLACES = 49, 6, 9
 PATCHES_PER_TOKEN, CHARACTER_SLOTS = 4, 8
 BLOCK = 64
 MIDDLE = 2
-"""The text layer after which a visual token is to know the picture before it: later ones can use that."""
+"""The text layer whose output predicts the content of the previous picture. Later layers can use that."""
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -94,20 +94,24 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv3d(3, config["hidden_size"], (2, side, side))
 
     def forward(self, patches: Tensor) -> Tensor:
-        """(N, patches, frames, values): one frame of a still image, or the two of a group."""
+        """Embed patches (N, patches, frames, values): one frame of a still image, or the two of a group."""
         weight = self.proj.weight.sum(2, keepdim=True) if patches.shape[2] == 1 else self.proj.weight
         return F.linear(patches.flatten(2), weight.transpose(1, 2).flatten(1), self.proj.bias)
 
 
 def merge_order(grid: Tensor, rows: int, columns: int) -> Tensor:
-    """(rows, columns, ...) patches to (rows * columns, ...), 2x2 blocks together."""
+    """Reorder patches (rows, columns, ...) to (rows * columns, ...), so that each 2x2 block is
+    consecutive."""
     rest = grid.shape[2:]
     grid = grid.reshape(rows // 2, 2, columns // 2, 2, *rest).transpose(1, 2)
     return grid.reshape(rows * columns, *rest)
 
 
 def patches(images: Tensor) -> Tensor:
-    """(N, H, W, 3) or, of groups of a video, (N, 2, H, W, 3) uint8 to (N, patches, frames, 768) in [-1, 1], merge order."""
+    """Cut images into patches (N, patches, frames, 768) in [-1, 1], in merge order.
+
+    images: (N, H, W, 3), or (N, 2, H, W, 3) for the groups of a video, uint8.
+    """
     images = images.unsqueeze(1) if images.ndim == 4 else images
     count, frames, height, width, _ = images.shape
     x = images.view(count, frames, height // 32, 2, 16, width // 32, 2, 16, 3)
@@ -127,13 +131,17 @@ class Vision(nn.Module):
         self.deepstack_merger_list = nn.ModuleList(Merger(config, after=True) for _ in self.taps)
 
     def positions(self, rows: int, columns: int, at: Tensor | None = None) -> Tensor:
-        """at: (N, patches, 2) in [0, 1], down and across, of parts of a picture; None: the patches are the whole."""
+        """Learned position embeddings of patches, in merge order.
+
+        at: positions of the patches in a larger picture, (N, patches, 2) in [0, 1], down and across; None:
+            the patches are a whole picture.
+        """
         side = math.isqrt(self.pos_embed.num_embeddings)
         table = self.pos_embed.weight.float().T.reshape(1, -1, side, side)
         if at is not None:
             spots = (2 * at.flip(-1) - 1).view(1, -1, 1, 2)
-            found = F.grid_sample(table, spots, mode="bilinear", align_corners=True)
-            return found[0, :, :, 0].T.reshape(*at.shape[:2], -1)
+            embeddings = F.grid_sample(table, spots, mode="bilinear", align_corners=True)
+            return embeddings[0, :, :, 0].T.reshape(*at.shape[:2], -1)
         table = F.interpolate(table, (rows, columns), mode="bilinear", align_corners=True)
         return merge_order(table[0].permute(1, 2, 0), rows, columns)
 
@@ -149,7 +157,10 @@ class Vision(nn.Module):
         return angles.cos(), angles.sin()
 
     def forward(self, images: Tensor, at: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
-        """Images as `patches` takes them to (N, tokens, out) and as many DeepStack features. at: see `positions`."""
+        """Encode images to tokens (N, tokens, out), and to DeepStack features of that shape.
+
+        images: see `patches`. at: see `positions`.
+        """
         rows, columns = images.shape[-3] // 16, images.shape[-2] // 16
         x = self.patch_embed(patches(images)).float() + self.positions(rows, columns, at)
         cos, sin = self.rope(rows, columns, images.device)
@@ -191,9 +202,14 @@ class TextAttention(nn.Module):
 
 @torch.compiler.disable
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, prefix: int) -> Tensor:
-    """Masked attention; with a prefix a causal prefix, then blocks of BLOCK tokens that see the prefix and, as `mask` says, themselves.
+    """Masked attention, for packed sequences with or without a common prefix.
 
-    q, k, v: (B, H, prefix + n * BLOCK, D). mask: (B, 1, n, BLOCK, BLOCK), added to the scores.
+    With a prefix, the prefix is causal, and blocks of BLOCK tokens follow. Each block attends to the prefix
+    and, as `mask` allows, to itself.
+
+    q, k, v: (B, H, prefix + n * BLOCK, D).
+    mask: (B, 1, n, BLOCK, BLOCK), added to the scores; without a prefix (B, 1, L, L).
+    prefix: length of the prefix in tokens; 0: none.
     """
     if not prefix:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -245,7 +261,8 @@ class Text(nn.Module):
         self.norm = nn.RMSNorm(config["hidden_size"], eps=config["rms_norm_eps"])
 
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions: (3, B, L); interleaved sections."""
+        """Cosine and sine of M-RoPE with interleaved sections, each (B, 1, L, head_dim). positions: (3, B,
+        L)."""
         parameters, size = self.config["rope_parameters"], self.config["head_dim"]
         steps = torch.arange(0, size, 2, device=positions.device).float() / size
         freqs = positions[..., None].float() * (1.0 / parameters["rope_theta"] ** steps)
@@ -266,9 +283,12 @@ class Text(nn.Module):
         visual: Tensor,
         features: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """slots: flat indices into (B * L) of the visual tokens, in order.
+        """The last hidden states (B, L, hidden), and those of the visual tokens after layer MIDDLE.
 
-        Returns the last hidden states (B, L, hidden) and those of the visual tokens after layer MIDDLE, of unit mean square.
+        The latter are scaled to a mean square of 1.
+
+        slots: flat indices into (B * L) of the visual tokens, in order.
+        visual, features: embeddings and DeepStack features of the visual tokens.
         """
         x = self.embed_tokens(tokens)
         shape = x.shape
@@ -284,8 +304,12 @@ class Text(nn.Module):
         return self.norm(x), F.rms_norm(middle.float(), middle.shape[-1:])
 
 
-def added_mask(segment: Tensor, prefix: int) -> Tensor:
-    """What `TextAttention` adds to its scores: 0 or -inf; -1 is padding, which sees what it likes."""
+def attention_mask(segment: Tensor, prefix: int) -> Tensor:
+    """The mask that `TextAttention` adds to its scores: 0 or -inf.
+
+    segment: (B, L), number of the branch of each token; a token attends to its own branch. -1 is padding; the
+        result for it is not used.
+    """
     kind = torch.bfloat16 if torch.is_autocast_enabled(segment.device.type) else torch.float32
     if prefix:
         segment = segment[:, prefix:].unflatten(1, (-1, BLOCK))
@@ -298,7 +322,8 @@ def added_mask(segment: Tensor, prefix: int) -> Tensor:
 
 
 class Fovea(nn.Module):
-    """`model.*` and the tied head; `auxiliary.*` only while training."""
+    """The whole model with its tied output head (`model.*`), and the auxiliary heads of training
+    (`auxiliary.*`)."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -340,7 +365,7 @@ class Fovea(nn.Module):
             nn.init.normal_(parameter, std=scale)
 
     def fuse(self) -> None:
-        """Compiles the blocks, for any shapes; in place."""
+        """Compile the blocks in place, for any shapes."""
         vision = self.model["visual"]
         blocks = [
             *vision.blocks,
@@ -352,26 +377,33 @@ class Fovea(nn.Module):
             block.compile(dynamic=True)
 
     def encode(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """(B, n, H, W, 3) or (B, n, 2, H, W, 3) to flat visual tokens and features, each (B * n * tokens, hidden)."""
+        """Encode images to flat visual tokens and features, each (B * n * tokens, hidden).
+
+        images: (B, n, H, W, 3), or (B, n, 2, H, W, 3) for the groups of a video.
+        """
         visual, features = self.model["visual"](images.flatten(0, 1))
         return visual.flatten(0, 1), [feature.flatten(0, 1) for feature in features]
 
     def encode_views(self, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Views of several sizes to flat visual tokens and features in the order of the prompts; see varied.py."""
-        made = []
+        """Encode views of several sizes to flat visual tokens and features, in the order of the prompts.
+
+        batch: see `varied.gather_views`.
+        """
+        outputs = []
         for number in range(sum(name.startswith("views") for name in batch)):
             visual, features = self.model["visual"](batch[f"views{number}"], batch[f"at{number}"])
-            made.append([visual, *features])
+            outputs.append([visual, *features])
         levels = [
             torch.cat([part.flatten(0, 1) for part in parts])[batch["order"]]
-            for parts in zip(*made, strict=True)
+            for parts in zip(*outputs, strict=True)
         ]
         return levels[0], levels[1:]
 
     def hidden(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Last hidden states (B, L, hidden), the visual tokens, and their states after layer MIDDLE."""
+        """The last hidden states (B, L, hidden), the visual tokens, and the states of these after layer
+        MIDDLE."""
         prefix = int(batch["prefix"])
-        mask = added_mask(batch["segment"], prefix)
+        mask = attention_mask(batch["segment"], prefix)
         if "order" in batch:
             visual, features = self.encode_views(batch)
         elif batch["images"].numel():

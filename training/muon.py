@@ -1,6 +1,6 @@
-"""Muon for hidden matrices, Adam for the rest, in one optimizer whose state is a plain dictionary of tensors.
+"""An optimizer that uses Muon for hidden matrices and Adam for all other parameters.
 
-Matrices of one shape are orthogonalised as one batch.
+Its state is a plain dictionary of tensors. Matrices of one shape are orthogonalised as one batch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 _NS = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonalised(stack: Tensor, steps: int = 5) -> Tensor:
-    """Newton-Schulz on (n, rows, columns), rows <= columns."""
+def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
+    """Orthogonalise matrices (n, rows, columns), rows <= columns, by Newton-Schulz iterations."""
     x = stack.bfloat16()
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     a, b, c = _NS
@@ -25,6 +25,8 @@ def orthogonalised(stack: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon:
+    """The optimizer; `step` applies the gradients of the model's parameters."""
+
     def __init__(
         self, model: nn.Module, *, momentum: float, betas: tuple[float, float], decay: float
     ) -> None:
@@ -62,7 +64,7 @@ class Muon:
             where = [self.index[id(p)] for p in parameters]
             ahead = [torch.lerp(gradients[i], self.buffers[i], self.momentum) for i in where]
             stack = torch.stack([u if u.shape[0] <= u.shape[1] else u.mT for u in ahead])
-            updates = orthogonalised(stack).unbind(0)
+            updates = orthogonalise(stack).unbind(0)
             scale = 0.2 * max(small, large) ** 0.5 * rate
             for parameter, update in zip(parameters, updates, strict=True):
                 update = update if parameter.shape[0] <= parameter.shape[1] else update.mT

@@ -1,7 +1,8 @@
-"""Packed sequences as NumPy arrays: text, and the places of images and of a video's groups, as the engine lays them out.
+"""Packs text, images and videos into sequences of NumPy arrays, laid out like the engine does it.
 
-A sequence holds a prefix with the images or the video and several questions behind it, either as independent branches
-(each sees the prefix and itself; positions restart after the prefix) or as one conversation of several turns.
+A sequence is a prefix with the images or the video, and several questions after it. The questions are either
+independent branches (each attends to the prefix and itself, and its positions start after the prefix) or one
+conversation of several turns.
 """
 
 from __future__ import annotations
@@ -19,9 +20,14 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What a prompt shows, of `grid` (rows, columns) tokens each: `images`, and then one video with a group of two
-    frames at each of `times`, in seconds. places: (row, column) of the tokens of images that are seen in parts."""
+class PromptMedia:
+    """The images and the video of a prompt. Images come before the video.
+
+    grid: rows and columns of tokens of each image and each group of frames.
+    images: number of images.
+    times: time of each group of two frames in the video, in seconds; (): no video.
+    places: row and column of each token, for images that are encoded in parts; None: all tokens of the grid.
+    """
 
     grid: Size
     images: int = 1
@@ -30,7 +36,7 @@ class Shown:
 
 
 class Packer:
-    """Text to packed sequences. Roles and markers follow the chat template exactly."""
+    """Tokenizes the parts of a prompt. Roles and markers follow the chat template exactly."""
 
     def __init__(self, path: str) -> None:
         self.tokenizer = Tokenizer.from_file(path)
@@ -51,46 +57,62 @@ class Packer:
         return [self.start, *self.text("system\n" + system), self.end, *self.text("\n"), *self.user]
 
     def turn(self, turn: Turn, *, ask: bool = True) -> tuple[list[int], int]:
-        """Ids of question and answer, and how many at the end are the answer with its <|im_end|>."""
+        """Ids of question and answer, and the length of the answer with its <|im_end|>.
+
+        ask: whether the ids begin with the question.
+        """
         answer = [*self.text(turn.answer), self.end]
         question = self.text(turn.question) if ask else []
         return [*question, *self.assistant, *answer], len(answer)
 
 
 class Sequence:
-    """One packed sequence under construction."""
+    """One packed sequence under construction.
+
+    tokens: ids.
+    positions: M-RoPE position of each token.
+    segment: branch of each token; 0 is the prefix, -1 padding.
+    target_indices: indices of the tokens that are to be predicted.
+    groups: for each of these, the number of its turn.
+    slots: indices of the visual tokens.
+    next: position of the next text token.
+    prefix: length of the prefix; 0 for a conversation.
+    """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.positions: list[tuple[int, int, int]] = []
         self.segment: list[int] = []
-        self.graded: list[int] = []
+        self.target_indices: list[int] = []
         self.groups: list[int] = []
         self.slots: list[int] = []
         self.next = 0
         self.prefix = 0
 
     def add(self, ids: list[int], segment: int = 0, answer: int = 0, group: int = 0) -> None:
-        """`answer`: how many of the ids, at the end, are to be predicted."""
+        """Append text. answer: how many of the last ids are to be predicted. group: number of the turn."""
         for offset, token in enumerate(ids):
             if offset >= len(ids) - answer:
-                self.graded.append(len(self.tokens))
+                self.target_indices.append(len(self.tokens))
                 self.groups.append(group)
             self.tokens.append(token)
             self.positions.append((self.next,) * 3)
             self.segment.append(segment)
             self.next += 1
 
-    def show(self, packer: Packer, shown: Shown) -> None:
-        """Images, then a video as the engine lays it out: all within one more pair of marks, each group after its time."""
-        for _ in range(shown.images):
-            self.picture(packer, packer.image, *shown.grid, shown.places)
-        if not shown.times:
+    def show(self, packer: Packer, media: PromptMedia) -> None:
+        """Append the images, then the video.
+
+        A video has one more pair of vision marks around all of it, and each group follows its time.
+        """
+        for _ in range(media.images):
+            self.picture(packer, packer.image, *media.grid, media.places)
+        if not media.times:
             return
         self.add([packer.vision_start])
-        for time in shown.times:
+        for time in media.times:
             self.add(packer.text(f"<{time:.1f} seconds>"))
-            self.picture(packer, packer.video, *shown.grid)
+            self.picture(packer, packer.video, *media.grid)
         self.add([packer.vision_end])
 
     def picture(
@@ -101,7 +123,10 @@ class Sequence:
         columns: int,
         places: tuple[tuple[int, int], ...] | None = None,
     ) -> None:
-        """places: of its tokens, if not one for each of rows x columns."""
+        """Append the visual tokens of one image or group.
+
+        places: row and column of each token; None: rows x columns tokens.
+        """
         self.add([packer.vision_start])
         for row, column in places or [divmod(index, columns) for index in range(rows * columns)]:
             self.slots.append(len(self.tokens))
@@ -112,25 +137,26 @@ class Sequence:
         self.add([packer.vision_end])
 
 
-def branches(packer: Packer, turns: list[Turn], shown: Shown, system: str | None) -> Sequence:
-    """The prefix, then blocks of BLOCK tokens, each with as many whole branches as it holds.
+def branches(packer: Packer, turns: list[Turn], media: PromptMedia, system: str | None) -> Sequence:
+    """Pack questions as independent branches: the prefix, then blocks of BLOCK tokens with whole branches in
+    them.
 
     A turn that is longer than a block is left out.
     """
     sequence = Sequence()
     sequence.add(packer.head(system))
-    sequence.show(packer, shown)
+    sequence.show(packer, media)
     origin = sequence.next
     sequence.prefix = len(sequence.tokens)
     blocks: list[list[tuple[list[int], int]]] = []
-    packed = sorted((packer.turn(turn) for turn in turns), key=lambda made: -len(made[0]))
-    for made in packed:
-        fits = (block for block in blocks if sum(len(ids) for ids, _ in block) + len(made[0]) <= BLOCK)
+    packed_turns = sorted((packer.turn(turn) for turn in turns), key=lambda packed_turn: -len(packed_turn[0]))
+    for packed_turn in packed_turns:
+        fits = (block for block in blocks if sum(len(ids) for ids, _ in block) + len(packed_turn[0]) <= BLOCK)
         block = next(fits, None)
         if block is not None:
-            block.append(made)
-        elif len(made[0]) <= BLOCK:
-            blocks.append([made])
+            block.append(packed_turn)
+        elif len(packed_turn[0]) <= BLOCK:
+            blocks.append([packed_turn])
     number = 0
     for block in blocks:
         for ids, answer in block:
@@ -143,13 +169,14 @@ def branches(packer: Packer, turns: list[Turn], shown: Shown, system: str | None
 
 
 def conversation(
-    packer: Packer, turns: list[Turn], shown: Shown, system: str | None, text_first: bool
+    packer: Packer, turns: list[Turn], media: PromptMedia, system: str | None, text_first: bool
 ) -> Sequence:
+    """Pack turns as one conversation. text_first: the first question precedes the images."""
     sequence = Sequence()
     sequence.add(packer.head(system))
     if text_first:
         sequence.add(packer.text(turns[0].question))
-    sequence.show(packer, shown)
+    sequence.show(packer, media)
     for number, turn in enumerate(turns):
         if number:
             sequence.add(packer.again)
@@ -159,9 +186,13 @@ def conversation(
 
 
 def collate(sequences: list[Sequence], pictures: list[list[np.ndarray]], pad_to: int = 16) -> Batch:
-    """`targets`: (graded, 4): row, index of the state that predicts, token, number of the turn.
+    """Collate sequences into one batch.
 
-    `images`: (sequences, images, height, width, 3), or (sequences, groups, 2, height, width, 3) of a video's frames.
+    prefix: length of the prefix of all sequences.
+    tokens, segment: (sequences, length). positions: (3, sequences, length).
+    slots: flat indices of the visual tokens.
+    targets: (tokens to predict, 4): row, index of the state that predicts, token, number of the turn.
+    images: (sequences, images, height, width, 3), or (sequences, groups, 2, height, width, 3) for a video.
     """
     length = max(len(s.tokens) for s in sequences)
     prefix = sequences[0].prefix
@@ -177,7 +208,9 @@ def collate(sequences: list[Sequence], pictures: list[list[np.ndarray]], pad_to:
         tokens[row, :size], segment[row, :size] = s.tokens, s.segment
         positions[:, row, :size] = np.array(s.positions).T
         slots += [row * length + slot for slot in s.slots]
-        targets += [(row, g - 1, s.tokens[g], group) for g, group in zip(s.graded, s.groups, strict=True)]
+        targets += [
+            (row, g - 1, s.tokens[g], group) for g, group in zip(s.target_indices, s.groups, strict=True)
+        ]
     return {
         "prefix": np.array(prefix, np.int64),
         "tokens": tokens,

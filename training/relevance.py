@@ -1,13 +1,19 @@
-"""Trains what `fovea.relevance` learns about a model: how question and image are coupled, and how the ways of knowing balance.
+"""Trains the networks of `fovea.relevance` for a model: the coupling of question and image, and the balance.
 
     python relevance.py [--samples 6000] [--epochs 6] [--out ../src/fovea/assets/fovea-tiny]
 
-The model itself stands still. Scenes say where their answers are (`Turn.focus`), so a cell either helps or does not. The
-coupling learns that directly. The balance learns by what a budget would keep: a soft gate opens for cells whose relevance is
-above that of the last one that fits, and every cell of the focus that it shuts costs; so gradients reach the tensions and
-the networks although choosing itself has none. How much of the budget shows the whole is learned from the model's answers: the
-right one is scored under several divisions, and a soft choice among them, around the tension, is made as cheap as it can be.
-Writes relevance.safetensors and prints what it is worth, part by part.
+The model itself is not trained. A scene tells where the answer is (`Turn.focus`), so that each cell either
+helps or does not.
+
+- The coupling is trained to predict that directly.
+- The balance is trained by the cells that a budget would keep. Choosing cells has no gradient, so a soft gate
+    stands for it. The gate is open for cells that are more relevant than the last one that fits the budget.
+    Each cell of the focus that the gate closes adds to the loss.
+- The share of the budget for the view of the whole is trained by the model's answers. The loss of the right
+    answer is measured for several shares, and the expected loss of a soft choice among them, around the
+    tension, is minimised.
+
+It writes relevance.safetensors, and prints the accuracy with and without each part.
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from batches import fitted, questions
+from batches import fit_image, questions
 from common import ASSETS
 from fovea.evaluation.scenes.compose import compose, random_size
 from fovea.evaluation.scenes.draw import draw
@@ -44,25 +50,36 @@ from fovea.relevance.policy import attend, content_mask, first_view
 from fovea.relevance.realizing import View, patch_fractions, whole
 from fovea.relevance.texture import Map
 from model import Fovea
-from packing import Packer, Shown, collate, conversation
-from varied import CELL, MERGE, gathered, view_pixels
+from packing import Packer, PromptMedia, collate, conversation
+from varied import CELL, MERGE, gather_views, view_pixels
 
 SPACE, HIDDEN = 48, 48
 SHARES = (0.1, 0.25, 0.5)
 GATE = 0.05
-"""Width of the soft gate, in relevance."""
+"""Width of the soft gate, in units of relevance."""
 DIVISIONS = (0.05, 0.3, 0.6, 0.95)
-"""Of compression, that answers are scored under."""
+"""Values of the compress tension for which the loss of the right answer is measured."""
 CHOICE = 0.15
-"""Width of the soft choice among them."""
+"""Width of the soft choice among DIVISIONS."""
 MOST_NATS = 2.0
+"""Losses are clipped to this."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One question about one image: what the model makes of both, and where the answer is."""
+    """One question about one image, with the model's representation of both, and the place of the answer.
 
-    surveyed: Survey
+    survey: of the image.
+    total: budget in tokens.
+    shape: rows and columns of the view of the whole.
+    features: the encoder's tokens of that view, (n, D).
+    words: the decoder's embeddings of the question, (Q, D).
+    focus: 1 for cells that contain a part of the answer, else 0; (rows, columns).
+    turn: the question with its answer.
+    pixels: of the image, (height, width, 3).
+    """
+
+    survey: Survey
     total: int
     shape: tuple[int, int]
     features: np.ndarray
@@ -73,7 +90,7 @@ class Example:
 
 
 class Head(nn.Module):
-    """The learned parts, named as `coupling.couple` and `Balancer` read them."""
+    """The networks, with the parameter names that `coupling.couple` and `Balancer` read."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -83,22 +100,22 @@ class Head(nn.Module):
         self.raw = nn.ModuleList((nn.Linear(3, 64), nn.Linear(64, 1)))
         self.context = nn.ModuleList((nn.Linear(width + 10, 64), nn.Linear(64, 3)))
 
-    def coupled(self, features: Tensor, words: Tensor) -> Tensor:
-        """Logits (n,)."""
+    def couple(self, features: Tensor, words: Tensor) -> Tensor:
+        """Logits of the coupling of each token, (n,)."""
         image = self.image(features)
         query = self.query(F.relu(self.words(words)).mean(0))
         both = torch.cat((image, query.expand_as(image), image * query), dim=1)
         return self.coupling(F.relu(self.hidden(both)))[:, 0]
 
     def tensions(self, example: Example, words: Tensor) -> Tensor:
-        """(3,) in [0, 1]."""
-        image = torch.from_numpy(example.surveyed.statistics(example.total))
+        """The three tensions, (3,) in [0, 1]."""
+        image = torch.from_numpy(example.survey.statistics(example.total))
         context = torch.cat((words.mean(0), image))
         return torch.sigmoid(self.context[1](F.relu(self.context[0](context))))
 
     def relevance(self, example: Example, participatory: Tensor, words: Tensor) -> Tensor:
-        """Of every cell, before it is stretched to [0, 1]; (rows, columns)."""
-        known = torch.from_numpy(np.stack((example.surveyed.propositional, example.surveyed.perspectival)))
+        """Relevance of every cell before it is scaled to [0, 1], (rows, columns)."""
+        known = torch.from_numpy(np.stack((example.survey.propositional, example.survey.perspectival)))
         maps = torch.stack((known[0].float(), known[1].float(), participatory))
         raw = torch.sigmoid(self.raw[1](F.relu(self.raw[0](maps.permute(1, 2, 0))))[..., 0])
         tensions = self.tensions(example, words)
@@ -110,6 +127,7 @@ class Head(nn.Module):
 
 
 def scene_of(rng: Random) -> tuple[Scene, tuple[int, int]]:
+    """A random scene, and the size (width, height) to draw it at, in multiples of CELL."""
     if rng.random() < 0.5:
         size = rng.choice(LARGE_SIZES)
         return compose_small(rng, *size), size
@@ -119,30 +137,30 @@ def scene_of(rng: Random) -> tuple[Scene, tuple[int, int]]:
 
 
 def focus_map(turn: Turn, scene: Scene, grid: tuple[int, int]) -> Map:
-    """1 for cells that hold a part of the answer."""
-    found = np.zeros(grid, np.float32)
+    """1 for cells that contain a part of the answer, else 0; (rows, columns)."""
+    focus = np.zeros(grid, np.float32)
     sy, sx = grid[0] / scene.height, grid[1] / scene.width
     for left, top, right, bottom in turn.focus:
         down = slice(max(0, math.floor(top * sy)), max(1, math.ceil(bottom * sy)))
         across = slice(max(0, math.floor(left * sx)), max(1, math.ceil(right * sx)))
-        found[down, across] = 1
-    return found
+        focus[down, across] = 1
+    return focus
 
 
 @torch.no_grad()
 def examples(model: Fovea, packer: Packer, seed: str, count: int) -> Iterator[Example]:
-    """`count` questions, several about most images."""
-    made, index = 0, 0
-    while made < count:
+    """`count` questions, mostly several about one image."""
+    number, index = 0, 0
+    while number < count:
         index += 1
         rng = Random(f"{seed}/{index}")
         scene, size = scene_of(rng)
         turns = [turn for turn in questions(rng, scene, 3) if turn.focus]
         if not turns:
             continue
-        pixels = fitted(draw(scene), size)
-        surveyed = survey(np.ascontiguousarray(pixels), CELL)
-        grid = surveyed.grid
+        pixels = fit_image(draw(scene), size)
+        image_survey = survey(np.ascontiguousarray(pixels), CELL)
+        grid = image_survey.grid
         cells = grid[0] * grid[1]
         total = max(
             2, min(cells - 1, math.ceil(cells * math.exp(rng.uniform(math.log(0.12), math.log(0.75)))))
@@ -153,23 +171,25 @@ def examples(model: Fovea, packer: Packer, seed: str, count: int) -> Iterator[Ex
         visual, _ = model.model["visual"](torch.from_numpy(view_pixels(pixels, view).copy())[None], at)
         for turn in turns:
             words = model.model["language_model"].embed_tokens(torch.tensor(packer.text(turn.question)))
-            made += 1
+            number += 1
             yield Example(
-                surveyed, total, shape, visual[0].float().numpy(), words.float().numpy(),
+                image_survey, total, shape, visual[0].float().numpy(), words.float().numpy(),
                 focus_map(turn, scene, grid), turn, pixels,
             )  # fmt: skip
 
 
 def pooled_focus(example: Example) -> Tensor:
-    """The focus at the shape of the view that the coupling reads: the most that any cell under a token holds."""
+    """The focus at the shape of the view that the coupling reads: for each token, the highest of its
+    cells."""
     table = torch.from_numpy(example.focus)[None, None]
     return F.adaptive_max_pool2d(table, example.shape)[0, 0].flatten()
 
 
 def loss_of(head: Head, example: Example, rng: Random) -> Tensor:
+    """The loss of the coupling, and of the soft gate at a random budget."""
     features = torch.from_numpy(coupling.normalize(example.features)).float()
     words = torch.from_numpy(coupling.normalize(example.words)).float()
-    logits = head.coupled(features, words)
+    logits = head.couple(features, words)
     target = pooled_focus(example)
     weight = torch.where(target > 0, (len(target) / target.sum().clamp(min=1)).sqrt(), torch.tensor(1.0))
     coupled = F.binary_cross_entropy_with_logits(logits, target, weight)
@@ -179,8 +199,8 @@ def loss_of(head: Head, example: Example, rng: Random) -> Tensor:
     relevance = head.relevance(example, known, words)
     low, high = relevance.min().detach(), relevance.max().detach()
     relevance = (relevance - low) / (high - low).clamp(min=1e-6)
-    kept = max(1, round(relevance.numel() * math.exp(rng.uniform(math.log(0.05), math.log(0.5)))))
-    line = relevance.detach().flatten().kthvalue(relevance.numel() - kept + 1).values
+    budget = max(1, round(relevance.numel() * math.exp(rng.uniform(math.log(0.05), math.log(0.5)))))
+    line = relevance.detach().flatten().kthvalue(relevance.numel() - budget + 1).values
     focus = torch.from_numpy(example.focus) > 0
     gate = F.logsigmoid((relevance - line) / GATE)[focus]
     return coupled - 0.3 * gate.mean()
@@ -203,31 +223,35 @@ def train(head: Head, some: list[Example], epochs: int, rate: float) -> None:
 
 
 def arrays(head: Head) -> dict[str, np.ndarray]:
+    """The parameters of the networks, by name."""
     return {name: value.detach().numpy().astype(np.float32) for name, value in head.state_dict().items()}
 
 
-def worth_of(weights: dict[str, np.ndarray], example: Example, tensions: Tensions) -> Map:
-    surveyed = example.surveyed
+def relevance_of(weights: dict[str, np.ndarray], example: Example, tensions: Tensions) -> Map:
+    """Relevance of every cell, like the engine computes it."""
+    image_survey = example.survey
     coupled = coupling.resample(
-        coupling.couple(weights, example.features, example.words), example.shape, surveyed.grid
+        coupling.couple(weights, example.features, example.words), example.shape, image_survey.grid
     )
-    ways = Ways(surveyed.propositional, surveyed.perspectival, coupled)
+    ways = Ways(image_survey.propositional, image_survey.perspectival, coupled)
     return Balancer(weights).balance(ways, tensions)
 
 
 @torch.no_grad()
 def answer_losses(model: Fovea, packer: Packer, weights: dict[str, np.ndarray], example: Example) -> Tensor:
-    """Mean nats per token of the right answer under each of DIVISIONS, (divisions,)."""
+    """Mean loss of the right answer for each of DIVISIONS, in nats per token, (divisions,)."""
     pooled = coupling.normalize(example.words).mean(0)
-    learned = Balancer(weights).tensions("", pooled, example.surveyed.statistics(example.total))
-    worth = worth_of(weights, example, learned)
-    held = content_mask(Ways(example.surveyed.propositional, example.surveyed.perspectival, worth))
-    layouts = [attend(worth, held, example.total, compress).layout for compress in DIVISIONS]
+    tensions = Balancer(weights).tensions("", pooled, example.survey.statistics(example.total))
+    relevance = relevance_of(weights, example, tensions)
+    content = content_mask(Ways(example.survey.propositional, example.survey.perspectival, relevance))
+    layouts = [attend(relevance, content, example.total, compress).layout for compress in DIVISIONS]
     sequences = []
     for layout in layouts:
-        shown = Shown(layout.grid, places=tuple(map(tuple, layout.places().tolist())))
-        sequences.append(conversation(packer, [example.turn], shown, None, False))
-    batch = collate(sequences, [[] for _ in sequences]) | gathered(layouts, [example.pixels] * len(layouts))
+        media = PromptMedia(layout.grid, places=tuple(map(tuple, layout.places().tolist())))
+        sequences.append(conversation(packer, [example.turn], media, None, False))
+    batch = collate(sequences, [[] for _ in sequences]) | gather_views(
+        layouts, [example.pixels] * len(layouts)
+    )
     tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in batch.items()}
     with torch.autocast("cpu", torch.bfloat16):
         states, _, _ = model.hidden(tensors)
@@ -236,14 +260,14 @@ def answer_losses(model: Fovea, packer: Packer, weights: dict[str, np.ndarray], 
     return torch.stack([nats[row == number].mean() for number in range(len(layouts))])
 
 
-def expected(compress: Tensor, nats: Tensor) -> Tensor:
-    """Nats of a soft choice among DIVISIONS around `compress`."""
+def expected_nats(compress: Tensor, nats: Tensor) -> Tensor:
+    """Expected loss of a soft choice among DIVISIONS around `compress`. nats: loss of each."""
     apart = torch.tensor(DIVISIONS) - compress
     return (torch.softmax(-apart.square() / (2 * CHOICE**2), 0) * nats.clamp(max=MOST_NATS)).sum()
 
 
 def train_division(head: Head, some: list[Example], nats: list[Tensor], epochs: int, rate: float) -> None:
-    """The first tension alone; the others are held where they are."""
+    """Train the first tension alone; a change of the other tensions adds to the loss."""
     optimizer = torch.optim.AdamW(head.context.parameters(), rate, weight_decay=0.02)
     words = [torch.from_numpy(coupling.normalize(example.words)).float() for example in some]
     with torch.no_grad():
@@ -256,8 +280,8 @@ def train_division(head: Head, some: list[Example], nats: list[Tensor], epochs: 
         losses = []
         for number in rng.choices(range(len(some)), k=32):
             tensions = head.tensions(some[number], words[number])
-            moved = (tensions[1:] - before[number]).square().sum()
-            losses.append(expected(tensions[0], nats[number]) + moved)
+            change = (tensions[1:] - before[number]).square().sum()
+            losses.append(expected_nats(tensions[0], nats[number]) + change)
         loss = torch.stack(losses).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -267,31 +291,37 @@ def train_division(head: Head, some: list[Example], nats: list[Tensor], epochs: 
 def division_report(
     weights: dict[str, np.ndarray], some: list[Example], nats: list[Tensor]
 ) -> dict[str, float]:
-    """Mean nats of held-out answers: by the learned tension, by the prior, by each fixed one, and by the best of each."""
-    found: dict[str, list[float]] = {}
+    """Mean loss of held-out answers, by the way in which the first tension is chosen.
+
+    The ways are: learned, by the prior, fixed at each of DIVISIONS, and the best of these for each question.
+    """
+    losses: dict[str, list[float]] = {}
     for example, row in zip(some, nats, strict=True):
-        image = example.surveyed.statistics(example.total)
+        image = example.survey.statistics(example.total)
         pooled = coupling.normalize(example.words).mean(0)
         learned = Balancer(weights).tensions("", pooled, image).compress
         prior = Balancer().tensions(example.turn.question, None, image).compress
         clipped = row.clamp(max=MOST_NATS)
         for name, compress in (("learned", learned), ("prior", prior)):
             nearest = min(range(len(DIVISIONS)), key=lambda n: abs(DIVISIONS[n] - compress))
-            found.setdefault(name, []).append(float(clipped[nearest]))
+            losses.setdefault(name, []).append(float(clipped[nearest]))
         for number, compress in enumerate(DIVISIONS):
-            found.setdefault(f"fixed {compress:g}", []).append(float(clipped[number]))
-        found.setdefault("best of these", []).append(float(clipped.min()))
-    return {name: round(float(np.mean(values)), 4) for name, values in found.items()}
+            losses.setdefault(f"fixed {compress:g}", []).append(float(clipped[number]))
+        losses.setdefault("best of these", []).append(float(clipped.min()))
+    return {name: round(float(np.mean(values)), 4) for name, values in losses.items()}
 
 
-def covered(worth: Map, example: Example, share: float) -> float:
-    """Of the cells of the focus, those that a layout with that share of the tokens shows at full resolution."""
-    cells = worth.size
-    surveyed = example.surveyed
-    held = content_mask(Ways(surveyed.propositional, surveyed.perspectival, surveyed.perspectival))
+def focus_coverage(relevance: Map, example: Example, share: float) -> float:
+    """Share of the focus that a layout keeps at native resolution. share: of the image's tokens in the
+    layout."""
+    cells = relevance.size
+    image_survey = example.survey
+    content = content_mask(
+        Ways(image_survey.propositional, image_survey.perspectival, image_survey.perspectival)
+    )
     total = max(1, min(cells - 1, math.ceil(cells * share)))
-    layout = attend(worth, held, total, 0.1).layout
-    native = np.zeros(worth.shape, bool)
+    layout = attend(relevance, content, total, 0.1).layout
+    native = np.zeros(relevance.shape, bool)
     at = 0
     places = layout.places()
     for view in layout.views:
@@ -303,29 +333,32 @@ def covered(worth: Map, example: Example, share: float) -> float:
 
 
 def report(weights: dict[str, np.ndarray], some: list[Example]) -> dict[str, dict[str, float]]:
-    """Means over held-out questions about large images of what is kept of the focus, for the whole and without each part."""
+    """Mean focus coverage of held-out questions about large images, by variant and share of the tokens.
+
+    The variants are everything that was learned, and the same without each part.
+    """
     table: dict[str, dict[str, list[float]]] = {}
     learned, prior = Balancer(weights), Balancer()
     for example in some:
         if example.focus.size < 512:
             continue
-        surveyed = example.surveyed
-        nothing = np.zeros(surveyed.grid, np.float32)
+        image_survey = example.survey
+        nothing = np.zeros(image_survey.grid, np.float32)
         coupled = coupling.resample(
-            coupling.couple(weights, example.features, example.words), example.shape, surveyed.grid
+            coupling.couple(weights, example.features, example.words), example.shape, image_survey.grid
         )
-        image = surveyed.statistics(example.total)
+        image = image_survey.statistics(example.total)
         tensions = learned.tensions("", coupling.normalize(example.words).mean(0), image)
         question = example.turn.question
         guessed = prior.tensions(question, None, image)
-        full = Ways(surveyed.propositional, surveyed.perspectival, coupled)
+        full = Ways(image_survey.propositional, image_survey.perspectival, coupled)
         without = partial(replace, full)
         variants = {
             "all of it": learned.balance(full, tensions),
             "fixed tensions": learned.balance(full, Tensions(0.5, 1.0, 1.0)),
             "priors, learned coupling": prior.balance(full, guessed),
             "priors, words alone": prior.balance(
-                without(participatory=surveyed.keyword_map(question)), guessed
+                without(participatory=image_survey.keyword_map(question)), guessed
             ),
             "no participatory": prior.balance(without(participatory=nothing), guessed),
             "no perspectival": learned.balance(without(perspectival=nothing), tensions),
@@ -334,10 +367,10 @@ def report(weights: dict[str, np.ndarray], some: list[Example]) -> dict[str, dic
             "propositional alone": full.propositional,
             "perspectival alone": full.perspectival,
         }
-        for name, worth in variants.items():
+        for name, relevance in variants.items():
             for share in SHARES:
                 row = table.setdefault(name, {})
-                row.setdefault(f"{share:g}", []).append(covered(worth, example, share))
+                row.setdefault(f"{share:g}", []).append(focus_coverage(relevance, example, share))
     return {
         name: {share: round(float(np.mean(values)), 4) for share, values in row.items()}
         for name, row in table.items()
@@ -350,7 +383,7 @@ def main() -> None:
     )
     parser.add_argument("--samples", type=int, default=6000)
     parser.add_argument("--held-out", type=int, default=600)
-    parser.add_argument("--answers", type=int, default=1500, help="of which the answer is scored, too")
+    parser.add_argument("--answers", type=int, default=1500, help="samples whose answers are scored, too")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--threads", type=int, default=2)
@@ -364,35 +397,35 @@ def main() -> None:
     packer = Packer(str(options.out / "tokenizer.json"))
     started = time.time()
     some = list(examples(model, packer, "relevance", options.samples))
-    held = list(examples(model, packer, f"{HELD_OUT_SEED}/relevance", options.held_out))
+    tests = list(examples(model, packer, f"{HELD_OUT_SEED}/relevance", options.held_out))
     print(f"{len(some)} examples in {time.time() - started:.0f} s", flush=True)
     head = Head(some[0].features.shape[1])
     train(head, some, options.epochs, options.rate)
     started = time.time()
-    scored, scored_held = some[: options.answers], held[: options.answers]
+    scored, scored_tests = some[: options.answers], tests[: options.answers]
     nats = [answer_losses(model, packer, arrays(head), example) for example in scored]
-    nats_held = [answer_losses(model, packer, arrays(head), example) for example in scored_held]
-    print(f"{len(nats) + len(nats_held)} answers scored in {time.time() - started:.0f} s", flush=True)
+    test_nats = [answer_losses(model, packer, arrays(head), example) for example in scored_tests]
+    print(f"{len(nats) + len(test_nats)} answers scored in {time.time() - started:.0f} s", flush=True)
     train_division(head, scored, nats, 30, options.rate)
-    division = division_report(arrays(head), scored_held, nats_held)
+    division = division_report(arrays(head), scored_tests, test_nats)
     for name, value in division.items():
         print(f"{name:28}{value:8.4f} nats")
-    found = report(arrays(head), held)
-    for name, row in found.items():
+    coverage = report(arrays(head), tests)
+    for name, row in coverage.items():
         print(f"{name:28}" + "".join(f"{row[f'{share:g}']:8.3f}" for share in SHARES))
     kept = arrays(head)
     if (
         division["learned"] > division["prior"]
-        or found["all of it"]["0.25"] < found["priors, learned coupling"]["0.25"]
+        or coverage["all of it"]["0.25"] < coverage["priors, learned coupling"]["0.25"]
     ):
-        print("the priors balance better than what was learned: only the coupling is kept")
+        print("the priors balance better than the learned networks: only the coupling is kept")
         kept = {name: value for name, value in kept.items() if not name.startswith(("raw.", "context."))}
     save_file(kept, options.out / "relevance.safetensors")
     print(
         json.dumps(
             {
                 "nats": division,
-                "kept of the focus": found,
+                "kept of the focus": coverage,
                 "parameters": sum(p.numel() for p in head.parameters()),
             }
         )

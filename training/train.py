@@ -1,10 +1,11 @@
-"""Trains fovea-tiny. Restartable: a run's folder holds its checkpoint and its log.
+"""Trains fovea-tiny. A run can be resumed: its folder holds its checkpoint and its log.
 
     python train.py --run runs/first --minutes 110
-    python train.py --run runs/first --minutes 60 --resume      # 60 more, with a fresh schedule
+    python train.py --run runs/first --minutes 60 --resume      # 60 more minutes, with a new schedule
 
-The schedule follows the minutes of work: a short warmup, a constant rate, and a linear decay to zero over the last
-part. A process that was stopped for a while (SIGSTOP), or shared its cores, only ends later.
+The schedule follows the minutes of work: a short warmup, a constant rate, and a linear decay to zero over the
+last part. A process that is stopped for a while (SIGSTOP), or that shares its cores, ends later, but does the
+same work.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch.nn import functional as F
 
 from batches import scene_batch, text_batch
 from common import ASSETS
-from evaluate import exact_match, held_out
+from evaluate import exact_match, held_out_batches
 from model import Fovea
 from muon import Muon
 from packing import Batch, Packer
@@ -36,11 +37,34 @@ from varied import Tower, tower, varied_batch
 
 torch._dynamo.config.cache_size_limit = 32
 SMALL = (128, 160, 192, 224, 256)
-NOTHING = 0.15  # weight of the class `nothing there` where it is by far the most frequent
+NOTHING = 0.15  # weight of class 0 (nothing is there) for heads in which it is by far the most frequent class
 
 
 @dataclass
 class Settings:
+    """The command-line options of a run.
+
+    run: folder of the run.
+    minutes: minutes of work, as WorkClock counts them.
+    decay_from: share of the time after which the rate decays.
+    large_from: share of the time after which larger images come in.
+    warmup: steps until the full rate.
+    rate, adam_rate: learning rates of Muon and of Adam.
+    images: images of a main batch.
+    several: pairs or motions of a step's second batch; 0: no such batch.
+    varied: at most so many images in a step's batch of images in parts; 0: no such batch.
+    minor: probability of a minor batch in a step.
+    large: probability that a minor batch is of larger images.
+    asked: questions about each image.
+    seed: of the run.
+    threads: of torch.
+    workers: processes that draw batches.
+    eval_minutes: minutes between evaluations.
+    auxiliary: weight of the auxiliary heads' losses at the start; it falls to half of that.
+    average: decay of the averaged weights per step.
+    resume: whether to continue from the run's checkpoint.
+    """
+
     run: str = "runs/first"
     minutes: float = 110.0
     decay_from: float = 0.4
@@ -79,7 +103,8 @@ def large_size(rng: Random) -> tuple[int, int]:
 
 
 def minor_batch(rng: Random, packer: Packer, settings: Settings, large: bool) -> Batch:
-    """A smaller batch that goes with a step's main batch: larger images, conversations, videos of one scene, text."""
+    """A smaller batch in addition to a step's main batch: larger images, conversations, still videos, or
+    text."""
     if large and rng.random() < settings.large:
         size = large_size(rng)
         count = max(1, min(20, 3000 * 1024 // (size[0] * size[1])))
@@ -93,14 +118,18 @@ def minor_batch(rng: Random, packer: Packer, settings: Settings, large: bool) ->
 
 
 def parts_batch(rng: Random, packer: Packer, settings: Settings, embeds: Tower) -> Batch:
-    """Images seen in parts: large, where that is what it is for, and small, where each part that is missing is missed."""
+    """Images encoded in parts.
+
+    Half of the batches are of large images, for which the method is meant. The other half are of small
+    images, in which each missing part matters.
+    """
     size = small_size(rng) if rng.random() < 0.5 else large_size(rng)
     count = max(2, min(settings.varied, 2500 * 1024 // (size[0] * size[1])))
     return varied_batch(rng, packer, size, count, 6, embeds)
 
 
 def several_batch(rng: Random, packer: Packer, settings: Settings) -> Batch:
-    """Pairs, or a motion, which is a video in half of the cases."""
+    """Pairs of images, or motions. Half of the motions are videos."""
     size, count = small_size(rng), settings.several
     if rng.random() < 0.4:
         return pair_batch(rng, packer, size, count)
@@ -108,7 +137,11 @@ def several_batch(rng: Random, packer: Packer, settings: Settings) -> Batch:
 
 
 def produce(queue: mp.Queue, settings: Settings, start: int, worker: int, progress: mp.Value) -> None:
-    """Steps as lists of batches; the seed of a step is its number, always below the held-out seeds."""
+    """Put the batches of every `workers`-th step into the queue, without end.
+
+    The random stream of a step depends on the run's seed and the step's number; held-out samples use other
+    seeds.
+    """
     os.nice(5)
     torch.set_num_threads(1)
     packer, embeds = Packer(str(ASSETS / "tokenizer.json")), tower()
@@ -129,7 +162,7 @@ def produce(queue: mp.Queue, settings: Settings, start: int, worker: int, progre
 
 
 def dense_loss(logits: Tensor, target: Tensor, nothing: float) -> Tensor:
-    """Of one head; `nothing` is the weight of class 0, and -1 is not asked for."""
+    """Cross-entropy of one head. nothing: weight of class 0. Targets of -1 are ignored."""
     logits = logits.float().reshape(target.numel(), -1)
     weight = torch.ones(logits.shape[1], device=logits.device)
     weight[0] = nothing
@@ -137,13 +170,13 @@ def dense_loss(logits: Tensor, target: Tensor, nothing: float) -> Tensor:
 
 
 def losses(model: Fovea, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Mean losses: of answer tokens and of the dense targets."""
+    """The mean losses by name: "answer", for answer tokens, and one for each auxiliary head with targets."""
     states, visual, middle = model.hidden(batch)
     row, column, token, _ = batch["targets"].unbind(1)
     logits = model.logits(states[row, column])
-    found = {"answer": F.cross_entropy(logits, token)}
+    values = {"answer": F.cross_entropy(logits, token)}
     if "patches" not in batch:
-        return found
+        return values
     dense = {
         "shape": (batch["patches"][..., 0], 1.0),
         "colour": (batch["patches"][..., 1], 1.0),
@@ -158,18 +191,18 @@ def losses(model: Fovea, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, (target, nothing) in dense.items():
         if not bool((target >= 0).any()):
             continue
-        found[name] = dense_loss(model.auxiliary[name](visual), target, nothing)
+        values[name] = dense_loss(model.auxiliary[name](visual), target, nothing)
     if "before" in batch and bool((batch["before"] >= 0).any()):
-        found["before"] = dense_loss(model.auxiliary["before"](middle), batch["before"], NOTHING)
+        values["before"] = dense_loss(model.auxiliary["before"](middle), batch["before"], NOTHING)
     target = batch["counts"].flatten()
     if bool((target >= 0).any()):
         logits = model.auxiliary["count"](visual).float().reshape(len(target), -1)
-        found["count"] = 2 * F.cross_entropy(logits, target, ignore_index=-1)
-    return found
+        values["count"] = 2 * F.cross_entropy(logits, target, ignore_index=-1)
+    return values
 
 
 class Courtesy:
-    """Gives a thread up while other programs need the cores: one late thread holds all the others up."""
+    """Uses one thread less while other programs need the cores, because one late thread delays all others."""
 
     def __init__(self, threads: int) -> None:
         self.threads = self.now = threads
@@ -177,12 +210,13 @@ class Courtesy:
 
     @staticmethod
     def read() -> tuple[float, float, float]:
-        """Seconds: of the clock, of all cores busy, of this process."""
+        """Seconds of the clock, of work of all cores, and of work of this process."""
         fields = [int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:8]]
         busy = sum(fields) - fields[3] - fields[4]
         return time.time(), busy / os.sysconf("SC_CLK_TCK"), time.process_time()
 
     def adapt(self) -> None:
+        """Set the number of threads by the load of the last 12 seconds or more; do nothing before that."""
         at, busy, own = self.read()
         elapsed = at - self.mark[0]
         if elapsed < 12:
@@ -197,8 +231,11 @@ class Courtesy:
 
 
 class WorkClock:
-    """Seconds of work since the start: on a CPU those of the process over its threads, so that neither pauses nor
-    neighbours count; on a GPU those of the wall."""
+    """Counts seconds of work since the start.
+
+    On a CPU it is the process's CPU time divided by its threads, so that pauses and other programs do not
+    count. On a GPU it is wall-clock time.
+    """
 
     def __init__(self, threads: int, device: torch.device) -> None:
         self.threads = threads if device.type == "cpu" else 1
@@ -211,6 +248,8 @@ class WorkClock:
 
 
 class Trainer:
+    """Training loop of one run: model, optimizer, averaged weights, checkpoint and log."""
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.folder = Path(settings.run)
@@ -221,7 +260,7 @@ class Trainer:
         self.model = Fovea(json.loads((ASSETS / "config.json").read_text())).to(self.device)
         if self.device.type == "cpu":
             self.model.fuse()
-        self.averaged = [p.detach().clone() for p in self.model.parameters()]
+        self.averages = [p.detach().clone() for p in self.model.parameters()]
         self.optimizer = Muon(self.model, momentum=0.95, betas=(0.9, 0.98), decay=0.02)
         self.step = self.images = 0
         self.earlier = 0.0
@@ -244,15 +283,15 @@ class Trainer:
         state = torch.load(self.folder / "checkpoint.pt", map_location=self.device)
         self.model.load_state_dict(state["model"], strict=False)
         self.optimizer.load_state_dict(state["optimizer"])
-        # Dense heads come last in every list: a checkpoint from before a head was added still loads.
-        for mine, theirs in zip(self.averaged, state["averaged"], strict=False):
+        # Auxiliary heads come last in every list, so that a checkpoint without a newer head can be loaded.
+        for mine, theirs in zip(self.averages, state["averaged"], strict=False):
             mine.copy_(theirs)
         self.step, self.images, self.earlier = state["step"], state["images"], state["seconds"]
 
     def save(self) -> None:
         state = {
             "model": self.model.state_dict(),
-            "averaged": self.averaged,
+            "averaged": self.averages,
             "optimizer": self.optimizer.state_dict(),
             "step": self.step,
             "images": self.images,
@@ -263,49 +302,53 @@ class Trainer:
         (self.folder / "checkpoint.tmp").rename(self.folder / "checkpoint.pt")
 
     def factor(self) -> float:
+        """Factor of the learning rates at this step, by warmup and decay."""
         warm = min(1.0, (self.step - self.first_step + 1) / self.settings.warmup)
         left = (1 - self.progress) / (1 - self.settings.decay_from)
         return warm * max(0.0, min(1.0, left))
 
     def update(self, batches: list[dict[str, Tensor]]) -> None:
+        """One step of the optimizer, on several batches, each weighted by its number of answer tokens."""
         weight_of = [float(len(batch["targets"])) for batch in batches]
         for parameter in self.model.parameters():
             parameter.grad = None
         for number, (batch, weight) in enumerate(zip(batches, weight_of, strict=True)):
             batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
-            # Only main batches are worth compiled code: the others come in too many shapes.
+            # Only main batches use compiled code. The others have too many shapes.
             stance = torch.compiler.set_stance("force_eager" if number else "default")
             with stance, torch.autocast(self.device.type, torch.bfloat16):
-                found = losses(self.model, batch)
+                values = losses(self.model, batch)
             auxiliary = self.settings.auxiliary * (1 - 0.5 * self.progress)
-            total = sum(value * (1.0 if name == "answer" else auxiliary) for name, value in found.items())
+            total = sum(value * (1.0 if name == "answer" else auxiliary) for name, value in values.items())
             (total * (weight / sum(weight_of))).backward()
-            for name, value in found.items():
+            for name, value in values.items():
                 self.running[name] = 0.98 * self.running.get(name, float(value.detach())) + 0.02 * float(
                     value.detach()
                 )
-            shown = batch["images"].shape[:-3].numel() if batch["images"].numel() else 0
-            self.images += len(batch["tokens"]) if "order" in batch else shown
+            pictures = batch["images"].shape[:-3].numel() if batch["images"].numel() else 0
+            self.images += len(batch["tokens"]) if "order" in batch else pictures
         torch.nn.utils.clip_grad_norm_(self.optimizer.others, 1.0)
         factor = self.factor()
         self.optimizer.step(self.settings.rate * factor, self.settings.adam_rate * factor)
         average = min(self.settings.average, 1 - 1 / (self.step + 1 - self.first_step + 1))
-        torch._foreach_lerp_(self.averaged, [p.detach() for p in self.model.parameters()], 1 - average)
+        torch._foreach_lerp_(self.averages, [p.detach() for p in self.model.parameters()], 1 - average)
         self.step += 1
 
     def evaluate(self, batches: dict[str, list[Batch]]) -> dict[str, float]:
-        """Exact matches of the averaged weights."""
-        kept = [p.detach().clone() for p in self.model.parameters()]
+        """The exact match of the averaged weights by kind. The model's own weights are restored
+        afterwards."""
+        originals = [p.detach().clone() for p in self.model.parameters()]
         with torch.no_grad():
-            for parameter, value in zip(self.model.parameters(), self.averaged, strict=True):
+            for parameter, value in zip(self.model.parameters(), self.averages, strict=True):
                 parameter.copy_(value)
             with torch.compiler.set_stance("force_eager"):
                 scores = {kind: exact_match(self.model, some, self.device) for kind, some in batches.items()}
-            for parameter, value in zip(self.model.parameters(), kept, strict=True):
+            for parameter, value in zip(self.model.parameters(), originals, strict=True):
                 parameter.copy_(value)
         return scores
 
     def log(self, **values: object) -> None:
+        """Append a line to log.jsonl and print it: progress, running means of the losses, and `values`."""
         line = {"seconds": round(self.earlier + self.elapsed), "step": self.step, "images": self.images}
         line |= {name: round(value, 4) for name, value in self.running.items()} | values
         with (self.folder / "log.jsonl").open("a") as file:
@@ -313,10 +356,10 @@ class Trainer:
         print(json.dumps(line), flush=True)
 
     def run(self, batches: Iterator[list[dict[str, Tensor]]], progress: mp.Value) -> None:
-        held = held_out(self.packer, 48)
+        batches_by_kind = held_out_batches(self.packer, 48)
         courtesy = Courtesy(self.settings.threads) if self.device.type == "cpu" else None
         next_eval = 60 * self.settings.eval_minutes
-        seen, since = self.images, time.time()
+        images, since = self.images, time.time()
         while self.progress < 1 and not (self.folder / "stop").exists():
             self.update(next(batches))
             progress.value = self.progress
@@ -325,19 +368,19 @@ class Trainer:
             if not all(math.isfinite(value) for value in self.running.values()):
                 raise RuntimeError(f"a loss is not finite: {self.running}")
             if self.step % 50 == 0:
-                speed = (self.images - seen) / (time.time() - since)
+                speed = (self.images - images) / (time.time() - since)
                 self.log(
                     factor=round(self.factor(), 3),
                     images_per_s=round(speed, 1),
                     threads=torch.get_num_threads(),
                 )
-                seen, since = self.images, time.time()
+                images, since = self.images, time.time()
             if self.elapsed > next_eval:
                 next_eval = self.elapsed + 60 * self.settings.eval_minutes
-                self.log(exact=self.evaluate(held))
+                self.log(exact=self.evaluate(batches_by_kind))
                 self.save()
-                since, seen = time.time(), self.images
-        self.log(exact=self.evaluate(held), end=True)
+                since, images = time.time(), self.images
+        self.log(exact=self.evaluate(batches_by_kind), end=True)
         self.save()
 
 

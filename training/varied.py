@@ -1,8 +1,10 @@
-"""Batches in which images are seen in parts: a thumbnail and regions at levels of detail of their own, or without blank cells.
+"""Draws batches of images that are encoded in parts: a view of the whole, and regions at resolutions of their
+own.
 
-What is shown is chosen as the engine does it, by `fovea.relevance`, except that what the question is coupled to is known:
-the focus of the questions, now sharp, now vague, now missing, so that the model learns from good and from bad choices. Which
-tokens of a small image differ is said by the weights in the assets: those that training began with, or soon will have been.
+The parts are chosen by `fovea.relevance`, as in the engine. The coupling to the question is not predicted,
+but taken from the known focus of the questions. It is sometimes exact, sometimes noisy and sometimes missing,
+so that the model learns from good and from bad choices. For small images, the tokens that differ most are
+found with the weights in the assets folder.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from batches import fitted, questions, some_system
+from batches import fit_image, questions, random_system
 from common import ASSETS
-from dense import Dense, dense_targets, stacked
+from dense import Dense, dense_targets, stack_dense
 from fovea.engine.regions.any_size import attend_differing
 from fovea.evaluation.scenes.compose import compose
 from fovea.evaluation.scenes.draw import draw
@@ -35,16 +37,17 @@ from fovea.relevance.realizing import Layout, View, patch_fractions
 from fovea.relevance.regions import SIDE
 from fovea.relevance.texture import Map, texture
 from model import Fovea
-from packing import Batch, Packer, Shown, Size, branches, collate
+from packing import Batch, Packer, PromptMedia, Size, branches, collate
 
 Tower = Callable[[np.ndarray], Tensor]
 """An image's pixels (height, width, 3) to its visual tokens, (tokens, hidden)."""
 CELL, MERGE = 32, 2
+"""Side of a token's cell in pixels, and patches per side of it."""
 POLICIES = ("thresholds", "thresholds", "power", "sharp")
 
 
 def tower() -> Tower:
-    """Of the weights in the assets, in float32."""
+    """The vision tower with the weights in the assets folder, in float32."""
     model = Fovea(json.loads((ASSETS / "config.json").read_text()))
     weights = {name: value.float() for name, value in load_file(ASSETS / "model.safetensors").items()}
     model.load_state_dict(weights, strict=False)
@@ -56,38 +59,40 @@ def tower() -> Tower:
     return embeds
 
 
-def some_ratio(rng: Random) -> float:
-    """Of the tokens."""
+def random_share(rng: Random) -> float:
+    """A random share of an image's tokens to keep."""
     return rng.uniform(0.15, 0.85)
 
 
 def coupling(rng: Random, turns: list[Turn], scene: Scene, grid: Size) -> Map:
-    """What the question asks for, as somebody might know it who has seen a thumbnail; (rows, columns) in [0, 1]."""
+    """A participatory map from the focus of the questions, (rows, columns) in [0, 1]: exact, noisy or all
+    zero."""
     rows, columns = grid
-    found = np.zeros(grid, np.float32)
+    values = np.zeros(grid, np.float32)
     if rng.random() < 0.2:
-        return found
+        return values
     sy, sx = rows / scene.height, columns / scene.width
     for turn in turns:
         for left, top, right, bottom in turn.focus:
             down = slice(max(0, math.floor(top * sy)), max(1, math.ceil(bottom * sy)))
             across = slice(max(0, math.floor(left * sx)), max(1, math.ceil(right * sx)))
-            found[down, across] = 1
+            values[down, across] = 1
     if rng.random() < 0.5:
         noise = np.random.default_rng(rng.randrange(2**31)).random(grid, dtype=np.float32)
-        found = (1 - (share := rng.uniform(0.1, 0.6))) * found + share * noise
-    return found
+        values = (1 - (share := rng.uniform(0.1, 0.6))) * values + share * noise
+    return values
 
 
-def some_layout(rng: Random, pixels: np.ndarray, known: Map, total: int, embeds: Tower) -> Layout:
-    seen = texture(pixels, CELL)
-    ways = Ways(propositional(seen), perspectival(seen), known)
+def random_layout(rng: Random, pixels: np.ndarray, participatory: Map, total: int, embeds: Tower) -> Layout:
+    """A layout of `total` tokens with random tensions, and with random relevance in some of the cases."""
+    channels = texture(pixels, CELL)
+    ways = Ways(propositional(channels), perspectival(channels), participatory)
     tensions = Tensions(rng.random(), rng.uniform(0.6, 1.0), rng.uniform(0.4, 1.0))
     worth = Balancer().balance(ways, tensions)
     chance = rng.random()
     if chance < 0.3:
-        worth = shuffled(rng, worth)
-    elif chance < 0.45:  # all as relevant: what differs
+        worth = shuffle(rng, worth)
+    elif chance < 0.45:  # equal relevance: only the difference between tokens counts
         worth = np.ones_like(worth)
     if worth.size < LARGE_IMAGE and rng.random() < 0.7:
         return attend_differing(worth, content_mask(ways), total, tensions.compress, embeds(pixels)).layout
@@ -95,15 +100,15 @@ def some_layout(rng: Random, pixels: np.ndarray, known: Map, total: int, embeds:
     return attend(worth, content_mask(ways), total, tensions.compress, rng.choice(POLICIES), side).layout
 
 
-def shuffled(rng: Random, worth: Map) -> Map:
-    """Relevance with chance in it, so that any cell may be missing: the more relevant stays more often."""
+def shuffle(rng: Random, worth: Map) -> Map:
+    """Relevance mixed with chance. Any cell may then be left out, but a more relevant one less often."""
     draw = np.random.default_rng(rng.randrange(2**31)).gumbel(size=worth.shape)
     mixed = np.log(worth + 0.05) + rng.choice((0.5, 1.0, 2.0)) * draw
     return ((mixed - mixed.min()) / max(float(np.ptp(mixed)), 1e-6)).astype(np.float32)
 
 
 def view_pixels(pixels: np.ndarray, view: View) -> np.ndarray:
-    """A view of an image whose sides are multiples of CELL, resized as the engine does."""
+    """The pixels of a view, resized like the engine does it. pixels: sides are multiples of CELL."""
     region, (rows, columns) = view.region, view.shape
     part = pixels[
         region.row * CELL : (region.row + region.rows) * CELL,
@@ -116,29 +121,33 @@ def view_pixels(pixels: np.ndarray, view: View) -> np.ndarray:
 
 
 def view_targets(dense: Dense, layout: Layout) -> Dense:
-    """Of the tokens that are shown at full resolution; -1, not asked for, of the others."""
-    found = {}
+    """The dense targets of a layout's tokens: -1 (not predicted) for tokens below the native resolution."""
+    targets = {}
     places = layout.places()
     native = np.concatenate([np.full(view.tokens, view.native) for view in layout.views])
     rows = places[:, 0] * layout.grid[1] + places[:, 1]
     for name, values in dense.items():
-        taken = values[rows].copy()
+        target = values[rows].copy()
         if name != "counts" or len(layout.views) == 1:
-            taken[~native] = -1
-        else:  # a region knows nothing of what the others hold
-            taken[:] = -1
-        found[name] = taken
-    return found
+            target[~native] = -1
+        else:  # the encoder of one region has no information about the others
+            target[:] = -1
+        targets[name] = target
+    return targets
 
 
-def gathered(layouts: list[Layout], images: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """views0, views1, ...: pictures of one size each, at0, at1, ... where their patches are; order: of all their tokens one
-    after the other, those that are shown, image by image."""
+def gather_views(layouts: list[Layout], images: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """The views of several layouts, grouped by shape, for `Fovea.encode_views`.
+
+    views0, views1, ...: pixels of all views of one shape, (views, height, width, 3).
+    at0, at1, ...: positions of their patches; see `patch_fractions`.
+    order: the kept tokens, image by image, as indices into the tokens of all views one after the other.
+    """
     groups: dict[Size, list[tuple[int, int]]] = {}
     for number, layout in enumerate(layouts):
         for index, view in enumerate(layout.views):
             groups.setdefault(view.shape, []).append((number, index))
-    made: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     starts: dict[tuple[int, int], int] = {}
     at = 0
     for group, (shape, members) in enumerate(groups.items()):
@@ -149,22 +158,23 @@ def gathered(layouts: list[Layout], images: list[np.ndarray]) -> dict[str, np.nd
             fractions.append(patch_fractions(view, layouts[number].grid, MERGE))
             starts[number, index] = at
             at += shape[0] * shape[1]
-        made |= {f"views{group}": np.stack(pictures), f"at{group}": np.stack(fractions)}
+        arrays |= {f"views{group}": np.stack(pictures), f"at{group}": np.stack(fractions)}
     order = [
         starts[number, index] + token
         for number, layout in enumerate(layouts)
         for index, view in enumerate(layout.views)
         for token in view.token_indices
     ]
-    return made | {"order": np.array(order, np.int64)}
+    return arrays | {"order": np.array(order, np.int64)}
 
 
-def varied_batch(rng: Random, packer: Packer, size: Size, count: int, asked: int, embeds: Tower) -> Batch:
-    """`count` single images of one size, each seen in its own parts, all with the same number of tokens."""
+def varied_batch(rng: Random, packer: Packer, size: Size, count: int, per_image: int, embeds: Tower) -> Batch:
+    """`count` single images of one size, each with a layout of its own, all with the same number of
+    tokens."""
     width, height = size
     grid = height // CELL, width // CELL
-    total = max(2, min(grid[0] * grid[1] - 1, round(grid[0] * grid[1] * some_ratio(rng))))
-    system = some_system(rng)
+    total = max(2, min(grid[0] * grid[1] - 1, round(grid[0] * grid[1] * random_share(rng))))
+    system = random_system(rng)
     small = min(size) >= 448
     sequences, layouts, images, dense = [], [], [], []
     while len(sequences) < count:
@@ -172,17 +182,17 @@ def varied_batch(rng: Random, packer: Packer, size: Size, count: int, asked: int
             scene = compose_small(rng, width, height)
         else:
             scene = compose(rng, width, height, labels=rng.choice((0, 0, 0, 1, 1, 2)))
-        turns = questions(rng, scene, rng.choice((1, 2, 3, asked)))
+        turns = questions(rng, scene, rng.choice((1, 2, 3, per_image)))
         if scene.labels and rng.random() < 0.5:
             turns = list({turn.question: turn for turn in (*turns, reading(rng, scene)) if turn}.values())
         if not turns:
             continue
-        pixels = fitted(draw(scene), size)
-        layout = some_layout(rng, pixels, coupling(rng, turns, scene, grid), total, embeds)
-        shown = Shown(grid, places=tuple(map(tuple, layout.places().tolist())))
-        sequences.append(branches(packer, turns, shown, system))
+        pixels = fit_image(draw(scene), size)
+        layout = random_layout(rng, pixels, coupling(rng, turns, scene, grid), total, embeds)
+        media = PromptMedia(grid, places=tuple(map(tuple, layout.places().tolist())))
+        sequences.append(branches(packer, turns, media, system))
         layouts.append(layout)
         images.append(pixels)
         dense.append(view_targets(dense_targets(scene, size), layout))
     batch = collate(sequences, [[] for _ in sequences])
-    return batch | gathered(layouts, images) | stacked(dense)
+    return batch | gather_views(layouts, images) | stack_dense(dense)

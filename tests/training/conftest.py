@@ -13,9 +13,9 @@ NAMES = ("batches", "common", "dense", "model", "packing", "several")
 
 @pytest.fixture(scope="session")
 def training() -> Iterator[SimpleNamespace]:
-    """The modules of the folder `training`, which import each other by name from there, and a `packer`."""
+    """The modules of the folder `training`, and a `packer`. The modules import each other by name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(SCRIPTS)
-        found = SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
-        found.packer = found.packing.Packer(str(found.common.ASSETS / "tokenizer.json"))
-        yield found
+        modules = SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
+        modules.packer = modules.packing.Packer(str(modules.common.ASSETS / "tokenizer.json"))
+        yield modules

@@ -1,4 +1,4 @@
-"""What fovea-tiny is trained on is what the engine shows it: the same ids, positions and pixels for one conversation."""
+"""Training and engine give a model equal input: the same ids, positions and pixels for one conversation."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ def engine() -> Iterator[Engine]:
 
 
 def engine_pixels(engine: Engine, prepared: Any) -> NDArray[np.float32]:
-    """(patches, frames, channels, values)"""
+    """The pixels of all images of a prompt, (patches, frames, channels, values)."""
     processor = engine._preparer._pixels._processor
-    made = [process(planned, processor).arrays["pixel_values"] for planned in prepared.planned]
-    return np.concatenate(made).reshape(-1, 3, 2, 256).swapaxes(1, 2)
+    pixels = [process(planned, processor).arrays["pixel_values"] for planned in prepared.planned]
+    return np.concatenate(pixels).reshape(-1, 3, 2, 256).swapaxes(1, 2)
 
 
 def assert_equal(
-    engine: Engine, training: SimpleNamespace, prompt: ChatPrompt, made: Any, shown: Any
+    engine: Engine, training: SimpleNamespace, prompt: ChatPrompt, sequence: Any, pictures: Any
 ) -> None:
-    """made: the training sequence. shown: its images or groups of frames."""
+    """Compare the engine's prompt with a training sequence. pictures: its images or groups of frames."""
     prepared = engine._preparer.builder.build(prompt)
     length = len(prepared.ids)
-    assert made.tokens[:length] == prepared.ids
-    assert engine.tokenizer.decode(made.tokens[length:]).startswith(TURN.answer)
-    assert made.graded == list(range(length, len(made.tokens)))
+    assert sequence.tokens[:length] == prepared.ids
+    assert engine.tokenizer.decode(sequence.tokens[length:]).startswith(TURN.answer)
+    assert sequence.target_indices == list(range(length, len(sequence.tokens)))
     positions, delta = mrope_positions(length, prepared.spans, 2)
-    ours = np.array(made.positions).T
+    ours = np.array(sequence.positions).T
     np.testing.assert_array_equal(ours[:, :length], positions)
-    # Answers go on where the engine lets them.
+    # The answer's positions follow those of the prompt, like the engine's.
     np.testing.assert_array_equal(
-        ours[:, length:], np.tile(np.arange(length, len(made.tokens)) + delta, (3, 1))
+        ours[:, length:], np.tile(np.arange(length, len(sequence.tokens)) + delta, (3, 1))
     )
     slots = [place for span in prepared.spans for place in range(span.start, span.end)]
-    assert made.slots == slots
-    pixels = training.model.patches(torch.from_numpy(np.stack(shown))).numpy()
+    assert sequence.slots == slots
+    pixels = training.model.patches(torch.from_numpy(np.stack(pictures))).numpy()
     pixels = np.broadcast_to(pixels, (*pixels.shape[:2], 2, pixels.shape[3])).reshape(-1, 2, 3, 256)
     np.testing.assert_allclose(pixels, engine_pixels(engine, prepared), atol=1e-6)
 
@@ -76,35 +76,39 @@ def test_a_video(
 ) -> None:
     pictures = noise(frames, width, height)
     times = training.several.group_times(frames, rate)
-    shown = training.packing.Shown((height // 32, width // 32), 0, times)
-    made = training.packing.conversation(training.packer, [TURN], shown, system, False)
-    groups = training.several.grouped([training.batches.fitted(frame, (width, height)) for frame in pictures])
+    media = training.packing.PromptMedia((height // 32, width // 32), 0, times)
+    sequence = training.packing.conversation(training.packer, [TURN], media, system, False)
+    groups = training.several.group_frames(
+        [training.batches.fit_image(frame, (width, height)) for frame in pictures]
+    )
     video = video_of_images([from_pil(frame) for frame in pictures], rate)
-    assert_equal(engine, training, _ask(VideoPart(video), system=system), made, groups)
+    assert_equal(engine, training, _ask(VideoPart(video), system=system), sequence, groups)
 
 
 def test_images(engine: Engine, training: SimpleNamespace) -> None:
     pictures = noise(3, 128, 160)
-    made = training.packing.conversation(
-        training.packer, [TURN], training.packing.Shown((5, 4), 3), None, False
+    sequence = training.packing.conversation(
+        training.packer, [TURN], training.packing.PromptMedia((5, 4), 3), None, False
     )
-    shown = [training.batches.fitted(picture, (128, 160)) for picture in pictures]
+    frames = [training.batches.fit_image(picture, (128, 160)) for picture in pictures]
     parts = [ImagePart(to_image(picture)) for picture in pictures]
-    assert_equal(engine, training, _ask(*parts), made, shown)
+    assert_equal(engine, training, _ask(*parts), sequence, frames)
 
 
-def test_branches_stand_where_they_would_alone(training: SimpleNamespace) -> None:
-    """Several questions behind one video: each has the ids and positions of a conversation of its own."""
-    shown = training.packing.Shown((3, 4), 0, (0.25, 1.0))
+def test_branches_have_the_positions_that_they_would_have_alone(training: SimpleNamespace) -> None:
+    """Each of several questions about one video has the ids and positions of a conversation with it alone."""
+    media = training.packing.PromptMedia((3, 4), 0, (0.25, 1.0))
     other = Turn("Which object moved?", "red circle", ("red circle",))
-    packed = training.packing.branches(training.packer, [TURN, other], shown, None)
-    found = []
+    packed = training.packing.branches(training.packer, [TURN, other], media, None)
+    conversations = []
     for number in (1, 2):
-        kept = [at for at, segment in enumerate(packed.segment) if segment in (0, number)]
-        found.append(([packed.tokens[at] for at in kept], [packed.positions[at] for at in kept]))
+        indices = [at for at, segment in enumerate(packed.segment) if segment in (0, number)]
+        conversations.append(
+            ([packed.tokens[at] for at in indices], [packed.positions[at] for at in indices])
+        )
     for turn in (TURN, other):
-        alone = training.packing.conversation(training.packer, [turn], shown, None, False)
-        assert (alone.tokens, alone.positions) in found
+        alone = training.packing.conversation(training.packer, [turn], media, None, False)
+        assert (alone.tokens, alone.positions) in conversations
 
 
 def _ask(*parts: Part, system: str | None = None) -> ChatPrompt:

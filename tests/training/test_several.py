@@ -1,4 +1,4 @@
-"""What visual tokens of frames, groups of frames and pairs are to know."""
+"""Dense targets of frames, groups of frames and pairs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOKENS = 30
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_in_a_group_one_item_leaves_one_patch_for_another(
+def test_in_a_group_one_item_moves_from_one_patch_to_another(
     seed: int, training: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training.several, "FRAMES", (4,))
@@ -21,15 +21,15 @@ def test_in_a_group_one_item_leaves_one_patch_for_another(
     moved = batch["moved"].reshape(3, 2, TOKENS * 4)
     assert (np.count_nonzero(moved == 1, axis=2) == 1).all()
     assert (np.count_nonzero(moved == 2, axis=2) == 1).all()
-    # It is seen where it left and where it came to, as the same thing.
+    # Both patches, where the item was and where it is, have the same target.
     centres = batch["centres"].reshape(3, 2, TOKENS * 4)
     np.testing.assert_array_equal(centres[moved == 1], centres[moved == 2])
-    # Counts of what is seen twice are not asked for.
+    # There are no counts, because the item would count twice.
     assert (batch["counts"] == -1).all()
     assert batch["images"].shape == (3, 2, 2, 160, 192, 3)
 
 
-def test_an_odd_last_frame_stands_still(training: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_odd_last_frame_is_used_twice(training: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training.several, "FRAMES", (3,))
     batch = training.several.motion_batch(Random(5), training.packer, SIZE, 2, True)
     moved = batch["moved"].reshape(2, 2, TOKENS * 4)
@@ -38,7 +38,7 @@ def test_an_odd_last_frame_stands_still(training: SimpleNamespace, monkeypatch: 
 
 
 @pytest.mark.parametrize("video", [False, True])
-def test_before_is_what_the_picture_before_holds(
+def test_before_is_the_content_of_the_previous_picture(
     video: bool, training: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training.several, "FRAMES", (6,))
@@ -54,7 +54,7 @@ def test_times_are_those_of_the_middle_of_each_group(training: SimpleNamespace) 
     assert training.several.group_times(1, 2.0) == (0.0,)
 
 
-def test_a_still_video_is_asked_what_an_image_is(training: SimpleNamespace) -> None:
+def test_a_still_video_has_the_targets_of_an_image(training: SimpleNamespace) -> None:
     batch = training.several.still_batch(Random(3), training.packer, SIZE, 2, 4)
     groups = batch["images"].shape[1]
     assert "moved" not in batch
