@@ -95,7 +95,7 @@ def with_jpeg_segment(data: bytes, marker: int, body: bytes) -> bytes:
 def expect_error(
     call: Callable[..., object], kind: type[FoveaError], fragments: Sequence[str], *args: object
 ) -> FoveaError:
-    """Check that `call` raises exactly this class of error with all fragments in its message; return the error."""
+    """Return the error of `call`, which must have exactly this class and all fragments in its message."""
     with pytest.raises(kind) as caught:
         call(*args)
     assert type(caught.value) is kind

@@ -1,4 +1,4 @@
-"""Fetcher: URLs that the policy refuses, and the requests that it sends, with a fake resolver and transport."""
+"""Fetcher with a fake resolver and transport: URLs that the policy refuses, and the requests it sends."""
 
 from __future__ import annotations
 

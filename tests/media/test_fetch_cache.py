@@ -1,4 +1,4 @@
-"""The cache of downloaded bytes, over real sockets: one download, reuse on the host's terms, the same policy."""
+"""The cache of downloaded bytes, over sockets: shared downloads, reuse on the host's terms, and policy."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ async def test_the_shortest_freshness_of_all_redirects_applies(hops: tuple[str, 
 
 
 async def test_a_redirect_to_a_new_target_is_not_revalidated() -> None:
-    """The ETag belongs to the old target. The new target uses the same ETag for other bytes, and must not get it."""
+    """The ETag belongs to the old target. The new target has the same ETag for other bytes."""
     cache = new_cache()
     answers: dict[str, Callable[[str], Answer] | Answer] = {
         "/": Answer(status="302 Found", headers=("Location: /old",)),

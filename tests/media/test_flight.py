@@ -82,7 +82,7 @@ async def test_the_task_is_cancelled_with_its_last_caller() -> None:
 
 
 async def test_a_call_after_the_last_cancellation_starts_a_new_task() -> None:
-    """The call comes in the same iteration of the event loop, before the old task handles its cancellation."""
+    """The call comes in the same iteration of the loop, before the old task handles its cancellation."""
     flights, work = SingleFlight[str, int](), Work()
     (first,) = await start_callers(flights, work, 1)
     first.cancel()

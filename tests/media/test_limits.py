@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +51,3 @@ def test_accepts_what_it_says(tmp_path: Path) -> None:
 def test_pixel_ceiling_leaves_pillows_own_guard_on() -> None:
     assert Pillow.MAX_IMAGE_PIXELS == PILLOW_MAX_PIXELS
     assert MediaLimits().max_pixels <= PILLOW_MAX_PIXELS
-
-
-def test_every_field_is_documented() -> None:
-    text = MediaLimits.__doc__ or ""
-    assert [field.name for field in dataclasses.fields(MediaLimits) if field.name not in text] == []

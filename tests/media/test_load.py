@@ -215,9 +215,7 @@ async def test_aclose_closes_only_what_the_loader_created() -> None:
 
 async def test_wait_of_a_request() -> None:
     timings = (MediaTimings(3.0, 1.0), MediaTimings(1.0, 2.0))
-    assert load_module.ImageBundle((), timings).wait == (3.0, 2.0), (
-        "images are decoded after all were fetched"
-    )
+    assert load_module.ImageBundle((), timings).wait == (3.0, 2.0), "decoded after all were fetched"
     assert VideoBundle((), timings).wait == (3.0, 1.0), "each video is opened as soon as it arrives"
     assert load_module.ImageBundle((), ()).wait == VideoBundle((), ()).wait == (0.0, 0.0)
 
@@ -247,7 +245,7 @@ async def test_a_picture_from_several_sources_is_decoded_once(monkeypatch: pytes
 
 
 async def test_a_hit_is_checked_like_a_miss() -> None:
-    """Headers are checked before the lookup, and a request's sum of pixels includes images that are cached."""
+    """Headers are checked before the lookup, and the request's sum of pixels includes cached images."""
     cache = DecodedImageCache(1 << 20)
     wide = MediaLoader(MediaLimits(), image_cache=cache)
     await wide.load_all([data_url(sample())])

@@ -1,4 +1,4 @@
-"""Video files: headers, the errors of files that are refused, and decoding of exactly the requested frames."""
+"""Video files: headers, errors of files that are refused, and decoding of exactly the requested frames."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_only_requested_frames_are_converted(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_frames_are_turned_upright() -> None:
-    """Phones store frames sideways. The display matrix turns them by 90 degrees clockwise: the top goes right."""
+    """Phones store frames sideways, with a display matrix. Here it turns them by 90 degrees clockwise."""
     data = bytearray(clip(4, striped=True))
     at = data.index(b"tkhd") + 44  # ISO 14496-12, 8.3.2: the matrix of a track's header, version 0
     data[at : at + 36] = struct.pack(">9i", 0, 1 << 16, 0, -1 << 16, 0, 0, 48 << 16, 0, 1 << 30)
@@ -93,7 +93,10 @@ def test_frames_are_turned_upright() -> None:
 
 TABLE: list[tuple[str, bytes, MediaLimits, str, str]] = [
     ("empty", b"", LIMITS, "the data is empty", "unsupported_video_type"),
-    ("text", b"hello there, not a video", LIMITS, "but plain text; accepted: MP4 and WebM", "unsupported_video_type"),
+    (
+        "text", b"hello there, not a video", LIMITS, "but plain text; accepted: MP4 and WebM",
+        "unsupported_video_type",
+    ),
     ("image", sample(), LIMITS, "not a video of an accepted type", "unsupported_video_type"),
     ("cut mp4", clip()[:900], LIMITS, "the mp4 is truncated: it states a size", "video_truncated"),
     ("cut by a byte", clip()[:-1], LIMITS, "the mp4 is truncated", "video_truncated"),
@@ -104,14 +107,26 @@ TABLE: list[tuple[str, bytes, MediaLimits, str, str]] = [
     ("no frames mp4", nothing(), LIMITS, "the mp4 holds no video stream", "video_empty"),
     ("no frames webm", nothing("webm"), LIMITS, "the webm cannot be decoded: end of file", "invalid_video"),
     ("sound webm", sound("webm"), LIMITS, "the webm holds sound only", "video_empty"),
-    ("too long", clip(), replace(LIMITS, max_video_s=1.5), "is 2.0 s long; accepted: at most 1.5 s", "video_too_long"),
-    ("frames", clip(), replace(LIMITS, max_video_frames=10), "24 frames or more; accepted: at most 10", "video_too_long"),
-    ("frames webm", clip(container="webm"), replace(LIMITS, max_video_frames=10), "11 frames or more", "video_too_long"),
+    (
+        "too long", clip(), replace(LIMITS, max_video_s=1.5),
+        "is 2.0 s long; accepted: at most 1.5 s", "video_too_long",
+    ),
+    (
+        "frames", clip(), replace(LIMITS, max_video_frames=10),
+        "24 frames or more; accepted: at most 10", "video_too_long",
+    ),
+    (
+        "frames webm", clip(container="webm"), replace(LIMITS, max_video_frames=10),
+        "11 frames or more", "video_too_long",
+    ),
     (
         "pixels", clip(), replace(LIMITS, max_video_frame_pixels=3000),
         "frames are 64x48 pixels, 3072 in all; accepted: at most 3000", "video_too_large",
     ),
-    ("shape", clip(), replace(LIMITS, max_aspect_ratio=1.1), "an aspect ratio of at most 1.1:1", "video_too_large"),
+    (
+        "shape", clip(), replace(LIMITS, max_aspect_ratio=1.1),
+        "an aspect ratio of at most 1.1:1", "video_too_large",
+    ),
 ]  # fmt: skip
 
 

@@ -1,1 +1,1 @@
-"""F1: what operators see."""
+"""Floor F1: metrics for operators, and profiles of where time goes."""

@@ -1,4 +1,4 @@
-"""Spans in the Trace Event Format, which Perfetto and chrome://tracing show."""
+"""Converts spans to the Trace Event Format, which Perfetto and chrome://tracing display."""
 
 from __future__ import annotations
 
@@ -7,31 +7,37 @@ from typing import Any
 
 from fovea.core.stage import Recorder
 
-Timed = tuple[str, float, float]
-"""Name, start and end of a request, seconds on the recorder's clock."""
+RequestSpan = tuple[str, float, float]
+"""Name, start and end of a request; seconds on the recorder's clock."""
 
 
 def chrome_trace(
-    recorder: Recorder, requests: Iterable[Timed] = (), about: Mapping[str, Any] | None = None
+    recorder: Recorder, requests: Iterable[RequestSpan] = (), about: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """A complete event per span, a track per thread, an asynchronous event per request; microseconds from the first span on."""
-    began = min((span.start for span in recorder.spans), default=0.0)
+    """Return a trace: a complete event per span, a track per thread, an asynchronous event per request.
+
+    about: metadata of the trace.
+    Times are microseconds from the start of the first span.
+    """
+    origin = min((span.start for span in recorder.spans), default=0.0)
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": thread, "args": {"name": name}}
         for thread, name in recorder.threads.items()
     ]
-    # Viewers nest events of one track in the order of the file: whoever starts first, and lasts longest, is outside.
+    # Viewers nest the events of a track in the order of the file, so an outer span must come before its inner
+    # spans.
     for span in sorted(recorder.spans, key=lambda span: (span.start, -span.end)):
         events.append(
             {
                 "ph": "X", "name": span.name, "cat": "stage", "pid": 1, "tid": span.thread,
-                "ts": _micro(span.start - began), "dur": _micro(span.end - span.start), "args": dict(span.notes),
+                "ts": _micro(span.start - origin), "dur": _micro(span.end - span.start),
+                "args": dict(span.notes),
             }
         )  # fmt: skip
     for number, (name, start, end) in enumerate(requests):
         shared = {"name": name, "cat": "request", "pid": 1, "tid": 0, "id": number}
-        events.append({"ph": "b", **shared, "ts": _micro(start - began)})
-        events.append({"ph": "e", **shared, "ts": _micro(end - began)})
+        events.append({"ph": "b", **shared, "ts": _micro(start - origin)})
+        events.append({"ph": "e", **shared, "ts": _micro(end - origin)})
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(about or {})}
 
 

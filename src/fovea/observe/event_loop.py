@@ -1,7 +1,7 @@
-"""An event loop that says when it works: from what its selector finds until it asks again is a span.
+"""An event loop that records when it works: a span lasts from one return of its selector to the next call.
 
-All that a thread of asyncio does is in there, parsing of HTTP and writing to sockets included, and nothing of what runs is
-changed for it. It is asyncio's own loop, since uvloop has no place to look from.
+The spans contain all work of an asyncio thread, including parsing of HTTP and writing to sockets, without
+changes to the code that runs. It is asyncio's own loop, because uvloop offers no place for the measurement.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ class _Selector(selectors.DefaultSelector):
     def __init__(self, name: str) -> None:
         super().__init__()
         self._name = name
-        self._found: float | None = None
+        self._awake_since: float | None = None
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         recorder = active_recorder()
-        if recorder is not None and self._found is not None:
-            recorder.add(self._name, self._found, recorder.clock())
-        found = super().select(timeout)
+        if recorder is not None and self._awake_since is not None:
+            recorder.add(self._name, self._awake_since, recorder.clock())
+        events = super().select(timeout)
         recorder = active_recorder()
-        self._found = None if recorder is None else recorder.clock()
-        return found
+        self._awake_since = None if recorder is None else recorder.clock()
+        return events
 
 
 def watched_loop(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    """What makes a loop whose work is in spans of that name."""
+    """Return a factory of event loops whose work is recorded in spans of that name."""
     return lambda: asyncio.SelectorEventLoop(_Selector(name))

@@ -1,7 +1,7 @@
-"""A registry that fills the table of metric names (`observe.table`).
+"""The Prometheus registry of a server, with the metrics that `observe.table` lists.
 
-Gauges and totals are read from the engine when they are scraped; only what has a distribution is observed as it
-happens.
+Gauges and counters of the engine and the caches are read when they are scraped. Counts and distributions of
+requests are recorded as they happen.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Total:
 
 
 class _Spread:
-    """A histogram under our name and, where there is one, under vLLM's."""
+    """A histogram under Fovea's name and, if there are any, under vLLM's names."""
 
     def __init__(self, registry: CollectorRegistry, model: str, name: str, row: Spread) -> None:
         labels = (row.label,) if row.label else ()
@@ -72,12 +72,16 @@ class _Spread:
 
 
 class Metrics:
-    """One process's registry. `stats` gives the engine's numbers by the names of GAUGES and COUNTERS."""
+    """The metrics of one server.
+
+    stats: returns the values of GAUGES and COUNTERS by name; a missing value counts as 0.
+    """
 
     def __init__(self, stats: Stats, model: str, version: str) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(stats, model))
-        info = Gauge("fovea:info", "always 1; what runs here", ["model", "version"], registry=self.registry)
+        text = "always 1; the labels name the served model and Fovea's version"
+        info = Gauge("fovea:info", text, ["model", "version"], registry=self.registry)
         info.labels(model, version).set(1)
         self._totals = {name: _Total(self.registry, model, name, row) for name, row in TOTALS.items()}
         self._spreads = {name: _Spread(self.registry, model, name, row) for name, row in SPREADS.items()}
@@ -88,7 +92,7 @@ class Metrics:
         self._spreads["request_seconds"].observe(seconds, route)
 
     def count_refusal(self, code: str) -> None:
-        """A request got an error instead of an answer."""
+        """Count a request that got an error instead of an answer."""
         self._count("refused", 1, code)
 
     def count_images(self, count: int) -> None:
@@ -104,11 +108,11 @@ class Metrics:
         self._spreads["ttft_seconds"].observe(seconds)
 
     def count_failure(self) -> None:
-        """An answer ended with an error, or nobody read it to its end."""
+        """Count an answer that ended with an error, or that the client did not read to its end."""
         self._count("finished", 1, "error")
 
     def observe_delta(self, delta: Delta) -> None:
-        """Count the end of a choice, and with the last one the request's bill."""
+        """Count the end of a choice, and with the last delta of a request its tokens and timings."""
         if delta.finish_reason is not None:
             self._count("finished", 1, delta.finish_reason)
             self._totals["vllm:request_success"].add(1, delta.finish_reason)

@@ -1,8 +1,10 @@
-"""What spans say about a stretch of time: how long each stage was at work, and what the time went by with.
+"""Computes from spans how much time each stage took in an interval, in two ways, because stages overlap.
 
-Two questions, because stages overlap. *Busy* seconds of a stage are those of all its spans, less what is nested in them;
-under load several threads are busy at once. *Path* seconds share out the time itself: every moment belongs to one stage,
-where several are at work to the one that holds up the others most (`ON_PATH`), where none is, to "waiting".
+*Busy* seconds of a stage are the seconds of all its spans without the spans nested in them. Under load
+several threads are busy at once, so busy seconds can add up to more than the interval.
+*Path* seconds divide the interval itself: every moment belongs to one stage. If several stages are active, it
+belongs to the first of them in `PRECEDENCE`, which delays the others most. If none is, it belongs to
+"waiting".
 """
 
 from __future__ import annotations
@@ -14,22 +16,26 @@ from dataclasses import dataclass
 from fovea.core.stage import Span
 
 STAGES = (
-    "client", "server", "fetch", "image decode", "tokenize", "resize", "patchify", "schedule", "encoder", "projector",
-    "prefill", "mixed step", "decode step", "head", "sampling", "detokenize",
+    "client", "server", "fetch", "image decode", "tokenize", "resize", "patchify", "schedule", "encoder",
+    "projector", "prefill", "mixed step", "decode step", "head", "sampling", "detokenize",
 )  # fmt: skip
-"""In the order in which a request meets them: the names of all spans."""
+"""The names of all spans, in the order in which a request passes through them."""
 WAITING = "waiting"
-"""Nobody is at work: a thread is being woken, or a socket passes bytes on."""
-ON_PATH = (
-    "projector", "encoder", "head", "sampling", "prefill", "mixed step", "decode step", "detokenize", "schedule", "resize",
-    "patchify", "tokenize", "image decode", "fetch", "server", "client",
+"""No stage is active: a thread is being woken, or a socket transfers bytes."""
+PRECEDENCE = (
+    "projector", "encoder", "head", "sampling", "prefill", "mixed step", "decode step", "detokenize",
+    "schedule", "resize", "patchify", "tokenize", "image decode", "fetch", "server", "client",
 )  # fmt: skip
-"""The model goes first, then its thread, then what makes its input, then what passes text on."""
+"""Stages by precedence: the model, then its thread, then preparation of its input, then transfer of text."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """calls: spans that began in the time. busy_s, path_s: seconds, as above."""
+    """The time of one stage in an interval.
+
+    calls: spans that started in the interval.
+    busy_s, path_s: seconds, as defined in the module's docstring.
+    """
 
     stage: str
     calls: int
@@ -38,7 +44,7 @@ class StageTime:
 
 
 def stage_times(spans: Iterable[Span], start: float, end: float) -> dict[str, StageTime]:
-    """The stages that were at work in [start, end), in the order of STAGES, and "waiting" last."""
+    """Return the time of each stage active in [start, end), in the order of STAGES, with "waiting" last."""
     within = [span for span in spans if span.start < end and span.end > start]
     segments = [
         (name, max(a, start), min(b, end)) for name, a, b in innermost(within) if a < end and b > start
@@ -48,23 +54,23 @@ def stage_times(spans: Iterable[Span], start: float, end: float) -> dict[str, St
     for name, a, b in segments:
         busy[name] += b - a
     path = _path(segments, start, end)
-    found = {name: StageTime(name, calls[name], busy[name], path[name]) for name in STAGES if name in busy}
-    return found | {WAITING: StageTime(WAITING, 0, path[WAITING], path[WAITING])}
+    times = {name: StageTime(name, calls[name], busy[name], path[name]) for name in STAGES if name in busy}
+    return times | {WAITING: StageTime(WAITING, 0, path[WAITING], path[WAITING])}
 
 
 def innermost(spans: Iterable[Span]) -> list[tuple[str, float, float]]:
-    """(name, start, end) of the innermost span, thread by thread: pieces that do not overlap within a thread."""
+    """Return (name, start, end) of the innermost spans: segments that do not overlap within a thread."""
     threads: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         threads[span.thread].append(span)
-    pieces: list[tuple[str, float, float]] = []
-    for own in threads.values():
-        pieces += _pieces(sorted(own, key=lambda span: (span.start, -span.end)))
-    return [piece for piece in pieces if piece[2] > piece[1]]
+    segments: list[tuple[str, float, float]] = []
+    for thread_spans in threads.values():
+        segments += _segments(sorted(thread_spans, key=lambda span: (span.start, -span.end)))
+    return [segment for segment in segments if segment[2] > segment[1]]
 
 
-def _pieces(spans: Sequence[Span]) -> Iterable[tuple[str, float, float]]:
-    """spans of one thread, outer ones before inner ones."""
+def _segments(spans: Sequence[Span]) -> Iterable[tuple[str, float, float]]:
+    """Yield the segments of one thread. spans: outer ones before inner ones."""
     around: list[Span] = []
     at = 0.0
     for span in spans:
@@ -94,4 +100,4 @@ def _path(segments: Iterable[tuple[str, float, float]], start: float, end: float
 
 
 def _first(active: Counter[str]) -> str:
-    return next((name for name in ON_PATH if active[name] > 0), WAITING)
+    return next((name for name in PRECEDENCE if active[name] > 0), WAITING)

@@ -1,4 +1,4 @@
-"""Relevance realization in Prometheus' terms, by the names of the ARR-COC documents."""
+"""Prometheus metrics of relevance realization, with the names of the ARR-COC documents."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from fovea.observe.table import RELEVANCE_GAUGES, RELEVANCE_SPREADS, TENSION_GAU
 
 
 class RelevanceMetrics:
-    """Gauges show the image that was answered about last."""
+    """Metrics of images that were encoded region by region. The gauges show the last image of an answer."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._gauges = {name: Gauge(name, text, registry=registry) for name, text in RELEVANCE_GAUGES.items()}
-        self._tensions = Gauge(TENSION_GAUGE, "1 is the first of the pair", ["tension"], registry=registry)
+        text = "a tension from 0 to 1; 1 is the first side of the pair"
+        self._tensions = Gauge(TENSION_GAUGE, text, ["tension"], registry=registry)
         self._spreads = {
             name: Histogram(name, text, buckets=buckets, registry=registry)
             for name, (text, buckets) in RELEVANCE_SPREADS.items()
         }
 
-    def observe(self, looked: RelevanceRecord) -> None:
-        """One image of an answer."""
-        tokens = [given for _, given in looked.regions]
-        propositional, perspectival, participatory = looked.ways
+    def observe(self, record: RelevanceRecord) -> None:
+        """Record one image of an answer."""
+        tokens = [count for _, count in record.regions]
+        propositional, perspectival, participatory = record.ways
         for name, value in (
             ("arr_coc_avg_tokens_per_patch", sum(tokens) / len(tokens)),
             ("arr_coc_propositional_score", propositional),
@@ -30,9 +31,9 @@ class RelevanceMetrics:
             ("arr_coc_participatory_score", participatory),
         ):
             self._gauges[name].set(value)
-        for name, value in zip(TENSIONS, looked.tensions, strict=True):
+        for name, value in zip(TENSIONS, record.tensions, strict=True):
             self._tensions.labels(name).set(value)
-        for relevance, given in looked.regions:
+        for relevance, count in record.regions:
             self._spreads["arr_coc_relevance_score_dist"].observe(relevance)
-            self._spreads["arr_coc_token_allocation"].observe(given)
-        self._spreads["arr_coc_lod_allocation_time_ms"].observe(1000 * looked.seconds)
+            self._spreads["arr_coc_token_allocation"].observe(count)
+        self._spreads["arr_coc_lod_allocation_time_ms"].observe(1000 * record.seconds)

@@ -1,7 +1,8 @@
-"""Every metric by its name: what it counts and what dashboards made for vLLM call it.
+"""The table of all metrics: their names, help texts, and the names that dashboards for vLLM use.
 
-GAUGES and COUNTERS are read from the engine and the media caches when they are scraped; TOTALS and SPREADS are told as
-things happen. Names of GAUGES, COUNTERS and SPREADS get the prefix `fovea:`; counters are shown with `_total`.
+GAUGES and COUNTERS are read from the engine and the media caches when they are scraped. TOTALS and SPREADS
+are recorded as requests proceed. Names of GAUGES, COUNTERS and SPREADS get the prefix `fovea:`. Counters are
+exported with the suffix `_total`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,21 @@ Buckets = tuple[float, ...]
 
 
 class Total(NamedTuple):
-    """A counter that the server counts. labels: of ours; vLLM's have `model_name` before them."""
+    """A counter that the server increments.
+
+    labels: names of its labels. A counter with vLLM's name has the label `model_name` before them.
+    """
 
     text: str
     labels: tuple[str, ...] = ()
 
 
 class Spread(NamedTuple):
-    """A distribution. label: its one label. aliases: (value of the label, vLLM's name); "" where there is no label."""
+    """A histogram.
+
+    label: name of its only label; "" if it has none.
+    aliases: (value of the label, vLLM's name of that histogram); the value is "" without a label.
+    """
 
     text: str
     buckets: Buckets
@@ -30,105 +38,105 @@ class Spread(NamedTuple):
 GAUGES = {
     "requests_running": "sequences that share the current step",
     "requests_waiting": "sequences that wait for blocks or a turn",
-    "requests_waiting_ready": "of these, that need no image encoded first",
-    "requests_waiting_image": "of these, that wait for an image to be encoded",
-    "oldest_waiting_seconds": "how long the one has waited that waits longest",
-    "oldest_waiting_ready_seconds": "the same, of those that need no image encoded first",
-    "oldest_waiting_image_seconds": "the same, of those that wait for an image to be encoded",
+    "requests_waiting_ready": "waiting sequences that need no image encoded first",
+    "requests_waiting_image": "waiting sequences that wait for an image to be encoded",
+    "oldest_waiting_seconds": "longest time that a waiting sequence has waited",
+    "oldest_waiting_ready_seconds": "longest wait of a sequence that needs no image encoded first",
+    "oldest_waiting_image_seconds": "longest wait of a sequence that waits for an image to be encoded",
     "kv_blocks_total": "KV blocks in the pool",
     "kv_blocks_used": "KV blocks that running sequences hold",
-    "kv_blocks_cached": "KV blocks that a prefix could find",
-    "kv_blocks_idle": "of these, blocks that no running sequence holds",
-    "kv_blocks_used_visual": "of the used ones, those with a part of an image",
-    "kv_blocks_cached_visual": "of those that could be found, those with a part of an image",
+    "kv_blocks_cached": "KV blocks in the prefix cache",
+    "kv_blocks_idle": "KV blocks in the prefix cache that no running sequence holds",
+    "kv_blocks_used_visual": "used KV blocks that hold a part of an image",
+    "kv_blocks_cached_visual": "KV blocks in the prefix cache that hold a part of an image",
     "kv_host_blocks_total": "KV blocks of host memory for image prefixes",
-    "kv_host_blocks": "of these, blocks that hold one",
+    "kv_host_blocks": "KV blocks of host memory that hold an image prefix",
     "kv_block_bytes": "bytes of a KV block",
     "encoder_engines": "built encoders that are loaded, one per grid",
-    "region_cache_bytes": "bytes of encoded regions kept, of images that are seen in parts",
-    "region_cache_capacity_bytes": "ceiling of these",
-    "region_cache_entries": "encoded regions kept",
-    "embed_cache_capacity_bytes": "ceiling of encoder outputs kept",
-    "embed_cache_bytes": "bytes of encoder outputs kept",
-    "embed_cache_entries": "encoder outputs kept",
-    "embed_cache_held_bytes": "of these, bytes that requests are waiting for or reading",
+    "region_cache_bytes": "bytes of encoded regions in the region cache",
+    "region_cache_capacity_bytes": "ceiling of the region cache in bytes",
+    "region_cache_entries": "encoded regions in the region cache",
+    "embed_cache_capacity_bytes": "ceiling of cached encoder outputs in bytes",
+    "embed_cache_bytes": "bytes of cached encoder outputs",
+    "embed_cache_entries": "cached encoder outputs",
+    "embed_cache_held_bytes": "bytes of cached encoder outputs that requests wait for or read",
     "embed_host_bytes": "bytes of encoder outputs in host memory",
     "embed_host_capacity_bytes": "ceiling of encoder outputs in host memory",
     "embed_host_entries": "encoder outputs in host memory",
-    "embed_host_leaving_bytes": "bytes of encoder outputs that wait to be copied there",
+    "embed_host_leaving_bytes": "bytes of encoder outputs that wait to be copied to host memory",
     "embed_disk_bytes": "bytes of encoder outputs on disk",
     "embed_disk_capacity_bytes": "ceiling of encoder outputs on disk",
     "embed_disk_leaving_bytes": "bytes of encoder outputs that wait to be handed to the disk's writer",
     "embed_disk_entries": "encoder outputs on disk",
-    "embed_disk_off": "1 when the disk made trouble and is not used any more",
-    "fetch_cache_bytes": "bytes kept of what was fetched from URLs",
-    "fetch_cache_capacity_bytes": "ceiling of these",
-    "fetch_cache_entries": "URLs whose bytes are kept",
-    "decoded_cache_bytes": "bytes of decoded images kept",
-    "decoded_cache_capacity_bytes": "ceiling of these",
-    "decoded_cache_entries": "decoded images kept",
-    "image_store_bytes": "bytes of images that were sent ahead",
-    "image_store_capacity_bytes": "ceiling of these",
-    "image_store_entries": "images that were sent ahead",
+    "embed_disk_off": "1 if the disk failed and is no longer used",
+    "fetch_cache_bytes": "bytes of cached downloads",
+    "fetch_cache_capacity_bytes": "ceiling of cached downloads in bytes",
+    "fetch_cache_entries": "URLs whose bytes are cached",
+    "decoded_cache_bytes": "bytes of cached decoded images",
+    "decoded_cache_capacity_bytes": "ceiling of cached decoded images in bytes",
+    "decoded_cache_entries": "cached decoded images",
+    "image_store_bytes": "bytes of uploaded images",
+    "image_store_capacity_bytes": "ceiling of uploaded images in bytes",
+    "image_store_entries": "uploaded images",
     "pixel_bytes": "bytes of processed pixels that wait for the encoder",
-    "pixel_cache_bytes": "bytes of processed pixels that nobody waits for",
-    "pixel_cache_capacity_bytes": "ceiling of processed pixels, waited for or not",
-    "pixel_cache_entries": "images whose processed pixels nobody waits for",
+    "pixel_cache_bytes": "bytes of processed pixels that no request waits for",
+    "pixel_cache_capacity_bytes": "ceiling of all processed pixels in bytes",
+    "pixel_cache_entries": "images whose processed pixels no request waits for",
 }
 COUNTERS = {
     "prefix_query_tokens": "tokens looked up in the prefix cache",
-    "prefix_hit_tokens": "tokens whose KV was found there",
-    "kv_evictions": "KV blocks that a prefix could find and that were taken for something else",
-    "kv_host_loads": "KV blocks that came back from host memory",
-    "kv_host_evictions": "KV blocks of host memory that were dropped for room",
-    "embed_cache_hits": "images whose encoder output was found",
+    "prefix_hit_tokens": "tokens whose KV was in the prefix cache",
+    "kv_evictions": "KV blocks of the prefix cache that were evicted to hold other tokens",
+    "kv_host_loads": "KV blocks that were copied back from host memory",
+    "kv_host_evictions": "KV blocks of host memory that were evicted",
+    "embed_cache_hits": "images whose encoder output was cached",
     "embed_cache_misses": "images that had to be encoded",
-    "failed_steps": "steps that raised; their requests got an error",
-    "embed_cache_evictions": "encoder outputs dropped for room",
-    "region_cache_hits": "regions whose encoding was found",
+    "failed_steps": "steps that raised an error, which their requests got",
+    "embed_cache_evictions": "encoder outputs evicted for lack of room",
+    "region_cache_hits": "regions whose encoding was cached",
     "region_cache_misses": "regions that had to be encoded",
-    "region_cache_evictions": "encoded regions dropped for room, the least relevant first",
-    "pixel_cache_hits": "images whose processed pixels were found",
+    "region_cache_evictions": "encoded regions evicted for lack of room, the least relevant first",
+    "pixel_cache_hits": "images whose processed pixels were cached",
     "pixel_cache_misses": "images whose pixels had to be processed",
-    "pixel_cache_evictions": "images whose processed pixels made room",
-    "pixel_cache_expired": "images whose processed pixels were dropped for their age",
-    "embed_cache_expired": "encoder outputs dropped for their age",
+    "pixel_cache_evictions": "images whose processed pixels were evicted for lack of room",
+    "pixel_cache_expired": "images whose processed pixels expired",
+    "embed_cache_expired": "encoder outputs that expired",
     "embed_host_hits": "encoder outputs that were read from host memory",
-    "embed_host_misses": "encoder outputs that were looked for in host memory and not found",
-    "embed_host_dropped": "encoder outputs not copied to host memory: too large, too old, or the copies too slow",
-    "embed_host_evictions": "encoder outputs removed from host memory for room",
-    "embed_host_expired": "encoder outputs removed from host memory for their age",
+    "embed_host_misses": "lookups of encoder outputs in host memory without a result",
+    "embed_host_dropped": "encoder outputs not copied to host memory: too large, too old, or copies too slow",
+    "embed_host_evictions": "encoder outputs evicted from host memory for lack of room",
+    "embed_host_expired": "encoder outputs in host memory that expired",
     "embed_disk_hits": "encoder outputs that were read from disk",
-    "embed_disk_misses": "encoder outputs that were looked for on disk and not found",
+    "embed_disk_misses": "lookups of encoder outputs on disk without a result",
     "embed_disk_writes": "encoder outputs written to disk",
     "embed_disk_dropped": "encoder outputs not written because the disk was too slow",
-    "embed_disk_evictions": "encoder outputs removed from disk for room",
-    "embed_disk_expired": "encoder outputs removed from disk for their age",
+    "embed_disk_evictions": "encoder outputs evicted from disk for lack of room",
+    "embed_disk_expired": "encoder outputs on disk that expired",
     "embed_disk_corrupt": "files that were damaged and removed",
-    "fetch_cache_hits": "URLs that were not downloaded: kept, or being downloaded for another request",
+    "fetch_cache_hits": "URLs that needed no download: cached, or in download for another request",
     "fetch_cache_misses": "URLs that were downloaded",
-    "fetch_cache_evictions": "fetched bytes dropped for room",
-    "fetch_cache_expired": "fetched bytes dropped for their age",
-    "fetch_cache_revalidations": "hits for which the URL's host was asked whether they still hold",
-    "decoded_cache_hits": "images that were not decoded: kept, or being decoded for another request",
+    "fetch_cache_evictions": "cached downloads evicted for lack of room",
+    "fetch_cache_expired": "cached downloads that expired",
+    "fetch_cache_revalidations": "hits that the URL's host confirmed as unchanged",
+    "decoded_cache_hits": "images that needed no decoding: cached, or in decoding for another request",
     "decoded_cache_misses": "images that were decoded",
-    "decoded_cache_evictions": "decoded images dropped for room",
-    "decoded_cache_expired": "decoded images dropped for their age",
-    "image_store_hits": "images of requests that were named by the id of one sent ahead",
-    "image_store_misses": "ids of images that were not here any more",
-    "image_store_evictions": "images sent ahead that were dropped for room",
-    "image_store_expired": "images sent ahead that were dropped for their age",
-    "images_encoded": "images that the vision encoder ran for",
-    "encoder_engine_hits": "of these, images that a built encoder was there for",
-    "encoder_engine_misses": "images whose grid none of the built encoders is for",
+    "decoded_cache_evictions": "cached decoded images evicted for lack of room",
+    "decoded_cache_expired": "cached decoded images that expired",
+    "image_store_hits": "images of requests that were named by the id of an upload",
+    "image_store_misses": "ids that name no stored upload",
+    "image_store_evictions": "uploaded images evicted for lack of room",
+    "image_store_expired": "uploaded images that expired",
+    "images_encoded": "images that the vision encoder encoded",
+    "encoder_engine_hits": "encoded images for whose grid a built encoder was used",
+    "encoder_engine_misses": "encoded images without a built encoder for their grid",
     "encode_seconds": "seconds in the vision encoder",
     "engine_steps": "steps of the engine",
     "computed_tokens": "tokens computed, prompts and answers",
     "generation_tokens": "tokens generated",
     "preemptions": "sequences that lost their blocks and were recomputed",
-    "integrity_errors": "times that the caches did not add up; anything but 0 is a defect",
+    "integrity_errors": "failed consistency checks of the caches; anything but 0 is a defect",
 }
-# vLLM's name -> ours, a gauge or a counter.
+# vLLM's name -> Fovea's name of a gauge or a counter.
 ALIASES = {
     "vllm:num_requests_running": "requests_running",
     "vllm:num_requests_waiting": "requests_waiting",
@@ -139,9 +147,10 @@ ALIASES = {
     "vllm:prefix_cache_hits": "prefix_hit_tokens",
     "vllm:generation_tokens": "generation_tokens",
 }
-# What the ARR-COC documents call relevance realization. Prometheus wants seconds; that one name says milliseconds.
+# Metrics of relevance realization, with the names of the ARR-COC documents. Prometheus recommends seconds,
+# but one of these names says milliseconds.
 RELEVANCE_GAUGES = {
-    "arr_coc_avg_tokens_per_patch": "visual tokens per region of the image that was seen in parts last",
+    "arr_coc_avg_tokens_per_patch": "visual tokens per region of the last image that was encoded by region",
     "arr_coc_propositional_score": "mean of its propositional map",
     "arr_coc_perspectival_score": "mean of its perspectival map",
     "arr_coc_participatory_score": "mean of its participatory map",
@@ -150,7 +159,7 @@ TENSION_GAUGE = "arr_coc_opponent_processing_balance"
 TENSIONS = ("compress_particularize", "exploit_explore", "focus_diversify")
 RELEVANCE_SPREADS: dict[str, tuple[str, Buckets]] = {
     "arr_coc_relevance_score_dist": ("relevance of regions", tuple(step / 10 for step in range(1, 11))),
-    "arr_coc_token_allocation": ("visual tokens given to a region", (0, 16, 64, 128, 200, 256, 400)),
+    "arr_coc_token_allocation": ("visual tokens allotted to a region", (0, 16, 64, 128, 200, 256, 400)),
     "arr_coc_lod_allocation_time_ms": (
         "milliseconds of balancing and attending",
         (0.25, 0.5, 1, 2, 4, 8, 16, 32),
@@ -162,17 +171,17 @@ STAGES = ("fetch", "media_decode", "preprocess", "queue", "encode", "prefill", "
 TOTALS = {
     "fovea:requests": Total("finished HTTP requests", ("route", "status")),
     "fovea:refused": Total("requests refused, by error code", ("code",)),
-    "fovea:images": Total("images that requests brought"),
-    "fovea:videos": Total("videos that requests brought"),
+    "fovea:images": Total("images in requests"),
+    "fovea:videos": Total("videos in requests"),
     "fovea:tokens": Total("tokens by kind; cached and image are parts of prompt", ("kind",)),
-    "fovea:finished": Total("answers by why they ended", ("reason",)),
+    "fovea:finished": Total("answers by finish reason", ("reason",)),
     "vllm:prompt_tokens": Total("fovea:tokens of kind prompt"),
     "vllm:request_success": Total("fovea:finished", ("finished_reason",)),
 }
 SPREADS = {
-    "request_seconds": Spread("a request from its first to its last byte", SECONDS, "route"),
+    "request_seconds": Spread("duration of a request from its first to its last byte", SECONDS, "route"),
     "ttft_seconds": Spread(
-        "arrival, images included, to first token; of every request that got one",
+        "time from arrival to first token, loading of images included, of every request that got one",
         SECONDS,
         aliases=(("", "vllm:time_to_first_token_seconds"),),
     ),
@@ -182,7 +191,9 @@ SPREADS = {
         aliases=(("", "vllm:inter_token_latency_seconds"), ("", "vllm:time_per_output_token_seconds")),
     ),
     "answer_seconds": Spread(
-        "a request's stages together", SECONDS, aliases=(("", "vllm:e2e_request_latency_seconds"),)
+        "time from arrival at the engine to the last token",
+        SECONDS,
+        aliases=(("", "vllm:e2e_request_latency_seconds"),),
     ),
     "stage_seconds": Spread(
         "seconds per stage of a request",
