@@ -1,4 +1,4 @@
-"""Logits to tokens, against transformers' own processors."""
+"""Logits to tokens, compared with the logits processors of transformers."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def logits(seed: int, size: int = 50, spread: float = 3.0) -> torch.Tensor:
 def seq(
     name: str = "s", prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = (), **params: Any
 ) -> Sequence:
-    made = Sequence(name, list(prompt), SamplingParams(**params), 100)
-    made.output_ids = list(output)
-    return made
+    sequence = Sequence(name, list(prompt), SamplingParams(**params), 100)
+    sequence.output_ids = list(output)
+    return sequence
 
 
 def draw(sampler: Sampler, rows: torch.Tensor, sequences: list[Sequence]) -> list[int]:
@@ -45,25 +45,25 @@ def draw(sampler: Sampler, rows: torch.Tensor, sequences: list[Sequence]) -> lis
 def generate(
     seed: int | None, steps: int, *, choice: int = 0, neighbours: int = 0, **params: Any
 ) -> list[int]:
-    """A text from fixed rows, alone or as the last of a batch."""
+    """Generate tokens from fixed rows of logits, alone or as the last row of a batch."""
     sampler = Sampler(frozenset({EOS}))
     others = [seq(f"n{i}", seed=i) for i in range(neighbours)]
     mine = seq("mine", seed=seed, **params)
     for other in others:
         sampler.add(other, 0)
     sampler.add(mine, choice)
-    found = []
+    tokens = []
     for step in range(steps):
         rows = torch.stack([*(logits(1000 + i) for i in range(neighbours)), logits(step)])
-        found.append(draw(sampler, rows, [*others, mine])[-1])
-    return found
+        tokens.append(draw(sampler, rows, [*others, mine])[-1])
+    return tokens
 
 
 def clear_cut(row: torch.Tensor, top_k: int, top_p: float, min_p: float) -> bool:
-    """No candidate lies so close to a filter's edge that rounding decides on which side."""
-    chosen = row.sort(descending=True).values[: top_k or None].softmax(0)
-    nucleus = (chosen.cumsum(0)[:-1] - top_p).abs() if top_p < 1 else chosen[:0]
-    floor = (chosen[1:] - min_p * chosen[0]).abs() if min_p > 0 else chosen[:0]
+    """Whether no candidate is so close to the edge of a filter that rounding decides on its side."""
+    candidates = row.sort(descending=True).values[: top_k or None].softmax(0)
+    nucleus = (candidates.cumsum(0)[:-1] - top_p).abs() if top_p < 1 else candidates[:0]
+    floor = (candidates[1:] - min_p * candidates[0]).abs() if min_p > 0 else candidates[:0]
     return bool((torch.cat((nucleus, floor)) > 1e-5).all())
 
 
@@ -96,11 +96,11 @@ def test_candidates_and_probabilities_are_those_of_transformers(
     if top_k or top_p < 1.0 or min_p:
         assert bool((probabilities[:-1] >= probabilities[1:]).all())
     else:
-        assert ids.tolist() == list(range(size)), "nothing is filtered, so nothing is sorted"
+        assert ids.tolist() == list(range(size)), "without a filter nothing is sorted"
 
 
-def test_a_nucleus_larger_than_the_first_guess_is_found_whole() -> None:
-    """The candidates are looked for among the most likely 1024; a flat distribution needs more of them."""
+def test_a_nucleus_larger_than_the_first_guess_is_complete() -> None:
+    """Candidates are first searched among the 1,024 most likely tokens. A flat distribution needs more."""
     row = torch.zeros(4 * NUCLEUS_GUESS)
     ids, probabilities = distribution(row, SamplingParams(top_p=0.9))
     assert len(ids) == pytest.approx(0.9 * row.numel(), abs=2)
@@ -109,7 +109,10 @@ def test_a_nucleus_larger_than_the_first_guess_is_found_whole() -> None:
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-30, 1e-300])
 def test_a_temperature_close_to_zero_is_greedy(temperature: float) -> None:
-    """1e-300 is valid and is zero in float32: the logits became infinite, their sum no number, and the draw the last id."""
+    """1e-300 is a valid temperature but is zero in float32.
+
+    The logits became infinite and their sum NaN, so the last id was drawn.
+    """
     row = logits(1)
     assert generate(1, 5, temperature=temperature) == [int(logits(step).argmax()) for step in range(5)]
     ids, probabilities = distribution(row, SamplingParams(temperature=temperature))
@@ -124,27 +127,27 @@ def test_the_repetition_penalty_covers_prompt_and_answer_once() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-def test_presence_counts_once_and_frequency_each_time_and_prompts_never() -> None:
+def test_presence_counts_once_frequency_counts_each_and_prompts_never() -> None:
     params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
     row = adjust(torch.zeros(6), params, [0, 1], [2, 3, 3, 3], NONE)
     assert row.tolist() == [0, 0, -0.75, -1.25, 0, 0]
 
 
-def test_bias_is_added_before_penalties_and_the_row_itself_stays_as_it_was() -> None:
+def test_bias_comes_before_penalties_and_the_input_row_is_unchanged() -> None:
     row = torch.ones(4)
     params = SamplingParams(logit_bias={0: 3.0, 2: -100.0}, repetition_penalty=2.0)
     assert adjust(row, params, [0], [], NONE).tolist() == [2.0, 1.0, -99.0, 1.0]
     assert row.tolist() == [1.0] * 4
 
 
-def test_a_bias_decides_greedy_answers_too() -> None:
+def test_a_bias_changes_greedy_answers() -> None:
     row = logits(2)
     assert draw(Sampler(NONE), row[None], [seq(temperature=0, logit_bias={11: 100.0})]) == [11]
     best = int(row.argmax())
     assert draw(Sampler(NONE), row[None], [seq(temperature=0, logit_bias={best: -100.0})]) != [best]
 
 
-def test_nothing_ends_before_min_tokens() -> None:
+def test_no_answer_ends_before_min_tokens() -> None:
     row = torch.zeros(6)
     row[EOS], row[4], row[5] = 9.0, 8.0, 7.0
     sampler = Sampler(frozenset({EOS}))
@@ -154,14 +157,14 @@ def test_nothing_ends_before_min_tokens() -> None:
     assert draw(sampler, row[None], [seq(output=(1, 1), **params)]) == [EOS]
 
 
-def test_the_same_seed_gives_the_same_text_whatever_the_batch() -> None:
+def test_a_seed_gives_the_same_text_in_every_batch() -> None:
     alone = generate(7, 30)
     assert generate(7, 30, neighbours=5) == alone
     assert generate(8, 30) != alone
     assert len(set(alone)) > 5
 
 
-def test_choices_of_one_seed_differ_and_repeat() -> None:
+def test_choices_of_one_seed_differ_and_are_reproducible() -> None:
     texts = [generate(7, 30, choice=choice) for choice in range(3)]
     assert len({tuple(text) for text in texts}) == 3
     assert texts == [generate(7, 30, choice=choice) for choice in range(3)]

@@ -1,4 +1,4 @@
-"""What the device has no room for rests in host memory, and comes back without the encoder."""
+"""Encoder outputs that the device evicted are stored in host memory and copied back without the encoder."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ def features(rows: int = 3, value: float = 1.0, created_at: float = 7.0) -> Visu
     return VisualFeatures(embeds, (embeds + 1, embeds + 2), created_at)
 
 
-def test_copies_are_whole_whatever_the_buffer_holds() -> None:
-    """24 bytes a tensor through a buffer of 16: in two parts, the second shorter."""
+def test_copies_are_complete_with_every_size_of_the_buffer() -> None:
+    """A tensor has 24 bytes. A buffer of 16 bytes copies it in two sections, the second one shorter."""
     for size in (1, 16, 24, 1000):
         link = HostLink(CPU, staging_bytes=size)
-        given = features()
-        for moved in (link.to_host(given), link.to_device(given)):
-            assert moved.created_at == given.created_at
-            for ours, theirs in zip(moved.tensors, given.tensors, strict=True):
+        original = features()
+        for copy in (link.to_host(original), link.to_device(original)):
+            assert copy.created_at == original.created_at
+            for ours, theirs in zip(copy.tensors, original.tensors, strict=True):
                 assert torch.equal(ours, theirs)
-                assert ours.data_ptr() != theirs.data_ptr(), "the device's memory is free for others"
+                assert ours.data_ptr() != theirs.data_ptr(), "the copy must have memory of its own"
 
 
-def test_a_copy_of_columns_is_of_those_columns() -> None:
+def test_a_copy_of_columns_has_only_those_columns() -> None:
     """Rows of a wider table are not contiguous."""
     table = torch.arange(24, dtype=torch.float32).view(3, 8)
-    moved = HostLink(CPU, 8).to_host(VisualFeatures(table[:, 2:5]))
-    assert torch.equal(moved.embeds, table[:, 2:5])
+    copy = HostLink(CPU, 8).to_host(VisualFeatures(table[:, 2:5]))
+    assert torch.equal(copy.embeds, table[:, 2:5])
 
 
 class Slow(HostTier):
-    """Copies when it is let."""
+    """A host tier whose `put` waits until the test opens the gate."""
 
     def __init__(self) -> None:
         super().__init__(10_000, HostLink(CPU))
@@ -55,26 +55,26 @@ class Slow(HostTier):
         super().put(key, features)
 
 
-def test_what_waits_to_be_copied_is_found_and_nobody_waits() -> None:
+def test_an_output_in_the_queue_is_found_without_waiting() -> None:
     host = Slow()
     tiers = SlowerTiers(host)
-    given = features()
-    tiers.add_evicted("a", given)
+    original = features()
+    tiers.add_evicted("a", original)
     assert tiers.find(["a", "b"]) == {"a"}
-    assert tiers.get("a", 3) is given, "it has not left the device yet"
-    assert tiers.stats()["embed_host_leaving_bytes"] == given.nbytes
+    assert tiers.get("a", 3) is original, "it is not copied yet"
+    assert tiers.stats()["embed_host_leaving_bytes"] == original.nbytes
     host.gate.set()
     assert tiers.flush(10)
-    found = tiers.get("a", 3)
-    assert found is not None
-    assert torch.equal(found.embeds, given.embeds)
-    assert tiers.get("a", 4) is None, "another number of tokens was planned"
+    copy = tiers.get("a", 3)
+    assert copy is not None
+    assert torch.equal(copy.embeds, original.embeds)
+    assert tiers.get("a", 4) is None, "the plan has another number of tokens"
     stats = tiers.stats()
     assert (stats["embed_host_leaving_bytes"], stats["embed_host_misses"]) == (0, 1)
     tiers.close()
 
 
-def test_without_tiers_nothing_is_kept() -> None:
+def test_without_tiers_nothing_is_stored() -> None:
     tiers = SlowerTiers()
     tiers.add_encoded("a", features())
     tiers.add_evicted("a", features())
@@ -86,10 +86,10 @@ def test_without_tiers_nothing_is_kept() -> None:
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
-def test_what_the_device_lost_is_read_not_encoded(qwen: Path, tmp_path: Path, tier: str) -> None:
-    chosen = {"host": {"embed_host_mib": 64}, "disk": {"embed_disk_dir": str(tmp_path)}}[tier]
+def test_an_evicted_output_is_read_and_not_encoded(qwen: Path, tmp_path: Path, tier: str) -> None:
+    settings = {"host": {"embed_host_mib": 64}, "disk": {"embed_disk_dir": str(tmp_path)}}[tier]
     prompts = [ask("what is it?", picture(seed)) for seed in range(3)]
-    with engine(qwen, embed_cache_mib=0, prefix_cache=False, **chosen) as machine:
+    with engine(qwen, embed_cache_mib=0, prefix_cache=False, **settings) as machine:
         first = [machine.generate(prompt, **GREEDY).token_ids for prompt in prompts]
         assert machine._slower.flush(10)
         stats = machine.stats()
@@ -124,7 +124,7 @@ def test_host_memory_answers_before_the_disk(qwen: Path, tmp_path: Path) -> None
         assert machine.stats()["embed_disk_hits"] == 1
 
 
-def test_what_is_too_old_is_encoded_again_in_every_tier(
+def test_an_expired_output_is_encoded_again(
     qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiers = {"embed_host_mib": 64, "embed_disk_dir": str(tmp_path), "embed_ttl_s": 60}
@@ -136,7 +136,8 @@ def test_what_is_too_old_is_encoded_again_in_every_tier(
         assert machine.stats()["images_encoded"] == 1
         age = 61.0
         real = machine._embeddings._clock
-        for clocked in (machine._embeddings, machine._slower._disk.tier._store._folder):  # type: ignore[union-attr]
+        folder = machine._slower._disk.tier._store._folder  # type: ignore[union-attr]
+        for clocked in (machine._embeddings, folder):
             monkeypatch.setattr(clocked, "_clock", lambda: real() + age)
         machine.generate(prompt, **GREEDY)
         stats = machine.stats()

@@ -1,1 +1,1 @@
-"""The parts that every model is built of. Their attribute names are the checkpoints' own, so loading needs no table."""
+"""The layers of all models. Their attribute names are those of the checkpoints, so loading needs no table."""

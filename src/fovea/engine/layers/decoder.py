@@ -1,7 +1,7 @@
-"""One decoder for the Llama, Qwen2 and Qwen3 family, over a paged KV cache.
+"""One decoder for the Llama, Qwen2 and Qwen3 families, over a paged KV cache.
 
-Rows, not batches: a step is a flat list of T tokens of any sequences, and only attention knows which row belongs to
-whom. Visual tokens are rows whose embedding came from the vision tower.
+A step computes a flat list of T rows: one per token, of any sequences. Only attention needs to know to which
+sequence a row belongs. Visual tokens are rows whose input embedding comes from the vision tower.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from fovea.kernels.torch.kernels import PLAIN, Stack, StackLayer, StackShape, To
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Shape of a decoder, in the units of the checkpoints' own configurations."""
+    """Shape of a decoder; the values are those of the checkpoint's configuration.
+
+    qk_norm: queries and keys of each head are normalised before the rotation (Qwen3).
+    tied: the embedding table is the language head as well.
+    rope_inverse: inverse frequencies of the rotary positions, head_dim / 2 of them.
+    rope_scaling: factor of their cosines and sines.
+    mrope_axes: coordinate (0 time, 1 height, 2 width) of each frequency (M-RoPE); None: positions have one
+        dimension.
+    """
 
     vocab_size: int
     hidden: int
@@ -54,7 +62,11 @@ class DecoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What every layer of one step shares. cos, sin (T, 1, head_dim) float32."""
+    """Input that all layers of one step share.
+
+    cos, sin: (T, 1, head_dim) float32, of the rotary positions.
+    attention: which rows attend to which blocks of KV.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -62,6 +74,8 @@ class Step:
 
 
 class Attention(nn.Module):
+    """Grouped-query attention over the paged KV cache, with its projections."""
+
     kernels: TorchKernels = PLAIN
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -69,15 +83,21 @@ class Attention(nn.Module):
         self.heads, self.kv_heads, self.dim = config.heads, config.kv_heads, config.head_dim
         self.scale = config.head_dim**-0.5
         query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        parts = {"q_proj": query, "k_proj": key, "v_proj": key}
-        self.qkv = FusedLinear(config.hidden, parts, bias=config.qkv_bias)
+        outputs = {"q_proj": query, "k_proj": key, "v_proj": key}
+        self.qkv = FusedLinear(config.hidden, outputs, bias=config.qkv_bias)
         self.o_proj = Linear(query, config.hidden, bias=config.out_bias)
         self.q_norm = RMSNorm(config.head_dim, config.eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.eps) if config.qk_norm else None
         self.eps = config.eps
 
     def mix(self, qkv: Tensor, kv: Tensor, step: Step) -> Tensor:
-        """Rows of queries, keys and values to rows of attended values, (T, heads * head_dim)."""
+        """Store the keys and values of T rows in the KV cache and compute attention.
+
+        qkv: (T, (heads + 2 * kv_heads) * head_dim), not rotated.
+        kv: KV cache of this layer, (blocks, block_size, 2, kv_heads, head_dim).
+
+        Returns (T, heads * head_dim), before the output projection.
+        """
         rows = qkv.shape[0]
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
@@ -96,6 +116,8 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
+    """One decoder layer: attention and MLP, each after a norm."""
+
     rowwise = ("before", "after")
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -109,15 +131,16 @@ class Layer(nn.Module):
         return self.after(self.self_attn.mix(self.before(x), kv, step), x)
 
     def before(self, x: Tensor) -> Tensor:
-        """Queries, keys and values of rows (T, hidden), not rotated yet."""
+        """Queries, keys and values of rows x (T, hidden), not rotated."""
         return self.self_attn.qkv(self.input_layernorm(x))  # type: ignore[no-any-return]
 
     def after(self, mixed: Tensor, x: Tensor) -> Tensor:
-        """mixed: what the rows x attended to."""
+        """Apply output projection, norm and MLP to attention output `mixed` of rows x (T, hidden)."""
         x = self.self_attn.o_proj(mixed, x)
         return self.mlp(self.post_attention_layernorm(x), x)  # type: ignore[no-any-return]
 
-    def parts(self) -> StackLayer:
+    def stack_layer(self) -> StackLayer:
+        """Return the layer's weights and products, from which kernels run a stack of layers as one call."""
         attention, mlp = self.self_attn, self.mlp
         return StackLayer(
             self.input_layernorm.weight,
@@ -152,10 +175,14 @@ class Decoder(nn.Module):
         visual_rows: Tensor | None = None,
         deepstack: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Hidden states before the final norm.
+        """Run all layers. Returns hidden states (T, hidden) before the final norm.
 
-        x (T, hidden) input embeddings, positions (T,) or (3, T), kv (layers, blocks, block_size, 2, kv_heads, head_dim).
-        deepstack[i] (len(visual_rows), hidden) is added to the visual rows after layer i (DeepStack, arXiv 2406.04334).
+        x: (T, hidden), input embeddings.
+        positions: (T,) or (3, T).
+        kv: (layers, blocks, block_size, 2, kv_heads, head_dim).
+        visual_rows: numbers of the rows to which DeepStack features are added; None: there are none.
+        deepstack: deepstack[i], (len(visual_rows), hidden), is added to these rows after layer i (DeepStack,
+            arXiv 2406.04334).
         """
         cos, sin = self.rotary(positions, x.dtype)
         step = Step(cos, sin, plan)
@@ -174,7 +201,7 @@ class Decoder(nn.Module):
         return x
 
     def use_stack(self, kernels: TorchKernels) -> None:
-        """Let the layers run as one call, if the kernels have one for them."""
+        """Run the layers as one call from now on, if the kernels have such a call for this shape."""
         config = self.config
         shape = StackShape(
             config.hidden,
@@ -185,14 +212,14 @@ class Decoder(nn.Module):
             config.eps,
             config.head_dim**-0.5,
         )
-        self._stack = kernels.stack(shape, [layer.parts() for layer in self._typed_layers()])
+        self._stack = kernels.stack(shape, [layer.stack_layer() for layer in self._typed_layers()])
 
     def _typed_layers(self) -> list[Layer]:
         return [layer for layer in self.layers if isinstance(layer, Layer)]
 
 
 class LanguageHead(nn.Module):
-    """Logits of rows. A tied head reads the embedding table, or shares a quantized one with it."""
+    """The language head: hidden states to logits. A tied head shares its weight with the embedding table."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -200,8 +227,12 @@ class LanguageHead(nn.Module):
         self.lm_head = Linear(config.hidden, config.vocab_size if not config.tied else 0, bias=False)
 
     def tie(self, embedding: Embedding, kernels: TorchKernels, format: Format | None, *, copy: bool) -> None:
-        """format: of the table that both read, or None: plain. copy: repack a plain one for the head all the same, which
-        costs memory, since the table is still read by row."""
+        """Share the weight of the embedding table.
+
+        format: format to which the shared table is quantized; None: it stays plain.
+        copy: pack a copy of a plain table for the head. This costs memory, since the plain table stays for
+            the embedding, which reads it by row.
+        """
         self.lm_head.weight = embedding.weight
         self.lm_head.out_features = embedding.weight.shape[0]
         if format is not None:
@@ -213,5 +244,5 @@ class LanguageHead(nn.Module):
             self.lm_head.pack(kernels, keep=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows, hidden) to float32 logits (rows, vocabulary)."""
+        """Logits of hidden states: (rows, hidden) to float32 (rows, vocabulary)."""
         return self.lm_head(x).float()  # type: ignore[no-any-return]

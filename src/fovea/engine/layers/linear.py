@@ -1,4 +1,4 @@
-"""Linear maps whose storage may be shared by several checkpoint tensors, and may be repacked after loading."""
+"""Linear maps. Several checkpoint tensors may fill one weight, and weights may be repacked after loading."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from fovea.kernels.torch.kernels import Product, TableProduct, TorchKernels
 
 
 class Linear(nn.Module):
-    """y = act(x W^T + b) [+ residual], W (out, in). Storage is uninitialised until a checkpoint fills it.
+    """The map y = act(x W^T + b) [+ residual], W (out, in).
 
-    gated: the first half of the outputs, activated, scales the second, so that y is half as wide.
+    Its storage is uninitialised until a checkpoint fills it.
+
+    activation: name of the activation; None: none.
+    gated: the activation is applied to the first half of the outputs, which then scales the second half. So y
+        is half as wide.
     """
 
     def __init__(
@@ -44,8 +48,11 @@ class Linear(nn.Module):
         return finish(y, self.activation, self.gated, residual)
 
     def pack(self, kernels: TorchKernels, format: Format | None = None, *, keep: bool = False) -> None:
-        """Repack for this machine, quantized if a format is given, and drop the plain weight; `keep` it where something
-        else reads it."""
+        """Pack the weight for the kernels and drop the plain weight. Does nothing if it is packed already.
+
+        format: quantize it to this format; None: not quantized.
+        keep: keep the plain weight, because something else reads it.
+        """
         if self.product is not None:
             return
         self.format = format
@@ -60,10 +67,10 @@ class Linear(nn.Module):
 
     @property
     def weight_bytes(self) -> int:
-        """What a product reads of the weight, in the form in which it is kept."""
-        kept: int | None = getattr(self.product, "nbytes", None)
+        """Bytes of the weight that a product reads, in the form in which it is stored."""
+        packed: int | None = getattr(self.product, "nbytes", None)
         plain = self.in_features * self.out_features * self.weight.dtype.itemsize
-        return plain if kept is None else kept
+        return plain if packed is None else packed
 
     def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:
         yield "weight", self.weight.data
@@ -72,23 +79,26 @@ class Linear(nn.Module):
 
 
 class FusedLinear(Linear):
-    """Several linear maps of one input as one product. `parts` maps checkpoint names to output rows, in order."""
+    """Several linear maps of one input as one product.
+
+    outputs: number of outputs of each map by its checkpoint name, in order.
+    """
 
     def __init__(
         self,
         in_features: int,
-        parts: dict[str, int],
+        outputs: dict[str, int],
         *,
         bias: bool,
         activation: str | None = None,
         gated: bool = False,
     ) -> None:
-        super().__init__(in_features, sum(parts.values()), bias=bias, activation=activation, gated=gated)
-        self.parts = parts
+        super().__init__(in_features, sum(outputs.values()), bias=bias, activation=activation, gated=gated)
+        self.outputs = outputs
 
     def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:
         row = 0
-        for name, rows in self.parts.items():
+        for name, rows in self.outputs.items():
             yield f"../{name}.weight", self.weight.data[row : row + rows]
             if self.bias is not None:
                 yield f"../{name}.bias", self.bias.data[row : row + rows]
@@ -96,7 +106,10 @@ class FusedLinear(Linear):
 
 
 class PatchLinear(Linear):
-    """A convolution whose stride is its kernel: one product per patch. `kernel` is the convolution's weight shape."""
+    """A convolution whose stride is the size of its kernel, computed as one product per patch.
+
+    kernel_shape: shape of the convolution's weight without its outputs, such as (channels, height, width).
+    """
 
     def __init__(self, kernel_shape: tuple[int, ...], out_features: int, *, bias: bool) -> None:
         in_features = 1
@@ -112,7 +125,11 @@ class PatchLinear(Linear):
 
 
 class Embedding(nn.Module):
-    """A table of rows, (count, width). quantized: reads them where a product keeps them, and the plain table is gone."""
+    """A table of rows, (count, width).
+
+    quantized: product from whose weight the rows are read; then there is no plain table. None: the table is
+        plain.
+    """
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
@@ -125,7 +142,7 @@ class Embedding(nn.Module):
         return functional.embedding(ids, self.weight)
 
     def share(self, product: TableProduct) -> None:
-        """Rows come from the product's weight from now on."""
+        """Read rows from the product's weight from now on, and drop the plain table."""
         self.quantized = product
         self.weight.data = self.weight.data.new_empty(0)
 
@@ -134,7 +151,10 @@ class Embedding(nn.Module):
 
 
 def checkpoint_targets(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every (checkpoint name, storage to fill) below `module`, by attribute path."""
+    """Yield the checkpoint name and the storage of every tensor in a module and its children.
+
+    The names are attribute paths after `prefix`.
+    """
     views = getattr(module, "checkpoint_views", None)
     if views is not None:
         for name, tensor in views():
@@ -148,7 +168,7 @@ def checkpoint_targets(module: nn.Module, prefix: str = "") -> Iterator[tuple[st
 
 
 def _resolve(path: str) -> str:
-    """`a.b.qkv/../q_proj.weight` is `a.b.q_proj.weight`."""
+    """Resolve a path with "..": `a.b.qkv/../q_proj.weight` becomes `a.b.q_proj.weight`."""
     if "/../" not in path:
         return path
     parent, name = path.split("/../")
@@ -156,7 +176,7 @@ def _resolve(path: str) -> str:
 
 
 def use_kernels(module: nn.Module, kernels: TorchKernels) -> None:
-    """Hand the set to every layer below `module`; linear maps get theirs when they are packed."""
+    """Set the kernels of every layer in a module. Linear maps get theirs when they are packed."""
     for child in module.modules():
         if hasattr(child, "kernels"):
             setattr(child, "kernels", kernels)  # noqa: B010 - a plain attribute, whatever nn.Module declares

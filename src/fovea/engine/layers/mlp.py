@@ -1,4 +1,4 @@
-"""Feed-forward blocks. The residual is added where the last product ends."""
+"""Feed-forward blocks. Their last product also adds the residual."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from fovea.engine.layers.linear import FusedLinear, Linear
 
 
 class GatedMLP(nn.Module):
-    """residual + down(act(gate(x)) * up(x)), gate and up in one product."""
+    """The block residual + down(act(gate(x)) * up(x)), with gate and up in one product."""
 
     def __init__(self, hidden: int, intermediate: int, act: str, *, bias: bool) -> None:
         super().__init__()
-        parts = {"gate_proj": intermediate, "up_proj": intermediate}
-        self.gate_up = FusedLinear(hidden, parts, bias=bias, activation=act, gated=True)
+        outputs = {"gate_proj": intermediate, "up_proj": intermediate}
+        self.gate_up = FusedLinear(hidden, outputs, bias=bias, activation=act, gated=True)
         self.down_proj = Linear(intermediate, hidden, bias=bias)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -21,7 +21,10 @@ class GatedMLP(nn.Module):
 
 
 class PlainMLP(nn.Module):
-    """residual + second(act(first(x))). `names` are what the checkpoints call the two maps."""
+    """The block residual + second(act(first(x))).
+
+    names: checkpoint names of the two maps.
+    """
 
     def __init__(self, hidden: int, intermediate: int, act: str, names: tuple[str, str]) -> None:
         super().__init__()

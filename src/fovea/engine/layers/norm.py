@@ -1,4 +1,4 @@
-"""Normalisation. Width is the last dimension; storage is uninitialised until a checkpoint fills it."""
+"""Norms over the last dimension. Their storage is uninitialised until a checkpoint fills it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from fovea.kernels.torch.kernels import PLAIN, TorchKernels
 
 
 class RMSNorm(nn.Module):
+    """RMSNorm (arXiv 1910.07467): scale rows to a root mean square of 1, then by a weight per column."""
+
     kernels: TorchKernels = PLAIN
 
     def __init__(self, width: int, eps: float) -> None:
@@ -22,6 +24,8 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
+    """LayerNorm (arXiv 1607.06450): torch's `layer_norm` with weight and bias."""
+
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width), requires_grad=False)

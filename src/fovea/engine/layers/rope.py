@@ -1,8 +1,8 @@
 """Rotary positions, in one dimension or three.
 
-M-RoPE gives each rotary frequency one of three coordinates (time, height, width). Qwen2-VL and Qwen2.5-VL cut the
-frequencies into three runs, Qwen3-VL deals them out in turn; `mrope_axes` writes either layout as one index per
-frequency, and the rest is the same rule for all.
+M-RoPE gives each rotary frequency one of three coordinates (time, height, width). Qwen2-VL and Qwen2.5-VL
+divide the frequencies into three runs; Qwen3-VL assigns them alternately. `mrope_axes` writes both layouts as
+one index per frequency, so that the code after it is the same for both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from fovea.core.errors import UnsupportedModel
 
 
 def mrope_axes(sections: Sequence[int], *, interleaved: bool) -> list[int]:
-    """Which coordinate (0 time, 1 height, 2 width) each of the sum(sections) frequencies follows."""
+    """Coordinate (0 time, 1 height, 2 width) of each of the sum(sections) frequencies.
+
+    sections: number of frequencies of each coordinate.
+    interleaved: Qwen3-VL's layout instead of three runs.
+
+    Raises UnsupportedModel if there are not three sections.
+    """
     if len(sections) != 3:
         raise UnsupportedModel(f"mrope_section must have 3 numbers, got {list(sections)}")
     if not interleaved:
@@ -29,7 +35,12 @@ def mrope_axes(sections: Sequence[int], *, interleaved: bool) -> list[int]:
 
 
 class Rotary(nn.Module):
-    """cos and sin of every row's angles. `axes` is None for one-dimensional positions."""
+    """Cosines and sines of the rotary angles of rows.
+
+    inverse: inverse frequencies, (head_dim / 2,).
+    scaling: factor of the cosines and sines.
+    axes: coordinate of each frequency, from `mrope_axes`; None: positions have one dimension.
+    """
 
     def __init__(self, inverse: Tensor, scaling: float, axes: Sequence[int] | None) -> None:
         super().__init__()
@@ -40,9 +51,11 @@ class Rotary(nn.Module):
         self.register_buffer("axes", None if axes is None else torch.tensor(axes), persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """positions (T,) or (3, T); returns cos, sin (T, 1, head_dim) in float32, their values rounded to `dtype`.
+        """Compute cos and sin, (T, 1, head_dim) in float32, with values rounded to `dtype`.
 
-        Rounded because the checkpoints' own code does so: their weights have seen no other angles.
+        The checkpoints' own code rounds them, so the weights were trained with rounded values.
+
+        positions: (T,) or (3, T).
         """
         if self.axes is not None:
             along = positions[self.axes].transpose(0, 1).float()

@@ -1,1 +1,1 @@
-"""Logits to tokens."""
+"""Sampling: from logits to tokens."""

@@ -1,7 +1,7 @@
-"""What a request does to its logits before a token is drawn: bias, penalties, floors and filters.
+"""Changes to a row of logits before a token is drawn: bias, penalties and filters.
 
-Every function takes one request's float32 row (vocabulary,) and returns one; nothing is shared between requests, so a
-neighbour in the batch can not change an answer.
+Every function takes the float32 row (vocabulary,) of one request. Requests share nothing, so other requests
+of the batch cannot change an answer.
 """
 
 from __future__ import annotations
@@ -14,21 +14,27 @@ from torch import Tensor
 from fovea.core.sampling import SamplingParams
 
 NUCLEUS_GUESS = 1024
+"""Number of most likely tokens in which the candidates of top-p are searched first."""
 TINY = 1e-30
+"""Smallest temperature that is divided by."""
 
 
 def adjust(
     row: Tensor, params: SamplingParams, prompt: list[int], output: list[int], forbidden: frozenset[int]
 ) -> Tensor:
-    """Bias and penalties in OpenAI's order, then ids that may not come yet (min_tokens)."""
+    """Apply bias and penalties in OpenAI's order, then set forbidden ids to -inf. Returns a new row.
+
+    prompt, output: token ids of the prompt and of the answer so far.
+    forbidden: ids that must not come yet, because of min_tokens.
+    """
     row = row.clone()
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=row.device)
         row[ids] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device)
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*prompt, *output}), device=row.device)
-        values = row[seen]
-        row[seen] = torch.where(
+        ids = torch.tensor(sorted({*prompt, *output}), device=row.device)
+        values = row[ids]
+        row[ids] = torch.where(
             values > 0, values / params.repetition_penalty, values * params.repetition_penalty
         )
     if output and (params.presence_penalty or params.frequency_penalty):
@@ -40,6 +46,7 @@ def adjust(
 
 
 def needs_adjusting(params: SamplingParams, forbidden: frozenset[int]) -> bool:
+    """Whether `adjust` would change a row."""
     return bool(
         params.logit_bias
         or forbidden
@@ -50,12 +57,12 @@ def needs_adjusting(params: SamplingParams, forbidden: frozenset[int]) -> bool:
 
 
 def distribution(row: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Candidates (ids) and their probabilities, after temperature, top-k, top-p and min-p.
+    """Ids of the candidates and their probabilities, after temperature, top-k, top-p and min-p.
 
-    Most likely first where there is a filter; by id, unsorted, where there is none: sorting a vocabulary costs more
-    than drawing from it.
+    With a filter, the most likely candidate comes first. Without one, candidates are ordered by id: sorting a
+    vocabulary costs more than drawing from it.
     """
-    # From the best down, so that no temperature above zero, however small in float32, makes an infinity of it.
+    # With a maximum of 0, no temperature above zero, however small, makes a logit +inf.
     row = (row - row.max()) / max(params.temperature, TINY)
     total = torch.logsumexp(row, 0)
     count = row.shape[0]
@@ -75,9 +82,9 @@ def distribution(row: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     probabilities = (values - total).exp()
     if params.top_p < 1.0:
         before = probabilities.cumsum(0) - probabilities
-        kept = max(1, int((before < params.top_p).sum()))
-        probabilities, ids = probabilities[:kept], ids[:kept]
+        passing = max(1, int((before < params.top_p).sum()))
+        probabilities, ids = probabilities[:passing], ids[:passing]
     if params.min_p > 0.0:
-        kept = max(1, int((probabilities >= params.min_p * probabilities[0]).sum()))
-        probabilities, ids = probabilities[:kept], ids[:kept]
+        passing = max(1, int((probabilities >= params.min_p * probabilities[0]).sum()))
+        probabilities, ids = probabilities[:passing], ids[:passing]
     return ids, probabilities / probabilities.sum()

@@ -1,7 +1,7 @@
-"""One token per row. Greedy rows share one argmax; others draw with a random stream of their own.
+"""Chooses one token per row. Greedy rows share one argmax; the others draw with a random stream of their own.
 
-A request's stream depends on its seed and choice alone and advances once per token, so the same seed gives the same
-text alone, in a batch, and after a preemption.
+The random stream of a sequence depends only on the request's seed and the number of the choice, and advances
+once per token. So a seed gives the same text alone, in a batch, and after a preemption.
 """
 
 from __future__ import annotations
@@ -12,21 +12,27 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from fovea.engine.sample.batch import draw, filtered, index
+from fovea.engine.sample.batch import draw, has_filter, row_index
 from fovea.engine.sample.logits import adjust, distribution, needs_adjusting
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import SampledToken
 
 
 class Sampler:
+    """Chooses the next tokens of sequences and keeps their random streams. For one thread.
+
+    eos_ids: token ids that end an answer; min_tokens forbids them.
+    batched: draw many rows at once on the device, and wait only once per step for its tokens. For CUDA. On a
+        CPU there is nothing to wait for, and a row that is drawn by itself is rounded equally in every batch.
+    """
+
     def __init__(self, eos_ids: frozenset[int], *, batched: bool = False) -> None:
-        """batched: draw for many rows at once, and ask the device for the tokens of a step together. For CUDA; on a CPU
-        there is nothing to wait for, and a row by itself is rounded the same in any batch."""
         self._eos_ids = eos_ids
         self._batched = batched
         self._streams: dict[str, random.Random] = {}
 
     def add(self, seq: Sequence, choice: int) -> None:
+        """Start the random stream of a sequence, which is choice number `choice` of its request."""
         seed = seq.sampling.seed
         self._streams[seq.id] = random.Random(None if seed is None else f"{seed}:{choice}")
 
@@ -34,21 +40,21 @@ class Sampler:
         self._streams.pop(seq.id, None)
 
     def sample(self, logits: Tensor, sequences: Seq[Sequence]) -> list[SampledToken]:
-        """logits (len(sequences), vocabulary) float32."""
+        """Choose the next token of each sequence. logits: (len(sequences), vocabulary) float32."""
         best = logits.argmax(-1)
-        drawn: dict[int, float] = {}
+        points: dict[int, float] = {}
         if self._batched:
-            drawn = self._points(sequences)
-            tokens, sure = self._draw(logits, best, sequences, drawn)
+            points = self._points(sequences)
+            tokens, sure = self._draw(logits, best, sequences, points)
         else:
             tokens, sure = best.tolist(), [True] * len(sequences)
         return [
-            self._pick(logits[i], tokens[i], seq, drawn.get(i), done=i in drawn and sure[i])
+            self._pick(logits[i], tokens[i], seq, points.get(i), done=i in points and sure[i])
             for i, seq in enumerate(sequences)
         ]
 
     def _points(self, sequences: Seq[Sequence]) -> dict[int, float]:
-        """A number of its own stream for each row that is drawn on the device: nothing is asked of it but a token."""
+        """Random numbers for the rows to draw on the device, by row: those without penalties and logprobs."""
         return {
             i: self._streams[seq.id].random()
             for i, seq in enumerate(sequences)
@@ -60,22 +66,32 @@ class Sampler:
     def _draw(
         self, logits: Tensor, best: Tensor, sequences: Seq[Sequence], points: dict[int, float]
     ) -> tuple[list[int], list[bool]]:
-        """A token of each row, the most likely where nothing is drawn; and whether the draw had all candidates."""
-        made = torch.stack((best, torch.ones_like(best)))
-        for kind in (True, False):
-            rows = [i for i in points if filtered(sequences[i].sampling) == kind]
+        """Draw the rows that have a point.
+
+        Returns a token of each row, and whether its candidates were complete.
+
+        best: (rows,), the most likely tokens, which rows without a point get.
+        """
+        table = torch.stack((best, torch.ones_like(best)))
+        for with_filter in (True, False):
+            rows = [i for i in points if has_filter(sequences[i].sampling) == with_filter]
             if rows:
-                asked = [sequences[i].sampling for i in rows]
-                chosen = logits if len(rows) == len(logits) else logits[index(rows, logits.device)]
-                found = draw(chosen, asked, [points[i] for i in rows])
-                made[:, index(rows, logits.device)] = torch.stack((found[0], found[1].long()))
-        tokens, sure = made.tolist()
+                index = row_index(rows, logits.device)
+                subset = logits if len(rows) == len(logits) else logits[index]
+                params = [sequences[i].sampling for i in rows]
+                drawn, complete = draw(subset, params, [points[i] for i in rows])
+                table[:, index] = torch.stack((drawn, complete.long()))
+        tokens, sure = table.tolist()
         return tokens, [bool(flag) for flag in sure]
 
     def _pick(
         self, row: Tensor, best: int, seq: Sequence, point: float | None, *, done: bool
     ) -> SampledToken:
-        """best: the most likely token, or if `done` the one that was drawn. point: what the row's stream said already."""
+        """Choose the token of one row.
+
+        best: the most likely token; with `done`, the token that was drawn on the device.
+        point: random number that was already taken from the row's stream; None: none was.
+        """
         if done:
             return SampledToken(best)
         params = seq.sampling

@@ -1,4 +1,4 @@
-"""Encoder outputs on disk: what a restart, or another process with the same folder, need not encode again."""
+"""The disk tier of encoder outputs, which a restart or another process with the same folder can reuse."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from fovea.engine.vision.features import VisualFeatures
 
 
 class DiskTier:
-    """A `DiskStore` of features. `get` reads and checks a file, `put` looks for one and may wait for the device, so both
-    belong into worker threads.
+    """Encoder outputs in a `DiskStore`.
 
-    fingerprint: of everything beside the image that decides its features: weights, type, kernels. Files of another
-    fingerprint are never found, so a folder may be shared by models.
+    Call `get` and `put` from worker threads: they read files, and may wait for the device.
+
+    folder: folder of the store. Models may share it, since `get` does not find files of another fingerprint.
+    capacity: limit in bytes.
+    fingerprint: identifies everything except the image that decides features: weights, type, kernels.
+    link: copies features between host and device.
+    ttl_s: seconds after which an output expires; None: never.
     """
 
     name = "disk"
@@ -34,64 +38,68 @@ class DiskTier:
         self._link = link
 
     def get(self, key: str) -> VisualFeatures | None:
-        found = self._store.look(self._named(key))
-        if found is None:
+        entry = self._store.look(self._name(key))
+        if entry is None:
             return None
-        tensors = [_tensor(array) for array in found.arrays.items]
-        return self._link.to_device(VisualFeatures.from_tensors(tensors, found.written))
+        tensors = [_tensor(array) for array in entry.arrays.items]
+        return self._link.to_device(VisualFeatures.from_tensors(tensors, entry.written))
 
     def put(self, key: str, features: VisualFeatures) -> None:
-        name = self._named(key)
+        name = self._name(key)
         if name in self._store:
             return
         tensors = self._link.to_host(features).tensors
         self._store.put(name, Arrays(tuple(_array(str(i), tensor) for i, tensor in enumerate(tensors))))
 
     def __contains__(self, key: str) -> bool:
-        return self._named(key) in self._store
+        return self._name(key) in self._store
 
     def drop(self, key: str) -> None:
-        self._store.drop(self._named(key))
+        self._store.drop(self._name(key))
 
     def clear(self) -> None:
         self._store.clear()
 
     def sweep(self) -> None:
-        """The store's own thread looks after its folder."""
+        """Do nothing: the store's own thread removes expired files."""
 
     def check_integrity(self) -> None:
-        """What a folder holds is anybody's to change."""
+        """Do nothing: other processes may change the folder at any time."""
 
     def flush(self, timeout: float) -> bool:
-        """Wait until what was put is written; False: it took longer."""
+        """Wait until all outputs are written. Returns False if that takes longer than `timeout` seconds."""
         return self._store.flush(timeout)
 
     def close(self) -> None:
         self._store.close()
 
     def stats(self) -> dict[str, float]:
-        found = self._store.stats()
+        stats = self._store.stats()
         return {
-            "bytes": found.bytes,
+            "bytes": stats.bytes,
             "capacity_bytes": self._capacity,
-            "entries": found.entries,
-            "hits": found.hits,
-            "misses": found.misses,
-            "writes": found.writes,
-            "dropped": found.dropped,
-            "evictions": found.evictions,
-            "expired": found.expired,
-            "corrupt": found.corrupt,
-            "off": float(found.off is not None),
+            "entries": stats.entries,
+            "hits": stats.hits,
+            "misses": stats.misses,
+            "writes": stats.writes,
+            "dropped": stats.dropped,
+            "evictions": stats.evictions,
+            "expired": stats.expired,
+            "corrupt": stats.corrupt,
+            "off": float(stats.off is not None),
         }
 
-    def _named(self, key: str) -> str:
-        """A key holds the tenant's salt, which is nobody's business who reads the folder."""
+    def _name(self, key: str) -> str:
+        """File name of a key: a hash, because the key contains the tenant's salt, which must stay secret."""
         return hashlib.sha256(f"{self._fingerprint}\x00{key}".encode()).hexdigest()
 
 
 def fingerprint(encoder: list[nn.Module], *details: str) -> str:
-    """Of all weights of the modules, as they were loaded, and whatever else decides their outputs, this code included."""
+    """Digest of everything that decides the outputs of an encoder.
+
+    encoder: its modules; all of their weights are read, as they were loaded.
+    details: whatever else decides the outputs. Fovea's version is always added.
+    """
     digest = hashlib.blake2b(__version__.encode(), digest_size=20)
     for module in encoder:
         for name, tensor in sorted(module.state_dict().items()):

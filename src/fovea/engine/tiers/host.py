@@ -1,4 +1,4 @@
-"""Encoder outputs in host memory: what the device had no room for, a copy away instead of an encoder's run."""
+"""The host tier of encoder outputs: outputs evicted from the device are copied back, not encoded again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from fovea.engine.vision.features import VisualFeatures
 
 
 class HostTier:
-    """A `HostStore` of features. Both ways are copies, so `get` and `put` belong into worker threads."""
+    """Encoder outputs in a `HostStore`. Call `get` and `put` from worker threads: both copy.
+
+    capacity: limit in bytes.
+    link: copies features between host and device.
+    ttl_s: seconds after which an output expires; None: never.
+    """
 
     name = "host"
 
@@ -20,8 +25,8 @@ class HostTier:
         return key in self._store
 
     def get(self, key: str) -> VisualFeatures | None:
-        found = self._store.get(key)
-        return None if found is None else self._link.to_device(found)
+        features = self._store.get(key)
+        return None if features is None else self._link.to_device(features)
 
     def put(self, key: str, features: VisualFeatures) -> None:
         self._store.put(key, features.nbytes, features.created_at, lambda: self._link.to_host(features))
@@ -36,24 +41,24 @@ class HostTier:
         self._store.sweep()
 
     def flush(self, timeout: float) -> bool:
-        """What was put is here already."""
+        """Return at once: `put` returns after the copy."""
         return True
 
     def close(self) -> None:
-        """Nothing outlives the process."""
+        """Do nothing: the memory is freed with the process."""
 
     def check_integrity(self) -> None:
         self._store.check_integrity()
 
     def stats(self) -> dict[str, float]:
-        found = self._store.stats()
+        stats = self._store.stats()
         return {
-            "bytes": found.bytes,
+            "bytes": stats.bytes,
             "capacity_bytes": self._store.capacity,
-            "entries": found.entries,
-            "hits": found.hits,
-            "misses": found.misses,
-            "dropped": found.dropped,
-            "evictions": found.evictions,
-            "expired": found.expired,
+            "entries": stats.entries,
+            "hits": stats.hits,
+            "misses": stats.misses,
+            "dropped": stats.dropped,
+            "evictions": stats.evictions,
+            "expired": stats.expired,
         }

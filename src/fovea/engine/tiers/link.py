@@ -1,8 +1,9 @@
-"""Features on their way between the device and host memory, beside whatever the device computes.
+"""Copies features between the device and host memory while the device computes.
 
-On CUDA bytes pass through a small pinned buffer on a stream of their own, so the engine's stream never waits for them;
-the thread that asks for a copy does, and must not be the engine's. They rest in plain memory, because pinned memory is
-handed out in powers of two and would make a ceiling in bytes a matter of luck. On a CPU it is the same two copies.
+On CUDA, bytes pass through a small pinned buffer in a stream of their own, so the engine's stream never waits
+for them. The calling thread does wait, so it must not be the engine's thread. In host memory, features are
+stored in plain memory: pinned memory is allocated in powers of two, so a limit in bytes would not hold. On a
+CPU the same two copies are made.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ from torch import Tensor
 from fovea.engine.vision.features import VisualFeatures
 
 STAGING_BYTES = 16 << 20
+"""Size of the pinned buffer."""
 
 
 class HostLink:
-    """Thread-safe; one copy at a time."""
+    """Copies features to host memory and back. Thread-safe; makes one copy at a time.
+
+    device: the device whose features are copied.
+    staging_bytes: size of the pinned buffer.
+    """
 
     def __init__(self, device: torch.device, staging_bytes: int = STAGING_BYTES) -> None:
         self._device = device
@@ -31,37 +37,37 @@ class HostLink:
         self._lock = threading.Lock()
 
     def to_host(self, features: VisualFeatures) -> VisualFeatures:
-        """A copy in host memory."""
-        return self._moved(features, lambda tensor: torch.empty_like(tensor, device="cpu"))
+        """Return a copy in host memory, complete when this returns."""
+        return self._copy(features, lambda tensor: torch.empty_like(tensor, device="cpu"))
 
     def to_device(self, features: VisualFeatures) -> VisualFeatures:
-        """A copy on the device, complete when this returns."""
-        moved = self._moved(features, lambda tensor: torch.empty_like(tensor, device=self._device))
+        """Return a copy on the device, complete when this returns."""
+        copy = self._copy(features, lambda tensor: torch.empty_like(tensor, device=self._device))
         if self._stream is not None:
-            for tensor in moved.tensors:
+            for tensor in copy.tensors:
                 tensor.record_stream(torch.cuda.default_stream(self._device))
-        return moved
+        return copy
 
     @torch.inference_mode()
-    def _moved(self, features: VisualFeatures, empty: Callable[[Tensor], Tensor]) -> VisualFeatures:
+    def _copy(self, features: VisualFeatures, empty: Callable[[Tensor], Tensor]) -> VisualFeatures:
         with self._lock, nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             copies = []
             for tensor in features.tensors:
                 source = tensor.contiguous()
                 copies.append(empty(source))
-                self._copy(_flat(source), _flat(copies[-1]))
+                self._copy_bytes(_flat(source), _flat(copies[-1]))
         return VisualFeatures.from_tensors(copies, features.created_at)
 
-    def _copy(self, source: Tensor, target: Tensor) -> None:
-        """Flat bytes, either side on the device."""
+    def _copy_bytes(self, source: Tensor, target: Tensor) -> None:
+        """Copy flat bytes through the buffer. Source or target, or both, may be on the device."""
         if self._staging is None:
             self._staging = torch.empty(self._size, dtype=torch.uint8, pin_memory=self._cuda)
         for start in range(0, len(source), self._size):
-            part = slice(start, min(len(source), start + self._size))
-            staged = self._staging[: part.stop - part.start]
-            staged.copy_(source[part], non_blocking=True)
+            section = slice(start, min(len(source), start + self._size))
+            buffer = self._staging[: section.stop - section.start]
+            buffer.copy_(source[section], non_blocking=True)
             self._finish()
-            target[part].copy_(staged, non_blocking=True)
+            target[section].copy_(buffer, non_blocking=True)
             self._finish()
 
     def _finish(self) -> None:

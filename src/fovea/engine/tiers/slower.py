@@ -1,11 +1,12 @@
-"""Encoder outputs below the device's memory: host memory, then disk, behind one door.
+"""The tiers of encoder outputs below the device's memory: host memory, then disk.
 
-    made(key, features)       the encoder has made them: tiers that outlive the process take a copy
-    evicted(key, features)    the device has no room for them any more: host memory takes a copy
-    get(key, tokens)          a request is being prepared and wants them: the fastest tier that has them answers
+    add_encoded(key, features)    after encoding: the disk tier stores a copy, which outlives the process
+    add_evicted(key, features)    after eviction from device memory: the host tier stores a copy get(key,
+    tokens)              while a request is prepared: returns a copy from the fastest tier that has it
 
-The first two only queue and never wait, so they are for the engine's thread; copies are made by a thread per tier. What
-waits in a queue is found. `get` copies, so it is for worker threads.
+The first two only enqueue and never wait, so the engine's thread may call them. One thread per tier makes the
+copies. `find` and `get` also find outputs that are still in a queue. `get` copies, so only worker threads may
+call it.
 """
 
 from __future__ import annotations
@@ -27,13 +28,18 @@ from fovea.engine.tiers.link import HostLink
 from fovea.engine.vision.features import VisualFeatures
 
 QUEUE_BYTES = 128 << 20
-"""What may wait to be copied to a tier; on CUDA that is memory of the device beyond its ceiling, for that moment."""
+"""Limit of the bytes that wait to be copied to a tier.
+
+On CUDA they are device memory above the ceiling of the device's cache, until they are copied.
+"""
 SWEEP_S = 60.0
+"""Seconds of an idle queue after which its tier removes expired outputs."""
 CLOSE_S = 10.0
+"""Seconds that closing waits for the queue of each tier."""
 
 
 class FeatureTier(Protocol):
-    """One kind of slower memory. `put` returns when nothing of the device's memory is needed any more."""
+    """One kind of slower memory. When `put` returns, the copy is complete and device memory may be reused."""
 
     name: str
 
@@ -48,7 +54,7 @@ class FeatureTier(Protocol):
     def clear(self) -> None: ...
 
     def sweep(self) -> None:
-        """Remove what is too old."""
+        """Remove expired outputs."""
         ...
 
     def flush(self, timeout: float) -> bool: ...
@@ -60,8 +66,8 @@ class FeatureTier(Protocol):
     def stats(self) -> dict[str, float]: ...
 
 
-class _Behind:
-    """A tier and what waits to be copied there."""
+class _QueuedTier:
+    """A tier and the queue of outputs to copy to it."""
 
     def __init__(self, tier: FeatureTier) -> None:
         self.tier = tier
@@ -78,16 +84,18 @@ class _Behind:
 
 
 class SlowerTiers:
-    """host takes what the device evicts, disk what the encoder makes; either may be None. Thread-safe.
+    """The host tier and the disk tier, with their queues. Thread-safe.
 
-    ttl_s: outputs encoded that long ago are misses, wherever they are.
+    host: stores the outputs that the device evicts; None: there is no such tier.
+    disk: stores the outputs that the encoder computes; None: there is no such tier.
+    ttl_s: outputs that were encoded longer ago are misses in every tier; None: no limit.
     """
 
     def __init__(
         self, host: FeatureTier | None = None, disk: FeatureTier | None = None, ttl_s: float | None = None
     ) -> None:
-        self._host = None if host is None else _Behind(host)
-        self._disk = None if disk is None else _Behind(disk)
+        self._host = None if host is None else _QueuedTier(host)
+        self._disk = None if disk is None else _QueuedTier(disk)
         self._tiers = tuple(tier for tier in (self._host, self._disk) if tier is not None)
         self._ttl_s = ttl_s
         self._counting = threading.Lock()
@@ -100,76 +108,83 @@ class SlowerTiers:
         self._submit(self._host, key, features)
 
     def find(self, keys: Iterable[str]) -> frozenset[str]:
-        """Which of these outputs, all of which somebody needs, are in any of the tiers. For worker threads."""
-        found = set()
+        """Return those of the keys that any tier has, and count misses. For worker threads.
+
+        keys: outputs that a request needs.
+        """
+        known = set()
         for key in keys:
-            for behind in self._tiers:
-                if key in behind:
-                    found.add(key)
+            for tier in self._tiers:
+                if key in tier:
+                    known.add(key)
                     break
-                self._count(behind, "misses")
-        return frozenset(found)
+                self._count(tier, "misses")
+        return frozenset(known)
 
     def get(self, key: str, tokens: int) -> VisualFeatures | None:
-        """An output of so many visual tokens. One that is not what the plan says is a miss."""
-        for behind in self._tiers:
-            features = behind.get(key)
+        """Return an output, or None. If its number of visual tokens is not `tokens`, it is a miss."""
+        for tier in self._tiers:
+            features = tier.get(key)
             if features is not None and features.embeds.shape[0] == tokens and not self._is_stale(features):
                 return features
         return None
 
     def drop(self, key: str) -> None:
-        """Lose an output on purpose."""
-        for behind in self._tiers:
-            behind.queue.cancel(key)
-            behind.tier.drop(key)
+        """Remove an output from all tiers."""
+        for tier in self._tiers:
+            tier.queue.cancel(key)
+            tier.tier.drop(key)
 
     def clear(self, *names: str) -> None:
-        """Forget what the tiers of these names hold."""
-        for behind in self._tiers:
-            if behind.tier.name in names:
-                behind.queue.cancel_all()
-                behind.tier.clear()
+        """Remove all outputs from the tiers of these names."""
+        for tier in self._tiers:
+            if tier.tier.name in names:
+                tier.queue.cancel_all()
+                tier.tier.clear()
 
     def flush(self, timeout: float) -> bool:
-        """Wait until what was put is where it belongs; False: it took longer."""
-        return all(behind.queue.flush(timeout) and behind.tier.flush(timeout) for behind in self._tiers)
+        """Wait until all queues are empty and all outputs are stored. `timeout`: seconds for each wait.
+
+        Returns False if that takes longer.
+        """
+        return all(tier.queue.flush(timeout) and tier.tier.flush(timeout) for tier in self._tiers)
 
     def close(self) -> None:
-        for behind in self._tiers:
-            behind.queue.close(CLOSE_S)
-            behind.tier.close()
+        """Write what is still in the queues, as far as CLOSE_S allows, and stop the threads."""
+        for tier in self._tiers:
+            tier.queue.close(CLOSE_S)
+            tier.tier.close()
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless each tier's bytes add up."""
-        for behind in self._tiers:
-            behind.tier.check_integrity()
+        """Raise RuntimeError if the bytes of a tier do not add up."""
+        for tier in self._tiers:
+            tier.tier.check_integrity()
 
     def stats(self) -> dict[str, float]:
-        """By the names of `observe.metrics`: embed_host_bytes and so on."""
-        found: dict[str, float] = {}
-        for behind in self._tiers:
-            values = behind.tier.stats()
+        """Return all counters by the names that `observe.metrics` uses, such as embed_host_bytes."""
+        counters: dict[str, float] = {}
+        for tier in self._tiers:
+            values = tier.tier.stats()
             for name in ("misses", "dropped"):
-                values[name] += self._counts[behind.tier.name, name]
-            values["leaving_bytes"] = behind.queue.bytes
-            found |= {f"embed_{behind.tier.name}_{name}": value for name, value in values.items()}
-        return found
+                values[name] += self._counts[tier.tier.name, name]
+            values["leaving_bytes"] = tier.queue.bytes
+            counters |= {f"embed_{tier.tier.name}_{name}": value for name, value in values.items()}
+        return counters
 
-    def _submit(self, behind: _Behind | None, key: str, features: VisualFeatures) -> None:
-        if behind is not None and not behind.queue.submit(key, features):
-            self._count(behind, "dropped")
+    def _submit(self, tier: _QueuedTier | None, key: str, features: VisualFeatures) -> None:
+        if tier is not None and not tier.queue.submit(key, features):
+            self._count(tier, "dropped")
 
-    def _count(self, behind: _Behind, name: str) -> None:
+    def _count(self, tier: _QueuedTier, name: str) -> None:
         with self._counting:
-            self._counts[behind.tier.name, name] += 1
+            self._counts[tier.tier.name, name] += 1
 
     def _is_stale(self, features: VisualFeatures) -> bool:
         return self._ttl_s is not None and time.time() - features.created_at >= self._ttl_s
 
 
 def slower_tiers(settings: OutputSettings, fingerprint: str, device: torch.device) -> SlowerTiers:
-    """The tiers that the configuration asks for. fingerprint: as `DiskTier` has it."""
+    """Build the tiers that the configuration enables. fingerprint: as for `DiskTier`."""
     link, ttl = HostLink(device), settings.embed_ttl_s or None
     host = HostTier(settings.embed_host_mib * MIB, link, ttl) if settings.embed_host_mib else None
     disk = None
