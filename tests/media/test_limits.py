@@ -1,4 +1,4 @@
-"""MediaLimits: defaults hold, every wrong value is named with what is accepted."""
+"""MediaLimits accepts its defaults; the error of a wrong value names the value and the accepted ones."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def test_refuses(field: str, value: Any, fragment: str) -> None:
     assert caught.value.param == field
 
 
-def test_accepts_what_it_says(tmp_path: Path) -> None:
+def test_accepted_values(tmp_path: Path) -> None:
     MediaLimits(allowed_hosts=("example.com", "*.example.org"), file_root=tmp_path, max_aspect_ratio=1)
 
 
-def test_pixel_ceiling_leaves_pillows_own_guard_on() -> None:
+def test_the_pixel_ceiling_keeps_pillows_own_guard_active() -> None:
     assert Pillow.MAX_IMAGE_PIXELS == PILLOW_MAX_PIXELS
     assert MediaLimits().max_pixels <= PILLOW_MAX_PIXELS
