@@ -13,12 +13,16 @@ from dataclasses import dataclass, field
 class Web:
     """The address and the records of a test server.
 
-    requests: the heads of the requests, as text. connections: number of connections.
+    requests: the heads of the requests, as text. connections: number of connections. sent: bytes of bodies.
+    open: number of answers that are being sent. most_open: its maximum.
     """
 
     port: int = 0
     requests: list[str] = field(default_factory=list)
     connections: int = 0
+    sent: int = 0
+    open: int = 0
+    most_open: int = 0
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"
@@ -30,6 +34,7 @@ class Answer:
 
     body: sent in parts of `step` bytes with `pause` seconds after each, once `hold` is set.
     length: Content-Length. None: the body's length; -1: no header.
+    stalls: nothing follows the first part until the client closes the connection.
     """
 
     body: bytes = b""
@@ -39,6 +44,7 @@ class Answer:
     step: int = 1 << 20
     pause: float = 0.0
     hold: asyncio.Event | None = None
+    stalls: bool = False
 
     def head(self) -> bytes:
         length = len(self.body) if self.length is None else self.length
@@ -62,7 +68,10 @@ async def serve(answers: Answers, tls: ssl.SSLContext | None = None) -> AsyncIte
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():
                 web.requests.append(head)
                 answer = answers.get(head.split()[1], Answer(status="404 Not Found"))
-                await send(writer, answer if isinstance(answer, Answer) else answer(head))
+                answer = answer if isinstance(answer, Answer) else answer(head)
+                await send(web, writer, answer)
+                if answer.stalls:
+                    await reader.read()
                 if "connection: close" in head.lower():
                     break
         except (OSError, asyncio.IncompleteReadError):
@@ -76,11 +85,25 @@ async def serve(answers: Answers, tls: ssl.SSLContext | None = None) -> AsyncIte
         yield web
 
 
-async def send(writer: asyncio.StreamWriter, answer: Answer) -> None:
+async def send(web: Web, writer: asyncio.StreamWriter, answer: Answer) -> None:
     if answer.hold is not None:
         await answer.hold.wait()
-    writer.write(answer.head())
-    for at in range(0, len(answer.body), answer.step):
-        writer.write(answer.body[at : at + answer.step])
-        await writer.drain()
-        await asyncio.sleep(answer.pause)
+    web.open += 1
+    web.most_open = max(web.most_open, web.open)
+    parts = [answer.body[at : at + answer.step] for at in range(0, len(answer.body), answer.step)]
+    try:
+        writer.write(answer.head())
+        for part in parts[:1] if answer.stalls else parts[:-1]:
+            await send_part(web, writer, answer, part)
+    finally:
+        # Counted before the last part is sent: a client that has it may open its next connection at once.
+        web.open -= 1
+    for part in [] if answer.stalls else parts[-1:]:
+        await send_part(web, writer, answer, part)
+
+
+async def send_part(web: Web, writer: asyncio.StreamWriter, answer: Answer, part: bytes) -> None:
+    writer.write(part)
+    web.sent += len(part)
+    await writer.drain()
+    await asyncio.sleep(answer.pause)
