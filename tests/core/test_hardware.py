@@ -1,4 +1,4 @@
-"""What the standard library can tell of this machine: its memory, and by which instructions Fovea chooses kernels."""
+"""Available memory and CPU flags of this machine, from simulated files of /proc and /sys."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_available_memory(monkeypatch: pytest.MonkeyPatch, contents: dict[str, s
 
 
 @pytest.mark.parametrize(
-    ("flags", "variable", "kept", "bf16"),
+    ("flags", "variable", "expected", "bf16"),
     [
         ("fma avx2 avx512f avx512_bf16 amx_tile", "on", "fma avx2 avx512f avx512_bf16 amx_tile", True),
         ("fma avx2 avx512f avx512_bf16 amx_tile", "", "fma avx2 avx512f avx512_bf16 amx_tile", True),
@@ -70,13 +70,13 @@ def test_available_memory(monkeypatch: pytest.MonkeyPatch, contents: dict[str, s
     ],
 )
 def test_native_kernels_off_hides_wide_vectors(
-    monkeypatch: pytest.MonkeyPatch, flags: str, variable: str, kept: str, bf16: bool
+    monkeypatch: pytest.MonkeyPatch, flags: str, variable: str, expected: str, bf16: bool
 ) -> None:
     files(monkeypatch, {"/proc/cpuinfo": f"processor: 0\nflags : {flags}\n"})
     monkeypatch.setenv("FOVEA_NATIVE_KERNELS", variable)
-    assert hardware.kernel_flags() == set(kept.split())
+    assert hardware.kernel_flags() == set(expected.split())
     assert hardware.has_bf16_units() is bf16
-    assert hardware.cpu_flags() == set(flags.split()), "what compilers may use does not change"
+    assert hardware.cpu_flags() == set(flags.split()), "the flags for compilers do not change"
 
 
 def test_native_kernels_are_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:

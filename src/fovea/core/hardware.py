@@ -27,9 +27,11 @@ VECTORS = (
 FALLBACK_BYTES = 2 * 1024**3
 """Memory that is assumed to be available where the system does not report it."""
 NATIVE_KERNELS_VARIABLE = "FOVEA_NATIVE_KERNELS"
-"""Environment variable, "on" (default) or "off". With "off" Fovea decides as on an AVX2 machine: its C++ kernels stay off, and
-`--dtype auto` is float32. It is meant for tests and for comparisons; `--kernels` chooses kernels in
-production."""
+"""Environment variable: "on" (default) or "off".
+
+With "off" Fovea decides as on an AVX2 machine: its C++ kernels stay off, and `--dtype auto` is float32. It is meant
+for tests and comparisons; `--kernels` chooses kernels in production.
+"""
 WIDE_VECTORS = ("avx512", "amx", "avx_ne_convert")
 """Prefixes of the instruction sets that an AVX2 machine lacks."""
 
@@ -84,7 +86,7 @@ def kernel_flags() -> frozenset[str]:
 
 
 def has_bf16_units() -> bool:
-    """Return whether the CPU multiplies bfloat16 in hardware (AVX-512 or AMX), so that it is faster than float32."""
+    """Whether the CPU multiplies bfloat16 in hardware (AVX-512 or AMX), which is faster than float32."""
     return not kernel_flags().isdisjoint({"avx512_bf16", "amx_tile"})
 
 
