@@ -29,8 +29,8 @@ FALLBACK_BYTES = 2 * 1024**3
 NATIVE_KERNELS_VARIABLE = "FOVEA_NATIVE_KERNELS"
 """Environment variable: "on" (default) or "off".
 
-With "off" Fovea decides as on an AVX2 machine: its C++ kernels stay off, and `--dtype auto` is float32. It is meant
-for tests and comparisons; `--kernels` chooses kernels in production.
+With "off" Fovea decides as on an AVX2 machine: its C++ kernels stay off, and `--dtype auto` is float32. It is
+meant for tests and comparisons; `--kernels` chooses kernels in production.
 """
 WIDE_VECTORS = ("avx512", "amx", "avx_ne_convert")
 """Prefixes of the instruction sets that an AVX2 machine lacks."""

@@ -1,0 +1,214 @@
+"""Settings declared once: type, default, range and help in one place, read by one checker.
+
+    @dataclass(frozen=True, slots=True)
+    class CacheSettings:
+        \"\"\"Ceilings of the caches.\"\"\"
+
+        size_mib: int = setting(256, "Ceiling of the cache in MiB. 0 turns it off.", low=0, high=1 << 24)
+
+        def __post_init__(self) -> None:
+            check_settings(self)
+
+The command line, environment variables and the configuration file take names, types, defaults and help from
+these declarations (`cli.options`). A settings class may hold others as fields ("subjects"); outside of Python
+their settings are one flat list of names.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from fovea.core.errors import ConfigError
+
+T = TypeVar("T")
+_RULE = "fovea.setting"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The accepted values of one setting, and its help text.
+
+    low, high: bounds of a number, or of every number of a tuple; both included.
+    or_zero: 0 is accepted beside the range.
+    choices: the only values of a text, or of every text of a tuple.
+    check: of a value, or of every item of a tuple: raises ConfigError or returns the accepted values in words; an empty
+        text accepts.
+    words: the accepted values in words, if neither bounds nor choices say it.
+    nonempty: a tuple needs one item at least.
+    internal: set by code, never by users.
+    """
+
+    help: str
+    low: float | None = None
+    high: float | None = None
+    or_zero: bool = False
+    choices: tuple[str, ...] = ()
+    check: Callable[[Any], str] | None = None
+    words: str = ""
+    nonempty: bool = False
+    internal: bool = False
+
+    @property
+    def accepted(self) -> str:
+        """The accepted values in words; empty if every value of the type is."""
+        if self.choices:
+            return ", ".join(self.choices)
+        if self.low is None or self.high is None:
+            return self.words
+        zero = "0, or " if self.or_zero else ""
+        return f"{zero}{self.low:.12g} to {self.high:.12g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as users see it. hint: the type; default: the value when nothing is said; subject: path to its class."""
+
+    name: str
+    hint: Any
+    default: Any
+    rule: Rule
+    subject: tuple[str, ...] = ()
+
+
+def setting(
+    default: T,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    or_zero: bool = False,
+    choices: tuple[str, ...] = (),
+    check: Callable[[Any], str] | None = None,
+    words: str = "",
+    nonempty: bool = False,
+    internal: bool = False,
+) -> T:
+    """Declare a field of a settings class. The arguments are those of `Rule`."""
+    rule = Rule(help, low, high, or_zero, choices, check, words, nonempty, internal)
+    return field(default=default, metadata={_RULE: rule})
+
+
+def required(help: str) -> Any:
+    """Declare a field without a default."""
+    return field(metadata={_RULE: Rule(help)})
+
+
+def check_settings(settings: Any) -> None:
+    """Raise ConfigError for the first field whose value is not accepted. For `__post_init__`."""
+    for entry in settings_of(type(settings), nested=False):
+        check_value(entry, getattr(settings, entry.name))
+
+
+def check_value(entry: Setting, value: Any) -> None:
+    """Raise ConfigError, naming the setting, its value (of a tuple, the first wrong item) and what is accepted."""
+    rule, hint = entry.rule, entry.hint
+    if isinstance(hint, types.UnionType):
+        if value is None:
+            return
+        hint = inner_type(hint)
+    accepted = rule.accepted or type_in_words(entry.hint)
+    if typing.get_origin(hint) is not tuple:
+        if problem := _problem(value, hint, rule, accepted):
+            raise ConfigError(f"{entry.name} is {value!r}; accepted: {problem}", param=entry.name)
+        return
+    if not isinstance(value, tuple) or (rule.nonempty and not value):
+        raise ConfigError(f"{entry.name} is {value!r}; accepted: {accepted}, as A,B", param=entry.name)
+    for item in value:
+        if problem := _problem(item, typing.get_args(hint)[0], rule, accepted):
+            raise ConfigError(f"{entry.name} has {item!r}; accepted: {problem}", param=entry.name)
+
+
+def _problem(value: Any, kind: Any, rule: Rule, accepted: str) -> str:
+    """The accepted values if this one is not among them, else an empty text."""
+    if not _fits(value, kind, rule):
+        return accepted
+    return "" if rule.check is None else rule.check(value)
+
+
+def _fits(value: Any, kind: Any, rule: Rule) -> bool:
+    """Whether one value has the type and is within the rule. NaN is within no range."""
+    wanted = (int, float) if kind is float else kind
+    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
+        return False
+    if rule.choices:
+        return value in rule.choices
+    if rule.low is None or rule.high is None:
+        return True
+    return bool((rule.or_zero and value == 0) or rule.low <= value <= rule.high)
+
+
+def settings_of(cls: type, *, nested: bool = True) -> tuple[Setting, ...]:
+    """All settings of a class in order of declaration; with `nested`, those of its subjects in place of these."""
+    return tuple(entry for entry in _all_settings(cls) if nested or not entry.subject)
+
+
+@functools.cache
+def _all_settings(cls: type) -> tuple[Setting, ...]:
+    return tuple(_settings(cls, ()))
+
+
+def _settings(cls: type, path: tuple[str, ...]) -> Iterator[Setting]:
+    hints = typing.get_type_hints(cls)
+    for entry in fields(cls):
+        hint = hints[entry.name]
+        if is_dataclass(hint):
+            yield from _settings(cast(type, hint), (*path, entry.name))
+        elif _RULE in entry.metadata:
+            yield Setting(entry.name, hint, _default(entry), entry.metadata[_RULE], path)
+
+
+def build_settings(cls: type[T], values: Mapping[str, Any]) -> T:
+    """An instance from a flat mapping of names to values. Raises ConfigError for unknown names and wrong values."""
+    known = {entry.name: entry for entry in settings_of(cls)}
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"unknown setting {name!r}; known: {', '.join(sorted(known))}", param=name)
+    return _build(cls, (), {name: (known[name].subject, value) for name, value in values.items()})
+
+
+def _build(cls: type[T], path: tuple[str, ...], values: Mapping[str, tuple[tuple[str, ...], Any]]) -> T:
+    hints = typing.get_type_hints(cls)
+    arguments = {name: value for name, (subject, value) in values.items() if subject == path}
+    for entry in fields(cast(Any, cls)):
+        if is_dataclass(hints[entry.name]):
+            arguments[entry.name] = _build(cast(type, hints[entry.name]), (*path, entry.name), values)
+    return cls(**arguments)
+
+
+def flat_values(settings: Any) -> dict[str, Any]:
+    """The values of all settings by name: the inverse of `build_settings`."""
+    values = {}
+    for entry in settings_of(type(settings)):
+        owner = settings
+        for name in entry.subject:
+            owner = getattr(owner, name)
+        values[entry.name] = getattr(owner, entry.name)
+    return values
+
+
+def inner_type(hint: Any) -> Any:
+    """The type beside None of an optional one."""
+    return next(arg for arg in typing.get_args(hint) if arg is not type(None))
+
+
+def type_in_words(hint: Any) -> str:
+    """What a value of that type looks like, for messages."""
+    if isinstance(hint, types.UnionType):
+        return f"{type_in_words(inner_type(hint))}, or none"
+    if typing.get_origin(hint) is tuple:
+        many = {int: "whole numbers, as A,B", float: "numbers, as A,B"}
+        return many.get(typing.get_args(hint)[0], "names, as A,B")
+    words = {int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
+    return words.get(hint, "text")
+
+
+def _default(entry: Field[Any]) -> Any:
+    if entry.default is not MISSING:
+        return entry.default
+    return MISSING if entry.default_factory is MISSING else entry.default_factory()
