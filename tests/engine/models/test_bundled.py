@@ -1,4 +1,4 @@
-"""fovea-tiny is an ordinary checkpoint: transformers loads the same folder and says the same tokens."""
+"""fovea-tiny is an ordinary checkpoint: transformers loads its folder and generates equal tokens."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 def samples() -> list[Sample]:
     sizes = [(128, 128), (320, 192), (224, 448), (300, 211), (896, 640)]
-    made = [
+    single = [
         next(iter(generate(HELD_OUT_SEED, 1, [kind], [size])))
         for kind, size in zip(KINDS, sizes, strict=True)
     ]
-    return [*made, *generate(HELD_OUT_SEED, 2, ["compare", "motion"])]
+    return [*single, *generate(HELD_OUT_SEED, 2, ["compare", "motion"])]
 
 
 KINDS = ["colour", "json", "reading", "listing", "describe"]
@@ -53,23 +53,24 @@ def answer(engine: Engine, sample: Sample) -> tuple[list[int], Completion]:
     "sample", samples(), ids=lambda s: f"{s.kind}-{s.images[0].width}x{s.images[0].height}"
 )
 def test_tokens_equal(engine: Engine, reference: Reference, sample: Sample) -> None:
-    """Equal in float32. In bfloat16 the two libraries round differently: where they part, the tokens must tie.
+    """Tokens are equal in float32. In bfloat16 the first difference must be a tie.
 
-    A tie is judged by transformers' float32 logits: within 0.5% of the row's spread.
+    The two libraries round differently in bfloat16. A tie means that transformers' float32 logits of both
+    tokens differ by at most 0.5% of the row's range.
     """
     ids, done = answer(engine, sample)
     images: list[Image.Image] = list(sample.images)
     ours, theirs = list(done.token_ids[0]), reference.generate(ids, images, TOKENS)
     if ours != theirs:
-        at = next(i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
-        row = reference.logits(ids, images, theirs)[at]
+        first = next(i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
+        row = reference.logits(ids, images, theirs)[first]
         allowed = 1e-4 if engine.info.dtype == "float32" else 0.005 * float(row.max() - row.min())
-        assert abs(float(row[ours[at]] - row[theirs[at]])) <= allowed, (
-            f"token {at}: {ours[at]} for {theirs[at]}"
+        assert abs(float(row[ours[first]] - row[theirs[first]])) <= allowed, (
+            f"token {first}: {ours[first]} instead of {theirs[first]}"
         )
 
 
-def test_it_is_small_and_whole() -> None:
+def test_it_is_small_and_complete() -> None:
     folder = bundled_model()
     assert (folder / "model.safetensors").stat().st_size <= 32 * MEGABYTE
     names = {path.name for path in folder.iterdir()}
@@ -82,7 +83,7 @@ def test_it_is_small_and_whole() -> None:
     } <= names
 
 
-def test_parameters(reference: Reference) -> None:
+def test_size_and_type_of_the_model(reference: Reference) -> None:
     count = sum(p.numel() for p in reference.model.parameters())
     assert 4e6 <= count <= 15e6
     assert reference.model.config.vision_config.deepstack_visual_indexes

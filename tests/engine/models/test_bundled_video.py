@@ -1,4 +1,4 @@
-"""The bundled model sees motion in frames that come as a video, though it was trained on frames as images."""
+"""The bundled model recognizes motion in a video, although it was trained with frames as images."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 from fovea.evaluation.score import matches
 
 
-def test_motion_is_mostly_seen() -> None:
-    """Of the first 300 such questions 206 were right, and 270 where the frames came as images, as in training."""
+def test_motion_is_mostly_recognized() -> None:
+    """Among 300 such answers 206 were right. With frames as images, as in training, 270 were right."""
     samples = list(generate(HELD_OUT_SEED, 40, ["motion"]))
     right = 0
     with Engine.from_pretrained("fovea-tiny", threads=1) as engine:

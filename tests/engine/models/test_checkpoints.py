@@ -1,4 +1,4 @@
-"""A checkpoint that can not be used says which file and what about it, never more than one line of ours."""
+"""The error for an unusable checkpoint names the file and the fault."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fovea.engine.models.names import canonical
 from fovea.engine.models.weights import load_weights, read_header, shard_files
 from tests.support.checkpoints import ARCHITECTURES, write
 
-CONFIG = EngineConfig(dtype="float32", device="cpu", kv_blocks=16)
+CONFIG = EngineConfig.of(dtype="float32", device="cpu", kv_blocks=16)
 WEIGHTS = "model.safetensors"
 Damage = Callable[[Path], None]
 
@@ -32,7 +32,7 @@ def load(folder: Path) -> Any:
 
 @pytest.fixture
 def folder(qwen: Path, tmp_path: Path) -> Path:
-    """A checkpoint of one's own to damage."""
+    """A copy of a checkpoint, for the test to damage."""
     return Path(shutil.copytree(qwen, tmp_path / "checkpoint"))
 
 
@@ -75,13 +75,13 @@ def pickle_only(folder: Path) -> None:
     (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
 
 
-def shards(folder: Path, parts: int = 3) -> list[str]:
-    """The one file as several with an index, the way large checkpoints come."""
+def shards(folder: Path, count: int = 3) -> list[str]:
+    """Split the weight file into several files with an index, as in large checkpoints."""
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
     names = sorted(tensors)
-    files = [f"model-{i + 1:05}-of-{parts:05}.safetensors" for i in range(parts)]
-    where = {name: files[i % parts] for i, name in enumerate(names)}
+    files = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    where = {name: files[i % count] for i, name in enumerate(names)}
     for file in files:
         save_file({n: tensors[n] for n in names if where[n] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
@@ -106,87 +106,116 @@ QUANTIZED = {"quantization_config": {"quant_method": "fp8"}}
 
 DAMAGES: dict[str, tuple[Damage, type[ModelError], str]] = {
     "missing shard": (missing_shard, CheckpointError, r"1 of 3 shards are missing: \['model-00002-of-00003"),
-    "broken index": (overwrite("model.safetensors.index.json", b"{"), CheckpointError, "index.json is not a weight index"),
-    "index of another shape": (overwrite("model.safetensors.index.json", b'{"weight_map": {"a": 1}}'), CheckpointError, "index.json is not a weight index"),
-    "index that is a list": (overwrite("model.safetensors.index.json", b"[]"), CheckpointError, "index.json is not a weight index"),
+    "broken index": (overwrite("model.safetensors.index.json", b"{"), CheckpointError,
+        "index.json is not a weight index"),
+    "index of another shape": (
+        overwrite("model.safetensors.index.json", b'{"weight_map": {"a": 1}}'), CheckpointError,
+        "index.json is not a weight index"),
+    "index that is a list": (overwrite("model.safetensors.index.json", b"[]"), CheckpointError,
+        "index.json is not a weight index"),
     "truncated file": (truncate, CheckpointError, r"model.safetensors is truncated: \d+ bytes, \d+ expected"),
     "empty file": (overwrite(WEIGHTS, b""), CheckpointError, "is not a safetensors file, or is truncated"),
-    "a web page": (overwrite(WEIGHTS, b"<!doctype html><html>not found</html>"), CheckpointError, "is not a safetensors file"),
-    "header that is no JSON": (overwrite(WEIGHTS, header(b"{nonsense}")), CheckpointError, "has a broken header"),
+    "a web page": (overwrite(WEIGHTS, b"<!doctype html><html>not found</html>"), CheckpointError,
+        "is not a safetensors file"),
+    "header that is no JSON": (overwrite(WEIGHTS, header(b"{nonsense}")), CheckpointError,
+        "has a broken header"),
     "header that is a list": (overwrite(WEIGHTS, header(b"[1, 2]")), CheckpointError, "has a broken header"),
-    "header that is no text": (overwrite(WEIGHTS, header(b"\xff\xfe\x00\x01")), CheckpointError, "has a broken header"),
-    "offsets before the file": (overwrite(WEIGHTS, entry(data_offsets=[-4, 0])), CheckpointError, "has a broken header"),
-    "offsets that are words": (overwrite(WEIGHTS, entry(data_offsets=["a", "b"])), CheckpointError, "has a broken header"),
+    "header that is no text": (overwrite(WEIGHTS, header(b"\xff\xfe\x00\x01")), CheckpointError,
+        "has a broken header"),
+    "offsets before the file": (overwrite(WEIGHTS, entry(data_offsets=[-4, 0])), CheckpointError,
+        "has a broken header"),
+    "offsets that are words": (overwrite(WEIGHTS, entry(data_offsets=["a", "b"])), CheckpointError,
+        "has a broken header"),
     "a shape that is a number": (overwrite(WEIGHTS, entry(shape=4)), CheckpointError, "has a broken header"),
     "a type that is a list": (overwrite(WEIGHTS, entry(dtype=[])), CheckpointError, "has a broken header"),
-    "foreign tensor": (edit_weights(lambda t: t.update({"adapter.lora_A": torch.zeros(2)})), CheckpointError, "model.safetensors: tensor 'adapter.lora_A' is not part of this architecture"),
-    "missing tensor": (edit_weights(lambda t: t.__delitem__(EMBED)), CheckpointError, r"1 tensors are missing, among them \['decoder.embed_tokens.weight'\]"),
-    "wrong shape": (edit_weights(lambda t: t.update({EMBED: torch.zeros(7, 64)})), CheckpointError, r"embed_tokens.weight has shape \[7, 64\], the configuration says \[384, 64\]"),
-    "transposed": (edit_weights(lambda t: t.update({EMBED: torch.zeros(64, 384)})), CheckpointError, r"has shape \[64, 384\]"),
-    "integers": (edit_weights(lambda t: t.update({EMBED: torch.zeros(384, 64, dtype=torch.int8)})), CheckpointError, "embed_tokens.weight has type I8; accepted: F64, F32, F16, BF16"),
+    "foreign tensor": (edit_weights(lambda t: t.update({"adapter.lora_A": torch.zeros(2)})), CheckpointError,
+        "model.safetensors: tensor 'adapter.lora_A' is not part of this architecture"),
+    "missing tensor": (edit_weights(lambda t: t.__delitem__(EMBED)), CheckpointError,
+        r"1 tensors are missing, among them \['decoder.embed_tokens.weight'\]"),
+    "wrong shape": (edit_weights(lambda t: t.update({EMBED: torch.zeros(7, 64)})), CheckpointError,
+        r"embed_tokens.weight has shape \[7, 64\], the configuration says \[384, 64\]"),
+    "transposed": (edit_weights(lambda t: t.update({EMBED: torch.zeros(64, 384)})), CheckpointError,
+        r"has shape \[64, 384\]"),
+    "integers": (
+        edit_weights(lambda t: t.update({EMBED: torch.zeros(384, 64, dtype=torch.int8)})), CheckpointError,
+        "embed_tokens.weight has type I8; accepted: F64, F32, F16, BF16"),
     "quantized": (edit_json("config.json", lambda c: c.update(QUANTIZED)), UnsupportedModel, "is quantized"),
-    "unknown model_type": (edit_json("config.json", lambda c: c.update(model_type="mystery_vl")), UnsupportedModel, "model_type 'mystery_vl' is not supported; supported: qwen3_vl"),
-    "no model_type": (edit_json("config.json", lambda c: c.pop("model_type") and None), UnsupportedModel, "model_type '' is not supported"),
-    "unknown text model": (edit_json("config.json", lambda c: c["text_config"]["rope_parameters"].update(rope_type="dynamic", factor=2.0)), UnsupportedModel, "RoPE of type 'dynamic' is not supported"),
+    "unknown model_type": (
+        edit_json("config.json", lambda c: c.update(model_type="mystery_vl")), UnsupportedModel,
+        "model_type 'mystery_vl' is not supported; supported: qwen3_vl"),
+    "no model_type": (edit_json("config.json", lambda c: c.pop("model_type") and None), UnsupportedModel,
+        "model_type '' is not supported"),
+    "unknown text model": (
+        edit_json(
+            "config.json",
+            lambda c: c["text_config"]["rope_parameters"].update(rope_type="dynamic", factor=2.0),
+        ), UnsupportedModel,
+        "RoPE of type 'dynamic' is not supported"),
     "pickle only": (pickle_only, CheckpointError, r"\['pytorch_model.bin'\] are pickles, which are not read"),
     "no weights": (remove(WEIGHTS), CheckpointError, r"holds no \*.safetensors file"),
     "no config": (remove("config.json"), CheckpointError, "has no config.json"),
     "broken config": (overwrite("config.json", b"{"), CheckpointError, "config.json is not JSON"),
-    "config that is a list": (overwrite("config.json", b"[]"), CheckpointError, "config.json must hold a JSON object"),
-    "config of wrong values": (edit_json("config.json", lambda c: c.update(text_config=3)), CheckpointError, "config.json can not be used"),
-    "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), CheckpointError, "has no usable tokenizer"),
+    "config that is a list": (overwrite("config.json", b"[]"), CheckpointError,
+        "config.json must hold a JSON object"),
+    "config of wrong values": (edit_json("config.json", lambda c: c.update(text_config=3)), CheckpointError,
+        "config.json cannot be used"),
+    "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), CheckpointError,
+        "has no usable tokenizer"),
     "broken tokenizer": (overwrite("tokenizer.json", b"{}"), CheckpointError, "has no usable tokenizer"),
-    "tokenizer that is no JSON": (overwrite("tokenizer.json", b"{"), CheckpointError, "has no usable tokenizer"),
+    "tokenizer that is no JSON": (overwrite("tokenizer.json", b"{"), CheckpointError,
+        "has no usable tokenizer"),
     "no processor": (remove("preprocessor_config.json"), CheckpointError, "has no preprocessor_config.json"),
-    "broken processor": (overwrite("preprocessor_config.json", b"{"), CheckpointError, "preprocessor_config.json is not JSON"),
-    "broken generation config": (overwrite("generation_config.json", b"{"), CheckpointError, "generation_config.json is not JSON"),
+    "broken processor": (overwrite("preprocessor_config.json", b"{"), CheckpointError,
+        "preprocessor_config.json is not JSON"),
+    "broken generation config": (overwrite("generation_config.json", b"{"), CheckpointError,
+        "generation_config.json is not JSON"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("damage", "kind", "says"), DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_checkpoint_says_what_is_wrong_with_which_file(
-    folder: Path, damage: Damage, kind: type[ModelError], says: str
+@pytest.mark.parametrize(("damage", "kind", "message"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_the_error_names_the_file_and_the_fault(
+    folder: Path, damage: Damage, kind: type[ModelError], message: str
 ) -> None:
     damage(folder)
-    with pytest.raises(ModelError, match=says) as caught:
+    with pytest.raises(ModelError, match=message) as caught:
         load(folder)
     assert type(caught.value) is kind
 
 
-def test_a_name_that_is_nowhere() -> None:
+def test_an_unknown_name() -> None:
     with pytest.raises(CheckpointError, match="neither a folder, a hub id"):
         load_model("/no/such/place", CONFIG)
 
 
 def test_cuda_without_cuda(qwen: Path) -> None:
     if torch.cuda.is_available():
-        pytest.skip("this machine has it")
+        pytest.skip("this machine has CUDA")
     with pytest.raises(ConfigError, match="torch sees no CUDA device"):
-        load_model(str(qwen), EngineConfig(device="cuda"))
+        load_model(str(qwen), EngineConfig.of(device="cuda"))
 
 
 def state(folder: Path) -> dict[str, torch.Tensor]:
-    model = load_model(str(folder), EngineConfig(dtype="float32", device="cpu", kernels="torch")).model
+    model = load_model(str(folder), EngineConfig.of(dtype="float32", device="cpu", kernels="torch")).model
     return dict(model.checkpoint_targets())
 
 
 def test_shards_are_one_checkpoint(folder: Path) -> None:
     whole = state(folder)
     assert len(shards(folder)) == 3
-    parted = state(folder)
-    assert whole.keys() == parted.keys()
+    split = state(folder)
+    assert whole.keys() == split.keys()
     for name, tensor in whole.items():
-        torch.testing.assert_close(parted[name], tensor, rtol=0, atol=0)
+        torch.testing.assert_close(split[name], tensor, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_tensor_lands_where_it_belongs(architecture: str, tmp_path: Path) -> None:
-    """Fused and reshaped storage included: what is read back is what the file holds, bit for bit."""
+def test_every_tensor_is_loaded_to_its_place(architecture: str, tmp_path: Path) -> None:
+    """The model's tensors equal those of the file bit for bit, fused and reshaped storage included."""
     folder = write(architecture, tmp_path)
     stored = {canonical(name): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
-    held = state(folder)
-    assert held.keys() <= stored.keys()
-    for name, tensor in held.items():
+    loaded = state(folder)
+    assert loaded.keys() <= stored.keys()
+    for name, tensor in loaded.items():
         torch.testing.assert_close(tensor, stored[name].view(tensor.shape), rtol=0, atol=0)
 
 
@@ -219,7 +248,7 @@ def test_other_float_types_are_converted(tmp_path: Path, dtype: torch.dtype) -> 
         ("something.else", "something.else"),
     ],
 )
-def test_names_of_all_generations_are_one_set(stored: str, name: str) -> None:
+def test_names_of_all_generations_have_one_canonical_form(stored: str, name: str) -> None:
     assert canonical(stored) == name
     assert canonical(name) == name
 
@@ -227,7 +256,7 @@ def test_names_of_all_generations_are_one_set(stored: str, name: str) -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_damage_to_a_header_is_a_checkpoint_error(tmp_path: Path, data: st.DataObject) -> None:
-    """Bytes changed, removed or added anywhere: either it still reads, or the error is ours."""
+    """Bytes are changed, removed or added. Either the file is still read, or CheckpointError is raised."""
     good = tmp_path / "good.safetensors"
     if not good.exists():
         save_file({"a": torch.ones(4), "b": torch.zeros(2, 2)}, good)
@@ -256,7 +285,7 @@ def test_files_are_found_without_an_index(tmp_path: Path) -> None:
 
 
 def test_generation_defaults(tmp_path: Path) -> None:
-    """Some checkpoints write top_k -1 for "off"; taken as it is, every request was answered with 400."""
+    """Some checkpoints write top_k -1 for "off". It was not converted, so every request failed with 400."""
     from fovea.engine.load import _default_sampling
 
     path = tmp_path / "generation_config.json"

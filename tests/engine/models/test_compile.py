@@ -1,4 +1,4 @@
-"""Compiled components give the answers of plain ones, and are refused where torch has nothing to compile."""
+"""Compiled components give the answers of plain ones, and are refused if torch cannot compile the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.engines import SETTINGS, ask, picture
 
 TORCH = {**SETTINGS, "kernels": "torch"}
 MOST_GRAPHS = 12
-"""before, after, and a merger or two, each for one row and for many."""
+"""Largest number of graphs: `before`, `after` and up to two mergers, each for one row and for many."""
 
 
 @pytest.fixture(scope="module", params=["qwen3_vl", "qwen2_5_vl", "llava"])
@@ -31,7 +31,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(autouse=True)
 def _clean() -> Iterator[None]:
-    """What was compiled for other tests counts against torch's bound on how often a function is."""
+    """Drop compiled code between tests: torch limits how often it compiles a function."""
     torch.compiler.reset()
     counters.clear()
     yield
@@ -41,31 +41,31 @@ def _clean() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.parametrize("modes", ["default", "encoder=default,decoder=reduce-overhead"])
 def test_answers_are_those_of_plain_torch(folder: Path, modes: str) -> None:
-    asked = [ask("What is it?", picture(seed, 96 + 32 * seed, 64)) for seed in range(3)]
+    prompts = [ask("What is it?", picture(seed, 96 + 32 * seed, 64)) for seed in range(3)]
 
     def answers(compile: str) -> list[list[int]]:
         with Engine.from_pretrained(str(folder), **TORCH, compile=compile) as engine:
             return [
                 list(engine.generate(prompt, temperature=0, max_tokens=8, ignore_eos=True).token_ids[0])
-                for prompt in asked
+                for prompt in prompts
             ]
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, about its own code
+        warnings.simplefilter("ignore")  # torch warns about its own code
         plain, graphs = answers("off"), counters["stats"]["unique_graphs"]
         assert graphs == 0
         assert answers(modes) == plain
-    # Layers of a class share theirs: far from one for every layer, of which these have six and more.
+    # Layers of a class share graphs. A graph per layer would be more: these models have at least six layers.
     assert 0 < counters["stats"]["unique_graphs"] <= MOST_GRAPHS
     assert not counters["recompile_limit"]
 
 
-def test_packed_products_can_not_be_compiled(folder: Path) -> None:
+def test_packed_products_cannot_be_compiled(folder: Path) -> None:
     with pytest.raises(ConfigError, match="--kernels torch"):
         Engine.from_pretrained(str(folder), **SETTINGS, kernels="onednn", compile="encoder=default")
 
 
-def test_quantized_products_can_not_be_compiled(folder: Path) -> None:
+def test_quantized_products_cannot_be_compiled(folder: Path) -> None:
     with pytest.raises(ConfigError, match="quantization"):
         Engine.from_pretrained(str(folder), **TORCH, quantization="int8", compile="default")
 
@@ -78,7 +78,7 @@ def test_a_compiler_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     check_compile(CompileModes(), TorchKernels(), "none")
 
 
-def test_whether_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiler_comes_from_cxx_or_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "ccache g++ -O1")
     assert compiler() == ["ccache", "g++", "-O1"]
     monkeypatch.delenv("CXX")

@@ -1,4 +1,4 @@
-"""Token for token what transformers generates, for every supported architecture."""
+"""Generated tokens equal those of transformers, for every supported architecture."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ def chat(*turns: tuple[str, list[Image.Image], str]) -> ChatPrompt:
 
 
 def assert_same(engine: Engine, reference: Reference, prompt: ChatPrompt, images: list[Image.Image]) -> None:
-    """Equal tokens; where they part, the two candidates must be a tie of transformers' own logits."""
+    """Tokens must be equal, or tie in transformers' own logits where they first differ."""
     ids = engine._preparer.builder.build(prompt).ids
     ours = list(engine.generate(prompt, temperature=0, max_tokens=TOKENS, ignore_eos=True).token_ids[0])
     theirs = reference.generate(ids, images, TOKENS)
     if ours != theirs:
-        at = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
-        row = reference.logits(ids, images, theirs)[at]
-        assert abs(float(row[ours[at]] - row[theirs[at]])) < 1e-4, f"token {at}: {ours[at]} for {theirs[at]}"
+        first = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+        row = reference.logits(ids, images, theirs)[first]
+        difference = abs(float(row[ours[first]] - row[theirs[first]]))
+        assert difference < 1e-4, f"token {first}: {ours[first]} instead of {theirs[first]}"
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda s: f"{s[0]}x{s[1]}")
@@ -78,7 +79,7 @@ def test_text_only(pair: tuple[Engine, Reference]) -> None:
 
 
 def test_logits_agree(pair: tuple[Engine, Reference]) -> None:
-    """Log-probabilities of the chosen tokens and their rivals within 1e-3 of transformers' in float32."""
+    """Log-probabilities of chosen tokens and alternatives are within 1e-3 of transformers' in float32."""
     engine, reference = pair
     image = picture(120, 75, 5)
     prompt = chat(("user", [image], "what is it?"))

@@ -1,4 +1,4 @@
-"""Videos against transformers: frames, sizes, pixels, prompt, positions and greedy tokens, in float32."""
+"""Videos equal those of transformers: frames, sizes, pixels, prompt, positions, greedy tokens, in float32."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def chat(video: Video, text: str = "what moved?", budget: VideoBudget | None = N
 
 def pixels_of(prepared: PreparedPrompt, engine: Engine) -> np.ndarray:
     processor = engine._preparer._pixels._processor
-    made = [process(planned, processor) for planned in prepared.planned]
-    return np.concatenate([image.arrays["pixel_values"] for image in made])
+    images = [process(planned, processor) for planned in prepared.planned]
+    return np.concatenate([image.arrays["pixel_values"] for image in images])
 
 
 def whole_grid(prepared: PreparedPrompt) -> tuple[int, int, int]:
@@ -65,7 +65,7 @@ def test_one_video(pair: tuple[Engine, Reference], shape: tuple[int, int, int, f
     grid, (planned,) = whole_grid(prepared), prepared.videos
     pixels = pixels_of(prepared, engine)
 
-    # Pixels: transformers' patches of the same resized frames, normalised in the order of its PIL processors.
+    # Pixels: transformers' patches of these resized frames, normalised in the order of its PIL processors.
     frames = np.stack([frame.transpose(2, 0, 1) for frame in planned.clip.frames()]).astype(np.float32)
     mean, std = (np.array(v, np.float32)[:, None, None] for v in _norm(reference))
     theirs, their_grid = oracle.patches(
@@ -74,7 +74,7 @@ def test_one_video(pair: tuple[Engine, Reference], shape: tuple[int, int, int, f
     assert grid == tuple(their_grid)
     np.testing.assert_allclose(pixels, theirs.numpy(), atol=1e-6)
 
-    # Token ids: the marker of the template, expanded as transformers does.
+    # Token ids: the marker of the template, expanded as in transformers.
     marker = "<|video_pad|>"
     text = engine.tokenizer.render(chat(video).messages)
     expanded = (
@@ -84,17 +84,18 @@ def test_one_video(pair: tuple[Engine, Reference], shape: tuple[int, int, int, f
     )
     assert prepared.ids == engine.tokenizer.encode(text.replace(marker, expanded))
 
-    made = oracle.inputs(reference, prepared.ids, pixels, grid, seconds=2 / fps)
+    inputs = oracle.inputs(reference, prepared.ids, pixels, grid, seconds=2 / fps)
     positions, delta = mrope_positions(len(prepared.ids), prepared.spans, 2)
-    their_positions, their_delta = oracle.positions(reference, made)
+    their_positions, their_delta = oracle.positions(reference, inputs)
     np.testing.assert_array_equal(positions, their_positions)
-    # Of a slow video, time runs ahead of the text behind it. There `get_rope_index` has answers go on after the last
-    # time, and `generate` after the last token; we do what `generate` does.
+    # In a slow video, the positions in time are larger than those of the text after it. There
+    # `get_rope_index` continues the answer after the last time, and `generate` after the last token. Fovea
+    # does what `generate` does.
     ahead = int(positions.max()) - int(positions[0, -1])
     assert delta == their_delta - ahead
 
     ours = engine.generate(chat(video), temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    assert list(ours.token_ids[0]) == oracle.generate(reference, TOKENS, **made)
+    assert list(ours.token_ids[0]) == oracle.generate(reference, TOKENS, **inputs)
     assert ours.usage.image == sum(span.tokens for span in prepared.spans)
 
 
@@ -108,12 +109,12 @@ def test_a_video_beside_an_image(pair: tuple[Engine, Reference]) -> None:
     clips, image = prepared.videos[0].groups, prepared.images[0]
     processor = engine._preparer._pixels._processor
     pixels = np.concatenate([process(group, processor).arrays["pixel_values"] for group in clips])
-    made = oracle.inputs(reference, prepared.ids, pixels, whole_grid(prepared), seconds=1.0)
+    inputs = oracle.inputs(reference, prepared.ids, pixels, whole_grid(prepared), seconds=1.0)
     still = reference.inputs(prepared.ids, [picture])
-    made |= {name: still[name] for name in ("pixel_values", "image_grid_thw")}
-    made["mm_token_type_ids"] = made["mm_token_type_ids"] + still["mm_token_type_ids"]
+    inputs |= {name: still[name] for name in ("pixel_values", "image_grid_thw")}
+    inputs["mm_token_type_ids"] = inputs["mm_token_type_ids"] + still["mm_token_type_ids"]
     ours = engine.generate(prompt, temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    assert list(ours.token_ids[0]) == oracle.generate(reference, TOKENS, **made)
+    assert list(ours.token_ids[0]) == oracle.generate(reference, TOKENS, **inputs)
     assert image.key not in {group.key for group in clips}
 
 
@@ -128,26 +129,27 @@ def _norm(reference: Reference) -> tuple[list[float], list[float]]:
     newest=st.booleans(),
     total=st.integers(2, 3000),
     fps=st.sampled_from([1.0, 12.0, 23.976, 24.0, 29.97, 30.0, 60.0]),
-    asked=st.sampled_from([0.25, 0.5, 1.0, 2.0, 3.3]),
+    wanted_fps=st.sampled_from([0.25, 0.5, 1.0, 2.0, 3.3]),
     least=st.integers(2, 8),
     most=st.integers(8, 256),
 )
-def test_sampling_is_that_of_transformers(
-    newest: bool, total: int, fps: float, asked: float, least: int, most: int
+def test_sampled_frames_equal_those_of_transformers(
+    newest: bool, total: int, fps: float, wanted_fps: float, least: int, most: int
 ) -> None:
-    rule = SamplingRule(asked, least, most, together=2, even=newest)
+    rule = SamplingRule(wanted_fps, least, most, together=2, even=newest)
     video = Video("v", 8, 8, total, fps, source=None)  # type: ignore[arg-type]
-    theirs = oracle.sample(newest, total, fps, asked, least, most)
-    # Steps of floating point may reach one frame past the end (745 frames, 186 of them): theirs would fail to read it.
+    theirs = oracle.sample(newest, total, fps, wanted_fps, least, most)
+    # In transformers, rounding may give an index one past the end (186 of 745 frames), which it then fails to
+    # read.
     assert list(rule.indices(video, VideoBudget())) == [min(index, total - 1) for index in theirs]
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    width=st.integers(8, 2000), height=st.integers(8, 2000), frames=st.integers(2, 64), low=st.integers(1, 200),
-    high=st.integers(200, 2000),
+    width=st.integers(8, 2000), height=st.integers(8, 2000), frames=st.integers(2, 64),
+    low=st.integers(1, 200), high=st.integers(200, 2000),
 )  # fmt: skip
-def test_sizes_are_those_of_transformers(
+def test_sizes_equal_those_of_transformers(
     videos_of: dict[bool, QwenVideos], width: int, height: int, frames: int, low: int, high: int
 ) -> None:
     if max(width, height) > 200 * min(width, height):
@@ -170,13 +172,13 @@ def test_sizes_are_those_of_transformers(
 def videos_of(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, QwenVideos]:
     from fovea.engine.vision.processor.video_settings import build_videos
 
-    made = {}
+    by_generation = {}
     for kind, newest in (("qwen2_vl", False), ("qwen3_vl", True)):
         videos = build_videos(kind, {}, {}, {}, {})
         assert videos is not None
-        made[newest] = videos
-    return made
+        by_generation[newest] = videos
+    return by_generation
 
 
-def test_torchvision_is_never_there() -> None:
+def test_torchvision_is_never_imported() -> None:
     assert "torchvision" not in sys.modules

@@ -27,7 +27,7 @@ def test_every_row_is_the_mean_of_its_members(name: str, keep: int) -> None:
 
 
 def test_visionzip_by_hand() -> None:
-    """Of twenty tokens thirteen are kept: eleven dominant ones, and the first and fifth of the other nine."""
+    """Thirteen of twenty tokens are kept: eleven dominant ones, the first and the fifth of the other nine."""
     image = reduction_input(4, 5)
     attention = torch.arange(20).float()
     output = reducer("visionzip").reduce(replace(image, attention=attention), 13)

@@ -83,7 +83,7 @@ def test_dart_in_the_decoder_equals_the_loop_on_its_states(keep: int) -> None:
 
 
 def test_dart_drops_duplicates_of_strong_tokens() -> None:
-    """Of forty tokens thirty are copies of the strongest one. All ten others are kept."""
+    """Thirty of forty tokens are copies of the strongest one. All ten others are kept."""
     image = reduction_input(5, 8)
     image.embeds[5:35] = 3 * image.embeds[5]
     kept = reducer("dart").reduce(image, 14).index.tolist()
@@ -155,7 +155,7 @@ def test_shares_are_exact_and_within_their_limits(bands: list[tuple[float, int]]
 
 
 def test_equal_things_at_two_places_are_both_kept() -> None:
-    """Of equal tokens only one was kept, so things were miscounted. Equal tokens far apart must both stay."""
+    """Only one of equal tokens was kept, so things were miscounted. Equal tokens far apart must both stay."""
     image = reduction_input(8, 8, width=64)
     things = torch.nn.functional.normalize(
         torch.randn(2, 64, generator=torch.Generator().manual_seed(1)), dim=1
