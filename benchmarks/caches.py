@@ -1,17 +1,22 @@
-"""What a cached image saves, and what the ceilings hold: ratios within one run.
+"""Measure the time that a cached image saves, and whether the caches stay below their ceilings.
 
     python benchmarks/caches.py [--threads 2] [--repeats 5] [--zipf 2000] [--folder PATH]
 
-The checkpoint of quick.py, except for the Zipf stream, which runs on the bundled model. In order:
+It uses the checkpoint of quick.py, except for the Zipf stream, which uses the bundled model. Figures are
+ratios within one run. The parts, in order:
 
-  follow-up     time to first token of a question about a known image, prefix cached, against the same text without any
-                image, at 256 and at 1,024 visual tokens
-  encoded       the same question behind a new system prompt: the encoder's output is cached, the KV is not
-  pixels        making an image's pixels against encoding it: what keeping pixels can save
-  together      8 simultaneous questions about one new image against a single one: images encoded, tokens computed
-  restart       a known image after a restart with the disk tier: images encoded, time to first token against the first
-  zipf          requests over 300 images, popularity ~ 1/rank^1.1, with room for a third of their outputs in memory and
-                half of the KV: hit rates, bytes against ceilings, growth of the resident memory over the last half
+  follow-up     time to first token of a question about a known image with a cached prefix, divided by that
+                of the same text without an image, at 256 and at 1,024 visual tokens
+  encoded       the same question after a new system prompt: the encoder output is cached, the KV is not
+  pixels        time to process an image's pixels, divided by the time to encode it: the most that cached
+                pixels save
+  together      8 simultaneous questions about one new image, against one question: images encoded, tokens
+                computed
+  restart       a known image after a restart with the disk tier: images encoded, time to first token against
+                the first time
+  zipf          requests over 300 images, popularity ~ 1/rank^1.1, with room for a third of the encoder
+                outputs and for half of the KV: hit rates, bytes against ceilings, growth of resident memory
+                over the last half
 
 The last line is JSON.
 """
@@ -55,15 +60,15 @@ def prompt(*parts: ImagePart, question: str = QUESTION, system: str = "") -> Cha
     return ChatPrompt((*head, Message("user", (*parts, TextPart(question)))))
 
 
-def ttft(engine: Engine, asked: ChatPrompt) -> float:
+def ttft(engine: Engine, chat: ChatPrompt) -> float:
     """Seconds to the first token."""
     started = time.perf_counter()
-    engine.generate(asked, temperature=0.0, max_tokens=1, ignore_eos=True)
+    engine.generate(chat, temperature=0.0, max_tokens=1, ignore_eos=True)
     return time.perf_counter() - started
 
 
 def follow_up(engine: Engine, repeats: int) -> dict[str, float]:
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for side, tokens in ((448, 256), (896, 1024)):
         with_image, without, encoded, cold = [], [], [], []
         for repeat in range(repeats):
@@ -75,26 +80,26 @@ def follow_up(engine: Engine, repeats: int) -> dict[str, float]:
                 ttft(engine, prompt(image, question=QUESTION, system=f"Be number {side}.{repeat}."))
             )
         median = statistics.median
-        found |= {
+        results |= {
             f"follow-up {tokens}": median(with_image) / median(without),
             f"follow-up {tokens} ms": median(with_image) * 1e3,
             f"text alone {tokens} ms": median(without) * 1e3,
             f"encoded, new prefix {tokens}": median(encoded) / median(cold),
             f"cold {tokens} ms": median(cold) * 1e3,
         }
-    return found
+    return results
 
 
 def pixels(engine: Engine, repeats: int) -> dict[str, float]:
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for side, tokens in ((448, 256), (896, 1024)):
         shares = []
         for repeat in range(repeats):
-            asked = prompt(part(2000 * side + repeat, side))
-            spent = engine.generate(asked, temperature=0.0, max_tokens=1, ignore_eos=True).timings
+            chat = prompt(part(2000 * side + repeat, side))
+            spent = engine.generate(chat, temperature=0.0, max_tokens=1, ignore_eos=True).timings
             shares.append(spent.preprocess / spent.encode)
-        found[f"pixels {tokens}: making them, against encoding"] = statistics.median(shares)
-    return found
+        results[f"pixels {tokens}: making them, against encoding"] = statistics.median(shares)
+    return results
 
 
 def together(engine: Engine) -> dict[str, float]:
@@ -102,8 +107,8 @@ def together(engine: Engine) -> dict[str, float]:
         image = part(seed, 448)
         questions = [prompt(image, question=f"{i}?") for i in range(count)]
 
-        async def one(asked: ChatPrompt) -> None:
-            async for _ in engine.stream(asked, temperature=0.0, max_tokens=1, ignore_eos=True):
+        async def one(chat: ChatPrompt) -> None:
+            async for _ in engine.stream(chat, temperature=0.0, max_tokens=1, ignore_eos=True):
                 pass
 
         await asyncio.gather(*map(one, questions))
@@ -140,7 +145,7 @@ def restart(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
 
 
 def resident() -> float:
-    """MiB of memory that the process has, without what its allocator keeps for the next time (glibc)."""
+    """Resident memory of the process in MiB, without free memory that glibc's allocator holds in reserve."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -153,8 +158,8 @@ def zipf(requests: int, threads: int) -> dict[str, float]:
     weights = list(accumulate(1 / (rank + 1) ** EXPONENT for rank in range(IMAGES)))
     sides = [rng.choice((128, 160, 224, 256, 320)) for _ in range(IMAGES)]
     with Engine.from_pretrained("fovea-tiny", device="cpu", threads=threads, kv_cache_mib=64) as probe:
-        token_bytes = probe.loop.runner.model.visual_token_bytes
-        block_bytes = probe.loop.runner.kv.nbytes // probe.loop.runner.kv.shape[1]
+        token_bytes = probe.runner.model.visual_token_bytes
+        block_bytes = probe.runner.kv.nbytes // probe.runner.kv.shape[1]
     visual = sum((side // 32) ** 2 for side in sides)
     embed_mib = max(1, round(visual * token_bytes / 3 / 2**20))
     blocks = int(visual / 16 / 2) + 64
@@ -206,11 +211,11 @@ def main() -> None:
     settings = {"dtype": "bfloat16", "threads": args.threads, "device": "cpu", "kv_cache_mib": 256}
     with Engine.from_pretrained(str(folder), **settings) as engine:
         ttft(engine, prompt(part(1, 448)))
-        found = follow_up(engine, args.repeats) | pixels(engine, args.repeats) | together(engine)
-    found |= restart(folder, settings) | zipf(args.zipf, args.threads)
-    for name, value in found.items():
+        results = follow_up(engine, args.repeats) | pixels(engine, args.repeats) | together(engine)
+    results |= restart(folder, settings) | zipf(args.zipf, args.threads)
+    for name, value in results.items():
         print(f"{name:50} {value:10.2f}")
-    print(json.dumps(found))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

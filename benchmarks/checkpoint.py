@@ -1,4 +1,7 @@
-"""A random-weight checkpoint of the 0.5 B class, in the shape of a small Qwen2.5-VL, for measuring speed."""
+"""Write checkpoints with random weights for measuring speed.
+
+One has the shape of a small Qwen2.5-VL with 0.5 B parameters, the other that of Qwen2.5-VL-7B.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,15 @@ VISION: dict[str, Any] = {
     "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 112,
     "fullatt_block_indexes": [2, 5, 8, 11],
 }  # fmt: skip
-SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
-            "<|video_pad|>"]  # fmt: skip
+SPECIALS = [
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
+    "<|video_pad|>",
+]  # fmt: skip
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
-    "{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}"
+    "{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ c['text'] }}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -34,21 +40,22 @@ TEMPLATE = (
 
 LARGE_TEXT: dict[str, Any] = {
     **TEXT, "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
-    "intermediate_size": 18944, "vocab_size": 152_064, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-    "tie_word_embeddings": False,
+    "intermediate_size": 18944, "vocab_size": 152_064, "tie_word_embeddings": False,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
 }  # fmt: skip
 LARGE_VISION: dict[str, Any] = {
-    **VISION, "depth": 32, "hidden_size": 1280, "num_heads": 16, "intermediate_size": 3420, "out_hidden_size": 3584,
-    "fullatt_block_indexes": [7, 15, 23, 31],
+    **VISION, "depth": 32, "hidden_size": 1280, "num_heads": 16, "intermediate_size": 3420,
+    "out_hidden_size": 3584, "fullatt_block_indexes": [7, 15, 23, 31],
 }  # fmt: skip
-"""The 8 B class: the shape of Qwen2.5-VL-7B."""
+"""The shape of Qwen2.5-VL-7B, with about 8 B parameters."""
 
 
 def _words(models: Any, alphabet: list[str], count: int) -> Any:
-    """A BPE in which every id has a text, and " abc" is one token for any three letters, as is every word of `fovea bench`.
+    """A BPE vocabulary in which every id has a text, and each word of `fovea bench` is one token.
 
-    So a prompt has as many tokens as words, a stream of a random model never goes silent (an id without a text would be a
-    token that a client can not see), and an answer that is sent back becomes the tokens that it was.
+    " abc" is one token for any three letters, too. So a prompt has as many tokens as words. A client sees
+    every token of a random model, which it would not if an id had no text. And an answer that is sent back
+    becomes the same tokens again.
     """
     texts = dict.fromkeys(SPECIALS + sorted(alphabet))
     merges: list[tuple[str, str]] = []
@@ -71,10 +78,13 @@ def _words(models: Any, alphabet: list[str], count: int) -> Any:
 
 
 def write_checkpoint(folder: Path, *, large: bool = False, device: str = "cpu") -> Path:
-    """Write it once (about 1 GB, bf16; large: 17 GB); a folder that is complete is left as it is. device: draws the weights."""
+    """Write a checkpoint in bf16 (about 1 GB; large: 17 GB), unless the folder holds a complete one.
+
+    device: the device on which the weights are drawn.
+    """
     text, vision = (LARGE_TEXT, LARGE_VISION) if large else (TEXT, VISION)
-    done = folder / "complete"
-    if done.exists():
+    marker = folder / "complete"
+    if marker.exists():
         return folder
     import torch
     import transformers as hf
@@ -103,10 +113,11 @@ def write_checkpoint(folder: Path, *, large: bool = False, device: str = "cpu") 
     model.save_pretrained(folder)
     words.save_pretrained(folder)
     processor = {
-        "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2,
-        "min_pixels": 3136, "max_pixels": 12845056, "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2,
+        "temporal_patch_size": 2, "min_pixels": 3136, "max_pixels": 12845056,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
         "image_std": [0.26862954, 0.26130258, 0.27577711],
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    done.touch()
+    marker.touch()
     return folder

@@ -1,10 +1,12 @@
-"""One image through the vision encoder, on every set of kernels and every kind of built encoder, in one run.
+"""Time the vision encoder on one image, with every set of kernels and every kind of built encoder.
 
-    python benchmarks/encoders.py [--sizes 448 896] [--dtypes bfloat16 float32] [--repeats 5] [--threads 2] [--folder PATH]
+    python benchmarks/encoders.py [--sizes 448 896] [--dtypes bfloat16 float32] [--repeats 5] [--threads 2]
+                                  [--folder PATH]
 
-The checkpoint of quick.py. Encoders are built first (minutes), into --engines, where a second run finds them. All candidates
-take turns, so that a neighbour on the machine disturbs all of them; figures are medians. The longest slice is what a running
-stream waits for. The difference is the largest from plain torch, over its largest output. The last line is JSON.
+It uses the checkpoint of quick.py. Encoders are built first (minutes), into --engines, where later runs reuse
+them. All candidates take turns, so that other processes on the machine disturb all of them alike; figures are
+medians. A running stream waits for at most the longest slice. The difference is the largest difference from
+plain torch, divided by torch's largest output. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,14 @@ BUILT = ("aot", "onnx")
 
 @dataclass
 class Candidate:
-    """A model whose encoder is measured. seconds, longest: of a run and of its longest slice, by size."""
+    """A model whose encoder is measured.
+
+    name: title of its row.
+    loaded: the model.
+    seconds: by image size, the duration of each run.
+    longest: by image size, the duration of each run's longest slice.
+    difference: by image size, the largest relative difference from plain torch.
+    """
 
     name: str
     loaded: LoadedModel
@@ -46,13 +55,13 @@ class Candidate:
     @torch.inference_mode()
     def run(self, image: ProcessedImage) -> tuple[float, float, torch.Tensor]:
         slices, longest = self.loaded.model.encode_slices(image), 0.0
-        begun = last = time.perf_counter()
+        started = last = time.perf_counter()
         while True:
             try:
                 next(slices)
             except StopIteration as stop:
                 ended = time.perf_counter()
-                return ended - begun, max(longest, ended - last), stop.value.embeds
+                return ended - started, max(longest, ended - last), stop.value.embeds
             now = time.perf_counter()
             longest, last = max(longest, now - last), now
 
@@ -63,18 +72,18 @@ def picture(size: int) -> Image:
 
 
 def build(folder: Path, out: Path, format: str, base: EngineConfig, sizes: list[int]) -> float:
-    """Seconds that it took, 0 where it is there already."""
+    """Build encoders for the sizes. Returns the seconds that it took, or 0 if they are built already."""
     loaded = load_model(str(folder), base.changed(kernels="torch"))
     encoder = loaded.model.static_encoder()
     assert encoder is not None
     here = site(loaded.model, loaded.info.architecture)
     grids = {loaded.processor.plan(size, size, PixelBudget()).grid: [f"{size}x{size}"] for size in sizes}
     if (out / "manifest.json").is_file():
-        found = find_engines(str(out), folder, loaded.model, "none")
+        engines = find_engines(str(out), folder, loaded.model, "none")
         if (
-            found
-            and not found.manifest.misfit(here)
-            and {grid.grid for grid in found.manifest.grids} == set(grids)
+            engines
+            and not engines.manifest.misfit(here)
+            and {grid.grid for grid in engines.manifest.grids} == set(grids)
         ):
             return 0.0
     started = time.perf_counter()
@@ -86,8 +95,9 @@ def build(folder: Path, out: Path, format: str, base: EngineConfig, sizes: list[
 def candidates(
     folder: Path, engines: Path, dtype: str, args: argparse.Namespace
 ) -> tuple[list[Candidate], dict[str, float]]:
+    """The candidates that run on this machine, and the build seconds of each format."""
     base = EngineConfig.of(dtype=dtype, device="cpu", threads=args.threads)
-    took: dict[str, float] = {}
+    build_s: dict[str, float] = {}
     kinds: dict[str, Callable[[], dict[str, Any]]] = {
         "torch": lambda: {"kernels": "torch"},
         "torch, compiled": lambda: {"kernels": "torch", "compile": "encoder=default,projector=default"},
@@ -97,56 +107,56 @@ def candidates(
     for format in BUILT:
         out = engines / f"{dtype}-{format}"
 
-        def built(out: Path = out, format: str = format) -> dict[str, Any]:
-            took[format] = build(folder, out, format, base, args.sizes)
+        def build_settings(out: Path = out, format: str = format) -> dict[str, Any]:
+            build_s[format] = build(folder, out, format, base, args.sizes)
             return {"kernels": "torch", "encoder_engines": str(out)}
 
-        kinds[f"{format}, built"] = built
-    made = []
+        kinds[f"{format}, built"] = build_settings
+    usable = []
     for name, settings in kinds.items():
         try:
             loaded = load_model(str(folder), base.changed(**settings()))
-            loaded.model.decoder.layers = torch.nn.ModuleList()  # nobody asks: six models are to fit
-            made.append(Candidate(name, loaded))
-        except Exception as error:  # noqa: BLE001 - what can not run here is said, and the others are measured
+            loaded.model.decoder.layers = torch.nn.ModuleList()  # unused; without it, six models fit
+            usable.append(Candidate(name, loaded))
+        except Exception as error:  # noqa: BLE001 - print it, and measure the others
             print(f"{dtype}, {name}: not measured: {error}")
-    return made, took
+    return usable, build_s
 
 
-def measure(made: list[Candidate], size: int, repeats: int) -> None:
+def measure(candidates: list[Candidate], size: int, repeats: int) -> None:
     image = picture(size)
-    processor = made[0].loaded.processor
+    processor = candidates[0].loaded.processor
     ready = processor.process(image, processor.plan(size, size, PixelBudget()))
     reference: torch.Tensor | None = None
     for repeat in range(repeats + 1):
-        for candidate in made:
+        for candidate in candidates:
             seconds, longest, embeds = candidate.run(ready)
             if repeat:
                 candidate.seconds.setdefault(size, []).append(seconds)
                 candidate.longest.setdefault(size, []).append(longest)
-            else:  # the first one compiles, and is compared
+            else:  # the first run compiles, and its output is compared
                 reference = embeds if reference is None else reference
                 candidate.difference[size] = largest_difference(embeds, reference)
 
 
-def report(dtype: str, made: list[Candidate], sizes: list[int]) -> dict[str, Any]:
+def report(dtype: str, candidates: list[Candidate], sizes: list[int]) -> dict[str, Any]:
     results: dict[str, Any] = {}
     print(
         f"\n| {dtype} | " + " | ".join(f"{size}x{size} | longest slice | difference" for size in sizes) + " |"
     )
     print("|---" * (1 + 3 * len(sizes)) + "|")
-    for candidate in made:
+    for candidate in candidates:
         cells, result = [], {}
         for size in sizes:
             times = sorted(1000 * second for second in candidate.seconds[size])
-            took, longest = statistics.median(times), 1000 * statistics.median(candidate.longest[size])
+            median, longest = statistics.median(times), 1000 * statistics.median(candidate.longest[size])
             cells += [
-                f"{took:.0f} ms ({times[0]:.0f}-{times[-1]:.0f})",
+                f"{median:.0f} ms ({times[0]:.0f}-{times[-1]:.0f})",
                 f"{longest:.1f} ms",
                 f"{candidate.difference[size]:.1g}",
             ]
             result[str(size)] = {
-                "ms": took,
+                "ms": median,
                 "longest_slice_ms": longest,
                 "difference": candidate.difference[size],
             }
@@ -166,18 +176,18 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("/tmp/fovea-bench/qwen2.5-vl-0.5b-random"))
     parser.add_argument("--engines", type=Path, default=Path("/tmp/fovea-bench/encoders"))
     args = parser.parse_args()
-    warnings.simplefilter("ignore")  # torch's compiler, about itself
+    warnings.simplefilter("ignore")  # warnings of torch's compiler about itself
     torch.set_num_threads(args.threads)
     folder = write_checkpoint(args.folder)
     results: dict[str, Any] = {"threads": args.threads}
     for dtype in args.dtypes:
-        made, took = candidates(folder, args.engines, dtype, args)
+        usable, build_s = candidates(folder, args.engines, dtype, args)
         for size in args.sizes:
-            measure(made, size, args.repeats)
-        results[dtype] = report(dtype, made, args.sizes)
-        print(f"built in seconds: { {name: round(second, 1) for name, second in took.items()} }")
-        results[dtype]["build_s"] = took
-        del made
+            measure(usable, size, args.repeats)
+        results[dtype] = report(dtype, usable, args.sizes)
+        print(f"built in seconds: { {name: round(second, 1) for name, second in build_s.items()} }")
+        results[dtype]["build_s"] = build_s
+        del usable
     print(json.dumps(results))
 
 

@@ -1,4 +1,4 @@
-"""What benchmarks of the scheduler share: arguments, engines with different settings over one checkpoint, prompts."""
+"""Shared code of the scheduler's benchmarks: arguments, engines, prompts, token times."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fovea.engine.request.inputs import to_image
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--threads", type=int, default=2)
-    made.add_argument("--folder", type=Path, default=Path("/tmp/fovea-bench/qwen2.5-vl-0.5b-random"))
-    return made
+    arguments.add_argument("--threads", type=int, default=2)
+    arguments.add_argument("--folder", type=Path, default=Path("/tmp/fovea-bench/qwen2.5-vl-0.5b-random"))
+    return arguments
 
 
 def start(args: argparse.Namespace, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Engine]:
-    """An engine for each of the settings, by its name, over the checkpoint of quick.py."""
+    """Start an engine for each of the named settings, with the checkpoint of quick.py."""
     torch.set_num_threads(args.threads)
     folder = str(write_checkpoint(args.folder))
     fixed = {"dtype": "bfloat16", "threads": args.threads, "device": "cpu", "kv_cache_mib": 256}
@@ -46,7 +46,7 @@ def text_prompt(text: str) -> ChatPrompt:
 
 
 async def token_times(engine: Engine, prompt: ChatPrompt, tokens: int) -> list[float]:
-    """When each token of an answer came."""
+    """Generate an answer, and return the times at which its tokens arrived."""
     times = []
     async for delta in engine.stream(prompt, temperature=0.0, max_tokens=tokens, ignore_eos=True):
         if delta.token_ids:

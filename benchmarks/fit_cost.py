@@ -1,10 +1,11 @@
-"""A cost model of this machine, from a real engine: the figures that `fovea simulate --cost FILE` counts with.
+"""Fit a cost model of this machine from a real engine, for `fovea simulate --cost FILE`.
 
     python benchmarks/fit_cost.py OUT.json [--model fovea-tiny] [--threads 1] [--rounds 3] [--largest 16000]
 
-An engine in this process serves batches of 1 to 32 sequences, prompts of 16 to 2,000 tokens, with and without images of 64
-to 1,024 visual tokens. Every step is observed from outside (what it was made of, how long it took), three quarters of
-them are fitted, and the error is that of the last quarter, which the fit has not seen. The last line is JSON.
+An engine in this process serves batches of 1 to 32 sequences with prompts of 16 to 2,000 tokens, with and
+without images of 64 to 1,024 visual tokens. The composition and duration of every step are recorded. Three
+quarters of the steps are used for the fit, and the error is measured on the last quarter. The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -44,13 +45,18 @@ TOKENS = 40
 
 
 class Observer:
-    """Looks on while an engine works: wraps its runner's `execute`, and what encodes its images."""
+    """Record the steps and image encodings of an engine; wraps its runner's `execute` and `encode_slices`.
+
+    steps: composition and seconds of each step, without encoding.
+    images: visual tokens, slices and seconds of each image.
+    between: seconds between the end of a step and the start of the next one.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.steps: list[StepSeen] = []
         self.images: list[ImageSeen] = []
         self.between: list[float] = []
-        runner = engine.loop.runner
+        runner = engine.runner
         execute, encode = runner.execute, runner.model.encode_slices
         ended = 0.0
         counts: list[int] = []
@@ -94,7 +100,10 @@ async def ask(engine: Engine, text: str, side: int, seed: int, tokens: int = TOK
 
 
 async def drive(engine: Engine, rounds: int, largest: int) -> None:
-    """Loads of every shape, prompts of at most `largest` tokens together. A number in each text keeps prefixes apart."""
+    """Send workloads of every shape; prompts of one batch have at most `largest` tokens together.
+
+    Each text begins with another number, so that no two requests share a prefix.
+    """
     seed = 0
     for _ in range(rounds):
         for size in PROMPTS:
@@ -114,7 +123,7 @@ async def drive(engine: Engine, rounds: int, largest: int) -> None:
 
 
 def repeat_error(seen: list[StepSeen]) -> Error:
-    """What no model can be better than: how far steps are off the median of those made of about the same."""
+    """A lower bound for the error of any model: the differences of steps from the median of similar steps."""
     alike: dict[tuple[int, ...], list[float]] = {}
     for s in seen:
         m = s.made_of
@@ -134,18 +143,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--largest", type=int, default=16_000, help="tokens of prompts at once; less for large models"
+        "--largest", type=int, default=16_000, help="most prompt tokens of a batch; fewer for large models"
     )
     args = parser.parse_args()
     settings = {"threads": args.threads, "max_queue": 0, "embed_cache_mib": 64}
     with Engine.from_pretrained(
         args.model, kv_cache_mib=min(512, available_memory() >> 21), **settings
     ) as engine:
-        asyncio.run(drive(engine, 1, args.largest))  # warms up
-        engine.clear_caches()  # or what follows would find its prefixes and images there
+        asyncio.run(drive(engine, 1, args.largest))  # warm-up
+        engine.clear_caches()  # the next run must not hit prefixes and images of this one
         seen = Observer(engine)
         asyncio.run(drive(engine, args.rounds, args.largest))
-        model, info = engine.loop.runner.model, engine.info
+        model, info = engine.runner.model, engine.info
         kv_bytes = model.decoder.config.kv_bytes_per_token(model.dtype.itemsize)
     steps = [s for n, s in enumerate(seen.steps) if n % 4]
     images = [s for n, s in enumerate(seen.images) if n % 4]
@@ -162,7 +171,8 @@ def main() -> None:
     unseen = step_error(cost, seen.steps[::4]), image_error(cost, seen.images[::4])
     for what, error in zip(("steps", "images"), unseen, strict=True):
         print(
-            f"{what:7} {error.count:6} not fitted: median error {error.median:.1%}, 90% within {error.p90:.1%}"
+            f"{what:7} {error.count:6} not fitted: median error {error.median:.1%}, "
+            f"90% within {error.p90:.1%}"
         )
     kinds = {
         "decodes alone": lambda m: m.decodes and not m.chunks,
@@ -178,7 +188,8 @@ def main() -> None:
     print(f"all of those steps together: {said:.2f} s predicted, {took:.2f} s measured")
     floor = repeat_error(seen.steps)
     print(
-        f"the same composition, repeated, is off its own median by {floor.median:.1%}, 90% within {floor.p90:.1%}"
+        f"steps of equal composition differ from their median by {floor.median:.1%}, "
+        f"90% within {floor.p90:.1%}"
     )
     print(json.dumps({"cost": asdict(cost), "steps": asdict(unseen[0]), "images": asdict(unseen[1])}))
 

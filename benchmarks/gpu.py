@@ -1,8 +1,9 @@
-"""Everything that needs CUDA, in one run under nine minutes: tests, then speed against the card and transformers.
+"""Run the CUDA tests, then measure speed against hardware limits and transformers; less than nine minutes.
 
     make gpu        # or: OUT=folder python benchmarks/gpu.py
 
-Writes gpu.md (card, versions, date, test verdict, targets, figures) and the raw output under $OUT (default: out).
+It writes gpu.md (GPU, versions, date, test results, targets, figures) and the raw output to $OUT (default:
+out).
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ TEST_SECONDS, SPEED_SECONDS = 170, 340
 
 
 def run(command: list[str], log: Path, seconds: int) -> tuple[int, str]:
-    """Exit code and output; 124 when the time ran out. The output is kept in `log` either way."""
+    """Run a command.
+
+    Returns exit code (124 when the time ran out) and output, which is also written to `log`.
+    """
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "TOKENIZERS_PARALLELISM": "false"}
     with log.open("w") as file:
         try:
@@ -43,14 +47,14 @@ def run(command: list[str], log: Path, seconds: int) -> tuple[int, str]:
 
 
 def last_result(text: str) -> dict[str, Any] | None:
-    """The last line that is a JSON object: what was measured before the time ran out, or all of it."""
+    """The last line that is a JSON object. If the time ran out, it holds the part that was measured."""
     for line in reversed(text.splitlines()):
         if line.startswith("{"):
             try:
-                found: dict[str, Any] = json.loads(line)
+                result: dict[str, Any] = json.loads(line)
             except json.JSONDecodeError:
                 continue
-            return found
+            return result
     return None
 
 

@@ -1,4 +1,7 @@
-"""What `benchmarks/gpu.py` makes of its measurements: floors, targets, a page. No torch, so it is tested anywhere."""
+"""Floors, targets and the Markdown page of `benchmarks/gpu.py`.
+
+It does not import torch, so tests run anywhere.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,13 @@ NOT_MEASURED = "not yet measured"
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a decoder. linear: parameters of its linear maps, head apart; head: those of the head. bytes: of a number."""
+    """The shape of a decoder.
+
+    layers, heads, kv_heads, head_dim: as usual.
+    linear: parameters of all linear layers without the language head.
+    head: parameters of the language head.
+    bytes: bytes per number.
+    """
 
     layers: int
     heads: int
@@ -22,7 +31,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Target:
-    """key: of `figures`. least: the ratio that was set as target."""
+    """A ratio that must be reached.
+
+    title: text on the page.
+    key: name of the ratio in `figures`.
+    least: smallest ratio that meets the target.
+    """
 
     title: str
     key: str
@@ -30,8 +44,8 @@ class Target:
 
 
 TARGETS = (
-    Target("decode, one request: of what memory allows", "decode_of_floor", 0.7),
-    Target("prefill of 8 x 1,024 visual tokens: of the matrix rate", "prefill_of_peak", 0.55),
+    Target("decode, one request: share of the rate that memory bandwidth allows", "decode_of_floor", 0.7),
+    Target("prefill of 8 x 1,024 visual tokens: share of the matrix rate", "prefill_of_peak", 0.55),
     Target(
         "32 requests: tokens/s against transformers, one request after the other",
         "against_transformers",
@@ -41,43 +55,54 @@ TARGETS = (
 
 
 def decode_seconds(shape: Shape, context: int, bandwidth: float) -> float:
-    """The least that a token of one request takes: every weight and the KV of its context, once, at `bandwidth` bytes/s."""
+    """The least time in seconds for one token of one request.
+
+    It reads every weight and the KV of its context once.
+    bandwidth: bytes per second.
+    """
     kv = 2 * shape.layers * shape.kv_heads * shape.head_dim * context
     return shape.bytes * (shape.linear + shape.head + kv) / bandwidth
 
 
 def prefill_operations(shape: Shape, lengths: list[int]) -> float:
-    """Of prompts of these lengths: products of all rows, causal attention, and the head for the last row of each."""
+    """Floating-point operations to prefill prompts of these lengths.
+
+    They are the products of all rows, causal attention, and the head for the last row of each prompt.
+    """
     attention = sum(4 * shape.layers * shape.heads * shape.head_dim * n * (n + 1) / 2 for n in lengths)
     return 2.0 * shape.linear * sum(lengths) + attention + 2.0 * shape.head * len(lengths)
 
 
 def figures(shape: Shape, measured: dict[str, float]) -> dict[str, float]:
-    """measured: bandwidth (bytes/s), peak (operations/s), decode_tok_s at about `context` tokens, prefill_s of `prompts`
-    prompts of `prompt_tokens`, tok_s_32, and if transformers ran, transformers_tok_s and transformers_32_tok_s."""
+    """The ratios that targets refer to.
+
+    measured: bandwidth (bytes/s), peak (operations/s), decode_tok_s at about `context` tokens, prefill_s of
+        `prompts` prompts of `prompt_tokens` tokens, tok_s_32; if transformers was measured, also
+        transformers_tok_s and transformers_32_tok_s.
+    """
     floor = decode_seconds(shape, int(measured["context"]), measured["bandwidth"])
     lengths = [int(measured["prompt_tokens"])] * int(measured["prompts"])
-    found = {
+    ratios = {
         "decode_of_floor": measured["decode_tok_s"] * floor,
         "prefill_of_peak": prefill_operations(shape, lengths) / measured["prefill_s"] / measured["peak"],
     }
     if "transformers_tok_s" in measured:
-        found["against_transformers"] = measured["tok_s_32"] / measured["transformers_tok_s"]
+        ratios["against_transformers"] = measured["tok_s_32"] / measured["transformers_tok_s"]
     if "transformers_32_tok_s" in measured:
-        found["against_batch"] = measured["tok_s_32"] / measured["transformers_32_tok_s"]
-    return found
+        ratios["against_batch"] = measured["tok_s_32"] / measured["transformers_32_tok_s"]
+    return ratios
 
 
-def table(measured: dict[str, float], found: dict[str, float]) -> list[str]:
-    """Markdown: targets first, then everything that was measured."""
+def table(measured: dict[str, float], ratios: dict[str, float]) -> list[str]:
+    """The Markdown tables: targets first, then all measured figures."""
     lines = ["| target | set | reached | |", "|---|---|---|---|"]
     for target in TARGETS:
-        value = found.get(target.key)
+        value = ratios.get(target.key)
         reached = NOT_MEASURED if value is None else f"{value:.2f}"
         verdict = "" if value is None else "met" if value >= target.least else "MISSED"
         lines.append(f"| {target.title} | {target.least:g} | {reached} | {verdict} |")
-    if "against_batch" in found:
-        lines += ["", f"Against transformers with all 32 in one batch: {found['against_batch']:.2f}x."]
+    if "against_batch" in ratios:
+        lines += ["", f"Against transformers with all 32 in one batch: {ratios['against_batch']:.2f}x."]
     lines += ["", "| measured | |", "|---|---|"]
     return lines + [f"| {name} | {value:,.6g} |" for name, value in measured.items()]
 
@@ -85,7 +110,7 @@ def table(measured: dict[str, float], found: dict[str, float]) -> list[str]:
 def page(
     title: str, about: str, tests: str, measured: dict[str, float], shape: Shape | None, note: str
 ) -> str:
-    """The whole page. shape: None where nothing was measured; `note` says why."""
-    found = {} if shape is None else figures(shape, measured)
-    lines = [f"# {title}", "", about, "", f"Tests: {tests}", "", *table(measured, found)]
+    """The whole page. shape: None if nothing was measured; then `note` gives the reason."""
+    ratios = {} if shape is None else figures(shape, measured)
+    lines = [f"# {title}", "", about, "", f"Tests: {tests}", "", *table(measured, ratios)]
     return "\n".join([*lines, *(["", note] if note else [])]) + "\n"

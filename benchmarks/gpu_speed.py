@@ -1,10 +1,11 @@
-"""Fovea on a card, beside what the card can do and transformers' `generate` with a compiled static cache.
+"""Measure Fovea on a GPU, against hardware limits and transformers with a compiled static cache.
 
     python benchmarks/gpu_speed.py [--small] [--without-transformers] [--folder PATH]
 
-Random bf16 weights in the shape of Qwen2.5-VL-7B (--small: the 0.5 B shape of quick.py). What the card can do is measured
-first: a stream over weights, and a large product. Prefill is timed from the submission of 8 requests, whose images are
-encoded already, to the first token of the last, so that everything around the products counts. The last line is JSON.
+The checkpoint has random bf16 weights in the shape of Qwen2.5-VL-7B (--small: the 0.5 B shape of quick.py).
+The limits of the GPU are measured first: by reading weights, and by a large product. Prefill is timed from
+the submission of 8 requests, whose images are encoded already, to the first token of the last one, so the
+time includes everything around the products. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ from quick import ANSWER, Fovea, Transformers, question
 
 PREFILLS, SIDE, VISUAL = 8, 896, 1024
 CROWD, DECODED, REPEATS = 32, 256, 3
-SETTINGS = {"max_running": CROWD, "max_step_tokens": 16384, "max_step_visual_tokens": 16384, "kv_cache_mib": 8192, "pace": 0.0,
-            "embed_cache_mib": 1024, "pixel_pool_mib": 4096}  # fmt: skip
+SETTINGS = {
+    "max_running": CROWD, "max_step_tokens": 16384, "max_step_visual_tokens": 16384, "kv_cache_mib": 8192,
+    "pace": 0.0, "embed_cache_mib": 1024, "pixel_pool_mib": 4096,
+}  # fmt: skip
 
 
 def large_picture(seed: int) -> ChatPrompt:
@@ -47,7 +50,7 @@ def large_picture(seed: int) -> ChatPrompt:
 
 
 def shape_of(ours: Fovea) -> Shape:
-    model = ours.engine.loop.runner.model
+    model = ours.engine.runner.model
     config = model.decoder.config
     linear = sum(
         layer.in_features * layer.out_features
@@ -65,8 +68,10 @@ def shape_of(ours: Fovea) -> Shape:
 
 
 def measure_chunks(heads: Heads, device: torch.device) -> dict[str, float]:
-    """Milliseconds of a layer's attention of PREFILLS chunks of VISUAL tokens, each behind as many: over gathered keys, and by
-    FlashInfer where it can be had."""
+    """Milliseconds of one layer's attention: PREFILLS chunks of VISUAL tokens, each after VISUAL cached ones.
+
+    Two ways are measured: over gathered keys, and by FlashInfer if it is installed.
+    """
     ways: dict[str, ChunkAttention] = {"chunks_gathered_ms": prefill_each}
     try:
         ways["chunks_flashinfer_ms"] = load(heads, device, torch.bfloat16)
@@ -79,56 +84,59 @@ def measure_chunks(heads: Heads, device: torch.device) -> dict[str, float]:
         for shape in ((PREFILLS * blocks, 16, 2, heads.kv), (PREFILLS * VISUAL, heads.query))
     )
     chunks = tuple(Chunk(number * VISUAL, VISUAL, VISUAL, table) for number, table in enumerate(tables))
-    out, found = torch.empty_like(query), {}
+    out, results = torch.empty_like(query), {}
     for name, way in ways.items():
         seconds = []
-        for _ in range(REPEATS + 1):  # the first warms up, and plans
+        for _ in range(REPEATS + 1):  # the first run warms up and plans
             torch.cuda.synchronize()
             started = time.perf_counter()
             way(query, kv, chunks, heads.dim**-0.5, out)
             torch.cuda.synchronize()
             seconds.append(time.perf_counter() - started)
-        found[name] = 1000 * min(seconds[1:])
-    return found
+        results[name] = 1000 * min(seconds[1:])
+    return results
 
 
 def measure(ours: Fovea) -> dict[str, float]:
-    model = ours.engine.loop.runner.model
+    model = ours.engine.runner.model
     machine = calibrate(model.kernels, torch.bfloat16, model.device, (None,), 1 << 30)
-    found = {"bandwidth": machine.bandwidth, "peak": machine.peaks[PLAIN]}
-    found |= measure_chunks(model.decoder.config.attention_heads, model.device)
+    results = {"bandwidth": machine.bandwidth, "peak": machine.peaks[PLAIN]}
+    results |= measure_chunks(model.decoder.config.attention_heads, model.device)
     ours.run([question(1)], 8)
     prompt = question(2)
     rates = [ours.run([prompt], DECODED)[2][0] for _ in range(REPEATS)]
-    found |= {"decode_tok_s": max(rates), "context": len(ours.ids(prompt)) + DECODED / 2}
+    results |= {"decode_tok_s": max(rates), "context": len(ours.ids(prompt)) + DECODED / 2}
     crowd = [large_picture(10 + number) for number in range(PREFILLS)]
     seconds = []
-    for _ in range(REPEATS + 1):  # the first encodes the images
+    for _ in range(REPEATS + 1):  # the first run encodes the images
         seconds.append(max(ours.run(crowd, 1)[1]))
         ours.engine.clear_caches("kv")
     tokens = len(ours.ids(crowd[0]))
-    found |= {
+    results |= {
         "prefill_s": min(seconds[1:]),
         "prompts": PREFILLS,
         "prompt_tokens": tokens,
         "visual_tokens": VISUAL,
     }
     ours.run([question(100 + number) for number in range(CROWD)], 8)
-    took = ours.run([question(200 + number) for number in range(CROWD)], ANSWER)[0]
-    return found | {"tok_s_32": CROWD * ANSWER / took}
+    spent = ours.run([question(200 + number) for number in range(CROWD)], ANSWER)[0]
+    return results | {"tok_s_32": CROWD * ANSWER / spent}
 
 
 def measure_transformers(folder: Path, ids: list[int]) -> dict[str, float]:
-    """Each batch once to compile, then as it is measured."""
+    """Tokens per second of transformers, for one request and for a batch.
+
+    Each runs once before, to compile.
+    """
     theirs = Transformers(folder, "cuda", cache_implementation="static")
-    found = {}
+    results = {}
     for name, seeds in (
         ("transformers_tok_s", [300]),
         ("transformers_32_tok_s", list(range(400, 400 + CROWD))),
     ):
         theirs.run(ids, seeds, ANSWER)
-        found[name] = len(seeds) * ANSWER / theirs.run(ids, seeds, ANSWER)
-    return found
+        results[name] = len(seeds) * ANSWER / theirs.run(ids, seeds, ANSWER)
+    return results
 
 
 def main() -> int:
@@ -148,15 +156,15 @@ def main() -> int:
     torch.cuda.empty_cache()
     ours = Fovea(folder, 8, "cuda", **SETTINGS)
     shape, ids = shape_of(ours), ours.ids(question(0))
-    found = measure(ours)
-    result = {"shape": asdict(shape), "measured": found}
-    print(json.dumps(result), flush=True)  # kept if what follows takes too long
+    measured = measure(ours)
+    result = {"shape": asdict(shape), "measured": measured}
+    print(json.dumps(result), flush=True)  # gpu.py uses this line if the rest takes too long
     ours.engine.shutdown()
     del ours
     gc.collect()
     torch.cuda.empty_cache()
     if not args.without_transformers:
-        found |= measure_transformers(folder, ids)
+        measured |= measure_transformers(folder, ids)
     print(f"{time.monotonic() - started:.0f} s")
     print(json.dumps(result))
     return 0

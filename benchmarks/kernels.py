@@ -1,11 +1,12 @@
-"""Products of one weight in every format: ours in bf16, int8 and int4 beside torch's.
+"""Measure products with one weight in every format: Fovea's bf16, int8 and int4 beside torch's.
 
     python benchmarks/kernels.py [--threads 2] [--repeats 7] [--outputs 9728] [--inputs 896]
 
-The weight is copied until the copies fill 160 MB, so that each call reads its own from memory, as a decoder's layers do.
-All kernels take turns, so that a neighbour on the machine disturbs all of them. torch's qlinear gets its rows quantized
-already, which ours do themselves; its int4 has groups of 64, too. Each figure is the quickest of the repeats. The last
-line is JSON.
+The weight is copied until the copies fill 160 MB, so that each call reads another copy from memory, as the
+layers of a decoder do. All kernels take turns, so that other processes on the machine disturb all of them
+alike. The rows for torch's qlinear are quantized before the measurement; Fovea's kernels quantize them during
+it. torch's int4 has groups of 64, as Fovea's has. Each figure is the quickest of the repeats. The last line
+is JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ Call = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Kernel:
-    """make: a product with a copy of the weight. nbytes: of what it reads."""
+    """A kernel that is measured.
+
+    name: title of its column.
+    make: create a product with a new copy of the weight.
+    nbytes: bytes of the weight that one call reads.
+    """
 
     name: str
     make: Callable[[], Call]
@@ -40,10 +46,10 @@ class Kernel:
 
 def kernels(weight: Tensor) -> list[Kernel]:
     count = weight.numel()
-    found = library()
-    if found is None:
-        raise SystemExit("this machine can not run the C++ kernels")
-    native, onednn = NativeKernels(found), TorchKernels(pack=True)
+    cpp = library()
+    if cpp is None:
+        raise SystemExit("this machine cannot run the C++ kernels")
+    native, onednn = NativeKernels(cpp), TorchKernels(pack=True)
 
     def ours(product: Callable[[Tensor, None], Tensor] | None) -> Call:
         assert product is not None
@@ -51,12 +57,20 @@ def kernels(weight: Tensor) -> list[Kernel]:
 
     return [
         Kernel("fovea bf16", lambda: ours(native.product(weight, None, None, False)), 1.5 * count),
-        Kernel("fovea int8", lambda: ours(native.quantized(weight, None, None, False, INT8)), count * (1 + 2 / 128)),
-        Kernel("fovea int4", lambda: ours(native.quantized(weight, None, None, False, INT4)), count * (0.5 + 2 / 64)),
+        Kernel(
+            "fovea int8",
+            lambda: ours(native.quantized(weight, None, None, False, INT8)),
+            count * (1 + 2 / 128),
+        ),
+        Kernel(
+            "fovea int4",
+            lambda: ours(native.quantized(weight, None, None, False, INT4)),
+            count * (0.5 + 2 / 64),
+        ),
         Kernel("torch bf16 (oneDNN)", lambda: ours(onednn.product(weight, None, None, False)), 2.0 * count),
         Kernel("torch int8 (qlinear)", lambda: torch_int8(weight), count),
         Kernel("torch int4 (int4pack)", lambda: torch_int4(weight), count * (0.5 + 4 / 64)),
-    ]  # fmt: skip
+    ]
 
 
 def torch_int8(weight: Tensor) -> Call:
@@ -64,12 +78,12 @@ def torch_int8(weight: Tensor) -> Call:
     levels = (weight.float() / scale[:, None]).round().to(torch.int8)
     packed = torch.ops.onednn.qlinear_prepack(levels, None)
     zeros = torch.zeros(len(weight), dtype=torch.int8)
-    kept: dict[int, Tensor] = {}
+    quantized: dict[int, Tensor] = {}
 
     def call(x: Tensor) -> Tensor:
-        if len(x) not in kept:
-            kept[len(x)] = ((x.float() * 30).round().clamp(-127, 127) + 128).to(torch.uint8)
-        rows = kept[len(x)]
+        if len(x) not in quantized:
+            quantized[len(x)] = ((x.float() * 30).round().clamp(-127, 127) + 128).to(torch.uint8)
+        rows = quantized[len(x)]
         out: Tensor = torch.ops.onednn.qlinear_pointwise(
             rows, 1 / 30, 128, packed, scale, zeros, None, 1.0, 0, torch.bfloat16, "none", [], ""
         )
@@ -107,26 +121,29 @@ def main() -> None:
     torch.manual_seed(0)
     n, k = args.outputs, args.inputs
     weight = (torch.randn(n, k) * 0.02).to(torch.bfloat16)
-    known = kernels(weight)
-    made = {kernel.name: [kernel.make() for _ in range(int(FILL / kernel.nbytes) + 1)] for kernel in known}
+    measured = kernels(weight)
+    calls = {
+        kernel.name: [kernel.make() for _ in range(int(FILL / kernel.nbytes) + 1)] for kernel in measured
+    }
     print(
-        f"{n} outputs, {k} inputs, {args.threads} threads; GB/s of the packed bytes, GFLOP/s; best of {args.repeats}"
+        f"{n} outputs, {k} inputs, {args.threads} threads; GB/s of the packed bytes, GFLOP/s; "
+        f"best of {args.repeats}"
     )
-    print(f"{'rows':>5} " + "".join(f"{kernel.name:>24}" for kernel in known))
-    results: dict[str, dict[int, float]] = {kernel.name: {} for kernel in known}
+    print(f"{'rows':>5} " + "".join(f"{kernel.name:>24}" for kernel in measured))
+    results: dict[str, dict[int, float]] = {kernel.name: {} for kernel in measured}
     for rows in ROWS:
         x = torch.randn(rows, k).to(torch.bfloat16)
-        samples: dict[str, list[float]] = {kernel.name: [] for kernel in known}
+        samples: dict[str, list[float]] = {kernel.name: [] for kernel in measured}
         for repeat in range(args.repeats + 1):
-            for kernel in known:
-                # Many rows wait for arithmetic, not for memory: two copies do.
-                took = seconds(made[kernel.name][: 2 if rows > 12 else None], x)
+            for kernel in measured:
+                # With many rows arithmetic is the bound, not memory, so two copies are enough.
+                duration = seconds(calls[kernel.name][: 2 if rows > 12 else None], x)
                 if repeat:
-                    samples[kernel.name].append(took)
+                    samples[kernel.name].append(duration)
         line = f"{rows:5} "
-        for kernel in known:
-            took = results[kernel.name][rows] = min(samples[kernel.name])
-            line += f"{kernel.nbytes / took / 1e9:11.1f} {2e-9 * rows * n * k / took:8.0f} GF "
+        for kernel in measured:
+            best = results[kernel.name][rows] = min(samples[kernel.name])
+            line += f"{kernel.nbytes / best / 1e9:11.1f} {2e-9 * rows * n * k / best:8.0f} GF "
         print(line)
     print(json.dumps({"outputs": n, "inputs": k, "threads": args.threads, "seconds": results}))
 

@@ -1,11 +1,11 @@
-"""A text chat beside arriving images, on the real engine: the gaps of the one, the throughput of both.
+"""Measure a text chat beside arriving images, on the real engine: gaps of the chat, and throughput.
 
     python benchmarks/mixed.py [--seconds 40] [--load 0.5] [--threads 2] [--folder PATH]
 
-The checkpoint of quick.py. One client chats in text, answer after answer of 64 tokens; requests with a new 448x448 image
-and 16 tokens of answer arrive at random (Poisson) at `load` times the rate at which the engine can serve them alone, which
-is measured first. Each engine meets the same arrivals: as it is by default, and first come first served without a
-pace. The last line is JSON.
+It uses the checkpoint of quick.py. One client chats in text, one answer of 64 tokens after another. Requests
+with a new 448x448 image and an answer of 16 tokens arrive at random (Poisson process), at `load` times the
+rate at which the engine can serve them alone, which is measured first. Two engines get the same arrivals: one
+with default settings, and one with the policy first come, first served and no pace. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ def main() -> None:
     print(
         f"an image request alone takes {np.median(alone):.2f} s; {len(arrivals)} arrive in {args.seconds:g} s"
     )
-    found = {}
+    results = {}
     for number, (name, engine) in enumerate(engines.items()):
-        found[name] = asyncio.run(mixed(engine, arrivals, args.seconds, 1000 * (number + 1)))
-        print(name, *(f"{key} {value:.1f}" for key, value in found[name].items()), sep="  ")
-    ours, plain = found.values()
+        results[name] = asyncio.run(mixed(engine, arrivals, args.seconds, 1000 * (number + 1)))
+        print(name, *(f"{key} {value:.1f}" for key, value in results[name].items()), sep="  ")
+    ours, plain = results.values()
     print(f"text gap p99: {plain['text gap p99 ms'] / ours['text gap p99 ms']:.1f}x better")
     print(f"throughput: {ours['tokens/s'] / plain['tokens/s']:.2f}x")
-    print(json.dumps(found))
+    print(json.dumps(results))
     for engine in engines.values():
         engine.shutdown()
 

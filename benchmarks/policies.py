@@ -1,16 +1,16 @@
-"""What policy and pace are worth, on the simulator: the same requests, other decisions. Seconds long.
+"""Compare scheduling policies and paces on the simulator, with the same requests. It runs for seconds.
 
     python benchmarks/policies.py [--cost FILE] [--seed 0] [--target-ms 10]
 
-1. A target for the gaps between tokens: `Pace`, which bounds a step by what it costs, against the rule of thumb that
-   bounds the batch by the mean of the last ten steps, both together, and neither; text and images at half and at 80% of
-   saturation.
-2. Mixed load: text chats, at a fifth of the rate at which they alone saturate the machine, beside new images of 784
-   visual tokens (896x896 pixels) at half of the rate at which those do. Dual queues with pace, without pace, and first
-   come first served without pace.
+1. A target for the gaps between tokens, with text and images at 50% and at 80% of saturation. Four variants:
+    `Pace`, which bounds a step by its cost; `BatchRule`, which bounds the batch by the mean of the last ten
+    steps; both; neither.
+2. Mixed load: text chats at 20% of the rate that saturates the machine with text alone, beside new images of
+    784 visual tokens (896x896 pixels) at 50% of the rate that saturates it with images alone. Three variants:
+    dual queues with pace, dual queues without pace, and first come, first served without pace.
 
-Throughput at saturation is measured apart, with the same requests all there at once. "Worst gap" is the longest gap of
-each answer, in the median over answers and in the worst percent. The last line is JSON.
+Throughput at saturation is measured separately: all the same requests arrive at once. "Worst gap" is the
+longest gap of each answer; p50 and p99 are taken over answers. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -47,34 +47,37 @@ def at_once(trace: Trace) -> Trace:
 
 
 def merged(one: Trace, other: Trace) -> Trace:
-    """Both, as long as both last."""
+    """Both traces in one, up to the end of the shorter one."""
     until = min(one[-1].at, other[-1].at)
     return tuple(sorted((r for r in (*one, *other) if r.at <= until), key=lambda r: r.at))
 
 
 def target(cost: CostModel, seed: int, target_ms: int) -> dict[str, Any]:
-    """Part 1."""
-    found: dict[str, Any] = {}
+    """Part 1: a target for the gaps between tokens."""
+    results: dict[str, Any] = {}
     bounds = Bounds(itl_s=target_ms / 1e3)
-    free = EngineConfig(pace=0, max_queue=0)
+    free = EngineConfig.of(pace=0, max_queue=0)
     load = replace(BOTH, seed=seed)
     most = simulate(at_once(generate(load)), free, cost).requests_per_s
     print(
-        f"1. gaps of at most {target_ms} ms; {load.requests} requests, half with images of 64, 256 or 1024 tokens; "
-        f"saturation: {most:.2f} requests/s"
+        f"1. gaps of at most {target_ms} ms; {load.requests} requests, "
+        f"half with images of 64, 256 or 1024 tokens; saturation: {most:.2f} requests/s"
     )
     for share in SHARES:
         trace = generate(replace(load, rate=share * most))
         runs: dict[str, tuple[EngineConfig, BatchRule | None]] = {
-            "pace": (replace(free, target_itl_ms=target_ms), None),
-            "batch rule": (free, BatchRule(target_ms / 1e3, free.max_running)),
-            "both": (replace(free, target_itl_ms=target_ms), BatchRule(target_ms / 1e3, free.max_running)),
+            "pace": (free.changed(target_itl_ms=target_ms), None),
+            "batch rule": (free, BatchRule(target_ms / 1e3, free.schedule.max_running)),
+            "both": (
+                free.changed(target_itl_ms=target_ms),
+                BatchRule(target_ms / 1e3, free.schedule.max_running),
+            ),
             "neither": (free, None),
         }
         for name, (config, control) in runs.items():
             report = simulate(trace, config, cost, control=control, bounds=bounds)
             every = report.classes["all"]
-            found[f"{name}, {share:.0%}"] = row = {
+            results[f"{name}, {share:.0%}"] = row = {
                 "gaps_within": every.gaps_within,
                 "gap_p99_ms": every.itl.p99,
                 "worst_gap_p50_ms": every.worst_gap.p50,
@@ -84,18 +87,20 @@ def target(cost: CostModel, seed: int, target_ms: int) -> dict[str, Any]:
                 "tokens_per_s": report.tokens_per_s,
             }
             print(
-                f"  {share:4.0%}  {name:11} gaps within {row['gaps_within']:6.1%}, p99 {row['gap_p99_ms']:6.1f}; worst gap p50 "
-                f"{row['worst_gap_p50_ms']:7.1f} p99 {row['worst_gap_p99_ms']:7.1f}; TTFT p50 {row['ttft_p50_ms']:7.1f} p99 "
-                f"{row['ttft_p99_ms']:8.1f} ms; {row['tokens_per_s']:7.1f} tok/s"
+                f"  {share:4.0%}  {name:11} "
+                f"gaps within {row['gaps_within']:6.1%}, p99 {row['gap_p99_ms']:6.1f}; "
+                f"worst gap p50 {row['worst_gap_p50_ms']:7.1f} p99 {row['worst_gap_p99_ms']:7.1f}; "
+                f"TTFT p50 {row['ttft_p50_ms']:7.1f} p99 {row['ttft_p99_ms']:8.1f} ms; "
+                f"{row['tokens_per_s']:7.1f} tok/s"
             )
-    return found
+    return results
 
 
 def mixed(cost: CostModel, seed: int) -> dict[str, Any]:
-    """Part 2."""
-    config = EngineConfig(max_queue=0)
-    alone = simulate(at_once(generate(replace(IMAGES, seed=seed))), replace(config, pace=0), cost)
-    chats = simulate(at_once(generate(replace(TEXT, seed=seed + 1))), replace(config, pace=0), cost)
+    """Part 2: text chats beside new images."""
+    config = EngineConfig.of(max_queue=0)
+    alone = simulate(at_once(generate(replace(IMAGES, seed=seed))), config.changed(pace=0), cost)
+    chats = simulate(at_once(generate(replace(TEXT, seed=seed + 1))), config.changed(pace=0), cost)
     rate, talk = alone.requests_per_s / 2, CHATS * chats.requests_per_s
     images = generate(replace(IMAGES, seed=seed, rate=rate))
     trace = merged(generate(replace(TEXT, seed=seed + 1, rate=talk)), images)
@@ -103,18 +108,19 @@ def mixed(cost: CostModel, seed: int) -> dict[str, Any]:
         f"2. {len(trace)} requests: {rate:.2f} images/s of {alone.requests_per_s:.2f} at saturation, "
         f"{talk:.2f} text chats/s of {chats.requests_per_s:.2f}"
     )
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, settings in MIXES.items():
-        other = replace(config, **settings)
+        other = config.changed(**settings)
         report, full = simulate(trace, other, cost), simulate(at_once(trace), other, cost)
-        found[name] = row = _row(report, full)
+        results[name] = row = _row(report, full)
         print(
-            f"  {name:14} text: gap p50 {row['text_gap_p50_ms']:5.1f} p99 {row['text_gap_p99_ms']:6.1f}, worst gap p50 "
-            f"{row['text_worst_p50_ms']:6.1f} p99 {row['text_worst_p99_ms']:6.1f} ms, TTFT p50 {row['text_ttft_p50_ms']:6.1f} p99 "
-            f"{row['text_ttft_p99_ms']:7.1f} ms; images: TTFT p50 {row['image_ttft_p50_ms']:7.1f} p99 "
-            f"{row['image_ttft_p99_ms']:7.1f} ms; {row['tokens_per_s']:6.1f} tok/s, saturated {row['saturated']:6.1f}"
+            f"  {name:14} text: gap p50 {row['text_gap_p50_ms']:5.1f} p99 {row['text_gap_p99_ms']:6.1f}, "
+            f"worst gap p50 {row['text_worst_p50_ms']:6.1f} p99 {row['text_worst_p99_ms']:6.1f} ms, "
+            f"TTFT p50 {row['text_ttft_p50_ms']:6.1f} p99 {row['text_ttft_p99_ms']:7.1f} ms; "
+            f"images: TTFT p50 {row['image_ttft_p50_ms']:7.1f} p99 {row['image_ttft_p99_ms']:7.1f} ms; "
+            f"{row['tokens_per_s']:6.1f} tok/s, saturated {row['saturated']:6.1f}"
         )
-    ours, theirs = found["dual, pace 3"], found["fcfs, no pace"]
+    ours, theirs = results["dual, pace 3"], results["fcfs, no pace"]
     verdict = {
         "gap_ratio": theirs["text_gap_p99_ms"] / ours["text_gap_p99_ms"],
         "worst_gap_ratio": theirs["text_worst_p99_ms"] / ours["text_worst_p99_ms"],
@@ -122,11 +128,11 @@ def mixed(cost: CostModel, seed: int) -> dict[str, Any]:
         "saturated_ratio": ours["saturated"] / theirs["saturated"],
     }
     print(
-        f"  text, p99: gap {verdict['gap_ratio']:.1f}x better (target 4x), worst gap {verdict['worst_gap_ratio']:.1f}x; "
-        f"throughput under this load "
+        f"  text, p99: gap {verdict['gap_ratio']:.1f}x better (target 4x), "
+        f"worst gap {verdict['worst_gap_ratio']:.1f}x; throughput under this load "
         f"{verdict['throughput_ratio']:.3f}x, saturated {verdict['saturated_ratio']:.3f}x (target 0.95x)"
     )
-    return found | verdict
+    return results | verdict
 
 
 def _row(report: Report, full: Report) -> dict[str, float]:
@@ -155,8 +161,8 @@ def main() -> None:
     args = parser.parse_args()
     cost = CostModel.load(args.cost) if args.cost else CostModel()
     print(f"costs: {cost.made_from}")
-    found = {"target": target(cost, args.seed, args.target_ms), "mixed": mixed(cost, args.seed)}
-    print(json.dumps(found))
+    results = {"target": target(cost, args.seed, args.target_ms), "mixed": mixed(cost, args.seed)}
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

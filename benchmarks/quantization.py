@@ -1,9 +1,10 @@
-"""The engine with weights as they are, in 8 and in 4 bits, on one machine, in one run.
+"""Compare the engine with bf16, 8-bit and 4-bit weights on one machine, in one run.
 
     python benchmarks/quantization.py [--repeats 5] [--threads 2] [--folder PATH]
 
-The checkpoint and the questions of quick.py. The three engines take turns, so that a neighbour on the machine disturbs all
-of them; ratios are of medians, to the engine without quantization. The last line is JSON.
+It uses the checkpoint and the questions of quick.py. The three engines take turns, so that other processes on
+the machine disturb all of them alike. Ratios are medians divided by the medians without quantization. The
+last line is JSON.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def report(samples: dict[str, dict[str, list[float]]]) -> None:
             values, median = samples[name][measure], medians[name][measure]
             ratio = median / medians["none"][measure]
             print(
-                f"{measure:14} {name:5} {median:9.1f}   ({min(values):.1f} - {max(values):.1f})   {ratio:5.2f}x"
+                f"{measure:14} {name:5} {median:9.1f}   ({min(values):.1f} - {max(values):.1f})   "
+                f"{ratio:5.2f}x"
             )
     print(json.dumps({"medians": medians}))
 

@@ -1,10 +1,11 @@
-"""This engine against transformers' `generate`, on one machine, in one run.
+"""Compare Fovea with transformers' `generate` on one machine, in one run.
 
     python benchmarks/quick.py [--repeats 3] [--threads 2] [--folder PATH]
 
-Random weights in the shape of a 0.5 B Qwen2.5-VL: a 448x448 image is 256 visual tokens, with 32 text tokens around it,
-and 64 tokens are generated greedily. Both sides run bf16 on the same threads and are measured in turn, so that a
-neighbour on the machine disturbs both. Ratios are of medians. The last line is JSON.
+The checkpoint has random weights in the shape of a 0.5 B Qwen2.5-VL. A prompt has a 448x448 image (256 visual
+tokens) and 32 text tokens, and 64 tokens are generated greedily. Both sides run bf16 with the same number of
+threads and take turns, so that other processes on the machine disturb both alike. Ratios are ratios of
+medians. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ def question(seed: int, words: str = "") -> ChatPrompt:
 
 
 class Transformers:
-    """`generate` as its documentation shows it, with its own processor for pixels and our ids for text. options: of it."""
+    """transformers' `generate` as its documentation shows it.
+
+    transformers' own processor makes the pixels; the token ids of the text are Fovea's.
+    options: further arguments of `generate`.
+    """
 
     def __init__(self, folder: Path, device: str, **options: Any) -> None:
         import transformers as hf
@@ -61,19 +66,22 @@ class Transformers:
         """Seconds for a batch with the same text and one image each, pixels included."""
         images = [picture(seed) for seed in seeds]
         started = time.perf_counter()
-        made = self.processor(images=images, return_tensors="pt")
+        inputs = self.processor(images=images, return_tensors="pt")
         text = torch.tensor([ids] * len(seeds), device=self.device)
         self.model.generate(
             input_ids=text, attention_mask=torch.ones_like(text),
             mm_token_type_ids=(text == self.model.config.image_token_id).int(),
-            pixel_values=made["pixel_values"].to(self.device, torch.bfloat16),
-            image_grid_thw=made["image_grid_thw"].to(self.device),
-            max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0, **self.options,
+            pixel_values=inputs["pixel_values"].to(self.device, torch.bfloat16),
+            image_grid_thw=inputs["image_grid_thw"].to(self.device),
+            max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0,
+            **self.options,
         )  # fmt: skip
         return time.perf_counter() - started
 
 
 class Fovea:
+    """An engine of Fovea, with the same interface as `Transformers`."""
+
     def __init__(
         self, folder: Path, threads: int, device: str, quantization: str = "none", **settings: Any
     ) -> None:
@@ -90,7 +98,11 @@ class Fovea:
         return self.engine._preparer.builder.build(prompt).ids
 
     def run(self, prompts: list[ChatPrompt], tokens: int) -> tuple[float, list[float], list[float]]:
-        """(seconds in all, each one's time to first token, each one's decode rate in tokens per second)."""
+        """Run requests at once.
+
+        Returns (seconds in all, each request's time to first token, each request's decode rate in tokens per
+        second).
+        """
 
         async def one(prompt: ChatPrompt) -> tuple[float, float]:
             started = time.perf_counter()
@@ -131,7 +143,8 @@ def main() -> None:
         padding += " the"
     ids = ours.ids(question(0, padding))
     print(
-        f"{len(ids)} prompt tokens, 256 of them visual; {ANSWER} new tokens; {args.device}, {args.threads} threads, bf16"
+        f"{len(ids)} prompt tokens, 256 of them visual; {ANSWER} new tokens; "
+        f"{args.device}, {args.threads} threads, bf16"
     )
     ours.run([question(9999, padding)], 4)
     theirs.run(ids, [9999], 2)
@@ -175,7 +188,8 @@ def report(rows: dict[str, list[float]]) -> None:
         target = TARGETS[name]
         better = ratio >= target if target > 1 else ratio <= target
         print(
-            f"{name:14} {ratio:6.2f}x   target {'>=' if target > 1 else '<='} {target}: {'met' if better else 'MISSED'}"
+            f"{name:14} {ratio:6.2f}x   target {'>=' if target > 1 else '<='} {target}: "
+            f"{'met' if better else 'MISSED'}"
         )
     print(json.dumps({"medians": medians, "ratios": ratios, "targets": TARGETS}))
 

@@ -1,4 +1,4 @@
-"""What it takes to decide where to look, before any region is encoded: step by step, on one image at a time."""
+"""Time the relevance decision for one image at a time: all steps before any region is encoded."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from fovea.relevance.policy import Allocation, attend, first_view
 from fovea.relevance.realizing import View, patch_fractions, whole
 from relevance_page import Cost
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 def measure(name: str, cases: Iterable[Case], keep: float) -> Cost:
-    """The first image and question of each case; the first case is asked twice, once to warm up."""
+    """Time the first image and question of each case; the first case runs twice, once to warm up."""
     loaded = load_model(name, EngineConfig())
-    shown = list(cases)
-    costs = [_of_one(loaded, case, keep) for case in (shown[0], *shown)][1:]
+    samples = list(cases)
+    costs = [_measure_case(loaded, case, keep) for case in (samples[0], *samples)][1:]
     return Cost(*(median(getattr(cost, field.name) for cost in costs) for field in fields(Cost)))
 
 
 @torch.inference_mode()
-def _of_one(loaded: LoadedModel, case: Case, keep: float) -> Cost:
+def _measure_case(loaded: LoadedModel, case: Case, keep: float) -> Cost:
     processor = loaded.processor
     assert isinstance(processor, QwenProcessor)
     image = to_image(case.images[0])
@@ -52,14 +52,14 @@ def _of_one(loaded: LoadedModel, case: Case, keep: float) -> Cost:
     ((height, width),) = plan.resized
     pixels = np.ascontiguousarray(resized_bytes(image, height, width, processor.resample))
     total = keep_count(plan.tokens, keep)
-    asked = case.exchanges[0].question
-    words = tuple(loaded.tokenizer.encode(asked)[-WORDS:])
-    reduction = Reduction("relevance", plan.tokens, "whole", "key", question=asked, words=words)
+    question = case.exchanges[0].question
+    words = tuple(loaded.tokenizer.encode(question)[-WORDS:])
+    reduction = Reduction("relevance", plan.tokens, "whole", "key", question=question, words=words)
     judge = RelevanceModel(partial(word_embeddings, loaded.model), loaded.relevance)
     surveyed, survey_s = _timed(partial(survey, pixels, processor.factor))
     tensions, tensions_s = _timed(partial(judge.tensions, surveyed, reduction, total))
     shape = first_view(surveyed.grid, total, tensions.compress)
-    features, view_s = _timed(partial(_seen, loaded, processor, pixels, surveyed.grid, shape))
+    features, view_s = _timed(partial(_encode_first_view, loaded, processor, pixels, surveyed.grid, shape))
 
     def choose(worth: Any, held: Any, total: int) -> Allocation:
         return attend(worth, held, total, tensions.compress)
@@ -69,7 +69,7 @@ def _of_one(loaded: LoadedModel, case: Case, keep: float) -> Cost:
     return Cost(survey_s, view_s, tensions_s + planning_s)
 
 
-def _seen(
+def _encode_first_view(
     loaded: LoadedModel, processor: QwenProcessor, pixels: Any, grid: tuple[int, int], shape: tuple[int, int]
 ) -> torch.Tensor:
     model = loaded.model
@@ -83,7 +83,7 @@ def _seen(
     return embeds
 
 
-def _timed(call: Callable[[], Made]) -> tuple[Made, float]:
+def _timed(call: Callable[[], Result]) -> tuple[Result, float]:
     started = time.perf_counter()
-    made = call()
-    return made, time.perf_counter() - started
+    result = call()
+    return result, time.perf_counter() - started

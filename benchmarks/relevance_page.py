@@ -1,4 +1,4 @@
-"""A sweep of benchmarks/relevance.py judged by its targets, and as Markdown."""
+"""Judge a sweep of benchmarks/relevance.py by its targets, and print it as Markdown."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from fovea.evaluation.sweep import DETAILS, FULL, OTHERS, RELEVANCE, Setting, Sw
 
 WORDS = {True: "met", False: "**missed**", None: "not measured"}
 BEGIN, END = "<!-- measured by make bench-relevance -->", "<!-- end of what was measured -->"
-"""What is between them in a document is a run's."""
+"""A run replaces the text between these marks in a document."""
 HALF = Setting(RELEVANCE, 0.5)
 RIVALS, SHARES = ("resize", "uniform", "random", "dart"), (0.5, 0.25)
 LOST, LOST_MILD = 0.01, 0.005
-"""Of accuracy, at most: of relevance at a half, and of methods at three quarters of the tokens."""
+"""Largest loss of accuracy: of relevance at 0.5 of the tokens, and of methods at 0.75 of the tokens."""
 MILD = (Setting("dart", 0.75), Setting("dpp", 0.75))
 COST_SHARE, SPEEDUP = 0.15, 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds, medians.
+    """The time of a relevance decision, as medians in seconds.
 
-    survey: texture and the two ways of knowing that need no question. first_view: the encoder on the view of
-        the whole, whose tokens are among those that the decoder gets, so that it is no cost of deciding.
-        planning: tensions, coupling, balancing, attending and laying out.
+    survey: texture, and the two ways of knowing that need no question.
+    first_view: the encoder on the view of the whole image. It is not counted as a cost of the decision,
+        because the decoder gets the tokens of this view.
+    planning: tensions, coupling, balancing, attending and layout.
     """
 
     survey: float
@@ -40,46 +41,52 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """met: None where the run left out what it is about."""
+    """A target and its result.
+
+    met: None if the run did not measure it.
+    """
 
     target: str
-    found: str
+    result: str
     met: bool | None
 
 
 def verdicts(sweep: Sweep, cost: Cost) -> list[Verdict]:
     return [
-        _loses(sweep, HALF, LOST),
-        *(_beats(sweep, share, rival) for share in SHARES for rival in RIVALS),
-        _cheap(sweep, cost),
-        _fast(sweep),
-        *(_loses(sweep, setting, LOST_MILD) for setting in MILD),
+        _loss(sweep, HALF, LOST),
+        *(_win(sweep, share, rival) for share in SHARES for rival in RIVALS),
+        _decision_cost(sweep, cost),
+        _speedup(sweep),
+        *(_loss(sweep, setting, LOST_MILD) for setting in MILD),
     ]
 
 
-def measured(sweep: Sweep, cost: Cost, head: str, chart: str) -> str:
-    """For a document: how it was measured, targets, chart (its path from there), and all tables."""
-    judged = [
-        ["target", "found", ""],
-        *([one.target, one.found, WORDS[one.met]] for one in verdicts(sweep, cost)),
+def report(sweep: Sweep, cost: Cost, head: str, chart: str) -> str:
+    """The Markdown text of a run: the first paragraph, targets, chart, and all tables.
+
+    chart: path of the chart, relative to the document.
+    """
+    rows = [
+        ["target", "result", ""],
+        *([one.target, one.result, WORDS[one.met]] for one in verdicts(sweep, cost)),
     ]
     picture = f"![accuracy against visual tokens and first tokens]({chart})"
-    return "\n\n".join((head, table(judged), _deciding(sweep, cost), picture, markdown(sweep)))
+    return "\n\n".join((head, table(rows), _decision_times(sweep, cost), picture, markdown(sweep)))
 
 
-def written_into(text: str, found: str) -> str:
-    """A document with what was found between its marks. Raises ValueError where it has none."""
+def replace_between_marks(text: str, content: str) -> str:
+    """Replace the text between the marks of a document. Raises ValueError if it has no marks."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the document has no {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{found}\n{END}{after}"
+    return f"{before}{BEGIN}\n{content}\n{END}{after}"
 
 
 def body(sweep: Sweep, cost: Cost) -> Mapping[str, Any]:
-    """For JSON."""
+    """The results as a JSON object."""
     return {
-        "verdicts": [{"target": v.target, "found": v.found, "met": v.met} for v in verdicts(sweep, cost)],
+        "verdicts": [{"target": v.target, "found": v.result, "met": v.met} for v in verdicts(sweep, cost)],
         "cost_ms": {
             "survey": 1e3 * cost.survey, "first_view": 1e3 * cost.first_view, "planning": 1e3 * cost.planning,
         },
@@ -87,33 +94,34 @@ def body(sweep: Sweep, cost: Cost) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _loses(sweep: Sweep, setting: Setting, most: float) -> Verdict:
-    target = f"{setting.name}, of all kinds: at most {100 * most:.1f} points below full"
+def _loss(sweep: Sweep, setting: Setting, most: float) -> Verdict:
+    target = f"{setting.name}, all questions: at most {100 * most:.1f} points below full"
     if setting not in sweep.settings:
         return Verdict(target, "-", None)
     paired = sweep.compare(setting, FULL).counts
     return Verdict(target, difference(paired), paired.difference >= -most)
 
 
-def _beats(sweep: Sweep, share: float, rival: str) -> Verdict:
+def _win(sweep: Sweep, share: float, rival: str) -> Verdict:
     first, second = Setting(RELEVANCE, share), Setting(rival, share)
     target = (
-        f"{first.name} is better than {rival} on small details by more than the interval, on others not worse"
+        f"{first.name} is better than {rival} on small details by more than the interval, "
+        "and not worse on the others"
     )
     if not {first, second} <= set(sweep.settings) or DETAILS not in sweep.groups:
         return Verdict(target, "-", None)
     details, others = (sweep.compare(first, second, group).counts for group in (DETAILS, OTHERS))
-    found = f"{difference(details)}; others {difference(others)}"
-    return Verdict(target, found, details.better and not others.worse)
+    result = f"{difference(details)}; others {difference(others)}"
+    return Verdict(target, result, details.better and not others.worse)
 
 
 def _saved(sweep: Sweep) -> float:
-    """Seconds that the encoder needs less, all that relevance does there counted."""
+    """Seconds of encoder time that relevance saves; all its work in the encoder is counted."""
     return sweep.time(FULL).encode - sweep.time(HALF).encode
 
 
-def _cheap(sweep: Sweep, cost: Cost) -> Verdict:
-    target = f"scoring and planning below {COST_SHARE:.0%} of the encoder's time saved"
+def _decision_cost(sweep: Sweep, cost: Cost) -> Verdict:
+    target = f"scoring and planning take less than {COST_SHARE:.0%} of the saved encoder time"
     if HALF not in sweep.settings:
         return Verdict(target, "-", None)
     saved = _saved(sweep)
@@ -123,18 +131,19 @@ def _cheap(sweep: Sweep, cost: Cost) -> Verdict:
     return Verdict(target, f"{share:.1%}: {1e3 * cost.total:.1f} of {1e3 * saved:.1f} ms", share < COST_SHARE)
 
 
-def _fast(sweep: Sweep) -> Verdict:
-    target = f"first token at least {SPEEDUP:g}x faster at a half, {sweep.timed_on}"
+def _speedup(sweep: Sweep) -> Verdict:
+    target = f"first token at least {SPEEDUP:g}x faster at 0.5 of the tokens, {sweep.timed_on}"
     if HALF not in sweep.settings:
         return Verdict(target, "-", None)
     full, half = sweep.time(FULL).ttft, sweep.time(HALF).ttft
     return Verdict(
-        target, f"{full / half:.2f}x: {1e3 * half:.0f} after {1e3 * full:.0f} ms", full >= SPEEDUP * half
+        target, f"{full / half:.2f}x: {1e3 * half:.0f} instead of {1e3 * full:.0f} ms", full >= SPEEDUP * half
     )
 
 
-def _deciding(sweep: Sweep, cost: Cost) -> str:
+def _decision_times(sweep: Sweep, cost: Cost) -> str:
     return (
-        f"Deciding where to look, {sweep.timed_on}: survey {1e3 * cost.survey:.1f} ms, first view "
-        f"{1e3 * cost.first_view:.1f} ms (its tokens are among those kept), planning {1e3 * cost.planning:.1f} ms."
+        f"Time of the relevance decision, {sweep.timed_on}: survey {1e3 * cost.survey:.1f} ms, "
+        f"first view {1e3 * cost.first_view:.1f} ms (the decoder gets its tokens), "
+        f"planning {1e3 * cost.planning:.1f} ms."
     )

@@ -1,10 +1,12 @@
-"""What deciding costs: texture, ways of knowing, balancing and attending, on one core.
+"""Time the steps of a relevance decision on one core: texture, ways of knowing, balancing and attending.
 
-    OMP_NUM_THREADS=1 python benchmarks/relevance_speed.py [--width 896] [--height 896] [--cell 28] [--repeats 50] [--device cpu]
+    OMP_NUM_THREADS=1 python benchmarks/relevance_speed.py [--width 896] [--height 896] [--cell 28]
+                                                           [--repeats 50] [--device cpu]
 
-Medians and the quickest of the repeats, in milliseconds; the steps take turns, so that a neighbour on the machine disturbs
-all of them. The picture is a held-out page with small text; half of its tokens are given away. `texture, torch` is
-fovea.kernels.texture on --device, the picture being there already. The last line is JSON.
+It prints the median and the quickest of the repeats, in milliseconds. The steps take turns, so that other
+processes on the machine disturb all of them alike. The image is a held-out page with small text, and half of
+its tokens are kept. `texture, torch` is fovea.kernels.texture on --device, with the image already on that
+device. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -28,56 +30,57 @@ from fovea.relevance.policy import attend, content_mask
 from fovea.relevance.texture import texture
 
 DIMENSIONS, WORDS, VIEW = 512, 16, (8, 8)
-"""Of the features of a thumbnail and of a question's embeddings."""
+"""Size of features, number of words of the question, and grid of the thumbnail's features."""
 TARGET_MS = 7.0
-"""Of the texture of 896x896 pixels on one core."""
+"""Target for the texture of 896x896 pixels on one core."""
 
 
 def steps(pixels: np.ndarray, cell: int, question: str, device: str) -> dict[str, Callable[[], object]]:
     surveyed = survey(pixels, cell)
-    seen, asked = surveyed.texture, surveyed.keyword_map(question)
-    ways = Ways(surveyed.propositional, surveyed.perspectival, asked)
+    maps, keyword_map = surveyed.texture, surveyed.keyword_map(question)
+    ways = Ways(surveyed.propositional, surveyed.perspectival, keyword_map)
     balancer = Balancer()
-    total = seen.grid[0] * seen.grid[1] // 2
+    total = maps.grid[0] * maps.grid[1] // 2
 
-    def decided() -> Tensions:
+    def decide_tensions() -> Tensions:
         return balancer.tensions(question, None, surveyed.statistics(total))
 
-    tensions = decided()
+    tensions = decide_tensions()
     worth, held = balancer.balance(ways, tensions), content_mask(ways)
     draw = np.random.default_rng(0)
     features, words = (
         draw.normal(size=(n, DIMENSIONS)).astype(np.float32) for n in (VIEW[0] * VIEW[1], WORDS)
     )
-    there = torch.from_numpy(pixels.copy()).to(device)
+    device_pixels = torch.from_numpy(pixels.copy()).to(device)
 
     def on_device() -> None:
-        in_torch(there, cell)
+        in_torch(device_pixels, cell)
         if device != "cpu":
             torch.cuda.synchronize()
 
     return {
         "texture": lambda: texture(pixels, cell),
         "texture, torch": on_device,
-        "propositional": lambda: propositional(seen),
-        "perspectival": lambda: perspectival(seen),
-        "keywords": lambda: keywords(seen, question),
-        "coupling": lambda: couple_without_head(features, words, VIEW, asked),
-        "tensions": decided,
+        "propositional": lambda: propositional(maps),
+        "perspectival": lambda: perspectival(maps),
+        "keywords": lambda: keywords(maps, question),
+        "coupling": lambda: couple_without_head(features, words, VIEW, keyword_map),
+        "tensions": decide_tensions,
         "balancing": lambda: balancer.balance(ways, tensions),
         "attending": lambda: attend(worth, held, total, tensions.compress),
     }
 
 
 def milliseconds(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    """The durations of each call, in repeats in which all calls take turns; two more repeats warm up."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(repeats + 2):
         for name, call in calls.items():
             started = time.perf_counter()
             call()
             if repeat >= 2:
-                found[name].append(1000 * (time.perf_counter() - started))
-    return found
+                samples[name].append(1000 * (time.perf_counter() - started))
+    return samples
 
 
 def main() -> None:
@@ -95,7 +98,8 @@ def main() -> None:
     pixels = np.asarray(sample.images[0].convert("RGB"))
     took = milliseconds(steps(pixels, args.cell, sample.turns[0].question, args.device), args.repeats)
     print(
-        f"{args.width}x{args.height} pixels, cells of {args.cell}; torch on {args.device}; {args.repeats} repeats"
+        f"{args.width}x{args.height} pixels, cells of {args.cell}; torch on {args.device}; "
+        f"{args.repeats} repeats"
     )
     print(f"{'step':<16}{'median ms':>11}{'quickest ms':>13}")
     for name, samples in took.items():

@@ -1,10 +1,11 @@
-"""How near the simulator is: one load, replayed on a real engine and on paper.
+"""Compare the simulator with a real engine under the same workload.
 
     python benchmarks/simulator.py [--requests 150] [--rate 6] [--threads 1] [--cost FILE] [--pace 3]
 
-The real engine, with the bundled model in this process, gets text questions and questions about new and known images at
-random times. What came, when, and of how many tokens is then simulated, with costs that were fitted on another day. Gaps
-and first tokens of both stand side by side. The last line is JSON.
+A real engine with the bundled model in this process gets text questions and questions about new and known
+images at random times. Then the simulator gets the same arrival times and numbers of tokens, with costs that
+were fitted separately. The output shows gaps and times to first token of both, side by side. The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -30,15 +31,19 @@ from fovea.engine.simulate.report import Record, Spread
 from fovea.engine.simulate.run import simulate
 
 SIDES = {64: 256, 256: 512, 1024: 1024}
-"""Pixels of a side of an image of so many visual tokens, for the bundled model."""
+"""Visual tokens of a square image to its side in pixels, for the bundled model."""
 
 
 async def replay(
     engine: Engine, load: Workload, preparation: list[float]
 ) -> tuple[list[TraceRequest], list[Record]]:
-    """What was asked, as the engine counted it, and how it was served. Images are decoded beforehand.
+    """Replay a workload on the engine.
 
-    preparation: takes the seconds that each request spent on template, tokens and pixels, which are not simulated.
+    Returns the requests with the token counts of the engine, and their records.
+
+    Images are decoded beforehand.
+    preparation: gets the seconds that each request spent on template, tokens and pixels, which are not
+        simulated.
     """
     wanted, started = generate(load), time.perf_counter()
     pictures = {}
@@ -64,13 +69,13 @@ async def replay(
                 preparation.append(delta.timings.preprocess)
         assert usage is not None
         record.kind = "images" if request.images else "text"
-        made = TraceRequest(record.arrival, usage.prompt - usage.image, request.output, request.images)
-        return made, record
+        counted = TraceRequest(record.arrival, usage.prompt - usage.image, request.output, request.images)
+        return counted, record
 
     started = time.perf_counter()
-    done = await asyncio.gather(*(ask(number, request) for number, request in enumerate(wanted)))
-    done.sort(key=lambda pair: pair[0].at)
-    return [request for request, _ in done], [record for _, record in done]
+    pairs = await asyncio.gather(*(ask(number, request) for number, request in enumerate(wanted)))
+    pairs.sort(key=lambda pair: pair[0].at)
+    return [request for request, _ in pairs], [record for _, record in pairs]
 
 
 def spreads(records: list[Record]) -> dict[str, Spread]:
@@ -94,9 +99,9 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=3.0)
     args = parser.parse_args()
     load = Workload(requests=args.requests, rate=args.rate, images=40, prompt_tokens=40, output_tokens=64)
-    config = EngineConfig(threads=args.threads, pace=args.pace, max_queue=0, kv_cache_mib=512)
+    config = EngineConfig.of(threads=args.threads, pace=args.pace, max_queue=0, kv_cache_mib=512)
     with Engine.from_pretrained("fovea-tiny", config=config) as engine:
-        asyncio.run(replay(engine, Workload(requests=30, rate=20, images=5, seed=99), []))  # warms up
+        asyncio.run(replay(engine, Workload(requests=30, rate=20, images=5, seed=99), []))  # warm-up
         engine.clear_caches()
         preparation: list[float] = []
         trace, records = asyncio.run(replay(engine, load, preparation))
@@ -116,7 +121,8 @@ def main() -> None:
         print(f"{name:30} " + " ".join(f"{cell:>34}" for cell in cells))
     spread = Spread.of(preparation)
     print(
-        f"preparation, not simulated: {spread.p50:.1f} / {spread.p90:.1f} / {spread.p99:.1f} / {spread.longest:.1f}"
+        f"preparation, not simulated: {spread.p50:.1f} / {spread.p90:.1f} / "
+        f"{spread.p99:.1f} / {spread.longest:.1f}"
     )
     print(json.dumps({name: {"real": asdict(real[name]), "simulated": asdict(paper[name])} for name in real}))
 

@@ -1,11 +1,12 @@
-"""The longest gap in a running stream while a new, large image arrives.
+"""Measure the longest gap in a running stream while a new, large image arrives.
 
     python benchmarks/stall.py [--side 896] [--repeats 3] [--threads 2] [--folder PATH]
 
-The checkpoint of quick.py. A text stream decodes; after 40 tokens a request with a new side x side image comes in. Its
-gaps between tokens are compared with the median gap. Each repeat measures three engines in turn: as it is by default,
-without a pace, and first come first served without a pace, which is what an engine without any of this does, short of
-encoding in one piece. The last line is JSON.
+It uses the checkpoint of quick.py. A text stream decodes; after 40 tokens a request with a new side x side
+image arrives. The longest gap of the stream is compared with its median gap. Each repeat measures three
+engines in turn: one with default settings, one without a pace, and one with the policy first come, first
+served and no pace. The last one behaves like an engine without these features, except that it still encodes
+in slices. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -30,16 +31,20 @@ BEFORE, AFTER, TARGET = 40, 200, 4.0
 async def gaps_while_an_image_arrives(
     engine: Engine, seed: int, side: int
 ) -> tuple[list[float], float, float]:
-    """(gaps of the stream from the image's arrival to its first token, median gap before, the image's TTFT), seconds."""
+    """Run a stream and an image request. All results are in seconds.
+
+    Returns (gaps of the stream from the image's arrival to its first token, median gap before, TTFT of the
+    image).
+    """
     loop = asyncio.get_running_loop()
     times: list[float] = []
     arrived, first = loop.create_future(), loop.create_future()
 
     async def stream() -> None:
         prompt = text_prompt("Tell me a story.")
-        said = engine.stream(prompt, temperature=0.0, max_tokens=BEFORE + AFTER, ignore_eos=True)
-        async with aclosing(said):
-            async for delta in said:
+        deltas = engine.stream(prompt, temperature=0.0, max_tokens=BEFORE + AFTER, ignore_eos=True)
+        async with aclosing(deltas):
+            async for delta in deltas:
                 if delta.token_ids:
                     times.append(time.perf_counter())
                 if len(times) == BEFORE and not arrived.done():
@@ -73,17 +78,21 @@ def main() -> None:
             )
             if repeat:  # the first round warms up
                 rows[name].append((max(gaps), median, ttft))
-    found = {}
+    results = {}
     for name, measured in rows.items():
         longest, median, ttft = (statistics.median(column) for column in zip(*measured, strict=True))
-        found[name] = {"longest_ms": longest * 1e3, "median_ms": median * 1e3, "ratio": longest / median,
-                       "image_ttft_ms": ttft * 1e3}  # fmt: skip
+        results[name] = {
+            "longest_ms": longest * 1e3,
+            "median_ms": median * 1e3,
+            "ratio": longest / median,
+            "image_ttft_ms": ttft * 1e3,
+        }
         print(
-            f"{name:15} longest gap {longest * 1e3:7.1f} ms, median gap {median * 1e3:5.1f} ms: {longest / median:6.1f}x; "
-            f"the image's first token after {ttft * 1e3:7.0f} ms"
+            f"{name:15} longest gap {longest * 1e3:7.1f} ms, median gap {median * 1e3:5.1f} ms: "
+            f"{longest / median:6.1f}x; the image's first token after {ttft * 1e3:7.0f} ms"
         )
-    print(f"target: below {TARGET:g}x, {'met' if found['default']['ratio'] < TARGET else 'MISSED'}")
-    print(json.dumps(found))
+    print(f"target: below {TARGET:g}x, {'met' if results['default']['ratio'] < TARGET else 'MISSED'}")
+    print(json.dumps(results))
     for engine in engines.values():
         engine.shutdown()
 

@@ -1,11 +1,12 @@
-"""A target for the gaps between tokens, on the real engine: by Fovea's bounds, by a rule of thumb, and by neither.
+"""Compare three ways to keep gaps between tokens below a target, on the real engine.
 
     python benchmarks/target.py [--clients 24] [--factor 3] [--rounds 3] [--threads 2] [--folder PATH]
 
-The checkpoint of quick.py. So many clients ask at once, each `rounds` questions one after another, answers of 32 tokens; a
-quarter of the clients has a new 224x224 image in every question. The target is `factor` times the gap of one
-stream alone, measured first. `Fovea` bounds steps and batch (`--target-itl-ms`), `batch rule` is `BatchRule` without a
-pace, `neither` has no bound at all. The last line is JSON.
+It uses the checkpoint of quick.py. `clients` clients send requests at once, each `rounds` questions one after
+another, with answers of 32 tokens. A quarter of the clients sends a new 224x224 image in every question. The
+target is `factor` times the gap of a single stream, which is measured first. `Fovea` bounds steps and batch
+(`--target-itl-ms`), `batch rule` is `BatchRule` without a pace, and `neither` has no bound. The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TOKENS, SIDE = 32, 224
 async def crowd(
     engine: Engine, clients: int, rounds: int, base: int
 ) -> tuple[list[float], list[float], float]:
-    """(gaps, times to first token, tokens per second)"""
+    """Run all clients. Returns (gaps in seconds, times to first token in seconds, tokens per second)."""
     gaps: list[float] = []
     firsts: list[float] = []
 
@@ -36,9 +37,9 @@ async def crowd(
         for turn in range(rounds):
             seed = base + 1000 * turn + number
             prompt = image_prompt(seed, SIDE) if number % 4 == 0 else text_prompt(f"{seed}: tell me more.")
-            asked = time.perf_counter()
+            sent_at = time.perf_counter()
             times = await token_times(engine, prompt, TOKENS)
-            firsts.append(times[0] - asked)
+            firsts.append(times[0] - sent_at)
             gaps.extend(b - a for a, b in zip(times, times[1:], strict=False))
 
     started = time.perf_counter()
@@ -58,18 +59,18 @@ def main() -> None:
         times = asyncio.run(token_times(engine, text_prompt("Tell me a story."), 64))
         alone.append(statistics.median(b - a for a, b in zip(times, times[1:], strict=False)))
     target = args.factor * statistics.median(alone)
-    most = engines["Fovea"].config.max_running
-    engines["Fovea"].loop.pace = Pace(2.5, target, engines["Fovea"].config.max_step_tokens)
-    engines["Fovea"].loop.batch = DecodeBound(target, most)
-    engines["batch rule"].loop.batch = BatchRule(target, most)
+    most = engines["Fovea"].config.schedule.max_running
+    engines["Fovea"].loop.stepper.pace = Pace(2.5, target, engines["Fovea"].config.schedule.max_step_tokens)
+    engines["Fovea"].loop.stepper.batch = DecodeBound(target, most)
+    engines["batch rule"].loop.stepper.batch = BatchRule(target, most)
     print(
         f"one stream alone: {1e3 * target / args.factor:.1f} ms between tokens; target {1e3 * target:.1f} ms"
     )
-    found = {"target_ms": 1e3 * target}
+    results = {"target_ms": 1e3 * target}
     for number, (name, engine) in enumerate(engines.items()):
-        asyncio.run(crowd(engine, args.clients, 1, 10_000_000 + 100_000 * number))  # it learns
+        asyncio.run(crowd(engine, args.clients, 1, 10_000_000 + 100_000 * number))  # the bounds adapt
         gaps, firsts, rate = asyncio.run(crowd(engine, args.clients, args.rounds, 1_000_000 * number))
-        found[name] = row = {
+        results[name] = row = {
             "within": float(np.mean([gap <= target for gap in gaps])),
             "p50_ms": 1e3 * float(np.percentile(gaps, 50)),
             "p99_ms": 1e3 * float(np.percentile(gaps, 99)),
@@ -78,10 +79,11 @@ def main() -> None:
             "tokens_per_s": rate,
         }
         print(
-            f"{name:10} gaps within the target {row['within']:6.1%}, p50 {row['p50_ms']:6.1f} p99 {row['p99_ms']:7.1f} "
-            f"longest {row['longest_ms']:7.1f} ms; first token p50 {row['ttft_p50_ms']:7.0f} ms; {rate:6.1f} tok/s"
+            f"{name:10} gaps within the target {row['within']:6.1%}, p50 {row['p50_ms']:6.1f} "
+            f"p99 {row['p99_ms']:7.1f} longest {row['longest_ms']:7.1f} ms; "
+            f"first token p50 {row['ttft_p50_ms']:7.0f} ms; {rate:6.1f} tok/s"
         )
-    print(json.dumps(found))
+    print(json.dumps(results))
     for engine in engines.values():
         engine.shutdown()
 

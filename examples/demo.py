@@ -1,8 +1,9 @@
-"""Ask the bundled model about the pictures in this folder and show what each answer cost.
+"""Ask the bundled model about the images in this folder, and show the time and tokens of each answer.
 
     python examples/demo.py
 
-The questions are in questions.jsonl; the right answers there are printed beside the model's own.
+The questions and their right answers are in questions.jsonl. For a wrong answer the right one is printed,
+too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draw the pictures of this folder and write their questions, from held-out seeds of the scene generator.
+"""Draw the images of this folder and write their questions, from held-out seeds of the scene generator.
 
 python examples/make.py
 """
@@ -33,12 +33,12 @@ def sample(kind: str, seed: int, size: tuple[int, int]) -> Sample:
 def main() -> None:
     lines = []
     for name, kind, seed, size in PICTURES:
-        made = sample(kind, seed, size)
-        several = len(made.images) > 1
-        names = [f"{name}-{i}.png" if several else f"{name}.png" for i in range(1, len(made.images) + 1)]
-        for image, file in zip(made.images, names, strict=True):
+        scene = sample(kind, seed, size)
+        several = len(scene.images) > 1
+        names = [f"{name}-{i}.png" if several else f"{name}.png" for i in range(1, len(scene.images) + 1)]
+        for image, file in zip(scene.images, names, strict=True):
             image.save(HERE / file, optimize=True)
-        turn = made.turns[0]
+        turn = scene.turns[0]
         lines.append(
             json.dumps(
                 {"id": name, "images": names, "question": turn.question, "answers": list(turn.accepted)}

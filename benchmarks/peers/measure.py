@@ -1,4 +1,4 @@
-"""Plays the workloads of `fovea bench` against all servers in turn: same pictures, same words, one engine awake at a time."""
+"""Run the workloads of `fovea bench` with all servers in turn, one engine awake at a time."""
 
 from __future__ import annotations
 
@@ -19,15 +19,21 @@ from fovea.bench.settings import Shape, Target
 from fovea.bench.suite import SUITE
 
 SETTLE_S = 0.5
-"""Between a round and the freeze: a stream that was left has to end."""
+"""Pause between a round and the freeze, so that the server can end a stream that the client left."""
 BIG_IMAGE_TOKENS = 1024
-"""Of the image that disturbs a stream: 896x896 pixels."""
+"""Visual tokens of the image that disturbs a stream: 896x896 pixels."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """workloads: in their order. warmups: rounds of each before the first that counts. lacks: engine and workload to why
-    it is not played."""
+    """The rounds of a comparison.
+
+    workloads: names, in their order.
+    shape: sizes of prompts and answers.
+    repeats: rounds of each workload that count.
+    warmups: rounds of each workload before those.
+    lacks: for (engine, workload) pairs that are not measured, the reason.
+    """
 
     workloads: Sequence[str]
     shape: Shape
@@ -40,13 +46,16 @@ class Plan:
 
 
 Rounds = dict[str, dict[str, list[dict[str, Any]]]]
-"""Engine to workload to its measured rounds."""
+"""Engine to workload to the measured rounds."""
 
 
 async def measure(servers: Mapping[str, Server], plan: Plan) -> tuple[Rounds, dict[str, str]]:
-    """The rounds, and engines that do not answer at all to why. All servers are frozen afterwards."""
-    refused: dict[str, str] = {}
-    found: Rounds = {name: {} for name in servers}
+    """Run all rounds. Returns them, and the error of each engine that does not answer.
+
+    All servers are frozen afterwards.
+    """
+    errors: dict[str, str] = {}
+    rounds: Rounds = {name: {} for name in servers}
     async with AsyncExitStack() as stack:
         clients = {}
         for name, server in servers.items():
@@ -54,41 +63,45 @@ async def measure(servers: Mapping[str, Server], plan: Plan) -> tuple[Rounds, di
             with server.awake():
                 try:
                     await client.connect()
-                except Exception as error:  # noqa: BLE001 - whatever it is, the page says it
-                    refused[name] = f"{type(error).__name__}: {error}"
-                    print(f"{name} does not answer: {refused[name]}", flush=True)
+                except Exception as error:  # noqa: BLE001 - the page reports any error
+                    errors[name] = f"{type(error).__name__}: {error}"
+                    print(f"{name} does not answer: {errors[name]}", flush=True)
                     continue
             clients[name] = client
         for repeat in range(-plan.warmups, plan.repeats):
             for number, workload in enumerate(plan.workloads):
-                for name in _turned(list(clients), repeat):
+                for name in _rotate(list(clients), repeat):
                     if (name, workload) in plan.lacks:
                         continue
                     nonce = f"{'w' if repeat < 0 else 'r'}{abs(repeat)}{number}"
                     with servers[name].awake():
-                        played = await _play(clients[name], plan.shape_of(workload), workload, nonce)
-                    print(f"{repeat:3} {workload:10} {name:13} {_short(played)}", flush=True)
+                        record = await _play(clients[name], plan.shape_of(workload), workload, nonce)
+                    print(f"{repeat:3} {workload:10} {name:13} {_summary(record)}", flush=True)
                     if repeat >= 0:
-                        found[name].setdefault(workload, []).append(played)
-    return found, refused
+                        rounds[name].setdefault(workload, []).append(record)
+    return rounds, errors
 
 
-def _turned(names: list[str], repeat: int) -> list[str]:
-    """Another one begins each time."""
+def _rotate(names: list[str], repeat: int) -> list[str]:
+    """The names in another order for each repeat, so that each engine is first in turn."""
     first = repeat % len(names) if names else 0
     return names[first:] + names[:first]
 
 
 async def _play(client: Client, shape: Shape, workload: str, nonce: str) -> dict[str, Any]:
-    played = await SUITE[workload].play(WorkloadContext(client, shape, nonce))
+    result = await SUITE[workload].play(WorkloadContext(client, shape, nonce))
     await asyncio.sleep(SETTLE_S)
-    return described(played)
+    return round_record(result)
 
 
-def described(played: Round) -> dict[str, Any]:
-    """A round as JSON holds it. failed: requests, with the first one's reason in `why`. Medians are over its requests."""
-    whole = [sample for sample in played.samples if sample.succeeded]
-    failures = [sample.failure for sample in played.samples if sample.failure is not None]
+def round_record(result: Round) -> dict[str, Any]:
+    """The JSON object of a round. Medians are over its requests.
+
+    failed: number of failed requests; `why` is the reason of the first one.
+    short: number of answers with another number of tokens than requested.
+    """
+    whole = [sample for sample in result.samples if sample.succeeded]
+    failures = [sample.failure for sample in result.samples if sample.failure is not None]
     rates = [1 / sample.tpot for sample in whole if not math.isnan(sample.tpot)]
     return {
         "failed": len(failures),
@@ -97,15 +110,15 @@ def described(played: Round) -> dict[str, Any]:
         "prompt_tokens": [sample.prompt_tokens for sample in whole],
         "ttft_ms": median([sample.ttft * 1e3 for sample in whole]) if whole else None,
         "decode_per_s": median(rates) if rates else None,
-        "tokens_per_s": played.tokens_per_s,
-        "stall_ms": played.values.get("stall_ms"),
+        "tokens_per_s": result.tokens_per_s,
+        "stall_ms": result.values.get("stall_ms"),
     }
 
 
-def _short(played: Mapping[str, Any]) -> str:
-    if played["failed"]:
-        return f"failed: {played['why']}"
-    shown = [f"{played['ttft_ms']:.0f} ms to the first token", f"{played['tokens_per_s']:.1f} tok/s"]
-    if played["stall_ms"] is not None:
-        shown.append(f"longest gap {played['stall_ms']:.0f} ms")
-    return ", ".join(shown)
+def _summary(record: Mapping[str, Any]) -> str:
+    if record["failed"]:
+        return f"failed: {record['why']}"
+    figures = [f"{record['ttft_ms']:.0f} ms to the first token", f"{record['tokens_per_s']:.1f} tok/s"]
+    if record["stall_ms"] is not None:
+        figures.append(f"longest gap {record['stall_ms']:.0f} ms")
+    return ", ".join(figures)

@@ -1,8 +1,8 @@
-"""The results as a Markdown page and a chart.
+"""Write the results as a Markdown page and a chart.
 
     python benchmarks/peers/page.py RESULTS.json
 
-Beside the JSON, with its name.
+Both files get the name and folder of the JSON file.
 """
 
 from __future__ import annotations
@@ -19,35 +19,39 @@ from rows import MEMORY_FACTOR, ROWS, Figure, Row, best_peer, figures, verdicts
 WORDS = {True: "met", False: "**missed**", None: "not measured"}
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """found: as run.py writes it."""
-    return "\n".join([*_head(found), *(line for at in found["precisions"] for line in _table(found, at)), ""])
+def page(results: Mapping[str, Any]) -> str:
+    """The page. results: as run.py writes them."""
+    tables = (line for precision in results["precisions"] for line in _table(results, precision))
+    return "\n".join([*_head(results), *tables, ""])
 
 
-def _head(found: Mapping[str, Any]) -> Iterator[str]:
-    machine, shape = found["machine"], found["shape"]
+def _head(results: Mapping[str, Any]) -> Iterator[str]:
+    machine, shape = results["machine"], results["shape"]
     yield "# Fovea beside other engines on one machine"
     yield ""
     yield (
-        f"{found['date']}; {machine['cpu']}, {len(machine['cores'])} of {machine['cores_in_all']} cores for the server, "
-        f"{machine['memory_gib']:.0f} GiB; {machine['system']}, Python {machine['python']}; commit {machine['commit']}."
+        f"{results['date']}; {machine['cpu']}, {len(machine['cores'])} of {machine['cores_in_all']} cores "
+        f"for the server, {machine['memory_gib']:.0f} GiB; {machine['system']}, Python {machine['python']}; "
+        f"commit {machine['commit']}."
     )
     yield ""
     yield (
-        f"Random weights in the shape of a 0.5 B Qwen2.5-VL ({found['checkpoint_mib']:.0f} MiB in bf16). Every engine is an "
-        f"HTTP server asked by the same client, with the same pictures and words: {shape['visual_tokens']} visual and "
-        f"{shape['text_tokens']} text tokens, {shape['output_tokens']} new ones, greedy. Rounds are interleaved, and only "
-        f"the engine that is measured runs. Medians of {found['repeats']} (lowest to highest)."
+        "The weights are random, in the shape of a 0.5 B Qwen2.5-VL "
+        f"({results['checkpoint_mib']:.0f} MiB in bf16). Every engine is an HTTP server, and the same client "
+        "sends all of them the same images and texts. A prompt has "
+        f"{shape['visual_tokens']} visual and {shape['text_tokens']} text tokens; {shape['output_tokens']} "
+        "tokens are generated greedily. Rounds are interleaved, and only the engine that is measured runs. "
+        f"Figures are medians of {results['repeats']} rounds (lowest to highest)."
     )
     yield ""
-    yield "Reproduce it: `python benchmarks/peers/run.py`."
-    if found["repeats"] < 3:
+    yield "To reproduce: `python benchmarks/peers/run.py`."
+    if results["repeats"] < 3:
         yield ""
-        yield "**A quick run to see that everything works: its figures are not results.**"
+        yield "**This was a quick run to check that everything works: its figures are not results.**"
 
 
-def _table(found: Mapping[str, Any], precision: str) -> Iterator[str]:
-    part = found["precisions"][precision]
+def _table(results: Mapping[str, Any], precision: str) -> Iterator[str]:
+    part = results["precisions"][precision]
     engines: Mapping[str, Any] = part["engines"]
     running = [name for name, engine in engines.items() if not engine.get("reason")]
     yield ""
@@ -55,23 +59,23 @@ def _table(found: Mapping[str, Any], precision: str) -> Iterator[str]:
     yield ""
     yield "| | " + " | ".join(engines[name]["title"] for name in running) + " | Fovea / best peer | target |"
     yield "|---|" + "---|" * (len(running) + 2)
-    limit = _memory_limit(found, engines)
+    limit = _memory_limit(results, engines)
     for row in ROWS:
         values = figures(row, engines)
         if not any(row.workload in engines[name]["rounds"] for name in running):
             continue
         cells = [_cell(values.get(name), engines[name], row) for name in running]
-        wanted = "; ".join(f"{v.words}: {WORDS[v.met]}" for v in verdicts(row, precision, values, limit))
+        targets = "; ".join(f"{v.words}: {WORDS[v.met]}" for v in verdicts(row, precision, values, limit))
         yield (
             f"| {row.title}, {row.unit} | "
-            + " | ".join([*cells, _ratio(row, values, engines), wanted])
+            + " | ".join([*cells, _ratio(row, values, engines), targets])
             + " |"
         )
     yield ""
     for engine in engines.values():
         yield f"- {engine['title']}: {_about(engine)}"
         for workload, why in engine.get("lacks", {}).items():
-            yield f"  - not {workload}: {why}"
+            yield f"  - `{workload}` was not measured: {why}"
 
 
 def _about(engine: Mapping[str, Any]) -> str:
@@ -79,8 +83,8 @@ def _about(engine: Mapping[str, Any]) -> str:
     if engine.get("reason"):
         return f"not compared: {engine['reason']}" + (f" ({versions})" if versions else "")
     return (
-        f"{versions}; {engine['precision']}; {engine['pools_mib']} MiB of configured caches; answered "
-        f"{engine['start_s']:.0f} s after its start"
+        f"{versions}; {engine['precision']}; {engine['pools_mib']} MiB of configured caches; first answer "
+        f"{engine['start_s']:.0f} s after the start"
     )
 
 
@@ -100,33 +104,34 @@ def _ratio(row: Row, values: Mapping[str, Figure], engines: Mapping[str, Any]) -
     return f"{values['fovea'].median / values[peer].median:.2f}x {engines[peer]['title']}"
 
 
-def _memory_limit(found: Mapping[str, Any], engines: Mapping[str, Any]) -> float:
+def _memory_limit(results: Mapping[str, Any], engines: Mapping[str, Any]) -> float:
     ours = engines.get("fovea", {})
     if "pools_mib" not in ours:
         return math.nan
-    return float(MEMORY_FACTOR * found["checkpoint_mib"] + ours["pools_mib"])
+    return float(MEMORY_FACTOR * results["checkpoint_mib"] + ours["pools_mib"])
 
 
 def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def chart(found: Mapping[str, Any], path: Path) -> None:
-    """A panel per row that has figures: bars of every engine and precision."""
+def chart(results: Mapping[str, Any], path: Path) -> None:
+    """Draw one panel per row that has figures, with a bar for every engine and precision."""
     from matplotlib.figure import Figure as Canvas
 
-    parts = found["precisions"].values()
+    parts = results["precisions"].values()
     rows = [row for row in ROWS if any(figures(row, part["engines"]) for part in parts)]
     columns = 3
     canvas = Canvas(figsize=(15, 3.2 * math.ceil(len(rows) / columns)), dpi=110, layout="constrained")
-    canvas.suptitle(f"{found['machine']['cpu']}, {len(found['machine']['cores'])} cores, {found['date']}")
+    machine = results["machine"]
+    canvas.suptitle(f"{machine['cpu']}, {len(machine['cores'])} cores, {results['date']}")
     panels = list(canvas.subplots(math.ceil(len(rows) / columns), columns).flat)
-    colours = {name: f"C{number}" for number, name in enumerate(_names(found))}
+    colours = {name: f"C{number}" for number, name in enumerate(_names(results))}
     for panel, row in zip(panels, rows, strict=False):
         bars = [
-            (f"{found['precisions'][at]['engines'][name]['title']}, {at}", value, colours[name])
-            for at in found["precisions"]
-            for name, value in figures(row, found["precisions"][at]["engines"]).items()
+            (f"{part['engines'][name]['title']}, {precision}", value, colours[name])
+            for precision, part in results["precisions"].items()
+            for name, value in figures(row, part["engines"]).items()
         ]
         panel.set_title(f"{row.title}\n{row.unit}, {'less' if row.lower else 'more'} is better", fontsize=9)
         labels, values, colour = zip(*bars, strict=True)
@@ -139,16 +144,16 @@ def chart(found: Mapping[str, Any], path: Path) -> None:
     canvas.savefig(path)
 
 
-def _names(found: Mapping[str, Any]) -> list[str]:
-    return list(dict.fromkeys(name for part in found["precisions"].values() for name in part["engines"]))
+def _names(results: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(name for part in results["precisions"].values() for name in part["engines"]))
 
 
-def write(found: Mapping[str, Any], results: Path) -> None:
-    """The page and the chart beside the JSON."""
-    results.with_suffix(".md").write_text(page(found) + f"\n![chart]({results.with_suffix('.png').name})\n")
-    chart(found, results.with_suffix(".png"))
+def write(results: Mapping[str, Any], path: Path) -> None:
+    """Write the page and the chart beside the JSON file at `path`."""
+    path.with_suffix(".md").write_text(page(results) + f"\n![chart]({path.with_suffix('.png').name})\n")
+    chart(results, path.with_suffix(".png"))
 
 
 if __name__ == "__main__":
-    given = Path(sys.argv[1])
-    write(json.loads(given.read_text()), given)
+    source = Path(sys.argv[1])
+    write(json.loads(source.read_text()), source)

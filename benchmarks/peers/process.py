@@ -1,4 +1,4 @@
-"""One engine's server as a process group: started on given cores, frozen while others are measured, stopped."""
+"""A server as a process group: started on given cores, frozen while others are measured, stopped."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from servers.base import OFFLINE, SetupError, Start, tail
 
 from fovea.bench.memory import Memory, memory_of
 
-ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL")
-"""A run that is killed leaves no frozen servers behind."""
+DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
+"""The servers are killed when this process ends, so that a killed run leaves no frozen servers behind."""
 POLL_S, ANSWER_S, STOP_S = 0.5, 120.0, 20.0
 
 
@@ -28,34 +28,42 @@ def free_port() -> int:
 
 
 class Server:
-    """log: what it says. cores: on which it may run, as taskset writes them; there is a thread for each."""
+    """A running server of one engine.
+
+    url: base URL of the server.
+    pools_mib: MiB of caches that it was configured with.
+    """
 
     def __init__(self, start: Start, port: int, cores: tuple[int, ...], log: Path) -> None:
+        """Start the server on the given cores, with one thread per core. log: file for its output."""
         self.url = f"http://127.0.0.1:{port}"
         self.pools_mib = start.pools_mib
         self._log = log
         threads = {name: str(len(cores)) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                [*ENDS_WITH_US, "taskset", "--cpu-list", ",".join(map(str, cores)), *start.command],
+                [*DIE_WITH_PARENT, "taskset", "--cpu-list", ",".join(map(str, cores)), *start.command],
                 stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, **OFFLINE, **threads, **start.env},
             )  # fmt: skip
 
     def wait(self, seconds: float) -> float:
-        """Until it answers a first question; how long that took. Raises SetupError with the end of its log."""
-        began = time.monotonic()
-        while time.monotonic() - began < seconds:
+        """Wait until the server answers a first question. Returns the seconds that it took.
+
+        Raises SetupError with the end of its log if it ends or does not answer in time.
+        """
+        started = time.monotonic()
+        while time.monotonic() - started < seconds:
             if self._process.poll() is not None:
                 raise SetupError(f"the server ended with {self._process.returncode}: {tail(self._log)}")
             with contextlib.suppress(httpx.TransportError):
                 if self._answers():
-                    return time.monotonic() - began
+                    return time.monotonic() - started
             time.sleep(POLL_S)
         raise SetupError(f"the server did not answer within {seconds:.0f} s: {tail(self._log)}")
 
     def _answers(self) -> bool:
-        """Some list their model long before they can use it."""
+        """Whether it answers a chat request; some servers list their model long before they can use it."""
         with httpx.Client(base_url=self.url, timeout=ANSWER_S, trust_env=False) as http:
             listed = http.get("/v1/models")
             if listed.status_code != 200:
@@ -70,7 +78,7 @@ class Server:
         return memory_of(self._process.pid)
 
     def freeze(self) -> None:
-        """Not a thread of it runs until `awake`: engines that poll would otherwise slow down the one that is measured."""
+        """Stop all threads until `awake`; an idle engine that polls would slow down the measured one."""
         self._signal(signal.SIGSTOP)
 
     @contextlib.contextmanager

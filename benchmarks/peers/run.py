@@ -1,9 +1,10 @@
-"""Fovea beside vLLM, OpenVINO GenAI, llama.cpp and transformers: installed, started and measured in one run.
+"""Compare Fovea with vLLM, OpenVINO GenAI, llama.cpp and transformers: install, start and measure them.
 
     python benchmarks/peers/run.py [--engines fovea,vllm] [--precision bf16,int8,int4] [--repeats 3] [--quick]
 
-The first run installs each peer in a venv of its own beneath --cache, which takes an hour and 8 GB; later runs start at
-once. A peer that can not be installed or started is on the page with the reason. The last line is JSON.
+The first run installs each peer in a venv of its own under --cache, which takes an hour and 8 GB; later runs
+start at once. For a peer that cannot be installed or started, the page gives the reason. The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -38,13 +39,23 @@ from fovea.bench.settings import FIXED, Shape
 
 PRECISIONS = ("bf16", "int8", "int4")
 TEXT_TOKENS, PROMPT_WORDS = 56, 37
-"""The chat template, its markers of an image and the mark of a text are the rest."""
+"""Text tokens of a prompt, and its words; template, image markers and a unique mark are the rest."""
 START_S = 1200.0
-"""A first start of vLLM compiles for minutes."""
+"""Longest time of a start in seconds; the first start of vLLM compiles for minutes."""
 
 
 @dataclass(frozen=True)
 class Settings:
+    """The settings of a run.
+
+    cache: folder in which the engines are installed.
+    checkpoint: folder of the checkpoint.
+    cores: cores of the servers.
+    repeats: rounds of each workload that count.
+    warmups: rounds of each workload before those.
+    workloads: names of workloads.
+    """
+
     cache: Path
     checkpoint: Path
     cores: tuple[int, ...]
@@ -58,9 +69,9 @@ class Settings:
 
 def main() -> None:
     args = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the servers are stopped, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # run the clean-up that stops the servers
     cores = tuple(int(core) for core in args.cores.split(","))
-    _leave(cores)
+    _leave_cores(cores)
     cache = args.cache.expanduser().resolve()
     settings = Settings(
         cache, write_checkpoint(cache / _checkpoint_name()), cores, args.repeats, 0 if args.quick else 1,
@@ -74,67 +85,70 @@ def main() -> None:
 
 
 def run(names: list[str], precisions: list[str], settings: Settings, out: Path) -> None:
-    found = {
+    results = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": machine(settings.cores),
         "checkpoint_mib": (settings.checkpoint / "model.safetensors").stat().st_size / 2**20,
         "shape": {"visual_tokens": 256, "text_tokens": TEXT_TOKENS, "output_tokens": 64},
         "repeats": settings.repeats,
-        "precisions": {at: compare(names, at, settings) for at in precisions},
+        "precisions": {precision: compare(names, precision, settings) for precision in precisions},
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(found, indent=1) + "\n")
-    page.write(found, out)
-    print(page.page(found))
-    print(json.dumps(found))
+    out.write_text(json.dumps(results, indent=1) + "\n")
+    page.write(results, out)
+    print(page.page(results))
+    print(json.dumps(results))
 
 
 def set_up(names: list[str], precisions: list[str], settings: Settings) -> None:
-    """Install and convert, and say what came of it."""
+    """Install the engines and convert the checkpoint for them; print the versions or the error."""
     for name in names:
-        engine, home, began = load(name), settings.home(name), time.monotonic()
+        engine, home, started = load(name), settings.home(name), time.monotonic()
         try:
             engine.set_up(home)
             for precision in set(precisions) & set(engine.precisions):
                 engine.convert(home, settings.checkpoint, precision)
-            said = ", ".join(f"{what} {version}" for what, version in engine.versions(home).items())
+            outcome = ", ".join(f"{what} {version}" for what, version in engine.versions(home).items())
         except SetupError as error:
-            said = str(error)
-        print(f"{name}: {said} ({time.monotonic() - began:.0f} s)", flush=True)
+            outcome = str(error)
+        print(f"{name}: {outcome} ({time.monotonic() - started:.0f} s)", flush=True)
 
 
 def compare(names: list[str], precision: str, settings: Settings) -> dict[str, Any]:
-    """All engines that have the precision, on the page's terms; those that have not, with the reason."""
+    """Measure all engines that have the precision.
+
+    Returns their entries of the results; others with the reason.
+    """
     entries: dict[str, dict[str, Any]] = {}
-    with _stopped_at_the_end() as servers:
+    with _stop_at_the_end() as servers:
         for name in names:
             engine = load(name)
             entries[name] = {"title": engine.title}
             try:
-                servers[name] = _started(name, engine, precision, settings, entries[name])
+                servers[name] = _start(name, engine, precision, settings, entries[name])
             except SetupError as error:
                 entries[name]["reason"] = str(error)
-            said = entries[name].get("reason") or f"answers after {entries[name]['start_s']:.0f} s"
-            print(f"{precision} {name}: {said}", flush=True)
+            outcome = entries[name].get("reason") or f"answers after {entries[name]['start_s']:.0f} s"
+            print(f"{precision} {name}: {outcome}", flush=True)
         lacks = {(n, w): why for n, entry in entries.items() for w, why in entry.get("lacks", {}).items()}
         shape = Shape(prompt_tokens=PROMPT_WORDS)
         plan = Plan(settings.workloads, shape, settings.repeats, settings.warmups, lacks)
-        rounds, refused = asyncio.run(measure(servers, plan))
+        rounds, errors = asyncio.run(measure(servers, plan))
         for name, server in servers.items():
             entries[name]["rounds"] = rounds[name]
-            peak = server.memory().peak_mib or None  # a process that has ended holds nothing
+            peak = server.memory().peak_mib or None  # a process that has ended has no memory
             entries[name]["rounds"]["memory"] = [{"failed": 0, "why": None, "peak_mib": peak}]
-    for name, why in refused.items():
+    for name, why in errors.items():
         entries[name]["reason"] = why
     return {"engines": entries}
 
 
-def _started(name: str, engine: Engine, precision: str, settings: Settings, entry: dict[str, Any]) -> Server:
-    """The server, frozen; what the page says of it goes into the entry. Raises SetupError."""
+def _start(name: str, engine: Engine, precision: str, settings: Settings, entry: dict[str, Any]) -> Server:
+    """Start and freeze a server, and add versions, settings and times to its entry. Raises SetupError."""
     if precision not in engine.precisions:
         raise SetupError(engine.lacks[precision])
     home = settings.home(name)
-    began = time.monotonic()
+    started = time.monotonic()
     engine.set_up(home)
     model = engine.convert(home, settings.checkpoint, precision)
     port = free_port()
@@ -142,7 +156,7 @@ def _started(name: str, engine: Engine, precision: str, settings: Settings, entr
     lacks = {workload: why for workload, why in engine.lacks.items() if workload in FIXED}
     entry.update(
         versions=engine.versions(home), precision=engine.precisions[precision], pools_mib=start.pools_mib,
-        lacks=lacks, setup_s=time.monotonic() - began,
+        lacks=lacks, setup_s=time.monotonic() - started,
     )  # fmt: skip
     server = Server(start, port, settings.cores, home.folder / f"{precision}.log")
     try:
@@ -155,7 +169,7 @@ def _started(name: str, engine: Engine, precision: str, settings: Settings, entr
 
 
 @contextmanager
-def _stopped_at_the_end() -> Iterator[dict[str, Server]]:
+def _stop_at_the_end() -> Iterator[dict[str, Server]]:
     servers: dict[str, Server] = {}
     try:
         yield servers
@@ -186,13 +200,13 @@ def machine(cores: tuple[int, ...]) -> Mapping[str, Any]:
 
 
 def _checkpoint_name() -> str:
-    """Another one when the code that writes it has changed: what was made of the old one must not be used."""
+    """A name that changes with the code of the checkpoint, so that old conversions are not reused."""
     code = (Path(__file__).parents[1] / "checkpoint.py").read_bytes()
     return f"checkpoint-{hashlib.sha256(code).hexdigest()[:8]}"
 
 
-def _leave(cores: tuple[int, ...]) -> None:
-    """The client runs on the other cores, where there are any."""
+def _leave_cores(cores: tuple[int, ...]) -> None:
+    """Move this process, the client, to the other cores, if there are any."""
     others = os.sched_getaffinity(0) - set(cores)
     if others:
         os.sched_setaffinity(0, others)
@@ -207,10 +221,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workloads", default=",".join(FIXED), help="(default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--cores", default="0,1", help="of the servers, a thread on each (default: %(default)s)"
+        "--cores", default="0,1", help="cores of the servers, with one thread each (default: %(default)s)"
     )
-    parser.add_argument("--setup", action="store_true", help="install and convert, measure nothing")
-    parser.add_argument("--quick", action="store_true", help="one round, no warm-up: does everything work?")
+    parser.add_argument("--setup", action="store_true", help="only install and convert")
+    parser.add_argument("--quick", action="store_true", help="one round, no warm-up, to check that it works")
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/fovea-peers"))
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "peers.json")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The page of benchmarks/peers: medians, the best peer of a row, ratios, targets, and peers that are not there."""
+"""Tests of the page of benchmarks/peers: medians, best peers, ratios, targets, and missing peers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ FAILED = {**a_round(tokens_per_s=0.0), "failed": 2, "why": "http 500: out of blo
 
 def an_engine(title: str, **rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "title": title, "rounds": rounds, "versions": {title: "1.0"}, "precision": "as it is", "pools_mib": 100,
-        "start_s": 3.0, "lacks": {},
+        "title": title, "rounds": rounds, "versions": {title: "1.0"}, "precision": "as it is",
+        "pools_mib": 100, "start_s": 3.0, "lacks": {},
     }  # fmt: skip
 
 
@@ -52,8 +52,8 @@ def the_engines() -> dict[str, Any]:
 
 def the_results() -> dict[str, Any]:
     machine = {
-        "cpu": "a processor", "cores": [0, 1], "cores_in_all": 4, "memory_gib": 24.0, "system": "Linux", "python": "3.11",
-        "commit": "abc",
+        "cpu": "a processor", "cores": [0, 1], "cores_in_all": 4, "memory_gib": 24.0, "system": "Linux",
+        "python": "3.11", "commit": "abc",
     }  # fmt: skip
     return {
         "date": "2026-11-21", "machine": machine, "checkpoint_mib": 1000.0, "repeats": 3,
@@ -63,9 +63,10 @@ def the_results() -> dict[str, Any]:
 
 
 def test_figures_are_medians_and_failed_rounds_have_none() -> None:
-    found = figures(BY_NAME["cold"], the_engines())
-    assert (found["fovea"].median, found["fovea"].low, found["fovea"].high) == (100.0, 80.0, 400.0)
-    assert "openvino" not in found
+    by_engine = figures(BY_NAME["cold"], the_engines())
+    ours = by_engine["fovea"]
+    assert (ours.median, ours.low, ours.high) == (100.0, 80.0, 400.0)
+    assert "openvino" not in by_engine
     assert figures(BY_NAME["images"], the_engines()) == {}
 
 
@@ -76,38 +77,38 @@ def test_the_best_peer_is_the_lowest_or_the_highest_and_never_fovea(row: str, be
 
 def test_targets_are_ratios_to_the_best_or_to_a_named_peer() -> None:
     def judged(row: str) -> list[tuple[str, bool | None]]:
-        found = verdicts(BY_NAME[row], "bf16", figures(BY_NAME[row], the_engines()), 1400.0)
-        return [(verdict.words, verdict.met) for verdict in found]
+        by_engine = figures(BY_NAME[row], the_engines())
+        return [(verdict.words, verdict.met) for verdict in verdicts(BY_NAME[row], "bf16", by_engine, 1400.0)]
 
-    assert judged("cold") == [("at most 0.85x best", True)]
+    assert judged("cold") == [("at most 0.85x the best peer", True)]
     # 42 tokens per second: 1.4 times 30 exactly, but less than 0.95 times 45.
     assert judged("decode") == [("at least 1.4x vllm", True), ("at least 0.95x llamacpp", False)]
     assert judged("stall") == [("at most 150 ms", True)]
-    assert judged("memory") == [("at most 1.3x the checkpoint and the pools (1,400)", False)]
-    assert judged("text") == [("at least 1.3x best", None)]
+    assert judged("memory") == [("at most 1.3x the checkpoint, plus the configured caches (1,400)", False)]
+    assert judged("text") == [("at least 1.3x the best peer", None)]
     assert verdicts(BY_NAME["known"], "int8", {}) == []
 
 
-def test_the_page_shows_ratios_spread_targets_and_why_something_is_missing() -> None:
+def test_the_page_shows_ratios_spreads_targets_and_reasons_for_missing_figures() -> None:
     text = page(the_results())
     lines = {line.split(" | ")[0].strip("| "): line for line in text.splitlines()}
     cold = lines["first token, one request, new image, ms"]
     assert (
-        "| 100 (80.0 to 400) | 200 (200 to 200) | 300 (300 to 300) | 0.50x vLLM | at most 0.85x best: met |"
-        in cold
+        "| 100 (80.0 to 400) | 200 (200 to 200) | 300 (300 to 300) | 0.50x vLLM "
+        "| at most 0.85x the best peer: met |" in cold
     )
     assert "at least 0.95x llamacpp: **missed**" in lines["decode, one request, tok/s"]
-    # 1.3 times the checkpoint and the 100 MiB that Fovea's caches were given.
-    assert "the pools (1,400): **missed**" in lines["peak memory, MiB"]
+    # 1.3 times the checkpoint, plus the 100 MiB that Fovea's caches are configured with.
+    assert "the configured caches (1,400): **missed**" in lines["peak memory, MiB"]
     assert "- OpenVINO: not compared: pip ended with 1: no such version" in text
     assert "not results" not in text
 
 
-def test_a_quick_run_says_that_it_is_no_result() -> None:
+def test_the_page_of_a_quick_run_says_that_its_figures_are_not_results() -> None:
     assert "its figures are not results" in page({**the_results(), "repeats": 1})
 
 
-def test_a_workload_that_failed_everywhere_is_still_a_row() -> None:
+def test_a_workload_that_failed_with_every_engine_has_a_row() -> None:
     assert "| 8 at once, 8 new images, tok/s | - | failed: http 500: out of blocks | - | - |" in page(
         the_results()
     )

@@ -1,4 +1,4 @@
-"""benchmarks/relevance.py: targets judged by pairs and times that were made up, what goes into a document, and a quick run."""
+"""Tests of benchmarks/relevance.py: targets judged on invented results, the document, and a quick run."""
 
 from __future__ import annotations
 
@@ -15,92 +15,105 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from fovea.core.types import StageTimings
 from fovea.evaluation.sweep import FULL, MedianTimes, Outcome, Setting, Sweep
-from relevance_page import BEGIN, END, Cost, body, measured, verdicts, written_into
+from relevance_page import BEGIN, END, Cost, body, replace_between_marks, report, verdicts
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/relevance.py"
-RESIZE, SEEN = Setting("resize", 0.5), Setting("relevance", 0.5)
+RESIZE, RELEVANCE = Setting("resize", 0.5), Setting("relevance", 0.5)
 COST = Cost(survey=0.004, first_view=0.006, planning=0.002)
 
 
 def timed(ttft: float, encode: float) -> MedianTimes:
-    return MedianTimes.from_requests([100], [StageTimings(preprocess=0.01, encode=encode, prefill=0.02, ttft=ttft)])
+    return MedianTimes.from_requests(
+        [100], [StageTimings(preprocess=0.01, encode=encode, prefill=0.02, ttft=ttft)]
+    )
 
 
-def answered(full: int, resize: int, seen: int, *, of: int = 200) -> list[Outcome]:
-    """The first so many right, of small details and of colours each."""
+def outcomes(full: int, resize: int, relevance: int, *, of: int = 200) -> list[Outcome]:
+    """Outcomes of `of` questions about small details and of as many about colours.
+
+    full, resize, relevance: how many of each are answered correctly under this setting; these are the first
+        ones.
+    """
     return [
-        Outcome(kind, (place < full, place < resize, place < seen), (100, 50, 50))
+        Outcome(kind, (place < full, place < resize, place < relevance), (100, 50, 50))
         for kind in ("small_text", "colour")
         for place in range(of)
     ]
 
 
-def found(*marks: Outcome) -> Sweep:
+def sweep_of(*marks: Outcome) -> Sweep:
     times = timed(0.3, 0.2), timed(0.12, 0.08), timed(0.15, 0.1)
-    return Sweep((FULL, RESIZE, SEEN), marks, times, "scenes of a test")
+    return Sweep((FULL, RESIZE, RELEVANCE), marks, times, "scenes of a test")
 
 
 def met(sweep: Sweep, cost: Cost = COST) -> dict[str, bool | None]:
     return {verdict.target: verdict.met for verdict in verdicts(sweep, cost)}
 
 
-def of(verdict: dict[str, bool | None], *words: str) -> bool | None:
+def met_with(verdict: dict[str, bool | None], *words: str) -> bool | None:
+    """Whether the one target whose text has all these words is met."""
     [answer] = [value for target, value in verdict.items() if all(word in target for word in words)]
     return answer
 
 
 def test_targets_that_are_met() -> None:
-    verdict = met(found(*answered(full=190, resize=120, seen=188)))
-    assert of(verdict, "relevance 0.5, of all kinds") is True
-    assert of(verdict, "relevance 0.5", "than resize") is True
-    assert of(verdict, "of the encoder's time saved") is True
-    assert of(verdict, "first token at least 1.5x") is True
+    verdict = met(sweep_of(*outcomes(full=190, resize=120, relevance=188)))
+    assert met_with(verdict, "relevance 0.5, all questions") is True
+    assert met_with(verdict, "relevance 0.5", "than resize") is True
+    assert met_with(verdict, "of the saved encoder time") is True
+    assert met_with(verdict, "first token at least 1.5x") is True
 
 
 def test_targets_that_are_missed() -> None:
-    """Three of 200 fewer than full; no more than an interval above resize; 12 of 100 ms are within 15%, 16 are not; twice
-    as fast is what was measured."""
-    verdict = met(found(*answered(full=190, resize=185, seen=187)), replace(COST, planning=0.012))
-    assert of(verdict, "relevance 0.5, of all kinds") is False
-    assert of(verdict, "relevance 0.5", "than resize") is False
-    assert of(verdict, "of the encoder's time saved") is False
-    assert of(verdict, "first token at least 1.5x") is True
+    """Relevance has three right answers of 200 fewer than full, and is within the interval of resize.
+
+    The decision takes 16 ms of 100 saved ones, more than 15%. The first token is twice as fast, so that
+    target is met.
+    """
+    verdict = met(sweep_of(*outcomes(full=190, resize=185, relevance=187)), replace(COST, planning=0.012))
+    assert met_with(verdict, "relevance 0.5, all questions") is False
+    assert met_with(verdict, "relevance 0.5", "than resize") is False
+    assert met_with(verdict, "of the saved encoder time") is False
+    assert met_with(verdict, "first token at least 1.5x") is True
 
 
-def test_worse_on_the_others_is_no_win() -> None:
-    marks = answered(full=190, resize=100, seen=180)[:200] + answered(full=190, resize=180, seen=150)[200:]
-    assert of(met(found(*marks)), "relevance 0.5", "than resize") is False
+def test_a_setting_that_is_worse_on_the_other_questions_does_not_win() -> None:
+    marks = (
+        outcomes(full=190, resize=100, relevance=180)[:200]
+        + outcomes(full=190, resize=180, relevance=150)[200:]
+    )
+    assert met_with(met(sweep_of(*marks)), "relevance 0.5", "than resize") is False
 
 
-def test_nothing_saved_is_a_miss() -> None:
-    sweep = found(*answered(190, 185, 187))
+def test_without_saved_time_the_target_is_missed() -> None:
+    sweep = sweep_of(*outcomes(190, 185, 187))
     slow = replace(sweep, times=(timed(0.3, 0.2), timed(0.3, 0.2), timed(0.3, 0.25)))
     verdict = {one.target: one for one in verdicts(slow, COST)}
-    [saved] = [one for target, one in verdict.items() if "time saved" in target]
-    assert (saved.met, saved.found) == (False, "nothing saved: -50.0 ms")
-    assert of(met(slow), "first token at least 1.5x") is False
+    [saved] = [one for target, one in verdict.items() if "saved encoder time" in target]
+    assert (saved.met, saved.result) == (False, "nothing saved: -50.0 ms")
+    assert met_with(met(slow), "first token at least 1.5x") is False
 
 
-def test_what_was_left_out_is_not_judged() -> None:
-    verdict = met(found(*answered(190, 185, 187)))
-    assert of(verdict, "relevance 0.25", "than dart") is None
-    assert of(verdict, "dpp 0.75, of all kinds") is None
+def test_targets_that_were_not_measured_have_no_verdict() -> None:
+    verdict = met(sweep_of(*outcomes(190, 185, 187)))
+    assert met_with(verdict, "relevance 0.25", "than dart") is None
+    assert met_with(verdict, "dpp 0.75, all questions") is None
     plain = Sweep((FULL,), (Outcome("colour", (True,), (9,)),), (timed(0.3, 0.2),), "scenes of a test")
     assert set(met(plain).values()) == {None}
 
 
-def test_a_document_keeps_what_is_around_the_marks() -> None:
-    text = f"# Seen\n\n{BEGIN}\nold\n{END}\n\nafter\n"
-    assert written_into(text, "new") == f"# Seen\n\n{BEGIN}\nnew\n{END}\n\nafter\n"
+def test_a_document_keeps_the_text_outside_the_marks() -> None:
+    text = f"# Title\n\n{BEGIN}\nold\n{END}\n\nafter\n"
+    assert replace_between_marks(text, "new") == f"# Title\n\n{BEGIN}\nnew\n{END}\n\nafter\n"
     with pytest.raises(ValueError, match="the document has no"):
-        written_into("# Seen\n", "new")
+        replace_between_marks("# Title\n", "new")
 
 
-def test_the_page_says_how_and_what() -> None:
-    sweep = found(*answered(190, 120, 188))
-    text = measured(sweep, COST, "On a machine.", "a/chart.png")
+def test_the_page_has_the_first_paragraph_the_targets_and_all_tables() -> None:
+    sweep = sweep_of(*outcomes(190, 120, 188))
+    text = report(sweep, COST, "On a machine.", "a/chart.png")
     assert text.startswith("On a machine.\n\n| target ")
-    assert "| relevance 0.5, of all kinds: at most 1.0 points below full " in text
+    assert "| relevance 0.5, all questions: at most 1.0 points below full " in text
     assert "](a/chart.png)\n\n| setting " in text
     assert "survey 4.0 ms, first view 6.0 ms" in text
     assert "| relevance 0.5 | resize 0.5 |" in text

@@ -1,9 +1,9 @@
-"""llama.cpp's own converter, told which of its pre-tokenizers this tokenizer has; run inside its venv.
+"""Run llama.cpp's converter with the right pre-tokenizer for our tokenizer, inside llama.cpp's venv.
 
     python convert_gguf.py CONVERTER ARGUMENTS...
 
-The converter knows pre-tokenizers by a hash of what a tokenizer makes of one text, so it can not know a new vocabulary.
-Ours cuts text as GPT-2 does.
+The converter recognizes a pre-tokenizer by a hash of the tokens of one text, so it cannot recognize a new
+vocabulary. Our tokenizer splits text as GPT-2 does.
 """
 
 import runpy

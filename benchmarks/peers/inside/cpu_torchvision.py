@@ -1,8 +1,11 @@
-"""Lets torchvision be imported beside a CPU build of torch; an engine's venv takes it as its `sitecustomize`.
+"""Make torchvision importable beside a CPU build of torch.
 
-The registry's torchvision is built for CUDA: its own library can not be loaded, and it then fails to describe operators
-that do not exist. This names them just before it is imported. Engines resize images with it, which is plain torch; none
-calls these detection operators, so their signatures do not matter.
+It is the `sitecustomize` module of an engine's venv.
+
+The torchvision of the package registry is built for CUDA. Its library cannot be loaded, so its operators are
+not defined, and its import fails. This module defines the operators just before the import. Engines only
+resize images with torchvision, which is plain torch. No engine calls these detection operators, so their
+signatures do not matter.
 """
 
 import sys
@@ -14,7 +17,7 @@ OPERATORS = (
 )  # fmt: skip
 
 
-class _NameOperators:
+class _DefineOperators:
     def find_spec(self, name, path=None, target=None):
         if name == "torchvision":
             sys.meta_path.remove(self)
@@ -24,8 +27,8 @@ class _NameOperators:
             for operator in OPERATORS:
                 self.library.define(f"{operator}(Tensor input) -> Tensor")
             sys.modules["torchvision_operators"] = (
-                self  # a library that is collected takes its operators with it
+                self  # keep the library alive, because its operators are deleted with it
             )
 
 
-sys.meta_path.insert(0, _NameOperators())
+sys.meta_path.insert(0, _DefineOperators())

@@ -1,6 +1,7 @@
-"""OpenVINO GenAI's continuous batching behind the thin server; run inside its venv.
+"""Serve OpenVINO GenAI's continuous batching by the thin server, inside the venv of OpenVINO GenAI.
 
-As in OpenVINO Model Server, a request's own thread reads its image, encodes it and queues it, and one thread steps.
+As in OpenVINO Model Server, the thread of a request reads and encodes its image and enqueues the request, and
+one thread runs the steps.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from tokenizers import Tokenizer
 
 
 class OpenVino:
+    """A backend on `ContinuousBatchingPipeline`."""
+
     def __init__(self, model: Path, threads: int, kv_gb: int) -> None:
         scheduler = genai.SchedulerConfig()
         scheduler.cache_size = kv_gb

@@ -1,6 +1,6 @@
-"""transformers' `generate` behind the thin server; run inside its venv.
+"""Serve transformers' `generate` by the thin server, inside the venv of transformers.
 
-Requests that wait together are one padded batch, as `generate` can: nobody joins a batch that runs.
+Requests that wait at the same time become one padded batch. No request can join a running batch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ MAX_BATCH, GATHER_S = 8, 0.02
 
 @dataclass
 class Waiting:
+    """A request in the queue. texts: gets the text of each token, then None."""
+
     prompt: str
     images: list[Image.Image]
     tokens: int
@@ -31,6 +33,8 @@ class Waiting:
 
 
 class Transformers:
+    """A backend on `generate`, with one thread that runs batches."""
+
     def __init__(self, folder: Path, threads: int) -> None:
         torch.set_num_threads(threads)
         hf.logging.set_verbosity_error()
@@ -46,15 +50,16 @@ class Transformers:
         yield from iter(request.texts.get, None)
 
     def _run_forever(self) -> None:
-        kept: list[Waiting] = []
+        pending: list[Waiting] = []
         while True:
-            kept = kept or [self.waiting.get()]
+            pending = pending or [self.waiting.get()]
             time.sleep(GATHER_S)
             while not self.waiting.empty():
-                kept.append(self.waiting.get())
-            like = [r for r in kept if (len(r.images), r.tokens) == (len(kept[0].images), kept[0].tokens)]
-            batch = like[:MAX_BATCH]
-            kept = [request for request in kept if request not in batch]
+                pending.append(self.waiting.get())
+            first = len(pending[0].images), pending[0].tokens
+            batch = [request for request in pending if (len(request.images), request.tokens) == first]
+            batch = batch[:MAX_BATCH]
+            pending = [request for request in pending if request not in batch]
             self._generate(batch)
             for request in batch:
                 request.texts.put(None)
@@ -62,47 +67,51 @@ class Transformers:
     @torch.inference_mode()
     def _generate(self, batch: list[Waiting]) -> None:
         images = [image for request in batch for image in request.images]
-        made = dict(self.processor(images=images, return_tensors="pt")) if images else {}
-        counts = iter(_visual_tokens(made))
+        pixels = dict(self.processor(images=images, return_tensors="pt")) if images else {}
+        counts = iter(_visual_tokens(pixels))
         prompts = [self._ids(request, counts) for request in batch]
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         tokens = batch[0].tokens
         self.model.generate(
-            input_ids=ids, attention_mask=mask, mm_token_type_ids=(ids == self.model.config.image_token_id).int(),
+            input_ids=ids, attention_mask=mask,
+            mm_token_type_ids=(ids == self.model.config.image_token_id).int(),
             max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0,
-            streamer=_Streamer(self.tokenizer, batch), **made,
+            streamer=_Streamer(self.tokenizer, batch), **pixels,
         )  # fmt: skip
 
     def _ids(self, request: Waiting, counts: Iterator[int]) -> list[int]:
-        """Tokens of a prompt, with as many image tokens as the image has visual ones."""
+        """The token ids of a prompt, with one image token for each visual token."""
         ids: list[int] = []
         for token in self.tokenizer.encode(request.prompt).ids:
             ids += [token] * (next(counts) if token == self.model.config.image_token_id else 1)
         return ids
 
 
-def _visual_tokens(made: dict[str, torch.Tensor]) -> list[int]:
-    """Of each image of a batch: four patches are one."""
-    return [int(grid.prod()) // 4 for grid in made.get("image_grid_thw", ())]
+def _visual_tokens(pixels: dict[str, torch.Tensor]) -> list[int]:
+    """The number of visual tokens of each image of a batch: four patches make one token."""
+    return [int(grid.prod()) // 4 for grid in pixels.get("image_grid_thw", ())]
 
 
 class _Streamer(hf.generation.streamers.BaseStreamer):
-    """Gets the prompts first, then one token per request and step."""
+    """A streamer for a batch.
+
+    `generate` gives it the prompts first, then one token per request in each step.
+    """
 
     def __init__(self, tokenizer: Tokenizer, batch: list[Waiting]) -> None:
-        self.tokenizer, self.batch, self.begun = tokenizer, batch, False
+        self.tokenizer, self.batch, self.past_prompt = tokenizer, batch, False
 
     def put(self, value: torch.Tensor) -> None:
-        if not self.begun:
-            self.begun = True
+        if not self.past_prompt:
+            self.past_prompt = True
             return
         for request, token in zip(self.batch, value.tolist(), strict=True):
             request.texts.put(self.tokenizer.decode([token], skip_special_tokens=False))
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no text is held back."""
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""The smallest OpenAI-style chat server around a library that has none: one thread per request, answers are streams.
+"""A minimal OpenAI-style chat server for a library that has none: one thread per request, streamed answers.
 
-A backend answers with an iterator of texts, one per token. Only what the comparison sends is understood.
+A backend answers with an iterator of texts, one per token. The server supports only the requests of the
+comparison.
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ from PIL import Image
 
 
 class Backend(Protocol):
+    """A library that generates text."""
+
     def answer(self, prompt: str, images: list[Image.Image], tokens: int) -> Generator[str]:
-        """The texts of exactly `tokens` greedy tokens behind a prompt to which the chat template was applied."""
+        """Generate exactly `tokens` greedy tokens and yield the text of each.
+
+        prompt: text to which the chat template was applied.
+        """
 
 
 def parser() -> argparse.ArgumentParser:
-    """model, --port and --threads."""
+    """An argument parser with model, --port and --threads."""
     flags = argparse.ArgumentParser()
     flags.add_argument("model", type=Path)
     flags.add_argument("--port", type=int, required=True)
@@ -35,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def serve(backend: Backend, model: Path, port: int) -> None:
+    """Serve requests for ever. model: folder with the chat template."""
     import jinja2
 
     template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(
@@ -58,7 +65,7 @@ def serve(backend: Backend, model: Path, port: int) -> None:
             messages, images = _without_images(body["messages"])
             prompt = template.render(messages=messages, add_generation_prompt=True)
             texts = backend.answer(prompt, images, body.get("max_completion_tokens") or body["max_tokens"])
-            with closing(texts), suppress(ConnectionError):  # a client may leave; its request ends with it
+            with closing(texts), suppress(ConnectionError):  # if the client disconnects, the request ends
                 self._stream(texts)
 
         def _stream(self, texts: Generator[str]) -> None:
@@ -76,36 +83,36 @@ def serve(backend: Backend, model: Path, port: int) -> None:
             self.wfile.write(b"0\r\n\r\n")
 
         def _event(self, content: dict[str, Any] | None) -> None:
-            said = "[DONE]" if content is None else json.dumps({"object": "chat.completion.chunk", **content})
-            raw = f"data: {said}\n\n".encode()
+            data = "[DONE]" if content is None else json.dumps({"object": "chat.completion.chunk", **content})
+            raw = f"data: {data}\n\n".encode()
             self.wfile.write(b"%x\r\n%s\r\n" % (len(raw), raw))
             self.wfile.flush()
 
         def log_message(self, *_: object) -> None:
-            """Requests are not logged."""
+            """Do not log requests."""
 
     ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 
 def _end(error: threading.ExceptHookArgs) -> None:
-    """A backend whose thread has died answers nobody: the process ends, which the run sees and reports."""
+    """End the process when a thread of the backend fails, so that the run notices and reports it."""
     threading.__excepthook__(error)
     os._exit(1)
 
 
 def _without_images(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Image.Image]]:
-    """Messages whose image parts are what a chat template expects, and the images in their order."""
+    """Replace the image parts of messages by those that a chat template expects. Returns the images, too."""
     images: list[Image.Image] = []
 
-    def part(said: dict[str, Any]) -> dict[str, Any]:
-        if said["type"] != "image_url":
-            return said
-        data = said["image_url"]["url"].split(",", 1)[1]
+    def part(content: dict[str, Any]) -> dict[str, Any]:
+        if content["type"] != "image_url":
+            return content
+        data = content["image_url"]["url"].split(",", 1)[1]
         images.append(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"))
         return {"type": "image"}
 
-    def message(said: dict[str, Any]) -> dict[str, Any]:
-        content = said["content"]
-        return said if isinstance(content, str) else {**said, "content": [part(p) for p in content]}
+    def convert(message: dict[str, Any]) -> dict[str, Any]:
+        content = message["content"]
+        return message if isinstance(content, str) else {**message, "content": [part(p) for p in content]}
 
-    return [message(said) for said in messages], images
+    return [convert(message) for message in messages], images

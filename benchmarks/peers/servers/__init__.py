@@ -1,4 +1,4 @@
-"""The engines that are compared: one file each, holding one `ENGINE`."""
+"""The engines that are compared. Each has a file that defines `ENGINE`."""
 
 from __future__ import annotations
 

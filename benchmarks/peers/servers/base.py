@@ -1,4 +1,4 @@
-"""What the run needs to know of an engine, and the folder in which one is set up."""
+"""The description of an engine, and the folder in which it is installed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,24 @@ from pathlib import Path
 
 INSIDE = Path(__file__).parents[1] / "inside"
 TORCH = "torch==2.13.0"
-"""Installed first and held: a looser requirement of a later package would replace it by a CUDA build of gigabytes."""
+"""Installed first and pinned: a package with a looser requirement would replace it by a CUDA build."""
 SHOWN_LINES = 6
 
 
 class SetupError(Exception):
-    """A peer can not be installed, converted for or started. The text says why; it is printed on the page."""
+    """A peer cannot be installed or started, or its checkpoint cannot be converted.
+
+    The page prints the text.
+    """
 
 
 @dataclass(frozen=True)
 class Home:
-    """folder: everything that an engine needs lives beneath it. cores: of its server, which has a thread on each."""
+    """The folder of one engine.
+
+    folder: everything that the engine needs is in it.
+    cores: cores of its server, which runs one thread on each.
+    """
 
     folder: Path
     cores: tuple[int, ...]
@@ -46,13 +53,13 @@ class Home:
         return self.folder / "setup.log"
 
     def models(self, checkpoint: Path) -> Path:
-        """Where what was made of a checkpoint is kept."""
+        """The folder for the conversions of a checkpoint; it is created if necessary."""
         folder = self.folder / checkpoint.name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def venv(self, *requirements: str) -> None:
-        """A new venv with torch in it, then the requirements."""
+        """Create a venv; install torch, then the requirements."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.run("python3", "-m", "venv", "--clear", str(self.folder / "venv"))
         (self.folder / "torch.txt").write_text(TORCH + "\n")
@@ -61,29 +68,33 @@ class Home:
             self.pip(*requirements)
 
     def pip(self, *arguments: str, env: Mapping[str, str] = {}) -> None:
-        held = ("--constraint", str(self.folder / "torch.txt"))
-        self.run(str(self.python), "-m", "pip", "install", "--no-cache-dir", *held, *arguments, env=env)
+        pinned = ("--constraint", str(self.folder / "torch.txt"))
+        self.run(str(self.python), "-m", "pip", "install", "--no-cache-dir", *pinned, *arguments, env=env)
 
     def run(self, *command: str, env: Mapping[str, str] = {}) -> None:
-        """Raises SetupError with the end of what the command said."""
+        """Run a command. Raises SetupError with the end of its output if it fails."""
         threads = {"OMP_NUM_THREADS": str(self.threads), "CMAKE_BUILD_PARALLEL_LEVEL": str(self.threads)}
         with self.log.open("ab") as log:
-            done = subprocess.run(
+            result = subprocess.run(
                 ["nice", "-n", "5", *command], stdout=log, stderr=subprocess.STDOUT, check=False,
                 env={**os.environ, **OFFLINE, **threads, **env}, cwd=self.folder,
             )  # fmt: skip
-        if done.returncode:
-            raise SetupError(f"{Path(command[0]).name} ended with {done.returncode}: {tail(self.log)}")
+        if result.returncode:
+            raise SetupError(f"{Path(command[0]).name} ended with {result.returncode}: {tail(self.log)}")
 
     def version(self, distribution: str) -> str:
         code = f"import importlib.metadata as m; print(m.version({distribution!r}))"
-        done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=False)
-        return done.stdout.strip() or "not installed"
+        result = subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=False)
+        return result.stdout.strip() or "not installed"
 
 
 @dataclass(frozen=True)
 class Start:
-    """How a server is started. pools_mib: memory that it was told it may use for caches."""
+    """The command that starts a server.
+
+    env: environment variables in addition to the usual ones.
+    pools_mib: MiB of caches that the server is configured with.
+    """
 
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -92,11 +103,16 @@ class Start:
 
 @dataclass(frozen=True)
 class Engine:
-    """title: its name on the page. precisions: what is compared at each, in the engine's words; what is not there is not run.
-    recipe: changes when an installation of before must not be used any more.
-    install: into a home. convert: checkpoint and precision to what the server reads. start: that, the
-    precision and a port to a command.
-    versions: of what was installed. lacks: workload or precision that it has not, and why.
+    """An engine that is compared.
+
+    title: name on the page.
+    precisions: for each precision that is compared, its name in the engine; other precisions are not run.
+    recipe: a text that changes when an old installation must not be used any more.
+    install: installs the engine into a home.
+    convert: converts a checkpoint to a precision, and returns the path that the server reads.
+    start: returns the command for that path, a precision and a port.
+    versions: returns the versions of the installed packages.
+    lacks: for each workload or precision that the engine does not support, the reason.
     """
 
     title: str
@@ -109,19 +125,19 @@ class Engine:
     lacks: Mapping[str, str] = field(default_factory=dict)
 
     def set_up(self, home: Home) -> None:
-        """Install unless that was done by the same recipe."""
-        done = home.folder / "installed"
-        if done.exists() and done.read_text() == self.recipe:
+        """Install the engine, unless it is installed by the same recipe already."""
+        marker = home.folder / "installed"
+        if marker.exists() and marker.read_text() == self.recipe:
             return
         self.install(home)
-        done.write_text(self.recipe)
+        marker.write_text(self.recipe)
 
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}
-"""No engine asks a hub for anything, nor tells anyone of the run."""
+"""No engine downloads anything from a hub or sends usage statistics."""
 
 
 def tail(log: Path) -> str:
     """The last lines of a log, on one line."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return " | ".join(line.strip() for line in lines if line.strip())[-600:] if lines else "it said nothing"
+    return " | ".join(line.strip() for line in lines if line.strip())[-600:] if lines else "no output"

