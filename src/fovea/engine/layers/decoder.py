@@ -155,6 +155,8 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
+    """The decoder's embedding table, layers, final norm and rotary positions."""
+
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config

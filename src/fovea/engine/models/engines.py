@@ -26,7 +26,7 @@ ENGINES_FOLDER = "fovea-engines"
 class EngineFolder:
     """A folder of built encoders whose manifest is readable.
 
-    Whether they fit is not known yet: `install` checks it when the weights are loaded.
+    Whether the encoders fit is not known yet: `install` checks it when the weights are loaded.
 
     folder: its path.
     manifest: the content of its manifest.json.
@@ -102,7 +102,7 @@ def site(model: VisionLanguageModel, architecture: str) -> Site:
 
 
 def capability(device: torch.device) -> tuple[str, ...]:
-    """What a device can run: a CPU's instruction sets, or a GPU's name and generation."""
+    """Targets of machine code on a device: a CPU's instruction sets, or a GPU's name and generation."""
     if device.type != "cuda":
         return instruction_sets()
     major, minor = torch.cuda.get_device_capability(device)

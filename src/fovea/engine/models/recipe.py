@@ -51,7 +51,7 @@ RECIPES = {
     # The head's outputs are compared with each other; rounded activations would disturb this most.
     "fp8": Recipe(FP8, FP8, None),
 }
-"""Recipes by the values of `EngineConfig.quantization`."""
+"""Recipes by the values of the setting `quantization`."""
 
 
 class Packer:

@@ -5,11 +5,13 @@ selects the same number of the remaining tokens, those with the lowest cosine to
 8 * floor(...) tokens and states no order of the pivots. Here the order is fixed, and the first pivots select
 one token more if the number does not divide, so that the count is exact.
 
-There are three variants: - `dart_k` is the paper's. It works on the hidden states and keys after the
-decoder's second layer. The kept tokens are
-  then computed again from the first layer on, so that the KV of every layer holds the same tokens.
-- `dart` works on the decoder's input embeddings and needs no layer.
-- `dart_query` is `dart` with pivots among the user's words as well.
+There are three variants:
+
+dart_k      the paper's. It works on the hidden states and keys after the decoder's second layer. The kept
+            tokens are then computed again from the first layer on, so that the KV of every layer holds the
+            same tokens.
+dart        works on the decoder's input embeddings and needs no layer.
+dart_query  like dart, with pivots among the user's words as well.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ from torch import Tensor
 from fovea.engine.reduce.base import ReducedTokens, ReductionInput, pick_tokens, unit_rows
 from fovea.engine.vision.slices import cuts
 
-MOST, BAND = 1536, 512
+MAX_COMPARED, BAND = 1536, 512
 """Largest number of tokens that are all compared with each other, and tokens per band if there are more."""
-APART = 2.0
+DISTANCE = 2.0
 """Standard deviation of P, in cells: tokens much farther apart than this do not count as similar."""
-EXPLAINED = 1e-5
+NOISE = 1e-5
 """Residuals below this share of the largest token count as rounding noise of float32."""
 
 
@@ -54,13 +54,13 @@ def _choose(image: ReductionInput, query: Tensor | None, keep: int) -> Tensor:
     rows = weighted_rows(image.embeds, query)
     places = cells(image.grid, rows.device)
     return choose_by_bands(
-        EXPLAINED + rows.norm(dim=1), keep, lambda band: dpp_kernel(rows[band], places[band])
+        NOISE + rows.norm(dim=1), keep, lambda band: dpp_kernel(rows[band], places[band])
     )
 
 
 def dpp_kernel(rows: Tensor, places: Tensor) -> Tensor:
     """Kernel L, (N, N), of weighted rows (N, D) at places (N, 2), in cells."""
-    return rows @ rows.T * torch.exp(-torch.cdist(places, places).square() / (2 * APART**2))
+    return rows @ rows.T * torch.exp(-torch.cdist(places, places).square() / (2 * DISTANCE**2))
 
 
 def cells(grid: tuple[int, int], device: torch.device) -> Tensor:
@@ -84,16 +84,16 @@ def weighted_rows(embeds: Tensor, query: Tensor | None) -> Tensor:
 def choose_by_bands(weights: Tensor, keep: int, kernel: Callable[[slice], Tensor]) -> Tensor:
     """Choose `keep` of N tokens and return their numbers.
 
-    Up to MOST tokens, `choose_greedily` runs once over all. Of more tokens, it runs over bands of BAND
-    consecutive tokens, so that time and memory grow linearly with the image: the step runs nothing else
-    meanwhile, and an image of 16,384 tokens took minutes. The weights of its tokens decide how many tokens a
-    band may keep.
+    Up to MAX_COMPARED tokens, `choose_greedily` runs once over all of them. With more tokens, it runs once
+    per band of BAND consecutive tokens, and each band keeps a number of tokens in proportion to its weights.
+    So time and memory grow linearly with the image. This matters because the step computes nothing else
+    meanwhile: without bands, an image of 16,384 tokens took minutes.
 
     weights: (N,), all above 0.
     kernel: returns L of a range of tokens.
     """
     count = len(weights)
-    if count <= MOST:
+    if count <= MAX_COMPARED:
         return choose_greedily(kernel(slice(0, count)), keep)
     bands = list(cuts(count, BAND))
     sizes = [band.stop - band.start for band in bands]
@@ -130,7 +130,7 @@ def choose_greedily(kernel: Tensor, keep: int) -> Tensor:
     """Choose `keep` of N tokens by their kernel (N, N). Returns their numbers in the order of the choice."""
     whole = kernel.diagonal()
     left = whole.clone()
-    noise = EXPLAINED * (float(left.max()) or 1.0)
+    noise = NOISE * (float(left.max()) or 1.0)
     factors = kernel.new_empty((keep, len(kernel)))
     chosen: list[int] = []
     first = 0

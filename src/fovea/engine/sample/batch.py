@@ -1,4 +1,4 @@
-"""Draws tokens for many rows at once on the device, without waiting for it in between.
+"""Draws tokens for many rows at once on the device; the host waits only for the results.
 
 Each row follows the rules of `logits.distribution`. Only the most likely tokens of a row are considered as
 candidates. If they may not contain all candidates, the row is marked as unsure, and the caller draws it again

@@ -16,7 +16,7 @@ from fovea.core.sampling import SamplingParams
 NUCLEUS_GUESS = 1024
 """Number of most likely tokens in which the candidates of top-p are searched first."""
 TINY = 1e-30
-"""Smallest temperature that is divided by."""
+"""Lower bound of the temperature as a divisor."""
 
 
 def adjust(

@@ -1,0 +1,1 @@
+"""Tiers of encoder outputs below the device's memory: host memory and disk."""

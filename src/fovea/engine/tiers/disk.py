@@ -90,7 +90,7 @@ class DiskTier:
         }
 
     def _name(self, key: str) -> str:
-        """File name of a key: a hash, because the key contains the tenant's salt, which must stay secret."""
+        """File name of a key: its hash, since readers of the folder must not see the tenant's salt in the key."""
         return hashlib.sha256(f"{self._fingerprint}\x00{key}".encode()).hexdigest()
 
 

@@ -1,8 +1,8 @@
 """The tiers of encoder outputs below the device's memory: host memory, then disk.
 
     add_encoded(key, features)    after encoding: the disk tier stores a copy, which outlives the process
-    add_evicted(key, features)    after eviction from device memory: the host tier stores a copy get(key,
-    tokens)              while a request is prepared: returns a copy from the fastest tier that has it
+    add_evicted(key, features)    after eviction from device memory: the host tier stores a copy
+    get(key, tokens)              while a request is prepared: a copy from the fastest tier that has it
 
 The first two only enqueue and never wait, so the engine's thread may call them. One thread per tier makes the
 copies. `find` and `get` also find outputs that are still in a queue. `get` copies, so only worker threads may

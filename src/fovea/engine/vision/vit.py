@@ -1,7 +1,7 @@
 """The plain vision transformer of CLIP, SigLIP and Idefics3: from tiles of a fixed size to a row per patch.
 
 Only the layers up to the last one that the model reads are built, loaded and run. LLaVA, for example, reads
-the hidden states before CLIP's last layer, so that layer is not even loaded.
+the input of CLIP's last layer, so the last layer is not even loaded.
 """
 
 from __future__ import annotations

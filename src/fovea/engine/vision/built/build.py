@@ -53,7 +53,7 @@ class Builder:
     _checksums: dict[str, str] = field(default_factory=dict)
 
     def build(self, grids: Mapping[Grid, Sequence[str]]) -> Manifest:
-        """Build an encoder for every grid. They replace the folder's old encoders when all of them are built.
+        """Build an encoder for every grid. When all are built, they replace the old encoders of the folder.
 
         grids: for each grid, the resolutions and levels of the images that have it.
 

@@ -59,7 +59,7 @@ def run_segments(segments: Sequence[RunSegment], patches: Tensor) -> Slices[tupl
 
 
 def open_engines(folder: Path, manifest: Manifest, here: Site, cut: CutTower) -> EncoderEngines:
-    """Load the encoders of a folder that fit here. A warning in the log names every other and says why.
+    """Load the encoders of a folder that fit here. For every other one, a warning in the log says why not.
 
     here: the site of the running model.
     cut: makes the segments of a grid over the model's layers.
