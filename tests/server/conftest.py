@@ -1,3 +1,5 @@
+"""Fixtures of the server tests: a small engine, a server over it, and a web server with a picture."""
+
 from __future__ import annotations
 
 import contextlib
@@ -21,7 +23,7 @@ MAX_BODY_MIB = 2
 MAX_IMAGE_BYTES = 1024 * 1024
 MAX_IMAGES = 4
 LARGEST = 256
-"""Visual tokens of the largest image: four times what detail "low" allows."""
+"""Visual tokens of the largest image: four times as many as detail "low" allows."""
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +42,7 @@ def engine(checkpoint: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of file:// URLs; beside it lies a picture that they may not read."""
+    """The folder that file:// URLs may read. Next to it is a picture that they may not read."""
     folder = tmp_path_factory.mktemp("files")
     inside = folder / "allowed"
     inside.mkdir()
@@ -62,15 +64,18 @@ REMOTE = picture(seed=41)
 
 @dataclass
 class Web:
-    """A web server on loopback with one picture under every path; below /slow only once it is `released`.
+    """A web server on loopback that sends the same picture for every path.
 
-    headers: of its answers. count: how often it was asked.
+    headers: headers of its answers.
+    count: number of requests so far.
+    requested: set by the first request.
+    released: paths below /slow are answered only once this is set.
     """
 
     url: str = ""
     headers: dict[str, str] = field(default_factory=dict)
     count: int = 0
-    asked: threading.Event = field(default_factory=threading.Event)
+    requested: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
 
 
@@ -83,10 +88,10 @@ def web() -> Iterator[Web]:
 
         def do_GET(self) -> None:
             web.count += 1
-            web.asked.set()
+            web.requested.set()
             if self.path.startswith("/slow"):
                 web.released.wait()
-            with contextlib.suppress(OSError):  # who asked may have left
+            with contextlib.suppress(OSError):  # the client may have disconnected
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(REMOTE)))
                 for name, value in web.headers.items():

@@ -1,4 +1,4 @@
-"""An engine without a model: it says what a test tells it to say."""
+"""An engine without a model. It yields the deltas and errors that a test gives it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
 
 
 class Script:
-    """An EngineClient that plays deltas and errors as written."""
+    """An EngineClient that yields the given deltas and raises the given errors, in order.
+
+    closed_streams: number of streams that ended, with or without success.
+    """
 
     def __init__(self, *steps: Delta | Exception, status: EngineStatus = "ready") -> None:
         self.info = ModelInfo("script", "none", 1, "float32", "cpu", 64, 16, 0)

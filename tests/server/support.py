@@ -1,4 +1,4 @@
-"""A real server on a loopback port, pictures to send to it, and an engine that stands still on demand."""
+"""A real server on a loopback port, pictures to send to it, and a way to block its engine."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ PATIENCE = 60.0
 Json = dict[str, Any]
 
 
-class Lent:
-    """An engine that several servers share: closing one of them leaves it running."""
+class SharedEngine:
+    """An engine that several servers share. Closing one of them does not close it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -64,7 +64,7 @@ class Lent:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that runs. files: the folder that file:// URLs may read."""
+    """A running server. files: the folder that file:// URLs may read."""
 
     url: str
     engine: Engine
@@ -83,7 +83,7 @@ class Server:
             return client.get(path, **options)
 
     def metrics(self) -> dict[str, float]:
-        """Samples without labels, by name."""
+        """All metrics without labels, by name."""
         families = text_string_to_metric_families(self.get("/metrics").text)
         return {
             sample.name: sample.value for family in families for sample in family.samples if not sample.labels
@@ -92,8 +92,8 @@ class Server:
 
 @contextlib.contextmanager
 def running(engine: Engine, settings: ServerSettings, files: Path) -> Iterator[Server]:
-    """`settings` over `engine` on a free port, in a thread with an event loop of its own."""
-    app = create_app(Lent(engine), settings)
+    """Run a server on a free port, in a thread with an event loop of its own, until the block ends."""
+    app = create_app(SharedEngine(engine), settings)
     config = uvicorn.Config(
         app, host="127.0.0.1", port=0, log_level="warning", access_log=False, loop="uvloop", http="httptools",
         timeout_graceful_shutdown=5,
@@ -113,14 +113,14 @@ def running(engine: Engine, settings: ServerSettings, files: Path) -> Iterator[S
 
 @contextlib.contextmanager
 def frozen(engine: Engine) -> Iterator[None]:
-    """The engine's thread stands still: what has begun does not go on, what arrives stays in the queue."""
+    """Block the engine's thread. Running requests make no progress, and new ones stay in the queue."""
     reached, released = threading.Event(), threading.Event()
 
-    def stand() -> None:
+    def block() -> None:
         reached.set()
         released.wait(PATIENCE)
 
-    holder = threading.Thread(target=lambda: engine.loop.call(stand), daemon=True)
+    holder = threading.Thread(target=lambda: engine.loop.call(block), daemon=True)
     holder.start()
     assert reached.wait(PATIENCE)
     try:
@@ -131,15 +131,15 @@ def frozen(engine: Engine) -> Iterator[None]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for what must become true sooner or later; how soon depends on the machine."""
+    """Wait until the condition is true, at most PATIENCE seconds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, "it never became true"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.01)
 
 
 def picture(width: int = 96, height: int = 64, seed: int = 0) -> bytes:
-    """A PNG of noise: no two seeds look alike to a model."""
+    """A PNG of noise. Pictures of different seeds look different to a model."""
     noise = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
     out = io.BytesIO()
     Image.fromarray(noise).save(out, "PNG")
@@ -163,6 +163,6 @@ def user(*parts: Json | str) -> Json:
 
 
 def chat(*messages: Json, **extra: Any) -> Json:
-    """A chat body: greedy, short, its end at max_tokens only."""
+    """A chat body: greedy sampling, and a short answer that ends only at max_tokens."""
     turns = list(messages) or [user("what is it?")]
     return {"messages": turns, "max_tokens": 4, "temperature": 0, "ignore_eos": True, **extra}

@@ -1,4 +1,4 @@
-"""A server in a thread of its own: open when the block begins, gone when it ends."""
+"""A server in a thread of its own: it is open when the block begins, and ends with the block."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from fovea.core.errors import EngineError
 from fovea.server.background import serving
 
 
-def test_open_within_the_block_and_the_application_ends_with_it() -> None:
-    told: list[str] = []
+def test_port_and_application_live_as_long_as_the_block() -> None:
+    events: list[str] = []
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        told.append("begun")
+        events.append("begun")
         yield
-        told.append("ended")
+        events.append("ended")
 
     app = FastAPI(lifespan=lifespan)
     app.get("/")(lambda: "here")
     with serving(app, asyncio.SelectorEventLoop) as url:
-        assert told == ["begun"]
+        assert events == ["begun"]
         assert httpx.get(url, trust_env=False).json() == "here"
-    assert told == ["begun", "ended"]
+    assert events == ["begun", "ended"]
     with pytest.raises(httpx.ConnectError):
         httpx.get(url, trust_env=False)
 
 
-def test_it_ends_however_the_block_ends() -> None:
+def test_server_ends_after_an_error_in_the_block() -> None:
     with pytest.raises(KeyError), serving(FastAPI(), asyncio.SelectorEventLoop) as url:
         raise KeyError
     with pytest.raises(httpx.ConnectError):
         httpx.get(url, trust_env=False)
 
 
-def test_an_application_that_does_not_start() -> None:
+def test_application_that_does_not_start() -> None:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         raise RuntimeError("no")

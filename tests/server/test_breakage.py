@@ -1,4 +1,4 @@
-"""Engines that fail, on purpose: what the client sees, before its first token and after."""
+"""Engines that fail on purpose: the answer to the client, before its first token and after it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHAT = "/v1/chat/completions"
 LAST = Delta(0, " end", (3,), finish_reason="stop", usage=Usage(5, 2), timings=StageTimings())
 
 
-def served(script: Script) -> httpx.AsyncClient:
+def client_of(script: Script) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(create_app(script), raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://test")
 
@@ -30,7 +30,7 @@ def events(answer: httpx.Response) -> list[str]:
     return [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
 
 
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
 @pytest.mark.parametrize(
     ("error", "status", "code", "says"),
     [
@@ -46,11 +46,11 @@ def events(answer: httpx.Response) -> list[str]:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-async def test_a_failure_before_the_first_token_is_a_status(
+async def test_failure_before_the_first_token_is_an_http_status(
     stream: bool, error: Exception, status: int, code: str, says: str
 ) -> None:
     script = Script(error)
-    async with served(script) as client:
+    async with client_of(script) as client:
         answer = await client.post(CHAT, json=chat(stream=stream))
     assert answer.status_code == status
     assert answer.json()["error"]["code"] == code
@@ -63,10 +63,10 @@ async def test_a_failure_before_the_first_token_is_a_status(
 @pytest.mark.parametrize(
     "error", [EngineError("boom"), DeadlineExceeded("late"), ZeroDivisionError("secret detail")]
 )
-async def test_a_failure_in_the_middle_of_a_stream_is_its_last_event(path: str, error: Exception) -> None:
+async def test_failure_within_a_stream_is_its_last_event(path: str, error: Exception) -> None:
     script = Script(Delta(0, "so", (1,)), error)
     body = chat(stream=True) if path == CHAT else {"prompt": "x", "stream": True}
-    async with served(script) as client:
+    async with client_of(script) as client:
         answer = await client.post(path, json=body)
     assert answer.status_code == 200
     *rest, last = events(answer)
@@ -77,13 +77,13 @@ async def test_a_failure_in_the_middle_of_a_stream_is_its_last_event(path: str, 
     assert script.closed_streams == 1
 
 
-async def test_a_stream_that_ends_well(caplog: pytest.LogCaptureFixture) -> None:
-    async with served(Script(Delta(0, "so", (1,)), LAST)) as client:
+async def test_successful_stream(caplog: pytest.LogCaptureFixture) -> None:
+    async with client_of(Script(Delta(0, "so", (1,)), LAST)) as client:
         answer = await client.post(CHAT, json=chat(stream=True, stream_options={"include_usage": True}))
-    *pieces, usage, done = events(answer)
+    *chunks, usage, done = events(answer)
     assert done == "[DONE]"
     assert json.loads(usage)["usage"]["total_tokens"] == 7
-    assert [json.loads(piece)["choices"][0]["delta"] for piece in pieces] == [
+    assert [json.loads(chunk)["choices"][0]["delta"] for chunk in chunks] == [
         {"role": "assistant", "content": ""},
         {"content": "so"},
         {"content": " end"},
@@ -93,8 +93,8 @@ async def test_a_stream_that_ends_well(caplog: pytest.LogCaptureFixture) -> None
     assert not caplog.records
 
 
-class Waiting(Script):
-    """Says one thing, then nothing for ever."""
+class HangingEngine(Script):
+    """An engine that yields one delta and then nothing forever."""
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         try:
@@ -104,10 +104,13 @@ class Waiting(Script):
             self.closed_streams += 1
 
 
-@pytest.mark.parametrize("leaves_at", ["http.response.start", "http.response.body"])
-async def test_a_client_that_leaves_as_its_stream_begins(leaves_at: str) -> None:
-    """The first delta is there, its event is not: what has not begun must be ended too."""
-    script = Waiting()
+@pytest.mark.parametrize("disconnect_at", ["http.response.start", "http.response.body"])
+async def test_client_disconnects_as_its_stream_begins(disconnect_at: str) -> None:
+    """The first delta exists, but its event is not sent yet.
+
+    The generator, not started yet, must be closed, too.
+    """
+    script = HangingEngine()
     messages = [{"type": "http.request", "body": json.dumps(chat(stream=True)).encode(), "more_body": False}]
     gone = asyncio.Event()
 
@@ -118,7 +121,7 @@ async def test_a_client_that_leaves_as_its_stream_begins(leaves_at: str) -> None
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
-        if message["type"] == leaves_at:
+        if message["type"] == disconnect_at:
             gone.set()
             await asyncio.sleep(0)
 
@@ -140,26 +143,27 @@ async def test_a_client_that_leaves_as_its_stream_begins(leaves_at: str) -> None
     assert script.closed_streams == 1
 
 
-async def test_one_prompt_of_many_fails() -> None:
-    async with served(Script(EngineError("boom"))) as client:
+async def test_failure_of_one_of_several_prompts() -> None:
+    async with client_of(Script(EngineError("boom"))) as client:
         answer = await client.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
     assert (answer.status_code, answer.json()["error"]["message"]) == (500, "boom")
 
 
 @pytest.mark.parametrize(("status", "says"), [("loading", "still loading"), ("stopped", "has stopped")])
-async def test_an_engine_that_is_not_ready(status: EngineStatus, says: str) -> None:
-    async with served(Script(LAST, status=status)) as client:
+async def test_engine_that_is_not_ready(status: EngineStatus, says: str) -> None:
+    async with client_of(Script(LAST, status=status)) as client:
         for answer in (await client.get("/ready"), await client.post(CHAT, json=chat())):
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
             assert says in answer.json()["error"]["message"]
             assert answer.headers["retry-after"]
-        # A process whose engine died does nobody any good: only then the liveness probe fails.
+        # The liveness probe fails only if the engine has stopped, because only then a restart of the process
+        # helps.
         assert (await client.get("/health")).status_code == (503 if status == "stopped" else 200)
         assert (await client.get("/metrics")).status_code == 200
 
 
 async def test_requests_are_counted_by_route_and_status() -> None:
-    async with served(Script(LAST)) as client:
+    async with client_of(Script(LAST)) as client:
         await client.post(CHAT, json=chat())
         await client.post(CHAT, json={})
         await client.get("/v1/none")

@@ -1,4 +1,4 @@
-"""Operators look into the caches and empty them, over HTTP and from the command line."""
+"""Reporting and clearing of the caches, over HTTP and from the command line."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def clear(server: Server, stage: str) -> dict[str, object]:
         return client.delete(f"/admin/caches/{stage}").json()  # type: ignore[no-any-return]
 
 
-def test_what_the_caches_hold_and_that_it_can_be_forgotten(server: Server) -> None:
-    said = ask(server, 401)
+def test_report_and_clear_all_caches(server: Server) -> None:
+    answer = ask(server, 401)
     server.post("/v1/images", {"url": data_url(picture(seed=402))})
     before = stages(server)
     assert list(before) == ["fetched", "decoded", "images", "pixels", "encoder", "regions", "kv"], (
-        "there are no slower tiers here"
+        "this server has no host or disk tier"
     )
     for unused in ("fetched", "regions"):
         assert before.pop(unused)["capacity_bytes"] > 0
@@ -52,10 +52,10 @@ def test_what_the_caches_hold_and_that_it_can_be_forgotten(server: Server) -> No
         "disk",
     ]
     assert [stage["bytes"] for stage in stages(server).values()] == [0] * 7
-    assert ask(server, 401) == said
+    assert ask(server, 401) == answer
 
 
-def test_one_stage_alone(server: Server) -> None:
+def test_clear_one_cache(server: Server) -> None:
     ask(server, 403)
     before = stages(server)["kv"]["bytes"]
     clear(server, "encoder")
@@ -71,13 +71,17 @@ def test_images_are_fetched_and_decoded_once(engine: Engine, files: Path, web: W
         for _ in range(2):
             assert server.post("/v1/chat/completions", body).status_code == 200
         assert web.count == 1
-        found = stages(server)
+        caches = stages(server)
         for name, hits, misses in (("fetched", 1, 1), ("decoded", 3, 1)):
-            assert (found[name]["entries"], found[name]["hits"], found[name]["misses"]) == (1, hits, misses)
-            assert 0 < found[name]["bytes"] <= found[name]["capacity_bytes"]
-        told = server.metrics()
-        assert told["fovea:fetch_cache_hits_total"] == told["fovea:decoded_cache_misses_total"] == 1
-        assert told["fovea:fetch_cache_bytes"] == found["fetched"]["bytes"]
+            assert (caches[name]["entries"], caches[name]["hits"], caches[name]["misses"]) == (
+                1,
+                hits,
+                misses,
+            )
+            assert 0 < caches[name]["bytes"] <= caches[name]["capacity_bytes"]
+        metrics = server.metrics()
+        assert metrics["fovea:fetch_cache_hits_total"] == metrics["fovea:decoded_cache_misses_total"] == 1
+        assert metrics["fovea:fetch_cache_bytes"] == caches["fetched"]["bytes"]
         clear(server, "decoded")
         assert [stages(server)[name]["entries"] for name in ("fetched", "decoded")] == [1, 0]
         clear(server, "fetched")
@@ -86,7 +90,7 @@ def test_images_are_fetched_and_decoded_once(engine: Engine, files: Path, web: W
         assert web.count == 2
 
 
-def test_caches_of_no_size_keep_nothing(engine: Engine, files: Path, web: Web) -> None:
+def test_caches_of_size_zero_store_nothing(engine: Engine, files: Path, web: Web) -> None:
     web.headers = {"Cache-Control": "max-age=60"}
     limits = MediaLimits(allow_private_hosts=True)
     settings = ServerSettings(media=limits, fetch_cache_mib=0, decoded_cache_mib=0)
@@ -98,23 +102,23 @@ def test_caches_of_no_size_keep_nothing(engine: Engine, files: Path, web: Web) -
         assert [stages(server)[name]["bytes"] for name in ("fetched", "decoded")] == [0, 0]
 
 
-def test_a_stage_that_is_not_there(server: Server) -> None:
+def test_unknown_cache(server: Server) -> None:
     error = clear(server, "attic")["error"]
     assert isinstance(error, dict)
     assert error["code"] == "no_such_cache"
     assert (
-        "there are fetched, decoded, images, kv, pixels, encoder, regions, host, disk, and all"
+        "accepted: fetched, decoded, images, kv, pixels, encoder, regions, host, disk, all"
         in error["message"]
     )
 
 
-def test_from_the_command_line(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_caches_command(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     ask(server, 404)
     assert main(["caches", "--url", server.url]) == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     rows = ["fetched", "decoded", "images", "pixels", "encoder", "regions", "kv"]
-    assert [line.split()[0] for line in shown.splitlines()[1:8]] == rows
-    assert "prefix hits:" in shown
+    assert [line.split()[0] for line in output.splitlines()[1:8]] == rows
+    assert "prefix hits:" in output
     assert main(["caches", "--url", server.url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["stages"]["encoder"]["entries"] >= 1
     assert main(["caches", "--url", server.url, "--clear", "encoder"]) == 0
@@ -122,7 +126,7 @@ def test_from_the_command_line(server: Server, capsys: pytest.CaptureFixture[str
     assert stages(server)["encoder"]["entries"] == 0
 
 
-def test_no_server_or_another(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_caches_command_without_a_fovea_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["caches", "--url", "http://127.0.0.1:9"]) == 2
     assert "no Fovea server answers at http://127.0.0.1:9" in capsys.readouterr().err
     assert main(["caches", "--url", f"{server.url}/elsewhere"]) == 2

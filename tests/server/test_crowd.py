@@ -1,4 +1,4 @@
-"""Many clients at once, some of which leave, over a pool that is too small for all of them."""
+"""Many clients at once, some of which disconnect, on a KV pool that is too small for all of them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.server.support import Server, chat, data_url, image, picture, running
 
 CHAT = "/v1/chat/completions"
 REQUESTS = 80
-LEAVING = 3
-"""Every which client leaves early."""
+DISCONNECT_EVERY = 3
+"""Every third client disconnects early."""
 
 
 @pytest.fixture(scope="module")
@@ -33,25 +33,25 @@ def crowded(checkpoint: Path, files: Path) -> Iterator[Server]:
 
 
 def bodies() -> list[dict[str, Any]]:
-    """A few questions about a few pictures, so that prefixes and encoder outputs are shared."""
-    shown = [data_url(picture(64 + 32 * (seed % 3), 96, seed)) for seed in range(4)]
-    asked = ["what is it?", "the red circle", "describe the picture, please. " * 3]
+    """Combinations of a few questions and pictures, so that requests share prefixes and encoder outputs."""
+    urls = [data_url(picture(64 + 32 * (seed % 3), 96, seed)) for seed in range(4)]
+    texts = ["what is it?", "the red circle", "describe the picture, please. " * 3]
     return [
         chat(
-            user(image(shown[i % 4]), asked[i % 3], *([image(shown[(i + 1) % 4])] if i % 5 == 0 else [])),
+            user(image(urls[i % 4]), texts[i % 3], *([image(urls[(i + 1) % 4])] if i % 5 == 0 else [])),
             max_tokens=40,
         )
         for i in range(12)
     ]
 
 
-def leave_early(server: Server, body: dict[str, Any], lines: int) -> None:
+def disconnect_early(server: Server, body: dict[str, Any], lines: int) -> None:
     with server.client() as client, client.stream("POST", CHAT, json=body | {"stream": True}) as answer:
         for _ in zip(range(lines), answer.iter_lines(), strict=False):
             pass
 
 
-def test_everyone_gets_what_they_would_have_got_alone(crowded: Server) -> None:
+def test_answers_under_load_equal_answers_alone(crowded: Server) -> None:
     questions = bodies()
     alone = [crowded.post(CHAT, body).json()["choices"][0]["message"]["content"] for body in questions]
     crowded.engine.clear_caches()
@@ -59,8 +59,8 @@ def test_everyone_gets_what_they_would_have_got_alone(crowded: Server) -> None:
 
     def visit(number: int) -> tuple[int, str | None]:
         which = number % len(questions)
-        if number % LEAVING == 0:
-            leave_early(crowded, questions[which], draw.randrange(1, 30))
+        if number % DISCONNECT_EVERY == 0:
+            disconnect_early(crowded, questions[which], draw.randrange(1, 30))
             return which, None
         answer: httpx.Response = crowded.post(CHAT, questions[which])
         return which, answer.json()["choices"][0]["message"]["content"]

@@ -1,4 +1,4 @@
-"""Pydantic's complaints in the words of the wire."""
+"""Explanation of pydantic's errors in terms of the fields that the client sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fovea.server.explain import LONGEST, explain, path_of, shorten
 FIELDS = ("temperature", "messages", "detail")
 
 
-def complaint(body: Any, model: type[Wire] = ChatRequest) -> InvalidRequest:
+def explanation(body: Any, model: type[Wire] = ChatRequest) -> InvalidRequest:
     with pytest.raises(ValidationError) as caught:
         model.model_validate(body)
     return explain(caught.value.errors(), FIELDS)
@@ -82,7 +82,8 @@ def test_paths(location: tuple[Any, ...], path: str) -> None:
         (
             content("\ud800"),
             "messages[0].content",
-            "messages[0].content: the text holds half of a surrogate pair, which is not valid Unicode, got '\\ud800'",
+            "messages[0].content: the text holds half of a surrogate pair, which is not valid Unicode, "
+            "got '\\ud800'",
         ),
         ({**content("x"), "temperature": True}, "temperature", "temperature: must be a number, got True"),
         (
@@ -95,21 +96,21 @@ def test_paths(location: tuple[Any, ...], path: str) -> None:
         ({}, "messages", "messages is required"),
     ],
 )
-def test_sentences(body: Any, param: str, message: str) -> None:
-    error = complaint(body)
+def test_messages(body: Any, param: str, message: str) -> None:
+    error = explanation(body)
     assert (error.param, error.message) == (param, message)
 
 
-def test_prompts_have_four_forms() -> None:
-    error = complaint({"prompt": {"a": 1}}, CompletionRequest)
+def test_message_for_a_prompt_of_a_wrong_type() -> None:
+    error = explanation({"prompt": {"a": 1}}, CompletionRequest)
     assert error.message == "prompt: must be a valid string or a valid list, got {'a': 1}"
 
 
-def test_no_complaint_is_still_an_answer() -> None:
+def test_explain_without_problems() -> None:
     assert explain([], ()).message == "the body is not valid"
 
 
-def test_what_was_sent_is_shortened() -> None:
+def test_shorten_limits_length_and_depth() -> None:
     deep: Any = 1
     for _ in range(100_000):
         deep = [deep]

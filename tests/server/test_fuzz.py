@@ -1,4 +1,4 @@
-"""Bodies that nobody would think of: whatever arrives, the answer is no 5xx and has the shape that the schema tells."""
+"""Random bodies: the answer is never a 5xx, and has the form that the OpenAPI description declares."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BOUNDED = settings(
 
 @pytest.fixture(scope="module")
 def fuzzed(checkpoint: Path, files: Path) -> Iterator[Server]:
-    """Short contexts keep answers to accepted nonsense short; no request leaves the machine."""
+    """A server with a short context, which keeps answers to accepted bodies short. It fetches no URLs."""
     media = MediaLimits(allow_remote=False, file_root=files)
     with (
         Engine.from_pretrained(
@@ -65,11 +65,11 @@ schema = schemathesis.openapi.from_dict(create_app(Script()).openapi())
 
 @schema.parametrize()
 @BOUNDED
-def test_the_schema(case: schemathesis.Case, fuzzed: Server) -> None:
+def test_openapi_description(case: schemathesis.Case, fuzzed: Server) -> None:
     case.call_and_validate(base_url=fuzzed.url, checks=CHECKS)
 
 
-def test_the_schema_promises_nothing_that_does_not_happen() -> None:
+def test_openapi_declares_only_responses_that_occur() -> None:
     for path, operations in create_app(Script()).openapi()["paths"].items():
         for operation in operations.values():
             assert "422" not in operation["responses"], path
@@ -79,7 +79,7 @@ def test_the_schema_promises_nothing_that_does_not_happen() -> None:
 
 SMALL = data_url(picture(32, 32))
 PATHS = {"chat": "/v1/chat/completions", "text": "/v1/completions", "tokenize": "/tokenize"}
-SOUND: list[tuple[str, Any]] = [
+VALID: list[tuple[str, Any]] = [
     (
         "chat",
         {
@@ -138,17 +138,17 @@ ODD = st.sampled_from([None, True, False, [], {}, [[]], [{}], {"a": 1}, [None], 
 
 
 @st.composite
-def unsound(draw: st.DrawFn) -> tuple[str, Any]:
-    """A body that is right but for one to three places."""
-    kind, sound = draw(st.sampled_from(SOUND))
-    body = copy.deepcopy(sound)
+def spoiled_bodies(draw: st.DrawFn) -> tuple[str, Any]:
+    """A valid body in which up to three places were replaced, removed or added."""
+    kind, valid = draw(st.sampled_from(VALID))
+    body = copy.deepcopy(valid)
     for _ in range(draw(st.integers(0, 3))):
         body = spoil(draw, body)
     return kind, body
 
 
 def spoil(draw: st.DrawFn, node: Any) -> Any:
-    """`node` with one place in it replaced, removed or added."""
+    """Replace, remove or add one place in `node`, and return the result."""
     if not isinstance(node, dict | list) or not node or draw(st.integers(0, 9)) == 0:
         return copy.deepcopy(draw(ODD))
     keys = list(node) if isinstance(node, dict) else range(len(node))
@@ -167,7 +167,7 @@ def spoil(draw: st.DrawFn, node: Any) -> Any:
     return node
 
 
-def assert_sane(answer: httpx.Response) -> None:
+def assert_answer_or_error(answer: httpx.Response) -> None:
     if answer.status_code == 200:
         if answer.headers["content-type"].startswith("text/event-stream"):
             assert answer.text.endswith("data: [DONE]\n\n"), answer.text[-500:]
@@ -180,17 +180,19 @@ def assert_sane(answer: httpx.Response) -> None:
     assert 0 < len(error["message"]) < 600
 
 
-@pytest.mark.parametrize(("kind", "body"), SOUND)
-def test_what_is_spoiled_was_right(http: httpx.Client, kind: str, body: Any) -> None:
+@pytest.mark.parametrize(("kind", "body"), VALID)
+def test_unspoiled_bodies_are_accepted(http: httpx.Client, kind: str, body: Any) -> None:
     assert http.post(PATHS[kind], json=body).status_code == 200
 
 
 @settings(BOUNDED, max_examples=400)
-@given(unsound())
-def test_bodies_that_are_nearly_right(fuzzed: Server, http: httpx.Client, drawn: tuple[str, Any]) -> None:
-    kind, body = drawn
+@given(spoiled_bodies())
+def test_spoiled_bodies(fuzzed: Server, http: httpx.Client, case: tuple[str, Any]) -> None:
+    kind, body = case
     content = json.dumps(body)
-    assert_sane(http.post(PATHS[kind], content=content, headers={"Content-Type": "application/json"}))
+    assert_answer_or_error(
+        http.post(PATHS[kind], content=content, headers={"Content-Type": "application/json"})
+    )
 
 
 @settings(BOUNDED, max_examples=100)
@@ -200,10 +202,14 @@ def test_images_with_a_few_wrong_bytes(fuzzed: Server, http: httpx.Client, data:
     for _ in range(data.draw(st.integers(1, 3))):
         png[data.draw(st.integers(0, len(png) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(1, len(png)))
-    assert_sane(http.post(PATHS["tokenize"], json={"messages": [user(image(data_url(bytes(png[:cut]))))]}))
+    assert_answer_or_error(
+        http.post(PATHS["tokenize"], json={"messages": [user(image(data_url(bytes(png[:cut]))))]})
+    )
 
 
 @settings(BOUNDED, max_examples=100)
 @given(st.binary(max_size=200))
-def test_bytes(fuzzed: Server, http: httpx.Client, content: bytes) -> None:
-    assert_sane(http.post(PATHS["chat"], content=content, headers={"Content-Type": "application/json"}))
+def test_random_bytes(fuzzed: Server, http: httpx.Client, content: bytes) -> None:
+    assert_answer_or_error(
+        http.post(PATHS["chat"], content=content, headers={"Content-Type": "application/json"})
+    )

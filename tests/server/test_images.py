@@ -1,4 +1,4 @@
-"""Images sent ahead: uploaded and encoded once, named by id in any number of requests after that."""
+"""Uploaded images: encoded once, and named by id in any number of later requests."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from fovea.server.settings import ServerSettings
 from tests.server.support import Json, Server, chat, data_url, frozen, image, picture, running, until, user
 
 
-def send(server: Server, seed: int, **extra: object) -> Json:
+def upload(server: Server, seed: int, **extra: object) -> Json:
     answer = server.post("/v1/images", {"url": data_url(picture(seed=seed)), **extra})
     assert answer.status_code == 200, answer.text
     return answer.json()  # type: ignore[no-any-return]
 
 
-def said(server: Server, url: str, **extra: object) -> str:
+def answer_about(server: Server, url: str, **extra: object) -> str:
     answer = server.post("/v1/chat/completions", chat(user(image(url), "what is it?"), **extra))
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
-def test_an_image_sent_ahead_is_encoded_once_and_answers_as_if_it_had_been_sent(server: Server) -> None:
+def test_uploaded_image_is_encoded_once_and_gives_equal_answers(server: Server) -> None:
     before = server.metrics()["fovea:images_encoded_total"]
-    card = send(server, 301)
+    card = upload(server, 301)
     assert card["object"] == "image"
     assert card["url"] == f"fovea-image://{card['id']}"
     assert (card["width"], card["height"], card["encoded"], card["visual_tokens"]) == (96, 64, True, 6)
     assert server.metrics()["fovea:images_encoded_total"] == before + 1
-    assert said(server, card["url"]) == said(server, data_url(picture(seed=301)))
+    assert answer_about(server, card["url"]) == answer_about(server, data_url(picture(seed=301)))
     assert server.metrics()["fovea:images_encoded_total"] == before + 1
     assert server.metrics()["fovea:image_store_entries"] >= 1
 
 
-def test_one_image_has_one_id_and_a_tenants_is_its_own(server: Server) -> None:
-    assert send(server, 302)["id"] == send(server, 302)["id"]
-    assert send(server, 302)["id"] != send(server, 302, cache_salt="other")["id"]
-    assert send(server, 302)["id"] != send(server, 303)["id"]
+def test_id_depends_on_image_and_salt(server: Server) -> None:
+    assert upload(server, 302)["id"] == upload(server, 302)["id"]
+    assert upload(server, 302)["id"] != upload(server, 302, cache_salt="other")["id"]
+    assert upload(server, 302)["id"] != upload(server, 303)["id"]
 
 
-def test_sent_ahead_and_not_encoded(server: Server) -> None:
+def test_upload_without_encoding(server: Server) -> None:
     before = server.metrics()["fovea:images_encoded_total"]
-    card = send(server, 304, encode=False)
+    card = upload(server, 304, encode=False)
     assert card["encoded"] is False
     assert "visual_tokens" not in card
     assert server.metrics()["fovea:images_encoded_total"] == before
-    said(server, card["url"])
+    answer_about(server, card["url"])
     assert server.metrics()["fovea:images_encoded_total"] == before + 1
 
 
-def test_images_sent_ahead_and_others_in_one_message(server: Server) -> None:
-    first, third = send(server, 305), send(server, 307)
+def test_uploaded_and_other_images_in_one_message(server: Server) -> None:
+    first, third = upload(server, 305), upload(server, 307)
     urls = [data_url(picture(seed=seed)) for seed in (305, 306, 307)]
     mixed = chat(user(image(first["url"]), image(urls[1]), image(third["url"]), "the same?"))
     plain = chat(user(*map(image, urls), "the same?"))
@@ -62,10 +62,10 @@ def test_images_sent_ahead_and_others_in_one_message(server: Server) -> None:
     assert answers[0]["usage"]["prompt_tokens"] == answers[1]["usage"]["prompt_tokens"]
 
 
-def test_what_is_known_of_an_image_and_forgetting_it(server: Server) -> None:
-    card = send(server, 308)
-    shown = server.get(f"/v1/images/{card['id']}").json()
-    assert card == {**shown, "encoded": True, "visual_tokens": card["visual_tokens"]}
+def test_describe_and_delete_an_image(server: Server) -> None:
+    card = upload(server, 308)
+    description = server.get(f"/v1/images/{card['id']}").json()
+    assert card == {**description, "encoded": True, "visual_tokens": card["visual_tokens"]}
     with server.client() as client:
         assert client.delete(f"/v1/images/{card['id']}").json()["deleted"] is True
         assert client.delete(f"/v1/images/{card['id']}").status_code == 404
@@ -75,7 +75,7 @@ def test_what_is_known_of_an_image_and_forgetting_it(server: Server) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "", "../../etc/passwd", "é" * 200])
-def test_an_id_that_is_not_here_is_refused_with_its_place(server: Server, name: str) -> None:
+def test_unknown_id_is_refused_with_its_json_path(server: Server, name: str) -> None:
     answer = server.post("/v1/chat/completions", chat(user("first", image(f"fovea-image://{name}"))))
     error = answer.json()["error"]
     assert answer.status_code == 400
@@ -101,25 +101,25 @@ def test_bad_uploads(server: Server, body: Json, status: int, param: str) -> Non
     assert answer.json()["error"]["param"] == param
 
 
-def test_too_many_images_counts_those_sent_ahead(server: Server) -> None:
-    card = send(server, 309, encode=False)
+def test_uploaded_images_count_towards_the_limit(server: Server) -> None:
+    card = upload(server, 309, encode=False)
     answer = server.post("/v1/chat/completions", chat(user(*[image(card["url"])] * 5)))
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "too_many_images"
 
 
-def test_an_upload_that_is_given_up_leaves_nothing_behind(server: Server) -> None:
+def test_aborted_upload_leaves_nothing_behind(server: Server) -> None:
     with (
         frozen(server.engine),
         httpx.Client(base_url=server.url, timeout=0.5) as client,
         pytest.raises(Exception, match="timed out"),
     ):
         client.post("/v1/images", json={"url": data_url(picture(seed=310))})
-    until(lambda: server.engine.loop.unfinished == 0)
+    until(lambda: server.engine.unfinished == 0)
     server.engine.check_integrity()
 
 
-def test_the_store_has_a_ceiling_and_a_time_to_live(engine: Engine, files: Path) -> None:
+def test_image_store_has_a_ceiling_and_a_time_to_live(engine: Engine, files: Path) -> None:
     with running(engine, ServerSettings(image_store_mib=0), files) as server:
         answer = server.post("/v1/images", {"url": data_url(picture())})
         assert answer.status_code == 400

@@ -1,4 +1,4 @@
-"""API keys: /v1 is behind them, what operators ask is not."""
+"""API keys: /v1 and /tokenize need them, the routes for operators do not."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def locked(engine: Engine, files: Path) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/openapi.json"])
-def test_operators_need_none(locked: Server, path: str) -> None:
+def test_operator_routes_need_no_key(locked: Server, path: str) -> None:
     assert locked.get(path).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/v1/none", "/tokenize"])
-def test_everything_else_does(locked: Server, path: str) -> None:
+def test_other_routes_need_a_key(locked: Server, path: str) -> None:
     answer = locked.get(path)
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -59,12 +59,12 @@ def test_wrong_keys(locked: Server, header: bytes, code: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["first-key", "clé"])
-def test_every_key_opens(locked: Server, key: str) -> None:
+def test_every_key_is_accepted(locked: Server, key: str) -> None:
     header = b"bearer " + key.encode()
     assert locked.post(CHAT, chat(), headers={b"Authorization": header}).status_code == 200
 
 
-def test_the_openai_client_sends_it(locked: Server) -> None:
+def test_openai_client_sends_the_key(locked: Server) -> None:
     for key, works in (("first-key", True), ("wrong", False)):
         with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=key, max_retries=0) as client:
             if works:
@@ -97,9 +97,7 @@ def bearer(key: str) -> dict[str, str]:
         ("/v1/models", "admin", 401),
     ],
 )
-def test_an_admin_key_opens_admin_and_nothing_else(
-    administered: Server, path: str, key: str, status: int
-) -> None:
+def test_admin_key_opens_only_admin_routes(administered: Server, path: str, key: str, status: int) -> None:
     assert administered.get(path, headers=bearer(key)).status_code == status
 
 
@@ -112,19 +110,19 @@ def test_clearing_needs_an_admin_key(administered: Server) -> None:
         assert client.delete("/admin/caches/all", headers=bearer("admin")).status_code == 200
 
 
-def test_without_admin_keys_the_others_open_admin(locked: Server, server: Server) -> None:
+def test_without_admin_keys_api_keys_open_admin_routes(locked: Server, server: Server) -> None:
     assert locked.get("/admin/caches", headers=bearer("first-key")).status_code == 200
     assert locked.get("/admin/caches").status_code == 401
     assert server.get("/admin/caches").status_code == 200
 
 
-def test_admin_keys_alone_leave_the_rest_open(engine: Engine, files: Path) -> None:
+def test_admin_keys_alone_leave_other_routes_open(engine: Engine, files: Path) -> None:
     with running(engine, ServerSettings(admin_keys=("admin",)), files) as server:
         assert server.get("/v1/models").status_code == 200
         assert server.get("/admin/caches").status_code == 401
 
 
-def test_the_command_line_finds_its_key(
+def test_caches_command_reads_keys_from_the_environment(
     administered: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show = ["caches", "--url", administered.url]
@@ -139,10 +137,10 @@ def test_the_command_line_finds_its_key(
     assert main(show) == 0
 
 
-def test_every_refusal_is_counted_by_its_code_whoever_refused(locked: Server) -> None:
-    """Only errors of routes were; wrong keys, large bodies and malformed requests were seen by nobody."""
+def test_every_refusal_is_counted_by_its_code(locked: Server) -> None:
+    """In the past, only errors of routes were counted, not wrong keys, large bodies or malformed requests."""
     key = {"Authorization": "Bearer first-key"}
-    asked = {
+    requests = {
         "missing_api_key": lambda: locked.post(CHAT, chat()),
         "unknown_url": lambda: locked.get("/v1/none", headers=key),
         "method_not_allowed": lambda: locked.get(CHAT, headers=key),
@@ -151,10 +149,10 @@ def test_every_refusal_is_counted_by_its_code_whoever_refused(locked: Server) ->
         "payload_too_large": lambda: locked.post(CHAT, "x" * (65 << 20), headers=key),
     }
     before = refusals(locked)
-    found = {code: send().json()["error"]["code"] for code, send in asked.items()}
-    assert found == {code: code for code in asked}
+    codes = {code: send().json()["error"]["code"] for code, send in requests.items()}
+    assert codes == {code: code for code in requests}
     after = refusals(locked)
-    assert {code: after[code] - before.get(code, 0.0) for code in asked} == dict.fromkeys(asked, 1.0)
+    assert {code: after[code] - before.get(code, 0.0) for code in requests} == dict.fromkeys(requests, 1.0)
 
 
 def refusals(server: Server) -> dict[str, float]:

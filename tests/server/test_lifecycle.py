@@ -1,4 +1,4 @@
-"""From the key at the door to the drain at the end: what a client holds is freed, and nobody is left hanging."""
+"""Disconnects, timeouts, full queues and draining: every request ends, and its memory is freed."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from tests.server.support import (
 
 CHAT = "/v1/chat/completions"
 ENDLESS = 3500
-"""Tokens of an answer that nobody waits for: seconds of work where a test needs milliseconds."""
+"""Tokens of an answer that takes seconds. The tests abort it after milliseconds."""
 
 
 @pytest.fixture(scope="module")
 def narrow(checkpoint: Path, files: Path) -> Iterator[Server]:
-    """One sequence runs, one waits, a third is refused."""
+    """A server with room for one running and one waiting sequence. It refuses a third one."""
     with (
         Engine.from_pretrained(
             str(checkpoint), dtype="float32", threads=1, kv_cache_mib=32, max_running=1, max_queue=1
@@ -52,7 +52,10 @@ def narrow(checkpoint: Path, files: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def streaming(server: Server, **extra: Any) -> Iterator[Iterator[str]]:
-    """A stream whose first event has arrived: its request is in the engine."""
+    """Start a stream and yield its remaining lines.
+
+    Its first event has arrived, so the engine has the request.
+    """
     body = chat(**{"stream": True, "max_tokens": ENDLESS, **extra})
     with server.client() as client, client.stream("POST", CHAT, json=body) as answer:
         assert answer.status_code == 200
@@ -61,80 +64,81 @@ def streaming(server: Server, **extra: Any) -> Iterator[Iterator[str]]:
         yield lines
 
 
-def send_and_leave(server: Server, body: dict[str, Any]) -> socket.socket:
-    """A request whose answer is not read; closing the socket is how its client leaves."""
+def send_without_reading(server: Server, body: dict[str, Any]) -> socket.socket:
+    """Send a request without reading the answer. Closing the returned socket disconnects the client."""
     content = json.dumps(body).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
     wire = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=PATIENCE)
     wire.sendall(head.encode() + content)
     return wire
 
 
-def ended(server: Server, status: int) -> float:
-    """Chat requests that ended with this status."""
+def count_ended(server: Server, status: int) -> float:
+    """The number of chat requests that ended with this status."""
     registry = server.app.state.fovea.metrics.registry
     return registry.get_sample_value("fovea:requests_total", {"route": CHAT, "status": str(status)}) or 0.0
 
 
-def assert_nothing_is_held(server: Server) -> None:
+def assert_all_is_freed(server: Server) -> None:
     until(lambda: not server.metrics()["fovea:requests_running"])
     until(lambda: not server.metrics()["fovea:kv_blocks_used"])
-    numbers = server.metrics()
-    assert numbers["fovea:requests_waiting"] == 0
-    assert numbers["fovea:integrity_errors_total"] == 0
+    metrics = server.metrics()
+    assert metrics["fovea:requests_waiting"] == 0
+    assert metrics["fovea:integrity_errors_total"] == 0
     server.engine.check_integrity()
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_its_blocks(server: Server) -> None:
+def test_disconnect_within_a_stream_frees_blocks(server: Server) -> None:
     before = server.metrics()["fovea:generation_tokens_total"]
-    over = ended(server, 200)
+    over = count_ended(server, 200)
     with streaming(server, messages=[user(image(data_url(picture(seed=90))), "what is it?")]) as lines:
         next(lines)
         assert server.metrics()["fovea:kv_blocks_used"] > 0
         freeze = contextlib.ExitStack()
         freeze.enter_context(frozen(server.engine))
-    until(lambda: ended(server, 200) == over + 1)
+    until(lambda: count_ended(server, 200) == over + 1)
     freeze.close()
-    assert_nothing_is_held(server)
+    assert_all_is_freed(server)
     assert server.metrics()["fovea:generation_tokens_total"] - before < ENDLESS
 
 
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_a_client_that_leaves_before_its_first_token_is_taken_from_the_queue(
-    narrow: Server, stream: bool
-) -> None:
-    gone = ended(narrow, 499)
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
+def test_disconnect_before_the_first_token_leaves_the_queue(narrow: Server, stream: bool) -> None:
+    gone = count_ended(narrow, 499)
     with streaming(narrow):
-        wire = send_and_leave(narrow, chat(max_tokens=ENDLESS, stream=stream))
+        wire = send_without_reading(narrow, chat(max_tokens=ENDLESS, stream=stream))
         until(lambda: narrow.metrics()["fovea:requests_waiting"] == 1)
         wire.close()
-        until(lambda: ended(narrow, 499) == gone + 1)
+        until(lambda: count_ended(narrow, 499) == gone + 1)
         until(lambda: narrow.metrics()["fovea:requests_waiting"] == 0)
-    assert_nothing_is_held(narrow)
+    assert_all_is_freed(narrow)
 
 
-def test_a_client_that_leaves_a_whole_answer_frees_its_blocks(server: Server) -> None:
+def test_disconnect_before_a_complete_answer_frees_blocks(server: Server) -> None:
     before = server.metrics()["fovea:generation_tokens_total"]
-    gone = ended(server, 499)
-    wire = send_and_leave(server, chat(max_tokens=ENDLESS, n=2))
+    gone = count_ended(server, 499)
+    wire = send_without_reading(server, chat(max_tokens=ENDLESS, n=2))
     until(lambda: server.metrics()["fovea:generation_tokens_total"] > before)
     with frozen(server.engine):
         wire.close()
-        until(lambda: ended(server, 499) == gone + 1)
-    assert_nothing_is_held(server)
+        until(lambda: count_ended(server, 499) == gone + 1)
+    assert_all_is_freed(server)
     assert server.metrics()["fovea:generation_tokens_total"] - before < 2 * ENDLESS
 
 
-def test_a_client_that_leaves_several_prompts_frees_all_of_them(server: Server) -> None:
+def test_disconnect_frees_all_prompts_of_a_request(server: Server) -> None:
     before = server.metrics()["fovea:generation_tokens_total"]
     body = {"prompt": ["the", "red", "circle"], "max_tokens": ENDLESS, "ignore_eos": True}
     with pytest.raises(httpx.ReadTimeout):
         server.post("/v1/completions", body, timeout=0.5)
-    assert_nothing_is_held(server)
+    assert_all_is_freed(server)
     assert server.metrics()["fovea:generation_tokens_total"] - before < 3 * ENDLESS
 
 
-def test_a_full_queue_says_when_to_come_again(narrow: Server) -> None:
+def test_full_queue_sends_retry_after(narrow: Server) -> None:
     with streaming(narrow, n=2) as lines, frozen(narrow.engine):
         for stream in (False, True):
             refused = narrow.post(CHAT, chat(stream=stream))
@@ -148,11 +152,11 @@ def test_a_full_queue_says_when_to_come_again(narrow: Server) -> None:
         ):
             client.chat.completions.create(model="tiny", messages=[user("hi")])
         assert lines
-    assert_nothing_is_held(narrow)
+    assert_all_is_freed(narrow)
     assert narrow.post(CHAT, chat()).status_code == 200
 
 
-def test_a_timeout_ends_a_request(server: Server) -> None:
+def test_timeout_of_a_request(server: Server) -> None:
     answer = server.post(CHAT, chat(timeout=1e-6))
     assert answer.status_code == 408
     assert answer.json()["error"] == {
@@ -161,45 +165,45 @@ def test_a_timeout_ends_a_request(server: Server) -> None:
         "param": "timeout",
         "code": "deadline_exceeded",
     }
-    assert_nothing_is_held(server)
+    assert_all_is_freed(server)
 
 
 @pytest.fixture
 def patient(engine: Engine, files: Path) -> Iterator[Server]:
-    """Waits a minute for a picture, from whatever host."""
+    """A server that fetches images from any host and waits a minute for them."""
     media = MediaLimits(allow_private_hosts=True, fetch_timeout_s=60)
     with running(engine, ServerSettings(media=media), files) as server:
         yield server
 
 
-def test_a_timeout_ends_the_wait_for_an_image(patient: Server, web: Web) -> None:
+def test_timeout_while_an_image_is_fetched(patient: Server, web: Web) -> None:
     answer = patient.post(CHAT, chat(user(image(f"{web.url}/slow.png")), timeout=0.2))
     assert answer.status_code == 408
     assert answer.json()["error"]["param"] == "timeout"
     assert "images" in answer.json()["error"]["message"]
 
 
-def test_a_client_that_leaves_while_its_image_is_fetched(patient: Server, web: Web) -> None:
-    wire = send_and_leave(patient, chat(user(image(f"{web.url}/slow.png"))))
-    assert web.asked.wait(PATIENCE)
+def test_disconnect_while_an_image_is_fetched(patient: Server, web: Web) -> None:
+    wire = send_without_reading(patient, chat(user(image(f"{web.url}/slow.png"))))
+    assert web.requested.wait(PATIENCE)
     wire.close()
-    until(lambda: ended(patient, 499) == 1)
+    until(lambda: count_ended(patient, 499) == 1)
 
 
-def test_the_servers_timeout_is_for_requests_that_name_none(engine: Engine, files: Path) -> None:
+def test_server_timeout_applies_to_requests_without_their_own(engine: Engine, files: Path) -> None:
     with running(engine, ServerSettings(request_timeout=1e-6), files) as server:
         assert server.post(CHAT, chat()).status_code == 408
         assert server.post(CHAT, chat(timeout=600)).status_code == 200
 
 
-def test_operators_see_what_runs(server: Server) -> None:
+def test_operator_routes(server: Server) -> None:
     assert server.get("/health").json() == {"status": "ok"}
     assert server.get("/ready").json() == {"status": "ready", "model": "tiny"}
     assert set(server.get("/version").json()) == {"version"}
     assert server.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
-def test_while_it_drains_only_what_runs_goes_on(engine: Engine, files: Path) -> None:
+def test_draining_server_finishes_running_requests_only(engine: Engine, files: Path) -> None:
     with running(engine, ServerSettings(), files) as server, streaming(server, max_tokens=200) as lines:
         server.app.state.fovea.draining = True
         for path, body in (
@@ -267,7 +271,7 @@ def test_sigterm_lets_a_running_stream_finish(checkpoint: Path) -> None:
         assert child.wait(PATIENCE) == 0
 
 
-def test_sigterm_cuts_off_what_takes_too_long(checkpoint: Path) -> None:
+def test_sigterm_aborts_streams_after_the_drain_time(checkpoint: Path) -> None:
     with process(checkpoint, 0) as (child, client):
         read: list[str] = []
         with (
@@ -283,7 +287,7 @@ def test_sigterm_cuts_off_what_takes_too_long(checkpoint: Path) -> None:
         assert child.wait(PATIENCE) == 0
 
 
-def test_an_idle_server_exits_at_once(checkpoint: Path) -> None:
+def test_sigterm_ends_an_idle_server_at_once(checkpoint: Path) -> None:
     with process(checkpoint, 600) as (child, _):
         child.send_signal(signal.SIGTERM)
         assert child.wait(PATIENCE) == 0

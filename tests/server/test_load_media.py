@@ -1,4 +1,4 @@
-"""The media of one request, read at the same time."""
+"""Loading of the images and the videos of one request, both at the same time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from fovea.api.content import ChatMessage
 from fovea.core.errors import InvalidVideo
-from fovea.media.limits import MediaLimits
 from fovea.media.bundle import ImageBundle, VideoBundle
+from fovea.media.limits import MediaLimits
 from fovea.server.media import load_media
-from fovea.server.state import ServerState, Share
+from fovea.server.state import CacheScope, ServerState
 
 MESSAGES = [
     ChatMessage.model_validate(
@@ -29,19 +29,23 @@ MESSAGES = [
 
 
 class Media:
-    """Images come when videos are asked for. broken: videos fail while images are still on their way."""
+    """A media loader whose images arrive only after its videos were requested.
+
+    broken: whether the videos fail while the images are still loading.
+    ended: whether the loading of images ended, with or without success.
+    """
 
     limits = MediaLimits()
 
     def __init__(self, *, broken: bool = False) -> None:
-        self.asked = asyncio.Event()
+        self.videos_requested = asyncio.Event()
         self.broken = broken
         self.ended = False
 
     async def load_timed(self, urls: list[str], params: list[str], scope: str) -> ImageBundle:
         assert (urls, params) == (["https://example.com/a.png"], ["messages[0].content[0].image_url.url"])
         try:
-            await self.asked.wait()
+            await self.videos_requested.wait()
             await asyncio.sleep(3600 if self.broken else 0)
         finally:
             self.ended = True
@@ -49,7 +53,7 @@ class Media:
 
     async def open_videos(self, urls: list[str], params: list[str], scope: str) -> VideoBundle:
         assert (urls, params) == (["https://example.com/a.mp4"], ["messages[0].content[1].video_url.url"])
-        self.asked.set()
+        self.videos_requested.set()
         await asyncio.sleep(0)
         if self.broken:
             raise InvalidVideo("no video", index=0)
@@ -57,24 +61,26 @@ class Media:
 
 
 async def load(media: Media) -> tuple[ImageBundle, VideoBundle]:
-    state = cast("ServerState", SimpleNamespace(media=media, images=None))
+    state = cast("ServerState", SimpleNamespace(media=media, image_store=None))
     async with asyncio.timeout(10):
         return await load_media(state, MESSAGES, cast("Any", SimpleNamespace(salt="", tenant="")))
 
 
-async def test_neither_waits_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A video's download began when the last image was decoded."""
-    monkeypatch.setattr("fovea.server.media.load_images", alone)
+async def test_images_and_videos_load_concurrently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the past, the download of videos began only after the last image was decoded."""
+    monkeypatch.setattr("fovea.server.media.load_images", load_without_store)
     assert await load(Media()) == (ImageBundle((), ()), VideoBundle((), ()))
 
 
-async def test_the_first_that_fails_ends_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fovea.server.media.load_images", alone)
+async def test_first_failure_cancels_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fovea.server.media.load_images", load_without_store)
     media = Media(broken=True)
     with pytest.raises(InvalidVideo, match="no video"):
         await load(media)
     assert media.ended
 
 
-async def alone(state: ServerState, urls: list[str], places: list[str], share: Share) -> ImageBundle:
-    return await state.media.load_timed(urls, places, share.salt)
+async def load_without_store(
+    state: ServerState, urls: list[str], params: list[str], scope: CacheScope
+) -> ImageBundle:
+    return await state.media.load_timed(urls, params, scope.salt)

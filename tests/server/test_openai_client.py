@@ -1,4 +1,4 @@
-"""The public `openai` client against a real socket: what its users rely on."""
+"""The public `openai` client against a real server: the behaviour on which its users rely."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def visual_tokens(client: openai.OpenAI, url: str, **extra: Any) -> int:
     return int(ask(client, user(part), max_tokens=1).usage.prompt_tokens_details.image_tokens)
 
 
-def test_chat_whole(client: openai.OpenAI) -> None:
+def test_complete_chat_answer(client: openai.OpenAI) -> None:
     answer = ask(client, user(image(data_url(picture())), "what is it?"))
     choice = answer.choices[0]
     assert answer.object == "chat.completion"
@@ -54,14 +54,14 @@ def test_chat_whole(client: openai.OpenAI) -> None:
     assert answer.usage.prompt_tokens > 6
 
 
-def test_a_stream_is_the_whole_in_pieces(client: openai.OpenAI) -> None:
+def test_stream_equals_the_complete_answer(client: openai.OpenAI) -> None:
     message = user(image(data_url(picture(seed=1))), "what is it?")
     whole = ask(client, message)
     chunks = list(ask(client, message, stream=True, stream_options={"include_usage": True}))
-    pieces = [chunk.choices[0] for chunk in chunks if chunk.choices]
-    assert "".join(piece.delta.content or "" for piece in pieces) == whole.choices[0].message.content
-    assert pieces[0].delta.role == "assistant"
-    assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["length"]
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert "".join(choice.delta.content or "" for choice in choices) == whole.choices[0].message.content
+    assert choices[0].delta.role == "assistant"
+    assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["length"]
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
     assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert chunks[-1].choices == []
@@ -69,7 +69,7 @@ def test_a_stream_is_the_whole_in_pieces(client: openai.OpenAI) -> None:
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
 
 
-def test_usage_is_streamed_on_request_only(client: openai.OpenAI) -> None:
+def test_stream_has_usage_only_on_request(client: openai.OpenAI) -> None:
     chunks = list(ask(client, user("and here?"), stream=True))
     assert all(chunk.usage is None and chunk.choices for chunk in chunks)
 
@@ -83,7 +83,7 @@ async def test_async_client(server: Server) -> None:
         assert text == whole.choices[0].message.content
 
 
-def test_a_second_identical_request_finds_its_prefix(client: openai.OpenAI) -> None:
+def test_identical_request_reuses_the_prefix(client: openai.OpenAI) -> None:
     message = user(image(data_url(picture(128, 128, seed=3))), "describe the picture, please. " * 4)
     first, second = ask(client, message), ask(client, message)
     assert first.usage.prompt_tokens_details.cached_tokens == 0
@@ -92,7 +92,7 @@ def test_a_second_identical_request_finds_its_prefix(client: openai.OpenAI) -> N
     assert second.choices[0].message.content == first.choices[0].message.content
 
 
-def test_salts_keep_prefixes_apart(client: openai.OpenAI) -> None:
+def test_different_salts_share_no_prefix(client: openai.OpenAI) -> None:
     message = user("a secret that two tenants happen to share. " * 4)
     usages = [
         ask(client, message, extra_body={"cache_salt": salt}).usage.prompt_tokens_details.cached_tokens
@@ -113,10 +113,10 @@ def test_two_choices(client: openai.OpenAI) -> None:
     assert streamed == {choice.index: choice.message.content for choice in answer.choices}
 
 
-def test_a_seed_repeats_and_its_absence_does_not(client: openai.OpenAI) -> None:
+def test_seed_makes_answers_repeatable(client: openai.OpenAI) -> None:
     def texts(**extra: Any) -> set[str]:
-        drawn = [ask(client, user("what is it?"), temperature=1.0, **extra) for _ in range(2)]
-        return {answer.choices[0].message.content for answer in drawn}
+        answers = [ask(client, user("what is it?"), temperature=1.0, **extra) for _ in range(2)]
+        return {answer.choices[0].message.content for answer in answers}
 
     assert len(texts(seed=11)) == 1
     assert len(texts()) == 2
@@ -134,16 +134,18 @@ def test_logprobs(client: openai.OpenAI) -> None:
         assert entry.logprob == ranked[0] <= 0  # greedy picks the most likely
         assert bytes(entry.bytes).decode(errors="replace") == entry.token
     streamed = ask(client, user("what is it?"), logprobs=True, top_logprobs=3, max_tokens=5, stream=True)
-    again = [entry for chunk in streamed for entry in (chunk.choices[0].logprobs or EMPTY).content]
+    again = [entry for chunk in streamed for entry in (chunk.choices[0].logprobs or NoLogprobs).content]
     assert [entry.token for entry in again] == [entry.token for entry in entries]
     assert ask(client, user("what is it?"), max_tokens=1).choices[0].logprobs is None
 
 
-class EMPTY:
+class NoLogprobs:
+    """Stands for the log probabilities of a chunk that has none."""
+
     content: tuple[Any, ...] = ()
 
 
-def test_a_stop_string_ends_the_text_before_itself(client: openai.OpenAI) -> None:
+def test_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
     whole = ask(client, user("what is it?")).choices[0].message.content
     stop = whole[8:11]
     cut = ask(client, user("what is it?"), stop=[stop, "never said"])
@@ -158,14 +160,14 @@ def test_max_completion_tokens(client: openai.OpenAI) -> None:
     assert answer.usage.completion_tokens == 3
 
 
-def test_an_answer_can_be_sent_back_as_it_came(client: openai.OpenAI) -> None:
-    """`messages.append(answer.choices[0].message)` is how conversations are written."""
+def test_answer_can_be_sent_back_unchanged(client: openai.OpenAI) -> None:
+    """Clients continue a conversation with `messages.append(answer.choices[0].message)`."""
     first = ask(client, user("what is it?"))
     second = ask(client, user("what is it?"), first.choices[0].message, user("sure?"))
     assert second.usage.prompt_tokens > first.usage.prompt_tokens
 
 
-def test_developer_speaks_as_system(client: openai.OpenAI) -> None:
+def test_developer_role_equals_system(client: openai.OpenAI) -> None:
     texts = [
         ask(client, {"role": role, "content": "describe the circle"}, user("now")).choices[0].message.content
         for role in ("developer", "system")
@@ -174,8 +176,8 @@ def test_developer_speaks_as_system(client: openai.OpenAI) -> None:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    listed = client.models.list().data
-    assert [model.id for model in listed] == [MODEL]
+    models = client.models.list().data
+    assert [model.id for model in models] == [MODEL]
     assert client.models.retrieve(MODEL).owned_by == "fovea"
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("gpt-9")
@@ -194,7 +196,7 @@ def test_completions(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in pieces) == plain.choices[0].text
 
 
-def test_completions_of_ids(client: openai.OpenAI, server: Server) -> None:
+def test_completions_of_token_ids(client: openai.OpenAI, server: Server) -> None:
     ids = server.post("/tokenize", {"prompt": "the red circle"}).json()["tokens"]
     by_text = client.completions.create(prompt="the red circle", **GREEDY)
     by_ids = client.completions.create(prompt=ids, **GREEDY)
@@ -204,7 +206,7 @@ def test_completions_of_ids(client: openai.OpenAI, server: Server) -> None:
     assert by_ids.usage.prompt_tokens == len(ids)
 
 
-def test_completions_end_after_sixteen_tokens_unless_told(client: openai.OpenAI) -> None:
+def test_completions_have_sixteen_tokens_by_default(client: openai.OpenAI) -> None:
     answer = client.completions.create(
         prompt="the", model=MODEL, temperature=0, extra_body={"ignore_eos": True}
     )
@@ -218,7 +220,7 @@ def test_completion_logprobs(client: openai.OpenAI) -> None:
     assert [len(top) for top in logprobs.top_logprobs] == [2, 2, 2]
 
 
-def test_several_images_in_several_turns(client: openai.OpenAI) -> None:
+def test_several_images_in_several_messages(client: openai.OpenAI) -> None:
     first, second, third = (data_url(picture(64, 64, seed)) for seed in (21, 22, 23))
     turns = [
         user(image(first), "and", image(second), "compare them"),
@@ -231,8 +233,8 @@ def test_several_images_in_several_turns(client: openai.OpenAI) -> None:
     assert ask(client, *swapped).choices[0].message.content != answer.choices[0].message.content
 
 
-def test_images_that_differ_never_share(client: openai.OpenAI) -> None:
-    """Same text, same size: all that tells them apart is what they show."""
+def test_different_images_share_no_prefix(client: openai.OpenAI) -> None:
+    """The two requests have the same text and image size. Only the pixels differ."""
     words = "what is in the image? " * 8
     first = ask(client, user(image(data_url(picture(160, 160, seed=31))), words))
     second = ask(client, user(image(data_url(picture(160, 160, seed=32))), words))
@@ -241,7 +243,7 @@ def test_images_that_differ_never_share(client: openai.OpenAI) -> None:
     assert first.choices[0].message.content != second.choices[0].message.content
 
 
-def test_one_image_by_three_ways_is_encoded_once(client: openai.OpenAI, server: Server) -> None:
+def test_one_image_from_three_sources_is_encoded_once(client: openai.OpenAI, server: Server) -> None:
     data = (server.files / "picture.png").read_bytes()
     ask(client, user(image(data_url(data)), "what is it?"))
     encoded = server.metrics()["fovea:images_encoded_total"]
@@ -251,7 +253,7 @@ def test_one_image_by_three_ways_is_encoded_once(client: openai.OpenAI, server: 
     assert server.metrics()["fovea:images_encoded_total"] == encoded
 
 
-def test_images_by_http_where_private_hosts_are_allowed(engine: Engine, files: Path, web: Web) -> None:
+def test_images_from_private_hosts_if_allowed(engine: Engine, files: Path, web: Web) -> None:
     settings = ServerSettings(media=replace(MediaLimits(), allow_private_hosts=True))
     with (
         running(engine, settings, files) as server,
@@ -267,7 +269,7 @@ def test_images_by_http_where_private_hosts_are_allowed(engine: Engine, files: P
         assert by_data.usage.prompt_tokens_details.cached_tokens > 0
 
 
-def test_detail(client: openai.OpenAI) -> None:
+def test_detail_levels(client: openai.OpenAI) -> None:
     large = data_url(picture(480, 448, seed=51))
     tokens = {detail: visual_tokens(client, large, detail=detail) for detail in ("low", "auto", "high")}
     assert tokens["high"] == tokens["auto"] == 15 * 14
@@ -276,7 +278,7 @@ def test_detail(client: openai.OpenAI) -> None:
     assert visual_tokens(client, small, detail="low") == visual_tokens(client, small, detail="high")
 
 
-def test_an_answer_says_how_closely_each_image_was_looked_at(client: openai.OpenAI) -> None:
+def test_answer_reports_the_detail_of_each_image(client: openai.OpenAI) -> None:
     messages = [
         user(image(data_url(picture(480, 448, seed=51)), detail="low"), image(data_url(REMOTE)), "what?")
     ]
@@ -287,9 +289,9 @@ def test_an_answer_says_how_closely_each_image_was_looked_at(client: openai.Open
     tokens = first["visual_tokens"] + second["visual_tokens"]
     assert tokens == whole.usage.prompt_tokens_details.image_tokens
     stream = ask(client, messages[0], max_tokens=2, stream=True)
-    told = [chunk.model_extra["fovea"] for chunk in stream if "fovea" in (chunk.model_extra or {})]
-    assert [said["images"] for said in told] == [[first, second]]
-    assert told[0]["timings_ms"]["ttft"] > 0
+    extensions = [chunk.model_extra["fovea"] for chunk in stream if "fovea" in (chunk.model_extra or {})]
+    assert [extension["images"] for extension in extensions] == [[first, second]]
+    assert extensions[0]["timings_ms"]["ttft"] > 0
 
 
 def test_max_pixels(client: openai.OpenAI) -> None:
@@ -313,17 +315,15 @@ def test_min_pixels(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("budget", [{}, {"max_pixels": 32 * 32 * 5}], ids=["plain", "budget"])
-def test_tokenize_counts_what_chat_bills(
-    client: openai.OpenAI, server: Server, budget: dict[str, int]
-) -> None:
+def test_tokenize_counts_like_chat(client: openai.OpenAI, server: Server, budget: dict[str, int]) -> None:
     messages = [user(image(data_url(picture(200, 150, seed=61)), detail="low"), "what is it?")]
-    told = server.post("/tokenize", {"messages": messages, **budget}).json()
+    tokenized = server.post("/tokenize", {"messages": messages, **budget}).json()
     billed = ask(client, *messages, extra_body=budget).usage.prompt_tokens
-    assert told["count"] == len(told["tokens"]) == billed
-    assert told["max_model_len"] == 4096
+    assert tokenized["count"] == len(tokenized["tokens"]) == billed
+    assert tokenized["max_model_len"] == 4096
 
 
-def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
+def test_errors_become_the_clients_exceptions(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, user("hello"), temperature=9)
     assert caught.value.param == "temperature"

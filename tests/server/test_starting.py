@@ -1,4 +1,4 @@
-"""While the model loads: the port is open, and everybody is told to wait."""
+"""A server whose model is still loading: the port is open, and requests are refused with 503."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ async def test_loading_then_ready() -> None:
     async with http(client) as browser:
         assert (await browser.get("/health")).status_code == 200
         ready = await browser.get("/ready")
-        asked = await browser.post("/v1/chat/completions", json=CHAT)
-        assert [ready.status_code, asked.status_code] == [503, 503]
+        answer = await browser.post("/v1/chat/completions", json=CHAT)
+        assert [ready.status_code, answer.status_code] == [503, 503]
         assert "still loading" in ready.json()["error"]["message"]
-        assert "still loading" in asked.json()["error"]["message"]
+        assert "still loading" in answer.json()["error"]["message"]
         assert (await browser.get("/v1/models")).json()["data"][0]["id"] == "named"
         assert (await browser.get("/metrics")).status_code == 200
         gate.set()
@@ -60,22 +60,22 @@ async def test_loading_then_ready() -> None:
         assert (await browser.get("/ready")).json()["status"] == "ready"
 
 
-async def test_a_model_that_can_not_be_loaded_ends_the_start() -> None:
-    told = threading.Event()
+async def test_failed_load_calls_on_failure() -> None:
+    failed = threading.Event()
 
     def load() -> EngineClient:
         raise CheckpointError("no such folder")
 
-    client = StartingClient("named", load, told.set)
+    client = StartingClient("named", load, failed.set)
     client.start()
-    await wait_for(told.is_set)
+    await wait_for(failed.is_set)
     assert client.status == "stopped"
     assert isinstance(client.failure, CheckpointError)
     async with http(client) as browser:
         assert (await browser.get("/ready")).status_code == 503
 
 
-async def test_nothing_is_answered_before() -> None:
+async def test_client_refuses_calls_before_the_start() -> None:
     from fovea.core.errors import Unavailable
 
     client = StartingClient("named", Script, never)
@@ -83,7 +83,7 @@ async def test_nothing_is_answered_before() -> None:
         await client.tokenize(TextPrompt("hi"))
 
 
-def test_probes_may_ask_for_headers_alone(server: Server) -> None:
+def test_probes_accept_head_requests(server: Server) -> None:
     with server.client() as client:
         for path in ("/health", "/ready"):
             answer = client.head(path)

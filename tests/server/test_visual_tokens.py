@@ -1,4 +1,4 @@
-"""`visual_tokens` through a real socket: what is kept, what the answer says of it, and what is refused and how."""
+"""The field `visual_tokens` over a real socket: numbers of tokens, the report in the answer, and refusals."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.support.reduced import patchy_page, roomy
 
 Json = dict[str, Any]
 FULL = 600
-"""Visual tokens of the page: 30x20."""
+"""Number of visual tokens of the page: 30x20."""
 
 
 @cache
 def page(seed: int = 0) -> str:
-    found = patchy_page(seed, 640, 960)
+    image = patchy_page(seed, 640, 960)
     out = io.BytesIO()
-    PIL.Image.frombytes("RGB", (found.width, found.height), found.rgb).save(out, "PNG")
+    PIL.Image.frombytes("RGB", (image.width, image.height), image.rgb).save(out, "PNG")
     return data_url(out.getvalue())
 
 
@@ -42,8 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
-    with serving(folder) as made:
-        yield made
+    with ServerWithSettings(folder) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +52,8 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
         yield client
 
 
-class serving:
-    """A server over an engine of its own, with such settings."""
+class ServerWithSettings:
+    """A server with an engine of its own. settings: those of the engine."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self._engine = Engine.from_pretrained(str(folder), **{**SETTINGS, **settings})
@@ -74,10 +74,10 @@ def ask(server: Server, *parts: Any, **extra: Any) -> Json:
     return body
 
 
-def seen(body: Json) -> list[Json]:
-    found: list[Json] = body["fovea"]["images"]
-    assert sum(image["visual_tokens"] for image in found) == tokens(body)
-    return found
+def image_reports(body: Json) -> list[Json]:
+    reports: list[Json] = body["fovea"]["images"]
+    assert sum(image["visual_tokens"] for image in reports) == tokens(body)
+    return reports
 
 
 def tokens(body: Json) -> int:
@@ -87,13 +87,13 @@ def tokens(body: Json) -> int:
 @pytest.mark.parametrize("method", sorted(name for name in METHODS if name != "views"))
 def test_every_method(server: Server, method: str) -> None:
     body = ask(server, image(page()), "what is it?", visual_tokens={"method": method, "keep": 0.5})
-    (found,) = seen(body)
-    assert (found["method"], found["of"]) == (method, FULL)
-    assert "relevance" not in found
+    (report,) = image_reports(body)
+    assert (report["method"], report["of"]) == (method, FULL)
+    assert "relevance" not in report
     if method == "resize":
-        assert FULL / 4 < found["visual_tokens"] <= FULL / 2
+        assert FULL / 4 < report["visual_tokens"] <= FULL / 2
     else:
-        assert found["visual_tokens"] == FULL // 2
+        assert report["visual_tokens"] == FULL // 2
 
 
 @pytest.mark.parametrize(
@@ -113,20 +113,22 @@ def test_every_method(server: Server, method: str) -> None:
     ],
     ids=str,
 )
-def test_how_many(server: Server, wish: Json | None, kept: int, method: str | None) -> None:
+def test_number_of_visual_tokens(server: Server, wish: Json | None, kept: int, method: str | None) -> None:
     body = ask(server, image(page()), "what is it?", visual_tokens=wish)
-    (found,) = seen(body)
-    assert found["visual_tokens"] == kept
-    assert (found.get("method"), found.get("of")) == (method, FULL if method else None)
-    told = server.post("/tokenize", {"messages": [user(image(page()), "what is it?")], "visual_tokens": wish})
-    assert told.json()["count"] == body["usage"]["prompt_tokens"]
+    (report,) = image_reports(body)
+    assert report["visual_tokens"] == kept
+    assert (report.get("method"), report.get("of")) == (method, FULL if method else None)
+    tokenized = server.post(
+        "/tokenize", {"messages": [user(image(page()), "what is it?")], "visual_tokens": wish}
+    )
+    assert tokenized.json()["count"] == body["usage"]["prompt_tokens"]
 
 
 @pytest.mark.parametrize(
     "wish", [{}, {"keep": None, "budget": None, "method": None, "preset": None}], ids=str
 )
-def test_an_image_asks_for_itself(server: Server, wish: Json) -> None:
-    """Who names no number gets what the picture needs: fewer tokens for a bare page than for a full one."""
+def test_relevance_chooses_the_number_by_the_image(server: Server, wish: Json) -> None:
+    """Without a number in the request, a nearly empty page gets fewer tokens than a full one."""
     bare = PIL.Image.new("RGB", (640, 480), "white")
     bare.paste((20, 20, 20), (300, 200, 330, 230))
     counts = []
@@ -134,32 +136,37 @@ def test_an_image_asks_for_itself(server: Server, wish: Json) -> None:
         file = io.BytesIO()
         each.save(file, "PNG")
         body = ask(server, image(data_url(file.getvalue())), "what is it?", visual_tokens=wish)
-        counts.append(seen(body)[0]["visual_tokens"])
+        counts.append(image_reports(body)[0]["visual_tokens"])
     assert 1 <= counts[0] < counts[1] <= 300
 
 
-def test_every_image_of_a_request_has_its_own_quota(server: Server) -> None:
+def test_every_image_has_its_own_quota(server: Server) -> None:
     parts = [image(page()), image(data_url(picture(96, 64))), image(page(1), max_pixels=32 * 32 * 100)]
-    plain = seen(ask(server, *parts, "compare them"))
-    found = seen(ask(server, *parts, "compare them", visual_tokens={"keep": 0.5}))
-    assert [one["of"] for one in found] == [one["visual_tokens"] for one in plain]
-    assert [one["visual_tokens"] for one in found] == [-(-one["visual_tokens"] // 2) for one in plain]
-    few = seen(ask(server, *parts, "compare them", visual_tokens={"method": "tome", "budget": 10}))
+    plain = image_reports(ask(server, *parts, "compare them"))
+    reports = image_reports(ask(server, *parts, "compare them", visual_tokens={"keep": 0.5}))
+    assert [one["of"] for one in reports] == [one["visual_tokens"] for one in plain]
+    assert [one["visual_tokens"] for one in reports] == [-(-one["visual_tokens"] // 2) for one in plain]
+    few = image_reports(ask(server, *parts, "compare them", visual_tokens={"method": "tome", "budget": 10}))
     assert [one["visual_tokens"] for one in few] == [10, 6, 10]
     assert [one.get("method") for one in few] == ["tome", None, "tome"]
 
 
 def test_views_share_one_budget(server: Server) -> None:
-    """The image that is asked about is seen closely, the others are glanced at, and the answer says which are."""
+    """The image that the question names keeps all of its tokens, the others get few.
+
+    The answer says which ones.
+    """
     parts = [image(page()), image(page(1)), image(page(2))]
     for words, close in (("what is in the second image?", 1), ("and in the last picture?", 2)):
-        found = seen(ask(server, *parts, words, visual_tokens={"method": "views", "budget": FULL + 32}))
-        assert [one["visual_tokens"] == FULL for one in found] == [place == close for place in range(3)]
-        for place, one in enumerate(found):
-            told = (None, None) if place == close else ("views", FULL)
-            assert (one.get("method"), one.get("of")) == told
+        reports = image_reports(
+            ask(server, *parts, words, visual_tokens={"method": "views", "budget": FULL + 32})
+        )
+        assert [one["visual_tokens"] == FULL for one in reports] == [place == close for place in range(3)]
+        for place, one in enumerate(reports):
+            expected = (None, None) if place == close else ("views", FULL)
+            assert (one.get("method"), one.get("of")) == expected
             assert one["visual_tokens"] <= (FULL if place == close else 16)
-    told = server.post(
+    tokenized = server.post(
         "/tokenize",
         {
             "messages": [user(*parts, "and in the last picture?")],
@@ -167,7 +174,7 @@ def test_views_share_one_budget(server: Server) -> None:
         },
     )
     body = ask(server, *parts, "and in the last picture?", visual_tokens={"method": "views", "budget": 650})
-    assert told.json()["count"] == body["usage"]["prompt_tokens"]
+    assert tokenized.json()["count"] == body["usage"]["prompt_tokens"]
     messages = [user(*parts, "which?")]
     reply = server.post(
         "/v1/chat/completions", {"messages": messages, "visual_tokens": {"method": "views", "budget": 2}}
@@ -177,21 +184,23 @@ def test_views_share_one_budget(server: Server) -> None:
 
 
 def test_views_as_a_policy(folder: Path) -> None:
-    with serving(folder, visual_tokens="views:0.4") as server:
-        (alone,) = seen(ask(server, image(page()), "what is it?"))
+    with ServerWithSettings(folder, visual_tokens="views:0.4") as server:
+        (alone,) = image_reports(ask(server, image(page()), "what is it?"))
         assert (alone["visual_tokens"], alone.get("method")) == (FULL, None)
-        found = seen(ask(server, *(image(page(number)) for number in range(3)), "what is in image 3?"))
-        assert sum(one["visual_tokens"] for one in found) <= 0.4 * 3 * FULL
-        assert [one.get("method") for one in found] == ["views", "views", None]
+        reports = image_reports(
+            ask(server, *(image(page(number)) for number in range(3)), "what is in image 3?")
+        )
+        assert sum(one["visual_tokens"] for one in reports) <= 0.4 * 3 * FULL
+        assert [one.get("method") for one in reports] == ["views", "views", None]
 
 
-def test_videos_keep_theirs(server: Server) -> None:
+def test_visual_tokens_do_not_apply_to_videos(server: Server) -> None:
     film = {"type": "video_url", "video_url": {"url": data_url(clip(), "video/mp4")}}
     plain = tokens(ask(server, film, "what moved?"))
     assert tokens(ask(server, film, "what moved?", visual_tokens={"keep": 0.25})) == plain
 
 
-def test_the_openai_client(client: openai.OpenAI) -> None:
+def test_visual_tokens_with_the_openai_client(client: openai.OpenAI) -> None:
     wish = {"method": "relevance", "keep": 0.5, "explain": True}
     given: Json = {
         "model": "tiny",
@@ -203,28 +212,28 @@ def test_the_openai_client(client: openai.OpenAI) -> None:
     assert whole.usage is not None
     assert whole.usage.prompt_tokens_details is not None
     assert whole.usage.prompt_tokens_details.image_tokens == FULL // 2  # type: ignore[attr-defined]
-    (found,) = (whole.model_extra or {})["fovea"]["images"]
+    (report,) = (whole.model_extra or {})["fovea"]["images"]
     stream = client.chat.completions.create(**given, stream=True, extra_body={"visual_tokens": wish})
-    told = [chunk.model_extra["fovea"] for chunk in stream if "fovea" in (chunk.model_extra or {})]
-    assert [said["images"] for said in told] == [[found]]
-    assert found["relevance"]["tokens"] == FULL // 2
+    extensions = [chunk.model_extra["fovea"] for chunk in stream if "fovea" in (chunk.model_extra or {})]
+    assert [extension["images"] for extension in extensions] == [[report]]
+    assert report["relevance"]["tokens"] == FULL // 2
 
 
-def test_what_was_seen_where(server: Server) -> None:
-    """Numbers that add up: tokens of regions and of the whole, boxes that tile the image, a map of its grid."""
+def test_explanation_adds_up(server: Server) -> None:
+    """Tokens of regions add up to those of the image, boxes tile the image, the map has its grid's size."""
     body = ask(server, image(page(2)), "read the small text", visual_tokens={"keep": 0.5, "explain": True})
-    (found,) = seen(body)
-    said = found["relevance"]
-    assert (said["tokens"], said["of"], said["grid"]) == (FULL // 2, FULL, [30, 20])
-    regions = said["regions"]
-    assert said["thumbnail_tokens"] + sum(region["tokens"] for region in regions) == FULL // 2
+    (report,) = image_reports(body)
+    explanation = report["relevance"]
+    assert (explanation["tokens"], explanation["of"], explanation["grid"]) == (FULL // 2, FULL, [30, 20])
+    regions = explanation["regions"]
+    assert explanation["thumbnail_tokens"] + sum(region["tokens"] for region in regions) == FULL // 2
     assert sum(region["of"] for region in regions) == FULL
     area = sum(
         (right - left) * (low - top) for left, top, right, low in (region["box"] for region in regions)
     )
     assert area == pytest.approx(1, abs=0.01)
-    assert [len(line) for line in said["map"]] == [20] * 30
-    assert set(said["tensions"]) == set(TENSIONS)
+    assert [len(line) for line in explanation["map"]] == [20] * 30
+    assert set(explanation["tensions"]) == set(TENSIONS)
     for region in regions:
         for name in ("propositional", "perspectival", "participatory", "relevance"):
             assert 0 <= region[name] <= 1
@@ -232,10 +241,10 @@ def test_what_was_seen_where(server: Server) -> None:
         assert region["tokens"] <= region["of"]
 
 
-def test_an_explanation_is_for_whoever_asks_and_for_relevance(server: Server) -> None:
+def test_explanation_only_on_request_and_for_relevance(server: Server) -> None:
     for wish in ({"keep": 0.5}, {"method": "dart", "explain": True}, {"keep": 1, "explain": True}):
-        (found,) = seen(ask(server, image(page()), "what is it?", visual_tokens=wish))
-        assert "relevance" not in found
+        (report,) = image_reports(ask(server, image(page()), "what is it?", visual_tokens=wish))
+        assert "relevance" not in report
 
 
 @pytest.mark.parametrize(
@@ -251,9 +260,9 @@ def test_an_explanation_is_for_whoever_asks_and_for_relevance(server: Server) ->
         ({"budget": 0}, "visual_tokens.budget", "visual_tokens.budget: must be greater than or equal to 1"),
         ({"budget": 2.5}, "visual_tokens.budget", "visual_tokens.budget: must be a"),
         ({"preset": "best"}, "visual_tokens.preset", "must be 'document', 'general' or 'fast', got 'best'"),
-        ({"preset": "fast", "method": "dart"}, "visual_tokens.preset", "send nothing beside it"),
-        ({"preset": "fast", "keep": 0.5}, "visual_tokens.preset", "send nothing beside it"),
-        ({"preset": "document", "budget": 5}, "visual_tokens.preset", "send nothing beside it"),
+        ({"preset": "fast", "method": "dart"}, "visual_tokens.preset", "accepted beside it: explain"),
+        ({"preset": "fast", "keep": 0.5}, "visual_tokens.preset", "accepted beside it: explain"),
+        ({"preset": "document", "budget": 5}, "visual_tokens.preset", "accepted beside it: explain"),
         ({"method": "fast", "keep": 0.9}, "visual_tokens", "the preset fast says how much is kept"),
         ({"explain": 1}, "visual_tokens.explain", "visual_tokens.explain: must be"),
         ({"ratio": 0.5}, "visual_tokens.ratio", "unknown field"),
@@ -262,7 +271,7 @@ def test_an_explanation_is_for_whoever_asks_and_for_relevance(server: Server) ->
     ids=str,
 )
 @pytest.mark.parametrize("route", ["/v1/chat/completions", "/tokenize"])
-def test_what_is_wrong_is_named(server: Server, route: str, wish: Any, param: str, message: str) -> None:
+def test_errors_name_the_wrong_field(server: Server, route: str, wish: Any, param: str, message: str) -> None:
     messages = [user(image(data_url(picture(320, 320))), "what?")]
     reply = server.post(route, {"messages": messages, "visual_tokens": wish})
     assert reply.status_code == 400, reply.text
@@ -271,7 +280,7 @@ def test_what_is_wrong_is_named(server: Server, route: str, wish: Any, param: st
     assert message in error["message"]
 
 
-def test_metrics_have_the_documents_names(server: Server) -> None:
+def test_relevance_metrics(server: Server) -> None:
     ask(server, image(page(3)), "read it", visual_tokens={"keep": 0.5})
     samples = server.metrics()
     for name in RELEVANCE_GAUGES:
@@ -284,7 +293,9 @@ def test_metrics_have_the_documents_names(server: Server) -> None:
     for tension in TENSIONS:
         assert f'{TENSION_GAUGE}{{tension="{tension}"}} 0.' in text
     ask(server, image(page(3)), "read it", visual_tokens={"method": "dart"})
-    assert server.metrics()["arr_coc_lod_allocation_time_ms_count"] == before, "nothing was realized"
+    assert server.metrics()["arr_coc_lod_allocation_time_ms_count"] == before, (
+        "the method dart does not use relevance"
+    )
     ask(server, image(page(3)), "where is it?", visual_tokens={"keep": 0.5})
     after = server.metrics()
     assert after["arr_coc_lod_allocation_time_ms_count"] == before + 1
@@ -294,46 +305,46 @@ def test_metrics_have_the_documents_names(server: Server) -> None:
     assert after["fovea:region_cache_misses_total"] > 0
 
 
-def test_a_policy_and_how_a_request_leaves_it(folder: Path) -> None:
-    with serving(folder, visual_tokens="relevance:0.25") as server:
-        (found,) = seen(ask(server, image(page()), "what is it?"))
-        assert (found["method"], found["visual_tokens"], found["of"]) == ("relevance", FULL // 4, FULL)
+def test_request_overrides_the_policy(folder: Path) -> None:
+    with ServerWithSettings(folder, visual_tokens="relevance:0.25") as server:
+        (report,) = image_reports(ask(server, image(page()), "what is it?"))
+        assert (report["method"], report["visual_tokens"], report["of"]) == ("relevance", FULL // 4, FULL)
         for wish in ({"keep": 1}, {"preset": "document"}):
-            (found,) = seen(ask(server, image(page()), "what is it?", visual_tokens=wish))
-            assert (found.get("method"), found["visual_tokens"]) == (None, FULL)
-        (found,) = seen(
+            (report,) = image_reports(ask(server, image(page()), "what is it?", visual_tokens=wish))
+            assert (report.get("method"), report["visual_tokens"]) == (None, FULL)
+        (report,) = image_reports(
             ask(server, image(page()), "what is it?", visual_tokens={"method": "dpp", "budget": 9})
         )
-        assert (found["method"], found["visual_tokens"]) == ("dpp", 9)
-        told = server.post("/tokenize", {"messages": [user(image(page()), "what is it?")]}).json()
-        assert told["count"] == ask(server, image(page()), "what is it?")["usage"]["prompt_tokens"]
+        assert (report["method"], report["visual_tokens"]) == ("dpp", 9)
+        tokenized = server.post("/tokenize", {"messages": [user(image(page()), "what is it?")]}).json()
+        assert tokenized["count"] == ask(server, image(page()), "what is it?")["usage"]["prompt_tokens"]
 
 
-def test_under_load_images_lose_tokens_where_that_is_wanted(folder: Path) -> None:
-    """Not those of a request that says how many it wants."""
+def test_images_lose_tokens_under_load(folder: Path) -> None:
+    """A request that sets the number of tokens keeps it under load."""
     settings = {"degrade_from": 0.5, "degrade_by": "dart", "max_running": 2, "max_queue": 2}
-    with serving(folder, **settings) as server:
-        (idle,) = seen(ask(server, image(page()), "what is it?"))
+    with ServerWithSettings(folder, **settings) as server:
+        (idle,) = image_reports(ask(server, image(page()), "what is it?"))
         assert idle["visual_tokens"] == FULL
         replies: list[Json] = []
-        asked: Json = {"visual_tokens": {"keep": 1}}
+        own_number: Json = {"visual_tokens": {"keep": 1}}
 
         def send(**extra: Any) -> None:
             replies.append(ask(server, image(page()), "what is it?", **extra))
 
         with frozen(server.engine):
             threads = []
-            for number, extra in enumerate(({}, {}, {}, asked), start=1):
+            for number, extra in enumerate(({}, {}, {}, own_number), start=1):
                 threads.append(threading.Thread(target=send, kwargs=extra))
                 threads[-1].start()
                 until(lambda number=number: server.engine.loop._inbox.qsize() >= number)  # type: ignore[misc]
         for thread in threads:
             thread.join(60)
-        found = [seen(body)[0] for body in replies]
-    kept = sorted(one["visual_tokens"] for one in found)
-    assert kept[0] < FULL
-    assert FULL in kept
-    lowered = [one for one in found if one["visual_tokens"] < FULL]
+        reports = [image_reports(body)[0] for body in replies]
+    counts = sorted(one["visual_tokens"] for one in reports)
+    assert counts[0] < FULL
+    assert FULL in counts
+    lowered = [one for one in reports if one["visual_tokens"] < FULL]
     for one in lowered:
         assert (one["method"], one["of"], one["detail"]) == ("dart", FULL, "high")
         assert "of its tokens at a load of" in one["reason"]

@@ -1,4 +1,4 @@
-"""Run one generation for one HTTP client: nothing goes on for a client that has gone away."""
+"""Running one generation for one HTTP client, and stopping it when the client disconnects."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fastapi import Request
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import DeadlineExceeded, FoveaError
 from fovea.core.types import Completion, Delta, GenerationRequest
-from fovea.server.room import Room
+from fovea.server.reservations import Reservation
 from fovea.server.state import ServerState
 
 T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """The client closed the connection. Nobody reads what is answered now."""
+    """The client closed the connection, so no answer can be sent."""
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled when the client disconnects. Raises ClientGone then."""
+    """Await `work` and return its result. If the client disconnects, cancel it and raise ClientGone."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(request))
     try:
@@ -41,24 +41,32 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
 
 
 class Deadline:
-    """A request's own time, from now on: what its images take, the engine does not get. seconds: None is no limit."""
+    """The end of a request's time, counted from now.
+
+    The time for its images and videos leaves less for the engine.
+
+    seconds: None: no limit.
+    """
 
     def __init__(self, seconds: float | None) -> None:
         self._ends = None if seconds is None else time.monotonic() + seconds
 
     @property
     def left(self) -> float | None:
-        """Seconds, 0 when it has passed."""
+        """Seconds until the deadline; 0 after it; None: no limit."""
         return None if self._ends is None else max(0.0, self._ends - time.monotonic())
 
-    async def reading(self, work: Awaitable[T]) -> T:
-        """The result of `work`, which reads images. Raises DeadlineExceeded when the time runs out before."""
+    async def limit_loading(self, work: Awaitable[T]) -> T:
+        """Await `work`, which loads images, and return its result.
+
+        Raises DeadlineExceeded at the deadline.
+        """
         try:
             async with asyncio.timeout(self.left):
                 return await work
         except TimeoutError:
             raise DeadlineExceeded(
-                "the request's timeout ran out while its images were read", param="timeout"
+                "the request's timeout ran out while its images were loaded", param="timeout"
             ) from None
 
 
@@ -69,13 +77,18 @@ async def _disconnected(request: Request) -> None:
             return
 
 
-async def deltas(state: ServerState, request: GenerationRequest, room: Room) -> AsyncGenerator[Delta, None]:
-    """The engine's deltas, measured as they pass. room: what the request held until now."""
+async def stream_deltas(
+    state: ServerState, request: GenerationRequest, reservation: Reservation
+) -> AsyncGenerator[Delta, None]:
+    """Yield the engine's deltas and record their times in the metrics.
+
+    reservation: the places of the request, which are handed over to the engine.
+    """
     last: dict[int, float] = {}
     media_s = request.fetch_s + request.media_decode_s
     started = time.perf_counter()
     ended = False
-    room.hand_over(request.sampling.n)
+    reservation.hand_over(request.sampling.n)
     stream = state.client.stream(request)
     try:
         async for delta in stream:
@@ -94,9 +107,11 @@ async def deltas(state: ServerState, request: GenerationRequest, room: Room) -> 
         await stream.aclose()  # type: ignore[attr-defined]
 
 
-async def whole(state: ServerState, request: GenerationRequest, room: Room) -> Completion:
-    """All deltas as one answer."""
+async def collect_answer(
+    state: ServerState, request: GenerationRequest, reservation: Reservation
+) -> Completion:
+    """Run a generation to its end and return the complete answer."""
     answer = AnswerBuilder(request.sampling.n)
-    async for delta in deltas(state, request, room):
+    async for delta in stream_deltas(state, request, reservation):
         answer.add(delta)
     return answer.build()

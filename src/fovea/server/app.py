@@ -1,4 +1,4 @@
-"""The application: routes, guard and error bodies around an EngineClient that somebody else made."""
+"""The web application: routes, guard and error handlers around an EngineClient."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fovea.observe.metrics import Metrics
 from fovea.server import errors
 from fovea.server.answer import ClientGone
 from fovea.server.guard import Guard
-from fovea.server.room import Rooms
+from fovea.server.reservations import Reservations
 from fovea.server.routes import caches, chat, completions, models
 from fovea.server.routes import images as images_api
 from fovea.server.settings import MIB, ServerSettings
@@ -27,19 +27,23 @@ from fovea.server.state import ServerState
 
 
 def create_app(client: EngineClient, settings: ServerSettings | None = None) -> FastAPI:
-    """`client` is closed with the application, after draining for `settings.drain_seconds`."""
+    """Create the application of a server.
+
+    client: the engine. The application closes it at its end, after draining for `settings.drain_seconds`.
+    settings: None: the defaults.
+    """
     settings = settings or ServerSettings()
-    fetched = FetchCache(Fetcher(settings.media), settings.fetch_cache_mib * MIB, settings.fetch_ttl)
-    decoded = DecodedImageCache(settings.decoded_cache_mib * MIB, settings.decoded_ttl)
+    fetch_cache = FetchCache(Fetcher(settings.media), settings.fetch_cache_mib * MIB, settings.fetch_ttl)
+    decoded_cache = DecodedImageCache(settings.decoded_cache_mib * MIB, settings.decoded_ttl)
     state = ServerState(
         client=client,
         settings=settings,
-        media=MediaLoader(settings.media, fetched, image_cache=decoded),
+        media=MediaLoader(settings.media, fetch_cache, image_cache=decoded_cache),
         metrics=Metrics(lambda: state.stats(), client.info.name, __version__),
-        fetched=fetched,
-        decoded=decoded,
-        images=ImageStore(settings.image_store_mib * MIB, settings.image_ttl),
-        rooms=Rooms(client),
+        fetch_cache=fetch_cache,
+        decoded_cache=decoded_cache,
+        image_store=ImageStore(settings.image_store_mib * MIB, settings.image_ttl),
+        reservations=Reservations(client),
     )
 
     @asynccontextmanager
@@ -48,7 +52,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         state.draining = True
         await client.close(settings.drain_seconds)
         await state.media.aclose()
-        await fetched.aclose()
+        await fetch_cache.aclose()
 
     app = FastAPI(
         title="Fovea",
@@ -57,16 +61,19 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         lifespan=lifespan,
     )
     app.state.fovea = state
-    for part in (chat, completions, images_api, models, caches):
-        app.include_router(part.router)
-    errors.install(app)
-    app.add_middleware(_Quiet)
+    for routes in (chat, completions, images_api, models, caches):
+        app.include_router(routes.router)
+    errors.install_handlers(app)
+    app.add_middleware(_IgnoreClientGone)
     app.add_middleware(Guard, state=state)
     return app
 
 
-class _Quiet:
-    """A client that went away is no error, and there is nobody to answer."""
+class _IgnoreClientGone:
+    """Ends a request silently if its client has disconnected.
+
+    That is not an error, and no client reads an answer.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

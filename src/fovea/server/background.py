@@ -1,4 +1,4 @@
-"""A server in a thread, for who wants to ask it from the same process."""
+"""A server in a thread, for clients in the same process."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def serving(app: FastAPI, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> Iterator[str]:
-    """The address of the application on a free port of this machine, on an event loop of the caller's making.
+    """Serve the application on a free port of this machine until the block ends, and yield its address.
 
-    It is open when the block begins; with the block it ends, and the application with it. Raises EngineError when it
-    does not start.
+    The port is open when the block begins. The application ends with the block.
+
+    new_loop: creates the event loop of the server.
+    Raises EngineError if the application does not start.
     """
     up = threading.Event()
-    # By its full name, or asyncio would not know it for TCP and leave Nagle's algorithm on: events would wait for ACKs.
+    # Without IPPROTO_TCP, asyncio would not recognize TCP and leave Nagle's algorithm on: events would wait
+    # for ACKs.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
         listening.bind(("127.0.0.1", 0))
         config = uvicorn.Config(app, log_level="warning", access_log=False, http="httptools", loop="none")
@@ -40,11 +43,11 @@ def serving(app: FastAPI, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> 
 
         def run() -> None:
             try:
-                # uvicorn leaves the process when an application does not start; here that is no process.
+                # uvicorn calls sys.exit if an application does not start, but only this thread must end.
                 with suppress(SystemExit), asyncio.Runner(loop_factory=new_loop) as runner:
                     runner.run(server.serve(sockets=[listening]))
             finally:
-                up.set()  # whoever waits is told of a failure, too
+                up.set()  # after a failure, too, so that the caller does not wait forever
 
         thread = threading.Thread(target=run, name="fovea-server", daemon=True)
         thread.start()

@@ -1,4 +1,4 @@
-"""What the OpenAPI description says about answers beyond their fields: every failure, and streams."""
+"""Responses in the OpenAPI description that FastAPI does not derive from the routes: errors and streams."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 from fovea.api.response_models import ErrorEnvelope
 
 _TEXTS: dict[int | str, str] = {
-    400: "a field, an image or a combination is not accepted; `param` names it",
-    401: "an API key is missing or wrong",
-    403: "a URL or path that this server does not fetch",
-    404: "no such model",
-    408: "the request's own timeout ran out",
-    413: "the body is too large",
-    429: "too many requests; see Retry-After",
-    500: "a defect of the server",
-    503: "still loading, or shutting down",
-    # Declared, because FastAPI would else promise a 422 of its own, which no route here answers with.
-    "4XX": "any other refusal",
+    400: "A field, an image or a combination of fields is not accepted. `param` names the field.",
+    401: "The API key is missing or wrong.",
+    403: "The server's settings do not allow this URL or path.",
+    404: "The model, image or cache does not exist.",
+    408: "The request's own timeout ran out.",
+    413: "The body is too large.",
+    429: "Too many requests are running or waiting. Retry-After says when to try again.",
+    500: "The server has a defect. Its log has the details.",
+    503: "The server is still loading its model, or is shutting down.",
+    # FastAPI would otherwise declare a status 422, which no route here sends.
+    "4XX": "The request is refused for another reason.",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorEnvelope, "description": text} for status, text in _TEXTS.items()
 }
 GENERATES: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "the answer; with `stream: true` as server-sent events, the last of which is [DONE]",
+        "description": "The answer. With `stream: true` server-sent events, of which the last is [DONE].",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     },
     **ERRORS,

@@ -1,4 +1,4 @@
-"""Every failure as OpenAI's error body, with the field that caused it."""
+"""Error handlers: every failure becomes OpenAI's error body, which names the field that caused it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ log = logging.getLogger("fovea.server")
 
 
 class MethodNotAllowed(InvalidRequest):
+    """The route exists, but not for this HTTP method."""
+
     status = 405
     default_code = "method_not_allowed"
 
 
 def refusal(error: FoveaError, metrics: Metrics) -> JSONResponse:
-    """The response, counted."""
+    """The response to an error, which is counted in the metrics."""
     metrics.count_refusal(error.code)
     return response(error)
 
 
 def response(error: FoveaError) -> JSONResponse:
+    """The response to an error, with the headers Retry-After and WWW-Authenticate where they apply."""
     headers = {}
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(math.ceil(error.retry_after))
@@ -43,8 +46,8 @@ def response(error: FoveaError) -> JSONResponse:
     return JSONResponse(error_body(error), status_code=error.status, headers=headers)
 
 
-def install(app: FastAPI) -> None:
-    """Handlers for our errors, for pydantic's, for unknown routes, and for defects."""
+def install_handlers(app: FastAPI) -> None:
+    """Add handlers for Fovea's errors, for pydantic's, for unknown routes and methods, and for defects."""
 
     def refused(request: Request, error: FoveaError) -> JSONResponse:
         return refusal(error, request.app.state.fovea.metrics)
@@ -61,7 +64,7 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
             return refused(
-                request, NotFound(f"there is no {shorten(request.url.path)} here", code="unknown_url")
+                request, NotFound(f"there is no route {shorten(request.url.path)}", code="unknown_url")
             )
         if error.status_code == 405:
             answer = refused(
@@ -82,7 +85,10 @@ def install(app: FastAPI) -> None:
 
 
 def _unreadable(cause: BaseException | None) -> FoveaError | None:
-    """Why a body could not be read: FastAPI says only that it could not, and keeps the reason as the cause."""
+    """The reason why a body could not be read.
+
+    FastAPI's message does not contain it, only the error's cause does.
+    """
     if isinstance(cause, FoveaError):
         return cause
     if isinstance(cause, UnicodeDecodeError):

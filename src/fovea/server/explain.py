@@ -1,7 +1,7 @@
-"""Pydantic's complaints about a body, as one sentence about one field, in the words of the wire.
+"""Explanation of pydantic's errors: one sentence about one field of the body that the client sent.
 
-Pydantic tries every branch of a union and complains about all of them, and names the branches in its paths. What a
-client can use is the field that it sent, what was wrong with it, and what would be accepted there.
+Pydantic tries every branch of a union, reports an error for each, and names the branches in its paths. A
+client needs to know which field is wrong, why, and which values are accepted.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any
 from fovea.api import schema
 from fovea.core.errors import InvalidRequest
 
-# The first kind that is present is what the others follow from.
-TELLING = (
+CAUSES = (
     "json_invalid",
     "string_unicode",
     "literal_error",
@@ -24,10 +23,12 @@ TELLING = (
     "missing",
     "too_long",
 )
+"""Kinds of errors from which others follow. The first of them that is present is explained."""
 UNION_TAGS = ("text", "image_url", "video_url")
 OBJECT = ("model_type", "model_attributes_type", "dict_type")
-WANTED = "Input should be "
+EXPECTED = "Input should be "
 LONGEST = 64
+"""Longest text from a request that is repeated in a message, in characters."""
 
 Problem = Mapping[str, Any]
 _SHORT = reprlib.Repr()
@@ -36,10 +37,13 @@ _SHORT.maxlevel = _SHORT.maxlist = _SHORT.maxdict = 3
 
 
 def explain(problems: Sequence[Problem], fields: Sequence[str]) -> InvalidRequest:
-    """The most telling problem. `fields`: the names that an unknown one may be a misspelling of."""
+    """The error to send for a body that is not valid. It explains the problem from which the others follow.
+
+    problems: pydantic's errors. fields: known field names, of which an unknown one may be a misspelling.
+    """
     if not problems:
         return InvalidRequest("the body is not valid")
-    first = _most_telling(problems)
+    first = _main_problem(problems)
     path = path_of(first["loc"])
     kind = first["type"]
     if kind == "json_invalid":
@@ -56,12 +60,15 @@ def explain(problems: Sequence[Problem], fields: Sequence[str]) -> InvalidReques
             "the body must be JSON, sent as Content-Type: application/json", code="invalid_json"
         )
     reason = _reason(first, [p for p in problems if path_of(p["loc"]) == path])
-    got = shorten(first.get("input"))
-    return InvalidRequest(f"{path or 'the body'}: {reason}, got {got}", param=path or None)
+    value = shorten(first.get("input"))
+    return InvalidRequest(f"{path or 'the body'}: {reason}, got {value}", param=path or None)
 
 
 def path_of(location: Sequence[Any]) -> str:
-    """("body", "messages", 0, "content", "list[...]", 1, "text", "text") is messages[0].content[1].text."""
+    """The JSON path of a pydantic location, without the names of union branches.
+
+    ("body", "messages", 0, "content", "list[...]", 1, "text", "text") becomes messages[0].content[1].text.
+    """
     path = ""
     tagged = False
     for part in location[1:] if location[:1] == ("body",) else location:
@@ -78,12 +85,12 @@ def path_of(location: Sequence[Any]) -> str:
 
 
 def shorten(value: Any) -> str:
-    """What was sent, for a message: neither megabytes nor a thousand levels of it."""
+    """A short form of a sent value for a message, limited in length and in depth."""
     return _SHORT.repr(value)
 
 
-def _most_telling(problems: Sequence[Problem]) -> Problem:
-    for kind in TELLING:
+def _main_problem(problems: Sequence[Problem]) -> Problem:
+    for kind in CAUSES:
         for problem in problems:
             if problem["type"] == kind:
                 return problem
@@ -91,21 +98,24 @@ def _most_telling(problems: Sequence[Problem]) -> Problem:
 
 
 def _reason(first: Problem, same: Sequence[Problem]) -> str:
-    """What is accepted: by any branch of a union, if that is what the problems are about."""
+    """The reason why the value is wrong. For a union it lists what each branch accepts.
+
+    same: all problems of this field, with `first` among them.
+    """
     if first["type"] == "string_unicode":
         return "the text holds half of a surrogate pair, which is not valid Unicode"
-    wanted = dict.fromkeys(w for p in same if (w := _wanted(p)) is not None)
-    if _wanted(first) is not None:
-        return f"must be {' or '.join(wanted)}"
+    expected = dict.fromkeys(text for p in same if (text := _expected(p)) is not None)
+    if _expected(first) is not None:
+        return f"must be {' or '.join(expected)}"
     message = str(first["msg"]).removeprefix("Value error, ")
     return message[:1].lower() + message[1:]
 
 
-def _wanted(problem: Problem) -> str | None:
+def _expected(problem: Problem) -> str | None:
     if problem["type"] in OBJECT:
         return "an object"
     message = str(problem["msg"])
-    return message.removeprefix(WANTED) if message.startswith(WANTED) else None
+    return message.removeprefix(EXPECTED) if message.startswith(EXPECTED) else None
 
 
 def _unknown_field(path: str, fields: Sequence[str]) -> InvalidRequest:
@@ -120,5 +130,5 @@ def _unknown_field(path: str, fields: Sequence[str]) -> InvalidRequest:
 
 
 def _is_type_name(part: str) -> bool:
-    """Pydantic names the branch of a union in the path; no field of ours looks like that."""
+    """Whether a part of a path is the name of a union's branch. No field of the API has such a name."""
     return part in ("str", "int", "constrained-str") or "[" in part

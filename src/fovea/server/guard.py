@@ -1,6 +1,7 @@
-"""What stands before every route: the key, the size of the body, the drain, the clock.
+"""Checks before every route: the API key, the size of the body, and whether the server is draining.
 
-Plain ASGI, so that a body over the limit is refused while it arrives, and a stream passes through untouched.
+It also measures the time of requests. It is plain ASGI middleware, so that a body over the limit is refused
+while it arrives, and a stream passes through unchanged.
 """
 
 from __future__ import annotations
@@ -16,10 +17,16 @@ from fovea.server.settings import MIB
 from fovea.server.state import ServerState
 
 CLIENT_GONE = 499
-"""The status in the metrics of a request whose client left before it was answered; nobody was sent it."""
+"""Status in the metrics of a request whose client disconnected before the answer began. It is never sent."""
 
 
 class Guard:
+    """ASGI middleware that checks every request before its route runs.
+
+    Refuses a wrong key with 401, a body over the limit with 413, and a POST to a server that is loading or
+    draining with 503.
+    """
+
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self.app = app
         self.state = state
@@ -66,14 +73,14 @@ class Guard:
             raise self._too_large(f"{int(length)} bytes")
 
     def _limited(self, receive: Receive) -> Receive:
-        seen = 0
+        received = 0
 
         async def counted() -> Message:
-            nonlocal seen
+            nonlocal received
             message = await receive()
             if message["type"] == "http.request":
-                seen += len(message.get("body", b""))
-                if seen > self.limit:
+                received += len(message.get("body", b""))
+                if received > self.limit:
                     raise self._too_large("more")
             return message
 

@@ -1,4 +1,4 @@
-"""Who may ask for what, by the key that comes with a request, and whose share of the caches that is."""
+"""API keys: which routes a request may use, and to which tenant of the caches it belongs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ PROTECTED = ("/v1/", "/tokenize", ADMIN)
 
 
 class Keys:
+    """The API keys and admin keys of a server."""
+
     def __init__(self, settings: ServerSettings) -> None:
         self._api = _encoded(settings.api_keys)
         self._admin = _encoded(settings.admin_keys)
         self._scoped = settings.cache_scope == "key"
 
     def admit(self, path: str, header: bytes) -> str:
-        """The tenant that asks, "" where all share the caches. header: Authorization. Raises Unauthorized."""
+        """Check the key of a request and return its tenant; "" if all clients share the caches.
+
+        header: the Authorization header. Raises Unauthorized if the path needs a key and the header has none
+            that is valid.
+        """
         admin = path.startswith(ADMIN) and bool(self._admin)
         keys = self._admin if admin else self._api
         if not keys or not path.startswith(PROTECTED):
@@ -35,7 +41,10 @@ class Keys:
 
 
 def tenant_of_key(key: bytes) -> str:
-    """32 hex digits that tell keys apart and not what they are. The same after a restart, as the disk tier is."""
+    """A name for the owner of a key: 32 hex digits, from which the key cannot be computed.
+
+    It does not change with a restart, because entries in the disk tier do not either.
+    """
     return hmac.digest(key, b"fovea cache scope", "sha256").hex()[:32]
 
 
@@ -43,6 +52,6 @@ def _encoded(keys: Iterable[str]) -> list[bytes]:
     return [key.strip().encode() for key in keys]
 
 
-def _matches(key: bytes, known: Sequence[bytes]) -> bool:
-    """Every key is compared, so that the time taken tells nothing about which one nearly matched."""
-    return sum(hmac.compare_digest(key, each) for each in known) > 0
+def _matches(key: bytes, accepted: Sequence[bytes]) -> bool:
+    """Compare with every key, so that the duration does not reveal which one nearly matches."""
+    return sum(hmac.compare_digest(key, each) for each in accepted) > 0

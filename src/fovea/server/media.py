@@ -1,7 +1,7 @@
 """Loading of the images and videos that a request names, for every route that accepts them.
 
-A reference is either a URL, which `fovea.media` fetches and decodes, or `fovea-image://ID`, the name of an image that
-the client uploaded to /v1/images before.
+A reference is either a URL, which `fovea.media` fetches and decodes, or `fovea-image://ID`, the name of an
+image that the client uploaded to /v1/images before.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from fovea.core.image import Image
 from fovea.media.bundle import ImageBundle, MediaTimings, VideoBundle
 from fovea.media.image.store import SCHEME
 from fovea.server.explain import shorten
-from fovea.server.state import ServerState, Share
+from fovea.server.state import CacheScope, ServerState
 
 
 async def load_media(
-    state: ServerState, messages: Sequence[ChatMessage], share: Share
+    state: ServerState, messages: Sequence[ChatMessage], scope: CacheScope
 ) -> tuple[ImageBundle, VideoBundle]:
     """Load the images and the videos of a conversation concurrently. The first failure cancels the rest."""
     images, videos = image_references(messages), video_references(messages)
 
     async def read_images() -> ImageBundle:
-        return await load_images(state, [r.url for r in images], [r.param for r in images], share)
+        return await load_images(state, [r.url for r in images], [r.param for r in images], scope)
 
     async def open_videos() -> VideoBundle:
-        return await state.media.open_videos([r.url for r in videos], [r.param for r in videos], share.salt)
+        return await state.media.open_videos([r.url for r in videos], [r.param for r in videos], scope.salt)
 
     if not (images and videos):  # a task would let other tasks of the event loop run first, for no gain
         return await read_images(), await open_videos()
@@ -43,16 +43,16 @@ async def load_media(
 
 
 async def load_images(
-    state: ServerState, urls: Sequence[str], params: Sequence[str], share: Share
+    state: ServerState, urls: Sequence[str], params: Sequence[str], scope: CacheScope
 ) -> ImageBundle:
-    """Load the images of one request, in order: uploaded ones from the image store, the others from their URLs.
+    """Load the images of one request, in order: uploaded ones from the store, the others from their URLs.
 
     params: the JSON path of each URL in the request, for errors.
-    Raises InvalidImage for an uploaded image that is not in the store, InvalidRequest for too many images, and the
-    errors of `MediaLoader.load_timed`.
+    Raises InvalidImage for an uploaded image that is not in the store, InvalidRequest for too many images,
+    and the errors of `MediaLoader.load_timed`.
     """
     uploaded = {
-        i: _uploaded_image(state, url, params[i], share.tenant)
+        i: _uploaded_image(state, url, params[i], scope.tenant)
         for i, url in enumerate(urls)
         if url.startswith(SCHEME)
     }
@@ -64,14 +64,14 @@ async def load_images(
             code="too_many_images",
         )
     others = [i for i in range(len(urls)) if i not in uploaded]
-    loaded = await state.media.load_timed([urls[i] for i in others], [params[i] for i in others], share.salt)
+    loaded = await state.media.load_timed([urls[i] for i in others], [params[i] for i in others], scope.salt)
     rest = iter(zip(loaded.images, loaded.timings, strict=True))
     pairs = [(uploaded[i], MediaTimings(0.0, 0.0)) if i in uploaded else next(rest) for i in range(len(urls))]
     return ImageBundle(tuple(image for image, _ in pairs), tuple(timings for _, timings in pairs))
 
 
 def _uploaded_image(state: ServerState, url: str, param: str, tenant: str) -> Image:
-    stored = state.images.get(url.removeprefix(SCHEME), tenant)
+    stored = state.image_store.get(url.removeprefix(SCHEME), tenant)
     if stored is None:
         raise InvalidImage(
             f"{shorten(url)} is not stored here, or has expired; send the image again to /v1/images",

@@ -1,7 +1,8 @@
-"""uvicorn with a drain that works: on SIGTERM new requests are refused, running ones finish, then the exit code is 0.
+"""uvicorn with draining: after SIGTERM it refuses new requests, finishes the running ones, and exits with 0.
 
-uvicorn waits for connections before it runs the application's shutdown; the state is told to drain as soon as the
-signal arrives, so keep-alive clients learn of it with their next request and /ready turns 503 at once.
+uvicorn alone waits until all connections are closed before it runs the application's shutdown. Here the
+server's state is set to draining as soon as the signal arrives. The next request of a keep-alive client is
+then refused, and /ready answers with 503 at once.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ log = logging.getLogger("fovea.server")
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, state: ServerState, started: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, state: ServerState, on_start: Callable[[], None]) -> None:
         super().__init__(config)
         self._state = state
-        self._started = started
+        self._on_start = on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            self._started()
+            self._on_start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self._state.draining and self._state.client.status == "ready":
@@ -40,17 +41,21 @@ class _Server(uvicorn.Server):
             )
         self._state.draining = True
         super().handle_exit(sig, frame)
-        # uvicorn raises captured signals again when it is done; a drained server has ended well.
+        # uvicorn raises captured signals again at its end, which would change the exit code of a drained
+        # server.
         self._captured_signals.clear()
 
 
 def stop() -> None:
-    """End the running server as SIGTERM would. From any thread."""
+    """Stop the running server, as SIGTERM does. Can be called from any thread."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def serve(app: FastAPI, host: str, port: int, *, started: Callable[[], None] = lambda: None) -> None:
-    """Run until SIGTERM or SIGINT. `started` is called once the port is open. Raises OSError when it is taken."""
+def serve(app: FastAPI, host: str, port: int, *, on_start: Callable[[], None] = lambda: None) -> None:
+    """Run a server until SIGTERM or SIGINT.
+
+    on_start: called once the port is open. Raises OSError if the port is in use.
+    """
     state: ServerState = app.state.fovea
     config = uvicorn.Config(
         app,
@@ -62,4 +67,4 @@ def serve(app: FastAPI, host: str, port: int, *, started: Callable[[], None] = l
         loop="uvloop",
         http="httptools",
     )
-    _Server(config, state, started).run()
+    _Server(config, state, on_start).run()

@@ -1,7 +1,8 @@
-"""An engine client from before there is an engine.
+"""An engine client that can be used while its engine is still loading.
 
-Loading a model takes seconds to minutes. The port is open meanwhile: /health answers, /ready and requests say 503 with
-"still loading", so that probes and clients can tell a slow start from a dead process.
+Loading a model takes seconds to minutes. The port is already open during this time: /health answers with 200,
+/ready and requests with 503 and "still loading". Probes and clients can therefore tell a slow start from a
+dead process.
 """
 
 from __future__ import annotations
@@ -19,28 +20,34 @@ log = logging.getLogger("fovea.server")
 
 
 class StartingClient:
-    """Calls `load` in a thread once `start` is called, and is that engine from then on.
+    """Loads an engine in a thread after `start`, and passes every call on to it once it is loaded.
 
-    name: what the model will be served as. failed: called, from that thread, when loading fails; see `failure`.
+    name: the name of the served model.
+    load: creates the engine.
+    on_failure: called in that thread if loading fails.
+    failure: the error with which loading failed, or None.
+
+    Until the engine is loaded, calls that need it raise Unavailable.
     """
 
-    def __init__(self, name: str, load: Callable[[], EngineClient], failed: Callable[[], None]) -> None:
+    def __init__(self, name: str, load: Callable[[], EngineClient], on_failure: Callable[[], None]) -> None:
         self.failure: Exception | None = None
         self._load = load
-        self._failed = failed
+        self._on_failure = on_failure
         self._engine: EngineClient | None = None
         self._thread = threading.Thread(target=self._run, name="fovea-loading", daemon=True)
         self._info = ModelInfo(name, "loading", 0, "unknown", "unknown", 0, 0, int(time.time()))
 
     def start(self) -> None:
+        """Start to load the engine."""
         self._thread.start()
 
     def _run(self) -> None:
         try:
             self._engine = self._load()
-        except Exception as error:  # noqa: BLE001 - handed to whoever started the server
+        except Exception as error:  # noqa: BLE001 - the code that started the server raises it again
             self.failure = error
-            self._failed()
+            self._on_failure()
 
     @property
     def info(self) -> ModelInfo:
@@ -53,26 +60,29 @@ class StartingClient:
         return "loading" if self.failure is None else "stopped"
 
     def stream(self, request: GenerationRequest, /) -> AsyncIterator[Delta]:
-        return self._loaded().stream(request)
+        return self._require_engine().stream(request)
 
     def check_room(self, choices: int, reserved: int = 0) -> None:
-        self._loaded().check_room(choices, reserved)
+        self._require_engine().check_room(choices, reserved)
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
-        return await self._loaded().tokenize(prompt)
+        return await self._require_engine().tokenize(prompt)
 
     def stats(self) -> Mapping[str, float]:
         return self._engine.stats() if self._engine else {}
 
     def clear_caches(self, *stages: CacheStage) -> None:
-        self._loaded().clear_caches(*stages)
+        self._require_engine().clear_caches(*stages)
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """A load in progress is left behind: its thread ends with the process."""
+        """Close the engine if it is loaded.
+
+        A load in progress is not stopped: its thread ends with the process.
+        """
         if self._engine is not None:
             await self._engine.close(drain_s)
 
-    def _loaded(self) -> EngineClient:
+    def _require_engine(self) -> EngineClient:
         if self._engine is None:
             raise Unavailable("the model is still loading")
         return self._engine

@@ -1,4 +1,4 @@
-"""What the routes of one server share."""
+"""State that all routes of one server share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
 from fovea.observe.metrics import Metrics
 from fovea.server.explain import shorten
-from fovea.server.room import Rooms
+from fovea.server.reservations import Reservations
 from fovea.server.settings import ServerSettings
 
 _REASONS = {
@@ -27,25 +27,38 @@ _REASONS = {
 
 @dataclass(slots=True)
 class ServerState:
+    """The engine, the settings, the caches and the metrics of one server.
+
+    client: the engine.
+    media: loads the images and videos of requests.
+    fetch_cache, decoded_cache: bytes from URLs, and decoded images.
+    image_store: images that clients sent to /v1/images.
+    reservations: places in the engine's queue.
+    draining: whether the server is shutting down and refuses new requests.
+    """
+
     client: EngineClient
     settings: ServerSettings
     media: MediaLoader
     metrics: Metrics
-    fetched: FetchCache
-    decoded: DecodedImageCache
-    images: ImageStore
-    rooms: Rooms
+    fetch_cache: FetchCache
+    decoded_cache: DecodedImageCache
+    image_store: ImageStore
+    reservations: Reservations
     draining: bool = False
 
     def unavailable(self) -> str | None:
-        """Why no request is taken now, or None."""
+        """The reason why the server accepts no requests now; None if it accepts them."""
         if self.draining:
             return "the server is shutting down"
         status = self.client.status
         return None if status == "ready" else _REASONS[status]
 
     def check_model(self, name: str | None) -> str:
-        """The served model's name. A request may leave it out, but not name another."""
+        """Return the served model's name.
+
+        Raises NotFound if the request names another model; None and "" name none.
+        """
         served = self.client.info.name
         if name not in (None, "", served):
             raise NotFound(
@@ -56,27 +69,34 @@ class ServerState:
         return served
 
     def stats(self) -> Mapping[str, float]:
-        """The engine's numbers and those of the caches before it, by the names of `observe.table`."""
-        before = self.fetched.stats() | self.decoded.stats() | self.images.stats()
-        return {**before, **self.client.stats()}
+        """Figures of the engine and of the server's own caches, by the names of `observe.table`."""
+        caches = self.fetch_cache.stats() | self.decoded_cache.stats() | self.image_store.stats()
+        return {**caches, **self.client.stats()}
 
-    def timeout(self, asked: float | None) -> float | None:
-        return asked or self.settings.request_timeout or None
+    def timeout(self, requested: float | None) -> float | None:
+        """The timeout of a request in seconds: its own one, else the server's; None: no limit."""
+        return requested or self.settings.request_timeout or None
 
 
-class Share(NamedTuple):
-    """A request's share of the caches. tenant: whose it is, "" where all share them; salt: that and its own cache_salt."""
+class CacheScope(NamedTuple):
+    """The part of the caches that a request may use.
+
+    tenant: the client to whom it belongs; "" if all clients share the caches.
+    salt: tenant and the request's own `cache_salt`. Only requests with equal salts share entries.
+    """
 
     tenant: str
     salt: str
 
 
-def share_of(request: Request, cache_salt: str | None) -> Share:
+def cache_scope_of(request: Request, cache_salt: str | None) -> CacheScope:
+    """The cache scope of an HTTP request. cache_salt: the field of its body."""
     tenant: str = getattr(request.state, "tenant", "")
-    own = cache_salt or ""
-    return Share(tenant, f"{tenant}:{own}" if tenant else own)
+    salt = cache_salt or ""
+    return CacheScope(tenant, f"{tenant}:{salt}" if tenant else salt)
 
 
 def state_of(request: Request) -> ServerState:
+    """The state of the server that handles an HTTP request."""
     state: ServerState = request.app.state.fovea
     return state

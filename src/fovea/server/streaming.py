@@ -1,4 +1,4 @@
-"""A generation as server-sent events."""
+"""Streaming of a generation as server-sent events."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fovea.api.responses import error_body
 from fovea.api.schema import Sampling
 from fovea.core.errors import EngineError, FoveaError
 from fovea.core.types import Delta, GenerationRequest, Usage
-from fovea.server.answer import deltas, while_connected
-from fovea.server.room import Room
+from fovea.server.answer import stream_deltas, while_connected
+from fovea.server.reservations import Reservation
 from fovea.server.state import ServerState
 
 log = logging.getLogger("fovea.server")
 
 
 class Bodies(Protocol):
-    """How one kind of completion writes its chunks."""
+    """Writer of the chunks of one kind of completion: ChatBodies or CompletionBodies."""
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]: ...
 
@@ -31,8 +31,10 @@ class Bodies(Protocol):
 
 
 class _EventStream(StreamingResponse):
-    """Ends the generation with the response, however that ends: a generator that was never begun, or is left
-    in the middle, would otherwise live until it is collected as garbage.
+    """A streaming response that ends the generation when the response ends, for whatever reason.
+
+    Otherwise a generator that was never started, or not run to its end, would live until its garbage
+    collection.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None], source: AsyncGenerator[Delta, None]) -> None:
@@ -48,10 +50,18 @@ class _EventStream(StreamingResponse):
 
 
 async def stream_response(
-    state: ServerState, http: Request, request: GenerationRequest, room: Room, bodies: Bodies, body: Sampling
+    state: ServerState,
+    http: Request,
+    request: GenerationRequest,
+    reservation: Reservation,
+    bodies: Bodies,
+    body: Sampling,
 ) -> StreamingResponse:
-    """Waits for the first delta, so that whatever is wrong with the request is still an HTTP status."""
-    stream = deltas(state, request, room)
+    """Start a generation and return the response that streams it.
+
+    It waits for the first delta, so that an error of the request still becomes an HTTP status.
+    """
+    stream = stream_deltas(state, request, reservation)
     first = await while_connected(http, anext(stream))
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
     return _EventStream(_events(bodies, first, stream, include_usage), stream)
@@ -60,7 +70,10 @@ async def stream_response(
 async def _events(
     bodies: Bodies, first: Delta, rest: AsyncGenerator[Delta, None], include_usage: bool
 ) -> AsyncGenerator[bytes, None]:
-    """Status 200 is sent by now, so an error can only be an event; then the stream ends without [DONE]."""
+    """Yield the events of a stream.
+
+    Status 200 is already sent, so an error becomes an event. The stream then ends without [DONE].
+    """
     usage = Usage()
     delta: Delta | None = first
     try:

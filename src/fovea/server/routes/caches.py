@@ -1,4 +1,4 @@
-"""/admin/caches: what each cache holds and what it was good for, and forgetting it."""
+"""/admin/caches: the contents and hits of each cache, and clearing it."""
 
 from __future__ import annotations
 
@@ -22,49 +22,58 @@ USUAL = ("bytes", "capacity_bytes", "entries", "hits", "misses", "evictions")
 
 @router.get("/admin/caches", responses=NAMED)
 async def inspect(http: Request) -> dict[str, Any]:
-    """Per stage, in the order of a request: bytes, ceiling, entries, hits, misses, evictions. Counts since the start."""
+    """Report the bytes, the ceiling, the entries, hits, misses and evictions of each cache.
+
+    Caches are listed in the order in which a request uses them. Counts begin with the start of the server.
+    """
     state = state_of(http)
     return {"object": "caches", "stages": stages(state.stats())}
 
 
 @router.delete("/admin/caches/{stage}", responses=NAMED)
 async def clear(stage: str, http: Request) -> dict[str, Any]:
-    """Forget a stage, or "all". Answers stay the same; what is in use stays until it is let go."""
+    """Clear one cache, or "all".
+
+    Later answers are the same. Entries that running requests use stay until these requests release them.
+    """
     state = state_of(http)
     if stage not in (*STAGES, ALL):
         raise NotFound(
-            f"there is no cache {shorten(stage)}; there are {', '.join(STAGES)}, and {ALL}",
+            f"there is no cache {shorten(stage)}; accepted: {', '.join(STAGES)}, {ALL}",
             code="no_such_cache",
         )
     for name, cache in (
-        ("fetched", state.fetched.cache),
-        ("decoded", state.decoded.cache),
-        ("images", state.images.cache),
+        ("fetched", state.fetch_cache.cache),
+        ("decoded", state.decoded_cache.cache),
+        ("images", state.image_store.cache),
     ):
         if stage in (name, ALL):
             cache.clear()
-    chosen = [name for name in CACHE_STAGES if stage in (name, ALL)]
-    if chosen:
-        await asyncio.to_thread(state.client.clear_caches, *chosen)
+    selected = [name for name in CACHE_STAGES if stage in (name, ALL)]
+    if selected:
+        await asyncio.to_thread(state.client.clear_caches, *selected)
     return {"object": "caches.cleared", "cleared": list(STAGES) if stage == ALL else [stage]}
 
 
 def stages(stats: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """From the flat numbers of `observe.table`. A tier that is not there is left out."""
+    """The figures of each cache, from the flat names of `observe.table`.
 
-    def of(prefix: str, *names: str) -> dict[str, float]:
+    A cache that this server does not have is left out.
+    """
+
+    def figures(prefix: str, *names: str) -> dict[str, float]:
         return {name: stats[f"{prefix}_{name}"] for name in names if f"{prefix}_{name}" in stats}
 
     block = stats.get("kv_block_bytes", 0)
-    found = {
-        "fetched": of("fetch_cache", *USUAL, "expired", "revalidations"),
-        "decoded": of("decoded_cache", *USUAL, "expired"),
-        "images": of("image_store", *USUAL, "expired"),
-        "pixels": of("pixel_cache", *USUAL, "expired"),
-        "encoder": of("embed_cache", *USUAL[:2], "held_bytes", *USUAL[2:], "expired"),
-        "regions": of("region_cache", *USUAL) if stats.get("region_cache_capacity_bytes") else {},
-        "host": of("embed_host", *USUAL, "expired"),
-        "disk": of("embed_disk", *USUAL, "expired", "corrupt", "off"),
+    caches = {
+        "fetched": figures("fetch_cache", *USUAL, "expired", "revalidations"),
+        "decoded": figures("decoded_cache", *USUAL, "expired"),
+        "images": figures("image_store", *USUAL, "expired"),
+        "pixels": figures("pixel_cache", *USUAL, "expired"),
+        "encoder": figures("embed_cache", *USUAL[:2], "held_bytes", *USUAL[2:], "expired"),
+        "regions": figures("region_cache", *USUAL) if stats.get("region_cache_capacity_bytes") else {},
+        "host": figures("embed_host", *USUAL, "expired"),
+        "disk": figures("embed_disk", *USUAL, "expired", "corrupt", "off"),
         "kv": {
             "bytes": (stats.get("kv_blocks_used", 0) + stats.get("kv_blocks_idle", 0)) * block,
             "capacity_bytes": stats.get("kv_blocks_total", 0) * block,
@@ -84,7 +93,7 @@ def stages(stats: Mapping[str, float]) -> dict[str, dict[str, float]]:
         if stats.get("kv_host_blocks_total")
         else {},
     }
-    if found["pixels"]:
-        found["pixels"]["held_bytes"] = stats["pixel_bytes"]
-        found["pixels"]["bytes"] += stats["pixel_bytes"]
-    return {name: values for name, values in found.items() if values}
+    if caches["pixels"]:
+        caches["pixels"]["held_bytes"] = stats["pixel_bytes"]
+        caches["pixels"]["bytes"] += stats["pixel_bytes"]
+    return {name: values for name, values in caches.items() if values}

@@ -1,4 +1,4 @@
-"""/v1/chat/completions: images and videos in, text out, whole or as a stream."""
+"""/v1/chat/completions: an answer to a conversation with images and videos, complete or as a stream."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fovea.api.responses import ChatBodies
 from fovea.api.schema import ChatRequest
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import GenerationRequest
-from fovea.server.answer import Deadline, while_connected, whole
+from fovea.server.answer import Deadline, collect_answer, while_connected
 from fovea.server.docs import GENERATES
 from fovea.server.media import load_media
-from fovea.server.state import ServerState, Share, share_of, state_of
+from fovea.server.state import CacheScope, ServerState, cache_scope_of, state_of
 from fovea.server.streaming import stream_response
 
 router = APIRouter()
@@ -23,37 +23,39 @@ router = APIRouter()
 
 @router.post("/v1/chat/completions", responses=GENERATES)
 async def chat_completions(body: ChatRequest, http: Request) -> Response:
-    """An answer about the images and text of a conversation."""
+    """Answer a conversation of text, images and videos."""
     state = state_of(http)
     bodies = ChatBodies(state.check_model(body.model))
     with wire_names(body):
         params = sampling(body, state.client.info.default_sampling)
-        with state.rooms.hold(params.n) as room:
+        with state.reservations.reserve(params.n) as reservation:
             request = await while_connected(
-                http, _request(state, body, params, share_of(http, body.cache_salt))
+                http, _request(state, body, params, cache_scope_of(http, body.cache_salt))
             )
             if not body.stream:
-                answer = await while_connected(http, whole(state, request, room))
+                answer = await while_connected(http, collect_answer(state, request, reservation))
                 return JSONResponse(bodies.complete(answer))
-            return await stream_response(state, http, request, room, bodies, body)
+            return await stream_response(state, http, request, reservation, bodies, body)
 
 
 async def _request(
-    state: ServerState, body: ChatRequest, params: SamplingParams, share: Share
+    state: ServerState, body: ChatRequest, params: SamplingParams, scope: CacheScope
 ) -> GenerationRequest:
-    """Images and videos count against the request's timeout; the engine gets what they left of it."""
+    """Load the media of a request and build the request for the engine.
+
+    The time for loading counts towards the request's timeout, so the engine gets what is left of it.
+    """
     deadline = Deadline(state.timeout(body.timeout))
-    loaded, opened = await deadline.reading(load_media(state, body.messages, share))
-    state.metrics.count_images(len(loaded.images))
-    state.metrics.count_videos(len(opened.videos))
-    read, watched = loaded.wait, opened.wait
+    images, videos = await deadline.limit_loading(load_media(state, body.messages, scope))
+    state.metrics.count_images(len(images.images))
+    state.metrics.count_videos(len(videos.videos))
     return GenerationRequest(
         id=uuid.uuid4().hex,
-        prompt=chat_prompt(body, loaded.images, opened.videos),
+        prompt=chat_prompt(body, images.images, videos.videos),
         sampling=params,
-        cache_salt=share.salt,
+        cache_salt=scope.salt,
         timeout=deadline.left,
         priority=body.priority or 0,
-        fetch_s=max(read.fetch_s, watched.fetch_s),
-        media_decode_s=max(read.decode_s, watched.decode_s),
+        fetch_s=max(images.wait.fetch_s, videos.wait.fetch_s),
+        media_decode_s=max(images.wait.decode_s, videos.wait.decode_s),
     )

@@ -1,4 +1,4 @@
-"""/v1/completions: text as it is, no template."""
+"""/v1/completions: continuation of text or token ids, without a chat template."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from fovea.api.responses import CompletionBodies
 from fovea.api.schema import CompletionRequest
 from fovea.core.errors import InvalidRequest
 from fovea.core.types import Completion, GenerationRequest
-from fovea.server.answer import while_connected, whole
+from fovea.server.answer import collect_answer, while_connected
 from fovea.server.docs import GENERATES
-from fovea.server.room import Room
-from fovea.server.state import ServerState, share_of, state_of
+from fovea.server.reservations import Reservation
+from fovea.server.state import ServerState, cache_scope_of, state_of
 from fovea.server.streaming import stream_response
 
 router = APIRouter()
 MAX_PROMPTS = 64
 USUAL_TOKENS = 16
-"""OpenAI's default of max_tokens at this route."""
+"""Longest answer if `max_tokens` is omitted: OpenAI's default at this route."""
 
 
 @router.post("/v1/completions", responses=GENERATES)
 async def completions(body: CompletionRequest, http: Request) -> Response:
-    """Text that continues each prompt."""
+    """Continue each prompt."""
     state = state_of(http)
     bodies = CompletionBodies(state.check_model(body.model))
     with wire_names(body):
-        requests = _requests(state, body, share_of(http, body.cache_salt).salt)
-        with state.rooms.hold(sum(request.sampling.n for request in requests)) as room:
+        requests = _requests(state, body, cache_scope_of(http, body.cache_salt).salt)
+        with state.reservations.reserve(sum(request.sampling.n for request in requests)) as reservation:
             if not body.stream:
-                answers = await while_connected(http, _all(state, requests, room))
+                answers = await while_connected(http, _answer_all(state, requests, reservation))
                 return JSONResponse(bodies.complete(answers))
             if len(requests) > 1:
                 raise InvalidRequest("a stream takes one prompt", param="prompt")
-            return await stream_response(state, http, requests[0], room, bodies, body)
+            return await stream_response(state, http, requests[0], reservation, bodies, body)
 
 
 def _requests(state: ServerState, body: CompletionRequest, salt: str) -> list[GenerationRequest]:
@@ -60,10 +60,12 @@ def _requests(state: ServerState, body: CompletionRequest, salt: str) -> list[Ge
     ]
 
 
-async def _all(state: ServerState, requests: list[GenerationRequest], room: Room) -> list[Completion]:
+async def _answer_all(
+    state: ServerState, requests: list[GenerationRequest], reservation: Reservation
+) -> list[Completion]:
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(whole(state, request, room)) for request in requests]
+            tasks = [group.create_task(collect_answer(state, request, reservation)) for request in requests]
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]

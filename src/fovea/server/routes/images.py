@@ -1,4 +1,4 @@
-"""/v1/images: send an image ahead, have it encoded, and name it by `fovea-image://ID` in later requests."""
+"""/v1/images: storing and encoding an image that later requests name by the URL `fovea-image://ID`."""
 
 from __future__ import annotations
 
@@ -13,43 +13,48 @@ from fovea.core.image import PixelBudget
 from fovea.core.types import ChatPrompt, GenerationRequest, ImagePart, Message
 from fovea.media.bundle import ImageBundle
 from fovea.media.image.store import SCHEME, StoredImage
-from fovea.server.answer import Deadline, while_connected, whole
+from fovea.server.answer import Deadline, collect_answer, while_connected
 from fovea.server.docs import ERRORS, NAMED
 from fovea.server.explain import shorten
-from fovea.server.room import Room
-from fovea.server.state import ServerState, share_of, state_of
+from fovea.server.reservations import Reservation
+from fovea.server.state import ServerState, cache_scope_of, state_of
 
 router = APIRouter()
 
 
 @router.post("/v1/images", responses=ERRORS)
 async def upload(body: ImageUpload, http: Request) -> dict[str, Any]:
-    """Fetch, decode and keep an image; encode it too, unless `encode` is false."""
+    """Store an image for later requests.
+
+    It is fetched and decoded now, and encoded unless `encode` is false.
+    """
     state = state_of(http)
     state.check_model(body.model)
-    with state.rooms.hold(1 if body.encode else 0) as room:
-        return await _upload(state, body, http, room)
+    with state.reservations.reserve(1 if body.encode else 0) as reservation:
+        return await _upload(state, body, http, reservation)
 
 
-async def _upload(state: ServerState, body: ImageUpload, http: Request, room: Room) -> dict[str, Any]:
-    """`timeout` is one deadline for all of it."""
-    share = share_of(http, body.cache_salt)
+async def _upload(
+    state: ServerState, body: ImageUpload, http: Request, reservation: Reservation
+) -> dict[str, Any]:
+    """Load, store and encode the image. The timeout is one deadline for all of these steps."""
+    scope = cache_scope_of(http, body.cache_salt)
     deadline = Deadline(state.timeout(body.timeout))
-    loading = state.media.load_timed([body.url], ["url"], share.salt)
-    loaded = await while_connected(http, deadline.reading(loading))
-    image = loaded.images[0]
-    stored = state.images.put(image, share.salt, share.tenant)
+    loading = state.media.load_timed([body.url], ["url"], scope.salt)
+    bundle = await while_connected(http, deadline.limit_loading(loading))
+    image = bundle.images[0]
+    stored = state.image_store.put(image, scope.salt, scope.tenant)
     if stored is None:
         raise InvalidRequest(
-            f"the image takes {len(image.rgb)} bytes decoded; images that are sent ahead have "
-            f"{state.images.cache.capacity} in all (image_store_mib)",
+            f"the image takes {len(image.rgb)} bytes decoded; the store for images has "
+            f"{state.image_store.cache.capacity} in all (image_store_mib)",
             param="url",
             code="image_too_large",
         )
-    card = _card(state, stored) | {"encoded": False}
+    card = _image_object(state, stored) | {"encoded": False}
     if body.encode:
         answer = await while_connected(
-            http, whole(state, _encoding(loaded, body, share.salt, deadline.left), room)
+            http, collect_answer(state, _encode_request(bundle, body, scope.salt, deadline.left), reservation)
         )
         card |= {"encoded": True, "visual_tokens": answer.usage.image}
     return card
@@ -57,41 +62,43 @@ async def _upload(state: ServerState, body: ImageUpload, http: Request, room: Ro
 
 @router.get("/v1/images/{name}", responses=NAMED)
 async def describe(name: str, http: Request) -> dict[str, Any]:
-    """Whether an image is still here, and until when."""
+    """Describe a stored image, with the time at which it expires."""
     state = state_of(http)
-    return _card(state, _found(state, name, share_of(http, None).tenant))
+    return _image_object(state, _stored_image(state, name, cache_scope_of(http, None).tenant))
 
 
 @router.delete("/v1/images/{name}", responses=NAMED)
 async def forget(name: str, http: Request) -> dict[str, Any]:
-    """Forget an image. What caches hold of it goes in their own time."""
+    """Delete a stored image. Caches evict their entries about it later, on their own."""
     state = state_of(http)
-    _found(state, name, share_of(http, None).tenant)
-    state.images.drop(name)
+    _stored_image(state, name, cache_scope_of(http, None).tenant)
+    state.image_store.drop(name)
     return {"id": name, "object": "image.deleted", "deleted": True}
 
 
-def _found(state: ServerState, name: str, tenant: str) -> StoredImage:
-    stored = state.images.get(name, tenant)
+def _stored_image(state: ServerState, name: str, tenant: str) -> StoredImage:
+    stored = state.image_store.get(name, tenant)
     if stored is None:
         raise NotFound(f"image {shorten(name)} is not stored here, or has expired", code="image_not_found")
     return stored
 
 
-def _encoding(loaded: ImageBundle, body: ImageUpload, salt: str, timeout: float | None) -> GenerationRequest:
+def _encode_request(
+    bundle: ImageBundle, body: ImageUpload, salt: str, timeout: float | None
+) -> GenerationRequest:
     budget = PixelBudget(detail=body.detail, min_pixels=body.min_pixels, max_pixels=body.max_pixels)
     return GenerationRequest(
         id=uuid.uuid4().hex,
-        prompt=ChatPrompt((Message("user", (ImagePart(loaded.images[0], budget),)),)),
+        prompt=ChatPrompt((Message("user", (ImagePart(bundle.images[0], budget),)),)),
         cache_salt=salt,
         timeout=timeout,
         encode_only=True,
-        fetch_s=loaded.wait.fetch_s,
-        media_decode_s=loaded.wait.decode_s,
+        fetch_s=bundle.wait.fetch_s,
+        media_decode_s=bundle.wait.decode_s,
     )
 
 
-def _card(state: ServerState, stored: StoredImage) -> dict[str, Any]:
+def _image_object(state: ServerState, stored: StoredImage) -> dict[str, Any]:
     return {
         "id": stored.id,
         "object": "image",

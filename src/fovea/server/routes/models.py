@@ -1,4 +1,4 @@
-"""/v1/models, /tokenize, and what operators ask: /health, /ready, /version, /metrics."""
+"""/v1/models, /tokenize, and routes for operators: /health, /ready, /version, /metrics."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from fovea.server.docs import ERRORS, NAMED
 from fovea.server.errors import response
 from fovea.server.explain import shorten
 from fovea.server.media import load_media
-from fovea.server.state import ServerState, share_of, state_of
+from fovea.server.state import ServerState, cache_scope_of, state_of
 
 router = APIRouter()
 
 
 @router.get("/v1/models", responses=NAMED)
 async def models(http: Request) -> dict[str, Any]:
-    """The one model that is served."""
-    return {"object": "list", "data": [_card(state_of(http))]}
+    """List the served model. There is always exactly one."""
+    return {"object": "list", "data": [_model_object(state_of(http))]}
 
 
 @router.get("/v1/models/{name:path}", responses=NAMED)
 async def model(name: str, http: Request) -> dict[str, Any]:
+    """Describe the served model."""
     state = state_of(http)
     if name != state.client.info.name:
         raise NotFound(
             f"model {shorten(name)} is not served here; served: {state.client.info.name}",
             code="model_not_found",
         )
-    return _card(state)
+    return _model_object(state)
 
 
 @router.post("/tokenize", responses=ERRORS)
 async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
-    """Token ids of a prompt or of a conversation, visual tokens included."""
+    """Return the token ids of a prompt or of a conversation, visual tokens included."""
     state = state_of(http)
     state.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
@@ -54,9 +55,9 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
             video_pruning_rate=body.video_pruning_rate,
             visual_tokens=body.visual_tokens,
         )
-        share = share_of(http, None)
-        loaded, opened = await load_media(state, chat.messages, share)
-        prompt = chat_prompt(chat, loaded.images, opened.videos)
+        scope = cache_scope_of(http, None)
+        images, videos = await load_media(state, chat.messages, scope)
+        prompt = chat_prompt(chat, images.images, videos.videos)
     else:
         prompt = TextPrompt(body.prompt or "")
     with wire_names(body):
@@ -66,7 +67,10 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
 
 @router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
 async def health(http: Request) -> Response:
-    """The process runs, loading or serving: see /ready. 503 only when the engine died, so that it is restarted."""
+    """Tell whether the process runs, even if it is still loading: /ready tells whether it serves requests.
+
+    The status is 503 only if the engine has stopped by itself, so that a supervisor restarts the process.
+    """
     state = state_of(http)
     if state.client.status == "stopped" and not state.draining:
         return response(Unavailable(state.unavailable() or "the engine has stopped"))
@@ -75,7 +79,7 @@ async def health(http: Request) -> Response:
 
 @router.api_route("/ready", methods=["GET", "HEAD"], include_in_schema=False)
 async def ready(http: Request) -> Response:
-    """Requests are served now."""
+    """Tell whether requests are served now: status 200, or 503 with the reason."""
     state = state_of(http)
     reason = state.unavailable()
     if reason is not None:
@@ -95,7 +99,7 @@ async def metrics(http: Request) -> Response:
     )
 
 
-def _card(state: ServerState) -> dict[str, Any]:
+def _model_object(state: ServerState) -> dict[str, Any]:
     info = state.client.info
     return {
         "id": info.name,

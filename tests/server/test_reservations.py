@@ -1,4 +1,4 @@
-"""A request has its place in the queue from before its images are fetched, and gives it back however it ends."""
+"""A request reserves its place in the queue before it fetches images, and releases it however it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fovea.core.errors import Overloaded
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
 from fovea.media.limits import MediaLimits
 from fovea.server.app import create_app
-from fovea.server.room import Rooms
+from fovea.server.reservations import Reservations
 from fovea.server.settings import ServerSettings
 from tests.server.conftest import Web
 from tests.server.scripted import Script
@@ -25,32 +25,34 @@ CHAT = "/v1/chat/completions"
 PLACES = 2
 
 
-class Counting(Script):
+class CountingEngine(Script):
+    """An engine with room for PLACES choices."""
+
     def check_room(self, choices: int, reserved: int = 0) -> None:
         if choices + reserved > PLACES:
             raise Overloaded(f"{reserved} are on their way", retry_after=1.0)
 
 
-def test_places_are_held_until_they_are_handed_over() -> None:
-    rooms = Rooms(Counting())
-    with rooms.hold(2) as room:
-        assert rooms.reserved == 2
-        with pytest.raises(Overloaded), rooms.hold(1):
+def test_places_are_reserved_until_they_are_handed_over() -> None:
+    reservations = Reservations(CountingEngine())
+    with reservations.reserve(2) as reservation:
+        assert reservations.reserved == 2
+        with pytest.raises(Overloaded), reservations.reserve(1):
             pass
-        room.hand_over(1)
-        assert (rooms.reserved, room.answers) == (1, 1)
-        with rooms.hold(1):
-            assert rooms.reserved == 2
-        room.hand_over(5)
-        assert rooms.reserved == 0
-    assert rooms.reserved == 0
+        reservation.hand_over(1)
+        assert (reservations.reserved, reservation.choices) == (1, 1)
+        with reservations.reserve(1):
+            assert reservations.reserved == 2
+        reservation.hand_over(5)
+        assert reservations.reserved == 0
+    assert reservations.reserved == 0
 
 
-def test_a_place_is_given_back_when_a_request_fails() -> None:
-    rooms = Rooms(Counting())
-    with pytest.raises(ZeroDivisionError), rooms.hold(2):
+def test_failed_request_releases_its_places() -> None:
+    reservations = Reservations(CountingEngine())
+    with pytest.raises(ZeroDivisionError), reservations.reserve(2):
         raise ZeroDivisionError
-    assert rooms.reserved == 0
+    assert reservations.reserved == 0
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +68,11 @@ def narrow(checkpoint: Path, files: Path) -> Iterator[Server]:
 
 
 def reserved(server: Server) -> int:
-    return int(server.app.state.fovea.rooms.reserved)
+    return int(server.app.state.fovea.reservations.reserved)
 
 
-def idle(server: Server) -> None:
-    """Nobody holds a place, in the server or in the engine: all of them can be had at once."""
+def wait_until_idle(server: Server) -> None:
+    """Wait until no request holds a place, neither in the server nor in the engine."""
     until(lambda: reserved(server) == 0)
 
     def all_free() -> bool:
@@ -82,24 +84,27 @@ def idle(server: Server) -> None:
     until(all_free)
 
 
-def test_requests_that_fetch_are_counted(narrow: Server, web: Web) -> None:
+def test_requests_that_fetch_images_are_counted(narrow: Server, web: Web) -> None:
     slow = chat(user(image(f"{web.url}/slow"), "what is it?"))
     upload = {"url": f"{web.url}/slow"}
     with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(narrow.post, CHAT, slow), pool.submit(narrow.post, "/v1/images", upload)]
+        running_requests = [
+            pool.submit(narrow.post, CHAT, slow),
+            pool.submit(narrow.post, "/v1/images", upload),
+        ]
         until(lambda: reserved(narrow) == PLACES)
         for path, body in ((CHAT, slow), ("/v1/completions", {"prompt": "a"}), ("/v1/images", upload)):
             refused = narrow.post(path, body)
             assert refused.status_code == 429, refused.text
             assert "2 requests are running or waiting, 2 is the limit" in refused.text
-        kept = narrow.post("/v1/images", {"url": data_url(picture(seed=700)), "encode": False})
-        assert kept.status_code == 200, "what needs no engine needs no place in its queue"
+        stored = narrow.post("/v1/images", {"url": data_url(picture(seed=700)), "encode": False})
+        assert stored.status_code == 200, "an upload without encoding needs no place in the queue"
         web.released.set()
-        assert [future.result().status_code for future in asked] == [200, 200]
-    idle(narrow)
+        assert [future.result().status_code for future in running_requests] == [200, 200]
+    wait_until_idle(narrow)
 
 
-def leave(server: Server, path: str, body: Json) -> None:
+def disconnect(server: Server, path: str, body: Json) -> None:
     with (
         pytest.raises(httpx.ReadTimeout),
         httpx.Client(base_url=server.url, timeout=0.3) as client,
@@ -109,21 +114,21 @@ def leave(server: Server, path: str, body: Json) -> None:
 
 
 def while_fetching(server: Server, web: Web) -> None:
-    leave(server, CHAT, chat(user(image(f"{web.url}/slow"))))
+    disconnect(server, CHAT, chat(user(image(f"{web.url}/slow"))))
 
 
 def while_an_upload_fetches(server: Server, web: Web) -> None:
-    leave(server, "/v1/images", {"url": f"{web.url}/slow"})
+    disconnect(server, "/v1/images", {"url": f"{web.url}/slow"})
 
 
 def before_the_first_token(server: Server, web: Web) -> None:
     with frozen(server.engine):
-        leave(server, CHAT, chat(user("hello"), stream=True))
+        disconnect(server, CHAT, chat(user("hello"), stream=True))
 
 
-def before_a_whole_answer(server: Server, web: Web) -> None:
+def before_a_complete_answer(server: Server, web: Web) -> None:
     with frozen(server.engine):
-        leave(server, "/v1/completions", {"prompt": ["a", "b"], "max_tokens": 4})
+        disconnect(server, "/v1/completions", {"prompt": ["a", "b"], "max_tokens": 4})
 
 
 def amid_a_stream(server: Server, web: Web) -> None:
@@ -153,20 +158,20 @@ ENDS: dict[str, Callable[[Server, Web], None]] = {
     "left while fetching": while_fetching,
     "left while an upload fetched": while_an_upload_fetches,
     "left before the first token": before_the_first_token,
-    "left before a whole answer": before_a_whole_answer,
+    "left before a complete answer": before_a_complete_answer,
     "left amid a stream": amid_a_stream,
 }
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_however_a_request_ends_its_place_is_free_again(narrow: Server, web: Web, end: str) -> None:
+def test_place_is_free_again_however_a_request_ends(narrow: Server, web: Web, end: str) -> None:
     ENDS[end](narrow, web)
     web.released.set()
-    idle(narrow)
+    wait_until_idle(narrow)
 
 
-class Listening(Script):
-    """Remembers how long it was given for each request."""
+class RecordingEngine(Script):
+    """An engine that records the timeout of each request."""
 
     def __init__(self) -> None:
         super().__init__(Delta(0, "", (), finish_reason="length", usage=Usage(1, 0), timings=StageTimings()))
@@ -177,17 +182,17 @@ class Listening(Script):
         return super().stream(request)
 
 
-async def test_a_timeout_is_one_deadline_for_loading_and_for_the_engine() -> None:
-    """An upload had the whole of it for each."""
-    script = Listening()
+async def test_timeout_covers_loading_and_the_engine_together() -> None:
+    """In the past, an upload had the full timeout for loading, and again for encoding."""
+    script = RecordingEngine()
     transport = httpx.ASGITransport(create_app(script))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        shown = data_url(picture(640, 480))
+        url = data_url(picture(640, 480))
         for timeout in (30.0, None):
-            asked = {"url": shown} if timeout is None else {"url": shown, "timeout": timeout}
-            assert (await client.post("/v1/images", json=asked)).status_code == 200
-            body = chat(user(image(shown)), timeout=timeout)
+            upload = {"url": url} if timeout is None else {"url": url, "timeout": timeout}
+            assert (await client.post("/v1/images", json=upload)).status_code == 200
+            body = chat(user(image(url)), timeout=timeout)
             assert (await client.post(CHAT, json=body)).status_code == 200
     *limited, first, second = script.timeouts
-    assert [0 < given < 30 for given in limited if given is not None] == [True, True]
+    assert [0 < seconds < 30 for seconds in limited if seconds is not None] == [True, True]
     assert (first, second) == (None, None)
