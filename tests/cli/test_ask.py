@@ -125,10 +125,10 @@ def test_a_chat_template_of_ones_own(fovea: Caller, tiny: Path, engine: Engine, 
 
 
 WRONG = [
-    (("missing.png", "what?"), "image 0: missing.png can not be read: No such file or directory"),
+    (("missing.png", "what?"), "image 0: missing.png cannot be read: No such file or directory"),
     (("a.png", "no.png", "what?"), "image 1: the data is not an image of an accepted type"),
     (("cut.png", "what?"), "image 0: "),
-    ((".", "what?"), "image 0: . can not be read: Is a directory"),
+    ((".", "what?"), "image 0: . cannot be read: Is a directory"),
     (("a.png",), "the question comes last, but a.png is a file"),
     (("what?", "a.png"), "the question comes last, but a.png is a file"),
     (("what?", "--model", "nothere"), "'nothere' is neither a folder, a hub id (owner/name) nor 'fovea-tiny'"),
@@ -138,12 +138,12 @@ WRONG = [
     (("what?", "--model", "bert"), "model_type 'bert' is not supported; supported: qwen3_vl, "),
     (("what?", "--model", "broken"), "broken/config.json is not JSON"),
     (("what?", "--config", "bad.toml"), "bad.toml is not TOML: "),
-    (("what?", "--config", "none.toml"), "none.toml can not be read: No such file or directory"),
+    (("what?", "--config", "none.toml"), "none.toml cannot be read: No such file or directory"),
     (("what?", "--temperature", "3"), "temperature must be in [0, 2], got 3.0"),
     (("what?", "--top-p", "0"), "top_p must be in (0, 1], got 0.0"),
     (("what?", "--dtype", "int4"), "--dtype: dtype is 'int4'; accepted: auto, "),
     (("what?", "--device", "cuda:99"), "device 'cuda:99' is asked for, but "),
-    (("what?", "--chat-template", "none.jinja"), "--chat-template: none.jinja can not be read: No such file"),
+    (("what?", "--chat-template", "none.jinja"), "--chat-template: none.jinja cannot be read: No such file"),
     (("what\udcff",), "the question is not UTF-8 text"),
 ]  # fmt: skip
 

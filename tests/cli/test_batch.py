@@ -134,7 +134,7 @@ BAD = {
     "image no path": ({"question": "q", "image": 5}, "image takes a path"),
     "images no list": ({"question": "q", "images": "a.png"}, "images takes a list of paths"),
     "images no paths": ({"question": "q", "images": [None]}, "an image is None; accepted: its path"),
-    "missing image": ({"question": "q", "image": "none.png"}, "can not be read: No such file or directory"),
+    "missing image": ({"question": "q", "image": "none.png"}, "cannot be read: No such file or directory"),
     "a NUL in its path": ({"question": "q", "image": "a\0.png"}, "null byte"),
     "not an image": ({"question": "q", "images": ["a.png", "no.png"]}, "image 1: the data is not an image"),
     "no message": ({"messages": ["hello"]}, "a message is a mapping with role and content"),
@@ -279,10 +279,10 @@ def test_in_and_out_are_the_same(fovea: Caller, here: Path) -> None:
 def test_files_that_can_not_be_used(fovea: Caller, here: Path) -> None:
     given = write_lines(here / "in.jsonl", {"question": "q"})
     for source, output, message in (
-        (here / "none.jsonl", here / "out.jsonl", "none.jsonl can not be read: No such file or directory"),
-        (here, here / "out.jsonl", "can not be read: Is a directory"),
-        (given, here, "can not be written: Is a directory"),
-        (given, here / "none" / "out.jsonl", "out.jsonl can not be written: No such file or directory"),
+        (here / "none.jsonl", here / "out.jsonl", "none.jsonl cannot be read: No such file or directory"),
+        (here, here / "out.jsonl", "cannot be read: Is a directory"),
+        (given, here, "cannot be written: Is a directory"),
+        (given, here / "none" / "out.jsonl", "out.jsonl cannot be written: No such file or directory"),
     ):
         said = fovea("batch", source, output)
         assert said.code == 2

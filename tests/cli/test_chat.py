@@ -98,7 +98,7 @@ def test_what_fails_is_taken_back(chat: Any, talk: Conversation) -> None:
     for bad, told in (
         ("the red circle " * 2000, "fovea: the prompt has "),
         ("\udcff", "fovea: the question is not UTF-8 text"),
-        ("/image none.png", "fovea: none.png can not be read: No such file or directory"),
+        ("/image none.png", "fovea: none.png cannot be read: No such file or directory"),
         ("/image no.png", "fovea: the data is not an image of an accepted type"),
         ("/image", "  /image needs a file"),
         ("/imag a.png", "/image FILE...  add pictures"),
@@ -113,7 +113,7 @@ def test_what_fails_is_taken_back(chat: Any, talk: Conversation) -> None:
 def test_a_first_image_that_is_none_does_not_end_it(chat: Any, talk: Conversation) -> None:
     said = chat(["what?"], "none.png", "a.png")
     assert said.out == talk.say("what?", "a.png") + "\n"
-    assert said.err.startswith("fovea: none.png can not be read")
+    assert said.err.startswith("fovea: none.png cannot be read")
 
 
 def test_figures_on_and_off(chat: Any) -> None:

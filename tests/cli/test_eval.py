@@ -218,9 +218,9 @@ def test_a_wrong_line_is_told_with_file_and_line(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--data", "none.jsonl"), "none.jsonl can not be read: No such file or directory"),
+        (("--data", "none.jsonl"), "none.jsonl cannot be read: No such file or directory"),
         (("--data", "empty.jsonl"), "empty.jsonl holds no cases"),
-        (("--data", "."), ". can not be read: Is a directory"),
+        (("--data", "."), ". cannot be read: Is a directory"),
         (("--data", "empty.jsonl", "--kinds", "colour"), "--kinds is of generated scenes"),
         (("--kinds", "colour,tint"), "unknown kind 'tint'; there are colour, shape, "),
         (("--kinds", "colour,"), "unknown kind ''; there are colour, shape, "),

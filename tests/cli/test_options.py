@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fovea.bench.settings import Price, Shape, Traffic
 from fovea.cli import options
-from fovea.cli.common import ALL_KEYS, MADE_UP, check_writable
+from fovea.cli.common import ALL_KEYS, check_writable
+from fovea.cli.profile.settings import ProfileSettings
+from fovea.cli.serve import ServeSettings
 from fovea.core.errors import ConfigError
+from fovea.core.settings import check_value, flat_values, settings_of
+from fovea.core.workload import Workload
 from fovea.engine.config import EngineConfig
 from fovea.media.limits import MediaLimits
 from fovea.server.settings import ServerSettings
 from tests.cli.support import Caller
 
-CLASSES = (EngineConfig, MediaLimits, ServerSettings)
-SETTABLE = [(cls, field.name) for cls in CLASSES for field in fields(cls) if field.name not in MADE_UP]
+CLASSES = (
+    EngineConfig,
+    MediaLimits,
+    ServerSettings,
+    ServeSettings,
+    Workload,
+    Shape,
+    Traffic,
+    Price,
+    ProfileSettings,
+)
+SERVED = [
+    entry for cls in (EngineConfig, ServerSettings) for entry in settings_of(cls) if not entry.rule.internal
+]
 COMMANDS = ("ask", "chat", "serve", "batch", "eval", "models")
 
 
@@ -61,7 +78,7 @@ KINDS = [
 def parse(cls: type, *argv: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config")
-    options.add_options(parser, "settings", cls, skip=MADE_UP)
+    options.add_options(parser, "settings", cls)
     return parser.parse_args(argv)
 
 
@@ -76,10 +93,6 @@ def toml(folder: Path, text: str) -> str:
     return str(path)
 
 
-def flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_the_nearest_source_wins(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FOVEA_THREADS")
@@ -87,14 +100,14 @@ def test_the_nearest_source_wins(kind: Kind, tmp_path: Path, monkeypatch: pytest
     config = ("--config", toml(tmp_path, f"{kind.name} = {kind.file}"))
 
     def value(*argv: str) -> Any:
-        return getattr(read(kind.cls, *argv), kind.name)
+        return flat_values(read(kind.cls, *argv))[kind.name]
 
     assert value() == default
     assert value(*config) == in_file
     monkeypatch.setenv(f"FOVEA_{kind.name.upper()}", kind.variable)
     assert value(*config) == in_variable
-    assert value(*config, flag(kind.name), kind.flag) == in_flag
-    assert type(value(*config, flag(kind.name), kind.flag)) is type(in_flag)
+    assert value(*config, options.flag(kind.name), kind.flag) == in_flag
+    assert type(value(*config, options.flag(kind.name), kind.flag)) is type(in_flag)
 
 
 def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,12 +120,12 @@ def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_an_empty_variable_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOVEA_MAX_RUNNING", "")
-    assert read(EngineConfig).max_running == 64
+    assert read(EngineConfig).schedule.max_running == 64
 
 
 def test_the_file_may_be_named_by_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOVEA_CONFIG", toml(tmp_path, "max_running = 9"))
-    assert read(EngineConfig).max_running == 9
+    assert read(EngineConfig).schedule.max_running == 9
 
 
 WRONG = [
@@ -146,7 +159,7 @@ def test_a_wrong_value_names_who_said_it(
         assert_told(cls, config, f"{name} in the configuration file", name, accepted)
     monkeypatch.setenv(f"FOVEA_{name.upper()}", value)
     assert_told(cls, config, f"FOVEA_{name.upper()}", name, accepted)
-    assert_told(cls, (*config, f"{flag(name)}={value}"), flag(name), name, accepted)
+    assert_told(cls, (*config, f"{options.flag(name)}={value}"), options.flag(name), name, accepted)
 
 
 def assert_told(cls: type, argv: tuple[str, ...], source: str, name: str, accepted: str) -> None:
@@ -207,8 +220,8 @@ def test_a_wrong_file_is_told_with_its_path(text: str, message: str, tmp_path: P
 def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'model = "caf\xe9"')
     for path, reason in (
-        (tmp_path / "none.toml", "can not be read: No such file"),
-        (tmp_path, "can not be read: Is a directory"),
+        (tmp_path / "none.toml", "cannot be read: No such file"),
+        (tmp_path, "cannot be read: Is a directory"),
         (tmp_path / "latin.toml", "is not TOML"),
     ):
         with pytest.raises(ConfigError, match=reason):
@@ -236,32 +249,20 @@ def test_a_wrong_log_level_is_told(fovea: Caller, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_every_setting_is_explained(cls: type) -> None:
-    helps = options.field_help(cls)
-    assert set(helps) == {field.name for field in fields(cls)}
-    for name, text in helps.items():
-        assert len(text.split()) >= 2, name
-        others = [other for other in helps if f"{other}: " in text]
-        assert not others, f"the help of {name} runs on into {others}"
+def test_every_setting_is_explained_and_has_a_default_that_it_accepts(cls: type) -> None:
+    for entry in settings_of(cls):
+        assert len(entry.rule.help.split()) >= 2, entry.name
+        assert entry.rule.help[0].isupper() or entry.rule.help[0].islower(), entry.name
+        assert entry.rule.help.endswith("."), entry.name
+        check_value(entry, entry.default)
 
 
-def test_help_is_read_from_the_docstring() -> None:
-    @dataclass
-    class Example:
-        """first: a line
-        that goes on; 0: none.
-        second, third: two at once.
-        """
-
-        first: int = 0
-        second: int = 0
-        third: int = 0
-
-    assert options.field_help(Example) == {
-        "first": "a line that goes on; 0: none.",
-        "second": "two at once.",
-        "third": "two at once.",
-    }
+def test_help_shows_range_and_default() -> None:
+    parser = argparse.ArgumentParser()
+    options.add_options(parser, "engine:", EngineConfig)
+    words = " ".join(parser.format_help().split())
+    assert "--max-running N Sequences that share a step. (default: 64; accepted: 1 to 4096)" in words
+    assert "engine: kv:" in words
 
 
 @pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
@@ -275,10 +276,10 @@ def test_help_of_every_command(command: tuple[str, ...], fovea: Caller) -> None:
 
 
 def test_every_setting_is_a_flag_of_serve(fovea: Caller) -> None:
-    words = " ".join(fovea("serve", "--help").out.split())
-    for cls, name in SETTABLE:
-        assert f" {flag(name)} " in words
-        assert options.field_help(cls)[name] in words
+    text = fovea("serve", "--help").out
+    for entry in SERVED:
+        assert f" {options.flag(entry.name)} " in text
+        assert "".join(entry.rule.help.split()) in "".join(text.split())  # lines may break at hyphens
 
 
 def test_no_words_at_all(fovea: Caller) -> None:
@@ -309,5 +310,5 @@ def test_whether_a_file_can_be_written_is_tried_without_a_trace(tmp_path: Path) 
     assert link.is_symlink()
     assert not target.exists()
     assert kept.read_text() == "of an earlier run"
-    with pytest.raises(ConfigError, match="can not be written"):
+    with pytest.raises(ConfigError, match="cannot be written"):
         check_writable(tmp_path / "none" / "a.png")

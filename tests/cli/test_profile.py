@@ -148,10 +148,10 @@ def test_text_alone(fovea: Caller) -> None:
     [
         (("--tokens", 1), "--tokens: tokens is 1; accepted: 2 to 100000"),
         (("--concurrency", 0), "--concurrency: concurrency is 0; accepted: 1 to 1024"),
-        (("--image", "a.png", "--side", 64), "--side: side is of a generated picture, and an image is given"),
-        (("--image", "/nowhere/a.png"), "/nowhere/a.png can not be read: No such file or directory"),
+        (("--image", "a.png", "--side", 64), "--side: side is for a generated picture, but an image is given"),
+        (("--image", "/nowhere/a.png"), "/nowhere/a.png cannot be read: No such file or directory"),
         (("--plot", "bars.gif"), "--plot is 'bars.gif'; accepted: a name that ends in .png, .svg, .pdf"),
-        (("--trace", "/nowhere/t.json"), "/nowhere/t.json can not be written: No such file or directory"),
+        (("--trace", "/nowhere/t.json"), "/nowhere/t.json cannot be written: No such file or directory"),
         (("--quantization", "int3"), "--quantization: quantization is 'int3'; accepted: none, int8, int4, fp8"),
     ],
 )  # fmt: skip

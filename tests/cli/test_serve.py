@@ -124,15 +124,15 @@ def test_a_taken_port_is_told_before_a_model_is_loaded(fovea: Caller, folder: Pa
         port = other.getsockname()[1]
         said = fovea("serve", folder, "--port", port)
     assert said.code == 2
-    assert said.told == f"fovea: 127.0.0.1:{port} can not be listened on: Address already in use"
+    assert said.told == f"fovea: 127.0.0.1:{port} cannot be listened on: Address already in use"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--host", "192.0.2.1"), "192.0.2.1:8000 can not be listened on: "),
-        (("--host", "x" * 300), f"{'x' * 300}:8000 can not be listened on: "),
-        (("--port", "65536"), "--port is 65536; accepted: 0 to 65535"),
+        (("--host", "192.0.2.1"), "192.0.2.1:8000 cannot be listened on: "),
+        (("--host", "x" * 300), f"{'x' * 300}:8000 cannot be listened on: "),
+        (("--port", "65536"), "--port: port is 65536; accepted: 0 to 65535"),
         (("--max-queue", "many"), "--max-queue is 'many'; accepted: a whole number"),
         (("--max-running", "0"), "--max-running: max_running is 0; accepted: 1 to 4096"),
         (("--max-images", "0"), "--max-images: max_images is 0; accepted: 1 to 1024"),
@@ -141,10 +141,13 @@ def test_a_taken_port_is_told_before_a_model_is_loaded(fovea: Caller, folder: Pa
         (("--allow-remote", "perhaps"), "--allow-remote is 'perhaps'; accepted: true or false"),
         (("--api-key", ""), "--api-key holds an empty key or none"),
         (("--admin-key", ""), "--admin-key holds an empty key or none"),
-        (("--cache-scope", "key"), "--cache-scope: cache_scope is 'key', which keeps API keys apart"),
+        (
+            ("--cache-scope", "key"),
+            "--cache-scope: cache_scope is 'key', which separates the caches of API keys",
+        ),
         (("--cache-scope", "keys"), "--cache-scope: cache_scope is 'keys'; accepted: shared, key"),
-        (("--chat-template", "/no/such"), "--chat-template: /no/such can not be read: No such file"),
-        (("--config", "/no/such"), "/no/such can not be read: No such file or directory"),
+        (("--chat-template", "/no/such"), "--chat-template: /no/such cannot be read: No such file"),
+        (("--config", "/no/such"), "/no/such cannot be read: No such file or directory"),
         (("./none",), "'./none' is neither a folder, a hub id (owner/name) nor 'fovea-tiny'"),
         (("none",), "'none' is neither a folder, a hub id (owner/name) nor 'fovea-tiny'"),
     ],
@@ -158,12 +161,16 @@ def test_a_wrong_setting_is_one_line(words: tuple[str, ...], message: str, fovea
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("PORT", "tcp://10.0.0.1:80", "FOVEA_PORT is 'tcp://10.0.0.1:80'; accepted: 0 to 65535"),
+        (
+            "PORT",
+            "tcp://10.0.0.1:80",
+            "FOVEA_PORT is 'tcp://10.0.0.1:80'; accepted: a whole number, 0 to 65535",
+        ),
         ("API_KEY", ",", "FOVEA_API_KEY holds an empty key or none"),
         ("API_KEY", "one,", "FOVEA_API_KEY holds an empty key or none"),
         ("MAX_QUEUE", "-1", "FOVEA_MAX_QUEUE: max_queue is -1; accepted: 0 to 1048576"),
         ("MODEL", "./none", "'./none' is neither a folder"),
-        ("CONFIG", "/no/such", "/no/such can not be read: "),
+        ("CONFIG", "/no/such", "/no/such cannot be read: "),
     ],
 )
 def test_a_wrong_variable_is_one_line(
@@ -191,7 +198,7 @@ def test_a_wrong_port_in_the_file(value: str, fovea: Caller, folder: Path) -> No
     (folder / "fovea.toml").write_text(f"port = {value}")
     said = fovea("serve", "--config", folder / "fovea.toml")
     assert said.code == 2
-    assert said.told.startswith("fovea: port in the configuration file is ")
+    assert said.told.startswith("fovea: port in the configuration file")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

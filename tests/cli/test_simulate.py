@@ -77,7 +77,7 @@ def test_the_batch_rule_has_a_target(fovea: Caller) -> None:
     ("words", "told"),
     [
         (["--policy", "fast"], "--policy is 'fast'; accepted: dual, fcfs, priority, detail"),
-        (["--rate", "0"], "--rate: rate is 0.0; accepted: 1e-06 to 1e+06"),
+        (["--rate", "0"], "--rate: rate is 0.0; accepted: 1e-06 to 1000000"),
         (["--rate", "many"], "--rate is 'many'; accepted: a number"),
         (["--text", "2"], "--text: text is 2.0; accepted: 0 to 1"),
         (["--arrivals", "flood"], "accepted: poisson, ramp, burst"),
@@ -86,9 +86,16 @@ def test_the_batch_rule_has_a_target(fovea: Caller) -> None:
         (["--ttft-ms", "0"], "--ttft-ms is 0; accepted: milliseconds above 0"),
         (["--itl-ms", "nan"], "--itl-ms is nan"),
         (["--trace", "none.jsonl"], "none.jsonl cannot be read: No such file or directory"),
-        (["--cost", "none.json"], "none.json can not be read: No such file or directory"),
+        (["--cost", "none.json"], "none.json cannot be read: No such file or directory"),
         (["--trace", "x", "--rate", "3"], "either --trace or a load, not both: --rate is given too"),
         (["--requests", "5", "--save-trace", "/none/at/all"], "/none/at/all cannot be written"),
+        (
+            ["--quantization", "int8"],
+            "--quantization: not simulated; settings of the engine that are: --block-size",
+        ),
+        (["--kv-host-mib", "64"], "--kv-host-mib: not simulated; "),
+        (["--compile", "default"], "--compile: not simulated; "),
+        (["--encoder-engines", "auto"], "--encoder-engines: not simulated; "),
     ],
 )
 def test_errors_name_what_where_and_what_is_accepted(fovea: Caller, words: list[str], told: str) -> None:
@@ -111,7 +118,7 @@ def test_help_names_every_policy_and_load(fovea: Caller) -> None:
         "--zipf",
         "--kv-blocks",
         "--target-itl-ms",
-        "(default: 64,256,1024)",
+        "(default: 64,256,1024; accepted: 1 to 1000000)",
     ):
         assert words in text
     assert "--kernels" not in text, "what is not simulated is no option"
@@ -121,9 +128,13 @@ def test_help_names_every_policy_and_load(fovea: Caller) -> None:
     ("words", "told"),
     [
         (["--cost", "x.json"], "a cost model is for --simulate, which is not given"),
-        (["--simulate", "--cost", "x.json"], "x.json can not be read"),
+        (["--simulate", "--cost", "x.json"], "x.json cannot be read"),
         (["--simulate", "some-model"], "--simulate serves no model, but --model is 'some-model'"),
         (["--simulate", "--max-running", "0"], "--max-running: max_running is 0; accepted: 1 to 4096"),
+        (
+            ["--simulate", "--quantization", "int8"],
+            "--quantization is not simulated; with --simulate accepted: ",
+        ),
     ],
 )
 def test_a_simulated_server_says_why_it_does_not_come_up(fovea: Caller, words: list[str], told: str) -> None:
@@ -211,7 +222,7 @@ def test_errors_are_those_of_a_real_server(client: openai.OpenAI) -> None:
     messages: Any = [{"role": "user", "content": "hello"}]
     with pytest.raises(openai.NotFoundError, match="served: made-up"):
         client.chat.completions.create(model="other", messages=messages)
-    with pytest.raises(openai.BadRequestError, match="the context holds 8192"):
+    with pytest.raises(openai.BadRequestError, match="the context of 8192 has room for 8181"):
         client.chat.completions.create(model="made-up", messages=messages, max_tokens=9000)
     with pytest.raises(openai.APIStatusError) as raised:
         client.chat.completions.create(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
 
 from fovea.core.errors import ConfigError
-from fovea.engine.config import MIB, EngineConfig
+from fovea.core.settings import flat_values, settings_of
+from fovea.engine.config import MIB, EngineConfig, EngineOptions
 from fovea.engine.execute.memory import host_slots, pool_blocks
 
 BOUNDS = {
@@ -33,24 +34,24 @@ BOUNDS = {
 def test_numbers_have_both_ends(name: str) -> None:
     low, high = BOUNDS[name]
     for value in (low, high):
-        assert getattr(EngineConfig(**{name: value}), name) == value  # type: ignore[arg-type]
+        assert flat_values(EngineConfig.of(**{name: value}))[name] == value  # type: ignore[misc]
     for value in (low - 1, high + 1, 1.5, True, "1", None):
         with pytest.raises(ConfigError, match=rf"^{name} is .*; accepted: {low} to {high}") as caught:
-            EngineConfig(**{name: value})  # type: ignore[arg-type]
+            EngineConfig.of(**{name: value})  # type: ignore[misc]
         assert caught.value.param == name
 
 
 def test_words_are_listed() -> None:
     with pytest.raises(ConfigError, match="dtype is 'int8'; accepted: auto, float32, bfloat16, float16"):
-        EngineConfig(dtype="int8")
+        EngineConfig.of(dtype="int8")
     with pytest.raises(ConfigError, match="device is 'tpu'; accepted: auto, cpu, cuda, cuda:N"):
-        EngineConfig(device="tpu")
-    assert EngineConfig(device="cuda:3").device == "cuda:3"
+        EngineConfig.of(device="tpu")
+    assert EngineConfig.of(device="cuda:3").model.device == "cuda:3"
 
 
 @pytest.mark.parametrize("value", ["off", "document", "general", "fast", "dart", "relevance:0.5", "dpp:1"])
 def test_policies_of_visual_tokens(value: str) -> None:
-    assert EngineConfig(visual_tokens=value).visual_tokens == value
+    assert EngineConfig.of(visual_tokens=value).visual.visual_tokens == value
 
 
 @pytest.mark.parametrize(
@@ -72,18 +73,30 @@ def test_what_may_be_left_out_is_checked_before_anything_is_loaded(
     name: str, value: Any, message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        EngineConfig(**{name: value})
+        EngineConfig.of(**{name: value})
     assert caught.value.param == name
     assert message in caught.value.message
     assert caught.value.message.startswith(name)
     assert caught.value.message.count("visual_tokens") <= 1
 
 
-def test_every_setting_is_documented_and_frozen() -> None:
-    for field in dataclasses.fields(EngineConfig):
-        assert f"{field.name}:" in (EngineConfig.__doc__ or ""), f"{field.name} has no line in the docstring"
+def test_settings_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        EngineConfig().dtype = "auto"  # type: ignore[misc]
+        EngineConfig().model.dtype = "auto"  # type: ignore[misc]
+
+
+def test_the_keyword_arguments_are_the_settings() -> None:
+    """Type checkers know the flat names by a TypedDict, which nothing but this test keeps true."""
+    hints = get_type_hints(EngineOptions)
+    assert hints == {entry.name: entry.hint for entry in settings_of(EngineConfig)}
+
+
+def test_a_copy_differs_in_what_was_changed_alone() -> None:
+    config = EngineConfig.of(kv_blocks=7, pace=3.0)
+    changed = config.changed(pace=0, dtype="float32")
+    assert flat_values(changed) == flat_values(config) | {"pace": 0, "dtype": "float32"}
+    with pytest.raises(ConfigError, match="unknown setting 'max_queu'; known: "):
+        config.changed(max_queu=3)  # type: ignore[call-arg]
 
 
 def model(kv_bytes: int, positions: int = 1024) -> Any:
@@ -94,23 +107,23 @@ def model(kv_bytes: int, positions: int = 1024) -> Any:
 
 
 def test_the_pool_is_what_was_asked_for_and_no_more_than_can_be_used() -> None:
-    assert pool_blocks(EngineConfig(kv_blocks=7), model(1)) == 7
-    assert pool_blocks(EngineConfig(kv_cache_mib=1, block_size=16), model(1024)) == MIB // (1024 * 16)
-    few = EngineConfig(kv_cache_mib=1024, max_running=2, block_size=16)
+    assert pool_blocks(EngineConfig.of(kv_blocks=7), model(1)) == 7
+    assert pool_blocks(EngineConfig.of(kv_cache_mib=1, block_size=16), model(1024)) == MIB // (1024 * 16)
+    few = EngineConfig.of(kv_cache_mib=1024, max_running=2, block_size=16)
     assert pool_blocks(few, model(1, positions=100)) == 2 * 7
     assert pool_blocks(EngineConfig(), model(4096)) >= 1
 
 
 def test_a_pool_too_small_for_one_block_is_refused() -> None:
     with pytest.raises(ConfigError, match="1 MiB hold no block of"):
-        pool_blocks(EngineConfig(kv_cache_mib=1), model(MIB))
+        pool_blocks(EngineConfig.of(kv_cache_mib=1), model(MIB))
 
 
 def test_host_memory_for_prefixes_that_could_hold_none_is_refused() -> None:
     """It was off then, and nobody was told."""
-    assert host_slots(EngineConfig(kv_host_mib=1, block_size=16), model(1024)) == MIB // (1024 * 16)
-    assert host_slots(EngineConfig(prefix_cache=False), model(1024)) == 0
+    assert host_slots(EngineConfig.of(kv_host_mib=1, block_size=16), model(1024)) == MIB // (1024 * 16)
+    assert host_slots(EngineConfig.of(prefix_cache=False), model(1024)) == 0
     with pytest.raises(ConfigError, match="kv_host_mib: 1 MiB hold no block of"):
-        host_slots(EngineConfig(kv_host_mib=1), model(MIB))
+        host_slots(EngineConfig.of(kv_host_mib=1), model(MIB))
     with pytest.raises(ConfigError, match="prefix_cache is off"):
-        host_slots(EngineConfig(kv_host_mib=1, prefix_cache=False), model(1024))
+        host_slots(EngineConfig.of(kv_host_mib=1, prefix_cache=False), model(1024))

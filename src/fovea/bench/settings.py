@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from fovea.core.errors import ConfigError
+from fovea.core.settings import check_settings, required, setting
 from fovea.core.workload import ARRIVALS, Workload
 
 FIXED = ("cold", "images", "questions", "followup", "known", "text", "stall")
@@ -15,99 +15,102 @@ LOADS = ("open", "closed", "chat", "trace")
 IMAGES_AS = ("data", "sent", "encoded")
 
 
+def _header_text(text: str) -> str:
+    return "" if text.isascii() and text.isprintable() else "characters that an HTTP header can carry"
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """model: the name to ask for (default: the first that is served).
-    timeout: seconds after which a request is given up, counted from when it was due. (0, 10**6].
-    images_as: "data" (data URLs in every request), "sent" (sent ahead to /v1/images, named by fovea-image://ID),
-        "encoded" (sent ahead and encoded there, too).
-    """
+    """The server that is measured."""
 
-    url: str
-    api_key: str | None = None
-    model: str | None = None
-    timeout: float = 600.0
-    images_as: str = "data"
+    url: str = required("Base URL of the server.")
+    api_key: str | None = setting(None, "Key for the Authorization header.", check=_header_text)
+    model: str | None = setting(None, "Name of the model; none: the first one that the server lists.")
+    timeout: float = setting(
+        600.0,
+        "Seconds after which a request is given up, counted from the time when it was due.",
+        low=0.001,
+        high=1000000.0,
+    )
+    images_as: str = setting(
+        "data",
+        "How images travel: data (as data URLs in every request), sent (sent ahead to /v1/images and named by fovea-image://ID), encoded (sent ahead and encoded ahead).",
+        choices=IMAGES_AS,
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", _base_url(self.url))
-        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
-            raise ConfigError("the API key holds characters that no header can carry", param="api_key")
-        if not 0 < self.timeout <= 1e6:
-            raise ConfigError(f"timeout is {self.timeout!r}; accepted: above 0, up to 1e+06", param="timeout")
-        if self.images_as not in IMAGES_AS:
-            raise ConfigError(
-                f"images_as is {self.images_as!r}; accepted: {', '.join(IMAGES_AS)}", param="images_as"
-            )
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """visual_tokens: sizes of images, taken in turn.
-    token_side: pixels of the side of a visual token; 28 for Qwen2-VL and Qwen2.5-VL, 32 for Qwen3-VL. [1, 256].
-    prompt_tokens: text of a prompt, about; under a load in the mean. [1, 10**6].
-    output_tokens: of an answer; under a load in the mean. [2, 10**6].
-    concurrency: requests at once, of the fixed workloads. [1, 4096].
-    repeats: measured rounds of each fixed workload. [1, 1000].
-    warmup: rounds before them that are not measured. [0, 100].
-    seed: what is asked, and when, under a load. [0, 2**31].
-    """
+    """Sizes of prompts, images and answers, and how often they are measured."""
 
-    visual_tokens: tuple[int, ...] = (256,)
-    token_side: int = 28
-    prompt_tokens: int = 56
-    output_tokens: int = 64
-    concurrency: int = 8
-    repeats: int = 3
-    warmup: int = 1
-    seed: int = 0
+    visual_tokens: tuple[int, ...] = setting(
+        (256,), "Sizes of images in visual tokens, taken in turn.", low=1, high=10**6, nonempty=True
+    )
+    token_side: int = setting(
+        28,
+        "Side of a visual token in pixels: 28 for Qwen2-VL and Qwen2.5-VL, 32 for Qwen3-VL.",
+        low=1,
+        high=256,
+    )
+    prompt_tokens: int = setting(
+        56, "Text tokens of a prompt, approximately; under random load their mean.", low=1, high=10**6
+    )
+    output_tokens: int = setting(64, "Tokens of an answer; under random load their mean.", low=2, high=10**6)
+    concurrency: int = setting(8, "Simultaneous requests of the fixed workloads.", low=1, high=4096)
+    repeats: int = setting(3, "Measured rounds of each fixed workload.", low=1, high=1000)
+    warmup: int = setting(1, "Rounds before these that are not measured.", low=0, high=100)
+    seed: int = setting(0, "The same seed sends the same requests at the same times.", low=0, high=2**31)
 
     def __post_init__(self) -> None:
-        _check(self, token_side=(1, 256), prompt_tokens=(1, 10**6), output_tokens=(2, 10**6), concurrency=(1, 4096),
-               repeats=(1, 1000), warmup=(0, 100), seed=(0, 2**31))  # fmt: skip
-        if not self.visual_tokens or not all(1 <= size <= 10**6 for size in self.visual_tokens):
-            raise ConfigError(
-                f"visual_tokens is {self.visual_tokens!r}; accepted: sizes from 1 to 1e+06",
-                param="visual_tokens",
-            )
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """rate: requests per second of the workload open; several are measured one after the other.
-    arrivals: of open: "poisson" (independent), "ramp" (from 0.2 to 1.8 times the rate), "burst" (16 at a time).
-    clients: of closed and chat: how many ask at a time, each again when it has its answer. [1, 4096].
-    requests: how many, per rate; of chat, rounded up to whole conversations. [1, 10**6].
-    turns: of chat: questions of a conversation; the first shows an image. [1, 1000].
-    think: of chat: seconds between an answer and the next question. [0, 10**4].
-    text: of open and closed: share of requests without an image. [0, 1].
-    images: distinct images. [1, 10**6].
-    zipf: how uneven their popularity is; 0: all alike; the n-th most popular is asked for n**-zipf times as often. [0, 10].
-    images_per_request: of a request that has any. [1, 64].
-    system_tokens: of a system prompt that all share. [0, 10**6].
-    """
+    """Requests of the workloads open, closed and chat."""
 
-    rate: tuple[float, ...] = (1.0,)
-    arrivals: str = "poisson"
-    clients: int = 8
-    requests: int = 100
-    turns: int = 4
-    think: float = 0.0
-    text: float = 0.5
-    images: int = 300
-    zipf: float = 1.1
-    images_per_request: int = 1
-    system_tokens: int = 0
+    rate: tuple[float, ...] = setting(
+        (1.0,),
+        "Requests per second of the workload open. Several rates are measured one after the other.",
+        low=1e-06,
+        high=1000000.0,
+        nonempty=True,
+    )
+    arrivals: str = setting(
+        "poisson",
+        "Arrival times of open: poisson (independent), ramp (from 0.2 to 1.8 times the rate), burst (16 at a time).",
+        choices=tuple(ARRIVALS),
+    )
+    clients: int = setting(
+        8, "Clients of closed and chat; each sends its next request when it has its answer.", low=1, high=4096
+    )
+    requests: int = setting(
+        100,
+        "Number of requests per rate; for chat it is rounded up to whole conversations.",
+        low=1,
+        high=10**6,
+    )
+    turns: int = setting(
+        4, "Questions of a conversation in chat; the first one comes with an image.", low=1, high=1000
+    )
+    think: float = setting(0.0, "Seconds between an answer and the next question in chat.", low=0, high=10**4)
+    text: float = setting(0.5, "Share of requests without an image, for open and closed.", low=0, high=1)
+    images: int = setting(300, "Number of distinct images.", low=1, high=10**6)
+    zipf: float = setting(
+        1.1,
+        "Exponent of the images' popularity: the n-th most popular is used n**-zipf times as often as the first. 0: all alike.",
+        low=0,
+        high=10,
+    )
+    images_per_request: int = setting(1, "Images of a request that has any.", low=1, high=64)
+    system_tokens: int = setting(0, "Tokens of a system prompt that all requests share.", low=0, high=10**6)
 
     def __post_init__(self) -> None:
-        _check(self, clients=(1, 4096), requests=(1, 10**6), turns=(1, 1000), think=(0, 10**4), text=(0, 1),
-               images=(1, 10**6), zipf=(0, 10), images_per_request=(1, 64), system_tokens=(0, 10**6))  # fmt: skip
-        if not self.rate or not all(1e-6 <= rate <= 1e6 for rate in self.rate):
-            raise ConfigError(f"rate is {self.rate!r}; accepted: 1e-06 to 1e+06, as A,B", param="rate")
-        if self.arrivals not in ARRIVALS:
-            raise ConfigError(
-                f"arrivals is {self.arrivals!r}; accepted: {', '.join(ARRIVALS)}", param="arrivals"
-            )
+        check_settings(self)
 
     def load(self, shape: Shape, rate: float) -> Workload:
         """The load as `fovea simulate` knows it: the same seed asks the same there."""
@@ -129,13 +132,14 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """price_per_hour: of the machine that serves, for cost_per_request, in its currency. [0, 10**6]."""
+    """Cost of the machine that serves."""
 
-    price_per_hour: float | None = None
+    price_per_hour: float | None = setting(
+        None, "Price of the server's machine per hour, for cost_per_request.", low=0, high=10**6
+    )
 
     def __post_init__(self) -> None:
-        if self.price_per_hour is not None:
-            _check(self, price_per_hour=(0, 10**6))
+        check_settings(self)
 
 
 def _base_url(text: str) -> str:
@@ -153,10 +157,3 @@ def _base_url(text: str) -> str:
             param="url",
         )
     return urlunsplit((url.scheme, url.netloc, url.path.rstrip("/") or "/v1", "", ""))
-
-
-def _check(settings: Any, **ranges: tuple[float, float]) -> None:
-    for name, (low, high) in ranges.items():
-        value = getattr(settings, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise ConfigError(f"{name} is {value!r}; accepted: {low:g} to {high:g}", param=name)

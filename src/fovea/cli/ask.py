@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.cli.common import (
-    ALONE,
+    SINGLE_USER,
     add_engine_options,
     add_reduction_options,
     add_sampling_options,
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         check_drawable(args, files)
     budget = pixel_budget(args, visual_tokens(args, explain=args.show is not None))
     prompt = to_prompt(files_and(question, files), budget=budget, video_budget=video_budget(args))
-    with load_engine(args, file, **ALONE) as engine:
+    with load_engine(args, file, **SINGLE_USER) as engine:
         request = engine.request(prompt, **params)
         answer = AnswerBuilder(1)
         for delta in engine.iterate(request):

@@ -26,7 +26,7 @@ from typing import Any
 from fovea.api.convert import usage_body
 from fovea.api.responses import error_body
 from fovea.cli.common import (
-    ALONE,
+    SINGLE_USER,
     add_engine_options,
     add_sampling_options,
     closing,
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if done:
         print(f"fovea: {done} of {len(lines)} lines are answered already", file=sys.stderr)
     if done < len(lines):
-        with load_engine(args, file, **ALONE) as engine:
+        with load_engine(args, file, **SINGLE_USER) as engine:
             asker = _Asker(engine, args.input.parent, params, pixel_budget(args))
             work = _answer_all(asker, args.output, lines, done, args.concurrency)
             failed += asyncio.run(closing(engine, work))
@@ -94,7 +94,7 @@ def _lines(path: Path) -> list[bytes]:
     try:
         *lines, last = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise InvalidRequest(f"{path} can not be read: {error.strerror}") from error
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
     return [*lines, last] if last.strip() else lines
 
 
@@ -105,7 +105,7 @@ def _check_output(source: Path, output: Path) -> None:
     try:
         output.open("ab").close()
     except OSError as error:
-        raise InvalidRequest(f"{output} can not be written: {error.strerror}") from error
+        raise InvalidRequest(f"{output} cannot be written: {error.strerror}") from error
 
 
 def resume_at(output: Path, lines: Sequence[bytes]) -> tuple[int, int]:

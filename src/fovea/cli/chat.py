@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from fovea.cli.common import (
-    ALONE,
+    SINGLE_USER,
     add_engine_options,
     add_sampling_options,
     config_file,
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if typed:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - input() then edits lines and remembers them
-    with load_engine(args, file, **ALONE) as engine:
+    with load_engine(args, file, **SINGLE_USER) as engine:
         chat = _Chat(engine, args, params)
         for path in args.words:
             chat.add_image(path)

@@ -14,9 +14,8 @@ from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.image import DETAILS, PixelBudget, VisualTokens
 from fovea.core.sampling import SamplingParams
 from fovea.core.video import VideoBudget
-from fovea.engine.config import EngineConfig
+from fovea.engine.config import EngineConfig, EngineOptions
 from fovea.engine.visual_budget.methods import METHODS, method
-from fovea.media.limits import MediaLimits
 from fovea.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -27,15 +26,10 @@ DEFAULT_MODEL = "fovea-tiny"
 OWN_KEYS = (
     "model", "host", "port", "api_key", "admin_key", "log_level", "chat_template", "served_model_name", "simulate", "cost",
 )  # fmt: skip
-MADE_UP = ("media", "api_keys", "admin_keys")
-"""Fields of ServerSettings that other settings make up; nobody sets them by these names."""
-ALL_KEYS = (
-    *OWN_KEYS,
-    *(name for name in options.field_names(EngineConfig, MediaLimits, ServerSettings) if name not in MADE_UP),
-)
+ALL_KEYS = (*OWN_KEYS, *options.setting_names(EngineConfig, ServerSettings))
 LOG_LEVELS = ("debug", "info", "warning", "error")
-ALONE = {"max_queue": 0}
-"""Engine settings of every command but `serve`: who asks alone needs no bound on who may wait."""
+SINGLE_USER: EngineOptions = {"max_queue": 0}
+"""Engine settings of every command but `serve`: a single user needs no bound on the queue."""
 
 
 def count(text: str) -> int:
@@ -71,7 +65,7 @@ def add_engine_options(
     parser.add_argument(
         "--chat-template", metavar="FILE", help="Jinja template to use instead of the checkpoint's"
     )
-    options.add_options(parser, "engine", EngineConfig, skip=() if serving else tuple(ALONE))
+    options.add_options(parser, "engine:", EngineConfig, skip=() if serving else tuple(SINGLE_USER))
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -195,7 +189,7 @@ def check_writable(path: Path) -> None:
         if not there:
             target.unlink()
     except OSError as error:
-        raise ConfigError(f"{path} can not be written: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
 async def closing(engine: Engine, work: Coroutine[Any, Any, T]) -> T:
@@ -213,6 +207,6 @@ def _template(args: argparse.Namespace, file: Mapping[str, Any]) -> str | None:
     try:
         return Path(str(found[0])).expanduser().read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{found[1]}: {found[0]} can not be read: {error.strerror}") from error
+        raise ConfigError(f"{found[1]}: {found[0]} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{found[1]}: {found[0]} is not UTF-8 text") from error

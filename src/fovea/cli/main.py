@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # an answer may hold what the locale can not write
+            stream.reconfigure(errors="backslashreplace")  # an answer may hold what the locale cannot write
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except FoveaError as error:

@@ -1,7 +1,7 @@
-"""Settings from flags, environment and a file, in that order of precedence.
+"""Settings from flags, environment variables and a TOML file, in that order of precedence.
 
-The flags are the fields of the configuration classes: their names, types, defaults and help come from there, so a
-setting is described once. `--max-queue` is `FOVEA_MAX_QUEUE` is `max_queue` in the TOML file.
+The flags are the settings that configuration classes declare (`core.settings`): name, type, default, range and help are
+written there and nowhere else. `--max-queue` is `FOVEA_MAX_QUEUE` is `max_queue` in the TOML file.
 """
 
 from __future__ import annotations
@@ -9,66 +9,88 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fovea.core.errors import ConfigError
+from fovea.core.settings import Setting, build_settings, inner_type, settings_of, type_in_words
 
+T = TypeVar("T")
 PREFIX = "FOVEA_"
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
-def field_help(cls: type) -> dict[str, str]:
-    """What the class docstring says of each field: `name: text`, or `a, b: text`, up to the next such line."""
-    names = {field.name for field in fields(cls)}
-    helps: dict[str, str] = {}
-    current: list[str] = []
-    for line in (cls.__doc__ or "").splitlines():
-        match = re.match(r"\s*([a-z_, ]+): (.*)", line)
-        listed = [name.strip() for name in match.group(1).split(",")] if match else []
-        if match and all(name in names for name in listed):
-            current = listed
-            for name in listed:
-                helps[name] = match.group(2).strip()
-        elif current and line.strip():
-            for name in current:
-                helps[name] += " " + line.strip()
-    return helps
+def add_options(
+    parser: argparse.ArgumentParser,
+    title: str,
+    cls: type,
+    *,
+    skip: Iterable[str] = (),
+    only: Iterable[str] | None = None,
+) -> None:
+    """Add a flag for every setting of a class, without a value unless given. Subjects become groups of their own.
 
-
-def add_options(parser: argparse.ArgumentParser, title: str, cls: type, skip: Sequence[str] = ()) -> None:
-    """A flag for every field of a configuration class, unset unless given."""
-    group = parser.add_argument_group(title)
-    helps, hints = field_help(cls), typing.get_type_hints(cls)
-    for field in fields(cls):
-        if field.name in skip:
+    skip: names without a flag. only: the only names with a flag; None: all.
+    """
+    groups: dict[tuple[str, ...], argparse._ArgumentGroup] = {}
+    for entry in settings_of(cls):
+        if entry.rule.internal or entry.name in skip or (only is not None and entry.name not in only):
             continue
-        text = f"{helps.get(field.name, '')} (default: {_shown(field)})".replace("%", "%%").strip()
-        flag = "--" + field.name.replace("_", "-")
-        group.add_argument(
-            flag, dest=field.name, default=None, metavar=_metavar(hints[field.name]), help=text
+        if entry.subject not in groups:
+            groups[entry.subject] = parser.add_argument_group(" ".join((title, *entry.subject)))
+        groups[entry.subject].add_argument(
+            flag(entry.name),
+            dest=entry.name,
+            default=None,
+            metavar=_metavar(entry.hint),
+            help=_help(entry).replace("%", "%%"),
         )
 
 
-def settings(cls: type, args: argparse.Namespace, file: Mapping[str, Any], **fixed: Any) -> Any:
-    """An instance of `cls`: flags over environment over file over defaults. Raises ConfigError naming the source."""
-    hints = typing.get_type_hints(cls)
+def refuse_options(parser: argparse.ArgumentParser, names: Iterable[str], reason: str) -> None:
+    """Accept flags only to answer them with an error that gives the reason; they are not in the help."""
+
+    class Refuse(argparse.Action):
+        def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+            raise ConfigError(f"{self.option_strings[0]}: {reason}", param=self.dest)
+
+    for name in names:
+        parser.add_argument(flag(name), dest=f"refused_{name}", action=Refuse, help=argparse.SUPPRESS)
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def settings(
+    cls: type[T],
+    args: argparse.Namespace,
+    file: Mapping[str, Any],
+    *,
+    only: Iterable[str] | None = None,
+    **fixed: Any,
+) -> T:
+    """An instance of `cls`: flags over environment over file over defaults; `fixed` over all of them.
+
+    only: the only names that are read; None: all.
+    Raises ConfigError, naming where the wrong value was given.
+    """
     values, sources = dict(fixed), {}
-    for field in fields(cls):
-        if field.name in fixed:
+    for entry in settings_of(cls):
+        if entry.name in fixed or entry.rule.internal or (only is not None and entry.name not in only):
             continue
-        found = lookup(field.name, args, file)
+        found = lookup(entry.name, args, file)
         if found is not None:
-            values[field.name] = _convert(found[0], hints[field.name], found[1], field.name)
-            sources[field.name] = found[1]
+            values[entry.name] = _convert(found[0], entry, found[1])
+            sources[entry.name] = found[1]
     try:
-        return cls(**values)
+        return build_settings(cls, values)
     except ConfigError as error:
         if error.param not in sources:
             raise
@@ -76,10 +98,10 @@ def settings(cls: type, args: argparse.Namespace, file: Mapping[str, Any], **fix
 
 
 def lookup(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tuple[Any, str] | None:
-    """The value that wins and where it was said, or None."""
-    flag = getattr(args, name, None)
-    if flag is not None:
-        return flag, f"--{name.replace('_', '-')}"
+    """The value that wins and where it was given, or None."""
+    value = getattr(args, name, None)
+    if value is not None:
+        return value, flag(name)
     variable = PREFIX + name.upper()
     if os.environ.get(variable):
         return os.environ[variable], variable
@@ -89,14 +111,14 @@ def lookup(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tupl
 
 
 def read_file(path: str | None, known: Sequence[str]) -> dict[str, Any]:
-    """The TOML file of --config or FOVEA_CONFIG. Raises ConfigError for an unknown key, naming the nearest."""
+    """The TOML file of --config or FOVEA_CONFIG. Raises ConfigError for an unknown key, naming the nearest known one."""
     path = path or os.environ.get(PREFIX + "CONFIG")
     if not path:
         return {}
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path} can not be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     for name in values:
@@ -108,12 +130,13 @@ def read_file(path: str | None, known: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def field_names(*classes: type) -> list[str]:
-    return [field.name for cls in classes for field in fields(cls)]
+def setting_names(*classes: type) -> list[str]:
+    """The names of all settings that users can give."""
+    return [entry.name for cls in classes for entry in settings_of(cls) if not entry.rule.internal]
 
 
 def misspelt_variables(known: Sequence[str]) -> list[str]:
-    """A line for every FOVEA_* variable that is no setting but looks like one. Others may be anybody's."""
+    """One line for every FOVEA_* variable that is no setting but resembles one. Other variables are ignored."""
     names = [PREFIX + name.upper() for name in (*known, "config")]
     lines = []
     for variable in sorted(set(os.environ) - set(names)):
@@ -123,28 +146,28 @@ def misspelt_variables(known: Sequence[str]) -> list[str]:
     return lines
 
 
-def _convert(value: Any, hint: Any, source: str, name: str) -> Any:
-    optional = isinstance(hint, types.UnionType)
-    if optional:
+def _convert(value: Any, entry: Setting, source: str) -> Any:
+    hint = entry.hint
+    if isinstance(hint, types.UnionType):
         if value in ("", "none"):
             return None
-        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+        hint = inner_type(hint)
     try:
         return _read(value, hint)
     except (ValueError, TypeError, RuntimeError) as error:
-        accepted = _accepted(hint) + (", or none" if optional else "")
-        raise ConfigError(f"{source} is {value!r}; accepted: {accepted}", param=name) from error
+        accepted = type_in_words(entry.hint) + (f", {entry.rule.accepted}" if entry.rule.accepted else "")
+        raise ConfigError(f"{source} is {value!r}; accepted: {accepted}", param=entry.name) from error
 
 
 def _read(value: Any, hint: Any) -> Any:
     """`value` as `hint`. Text is parsed; a value of the file must have the type already: 1.5 is no whole number."""
     if typing.get_origin(hint) is tuple:
-        parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-        if not isinstance(parts, list):
+        items = [item.strip() for item in value.split(",")] if isinstance(value, str) else value
+        if not isinstance(items, list):
             raise TypeError("a list is needed")
-        return tuple(_read(part, typing.get_args(hint)[0]) for part in parts)
+        return tuple(_read(item, typing.get_args(hint)[0]) for item in items)
     if hint is bool:
-        return value if isinstance(value, bool) else _flag(str(value))
+        return value if isinstance(value, bool) else _boolean(str(value))
     if hint is Path:
         return Path(value).expanduser().absolute()
     if hint in (int, float) and isinstance(value, str):
@@ -155,15 +178,7 @@ def _read(value: Any, hint: Any) -> Any:
     return hint(value)
 
 
-def _accepted(hint: Any) -> str:
-    if typing.get_origin(hint) is tuple:
-        many = {int: "whole numbers, as A,B", float: "numbers, as A,B"}
-        return many.get(typing.get_args(hint)[0], "names, as A,B")
-    words = {int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
-    return words.get(hint, "text")
-
-
-def _flag(text: str) -> bool:
+def _boolean(text: str) -> bool:
     if text.lower() in _TRUE:
         return True
     if text.lower() in _FALSE:
@@ -171,21 +186,24 @@ def _flag(text: str) -> bool:
     raise ValueError("true or false is needed")
 
 
-def _shown(field: Field[Any]) -> str:
-    if field.default is not MISSING:
-        value = field.default
-    elif field.default_factory is not MISSING:
-        value = field.default_factory()
-    else:
+def _help(entry: Setting) -> str:
+    """The help text with range and default."""
+    accepted = "" if entry.rule.low is None else entry.rule.accepted
+    notes = [f"default: {_shown(entry.default)}", *([f"accepted: {accepted}"] if accepted else [])]
+    return f"{entry.rule.help} ({'; '.join(notes)})".strip()
+
+
+def _shown(value: Any) -> str:
+    if value is MISSING:
         return "required"
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "none"
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return "none" if value in (None, "") else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _metavar(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         return "A,B"
     if isinstance(hint, types.UnionType):
-        return _metavar(next(arg for arg in typing.get_args(hint) if arg is not type(None)))
+        return _metavar(inner_type(hint))
     return {int: "N", float: "X", bool: "true|false"}.get(hint, "TEXT" if hint is str else "PATH")

@@ -66,7 +66,7 @@ class Asker:
             yield answer
 
     async def visual(self, case: Case) -> Visual | None:
-        """None, and a failure noted, where they can not be read."""
+        """None, and a failure noted, where they cannot be read."""
         try:
             return await asyncio.to_thread(visual_of, case)
         except FoveaError as error:
@@ -97,7 +97,7 @@ def kinds_asked(args: argparse.Namespace, usual: Sequence[str]) -> tuple[str, ..
 
 
 def visual_of(case: Case) -> Visual:
-    """Raises FoveaError for what can not be read."""
+    """Raises FoveaError for what cannot be read."""
     from fovea.engine.request.inputs import to_image, to_video
 
     if case.video:

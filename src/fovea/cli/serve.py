@@ -16,28 +16,33 @@ from fovea.cli import options
 from fovea.cli.common import (
     DEFAULT_MODEL,
     LOG_LEVELS,
-    MADE_UP,
     add_engine_options,
     config_file,
     engine_loader,
 )
 from fovea.core.errors import ConfigError
 from fovea.core.protocols import EngineClient
+from fovea.core.settings import check_settings, setting
 from fovea.engine.config import EngineConfig
-from fovea.media.limits import MediaLimits
 from fovea.server.settings import ServerSettings
 
 log = logging.getLogger("fovea.serve")
 
 
 @dataclass(frozen=True, slots=True)
-class Simulation:
-    """simulate: serve no model. cost: file of the cost model; none: that of fovea-tiny on a CPU."""
+class ServeSettings:
+    """Address and name of the server, and the simulation."""
 
-    simulate: bool = False
-    cost: Path | None = None
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(8000, "Port to listen on. 0: any free port.", low=0, high=65535)
+    served_model_name: str = setting("", "Name of the model for clients. Empty: from the folder or hub id.")
+    simulate: bool = setting(
+        False, "Serve no model: filler words, at the latencies of a cost model, through the real scheduler."
+    )
+    cost: Path | None = setting(None, "File of the cost model for --simulate; none: fovea-tiny on a CPU.")
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.cost is not None and not self.simulate:
             raise ConfigError("a cost model is for --simulate, which is not given", param="cost")
 
@@ -53,8 +58,6 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="a folder, a hub id, or fovea-tiny (default)"
     )
-    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, help="port to listen on (default: 8000)")
     parser.add_argument(
         "--api-key",
         action="append",
@@ -67,7 +70,6 @@ def register(commands: Any) -> None:
         metavar="KEY",
         help="open /admin only to this key; may be given several times (or FOVEA_ADMIN_KEY)",
     )
-    parser.add_argument("--served-model-name", metavar="NAME", help="the name that clients use")
     parser.add_argument("--log-level", choices=LOG_LEVELS, help="(default: info)")
     parser.add_argument(
         "--simulate",
@@ -75,36 +77,26 @@ def register(commands: Any) -> None:
         const=True,
         help="serve no model: filler words, at the latencies of a cost model, through the real scheduler",
     )
-    parser.add_argument(
-        "--cost", metavar="FILE", help="with --simulate: the cost model (default: of fovea-tiny on a CPU)"
-    )
+    options.add_options(parser, "address and name", ServeSettings, skip=("simulate",))
     add_engine_options(parser, model_flag=False, serving=True)
-    options.add_options(parser, "server", ServerSettings, skip=MADE_UP)
-    options.add_options(parser, "images", MediaLimits)
+    options.add_options(parser, "server", ServerSettings)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     file = config_file(args)
-    simulation: Simulation = options.settings(Simulation, args, file)
-    media = options.settings(MediaLimits, args, file)
+    serve = options.settings(ServeSettings, args, file)
     keys = {f"{name}s": _keys(name, args, file) for name in ("api_key", "admin_key")}
-    settings = options.settings(ServerSettings, args, file, media=media, **keys)
-    host, port = _address(args, file)
-    if simulation.simulate:
-        return _serve_simulated(simulation, settings, host, port, args, file)
-    return _serve_model(settings, host, port, args, file)
+    settings = options.settings(ServerSettings, args, file, **keys)
+    if serve.simulate:
+        return _serve_simulated(serve, settings, args, file)
+    return _serve_model(serve, settings, args, file)
 
 
 def _serve_simulated(
-    simulation: Simulation,
-    settings: ServerSettings,
-    host: str,
-    port: int,
-    args: argparse.Namespace,
-    file: Mapping[str, Any],
+    simulation: ServeSettings, settings: ServerSettings, args: argparse.Namespace, file: Mapping[str, Any]
 ) -> int:
-    """Imports no torch, so it is up at once."""
+    """Imports no torch, so the server starts at once."""
     from fovea.engine.simulate.cost import CostModel
     from fovea.engine.simulate.serving import SimulatedEngine
     from fovea.server.app import create_app
@@ -112,21 +104,39 @@ def _serve_simulated(
 
     if (model := options.lookup("model", args, file)) is not None:
         raise ConfigError(
-            f"--simulate serves no model, but {model[1]} is {model[0]!r}; for a name, say --served-model-name",
+            f"--simulate serves no model, but {model[1]} is {model[0]!r}; for a name, use --served-model-name",
             param="model",
         )
-    config: EngineConfig = options.settings(EngineConfig, args, file)
+    config = _simulated_config(args, file)
     cost = CostModel.load(simulation.cost) if simulation.cost else CostModel()
-    name, _ = options.lookup("served_model_name", args, file) or ("fovea-simulated", "")
-    port = _free(host, port)
-    _announce(settings, host, port)
+    port = _free(simulation.host, simulation.port)
+    _announce(settings, simulation.host, port)
     log.info("ready: no model, simulated; costs: %s", cost.made_from)
-    serve(create_app(SimulatedEngine(config, cost, str(name)), settings), host, port)
+    engine = SimulatedEngine(config, cost, simulation.served_model_name or "fovea-simulated")
+    serve(create_app(engine, settings), simulation.host, port)
     return 0
 
 
+def _simulated_config(args: argparse.Namespace, file: Mapping[str, Any]) -> EngineConfig:
+    """The settings that a simulation honours. Other flags are an error; other variables and keys, which may be there for
+    a real server, are named in the log."""
+    from fovea.engine.simulate.settings import SERVER_SETTINGS, not_simulated
+
+    for name in not_simulated(SERVER_SETTINGS):
+        found = options.lookup(name, args, file)
+        if found is None:
+            continue
+        if getattr(args, name, None) is not None:
+            raise ConfigError(
+                f"{found[1]} is not simulated; with --simulate accepted: {', '.join(sorted(SERVER_SETTINGS))}",
+                param=name,
+            )
+        log.warning("not simulated, ignored: %s", found[1])
+    return options.settings(EngineConfig, args, file, only=SERVER_SETTINGS)
+
+
 def _serve_model(
-    settings: ServerSettings, host: str, port: int, args: argparse.Namespace, file: Mapping[str, Any]
+    address: ServeSettings, settings: ServerSettings, args: argparse.Namespace, file: Mapping[str, Any]
 ) -> int:
     from fovea.engine.load import served_name
     from fovea.server.app import create_app
@@ -135,13 +145,13 @@ def _serve_model(
 
     load_engine = engine_loader(args, file)
     model, _ = options.lookup("model", args, file) or (DEFAULT_MODEL, "")
-    name, _ = options.lookup("served_model_name", args, file) or (served_name(str(model)), "")
+    name = address.served_model_name or served_name(str(model))
     _check_folder(str(model))
-    port = _free(host, port)
+    host, port = address.host, _free(address.host, address.port)
 
     def load() -> EngineClient:
         engine = load_engine()
-        engine.rename(str(name))
+        engine.rename(name)
         info = engine.info
         log.info(
             "ready: %s (%s, %.1f M parameters, %s on %s), context %d",
@@ -149,13 +159,13 @@ def _serve_model(
         )  # fmt: skip
         return engine
 
-    client = StartingClient(str(name), load, failed=stop)
+    client = StartingClient(name, load, on_failure=stop)
     _announce(settings, host, port)
-    serve(create_app(client, settings), host, port, started=client.start)
+    serve(create_app(client, settings), host, port, on_start=client.start)
     if client.failure is not None:
         raise client.failure
     if client.status == "loading":
-        # Told to end before the model was there. A thread within torch can not be stopped, and a process that is torn
+        # Told to end before the model was there. A thread within torch cannot be stopped, and a process that is torn
         # down around one aborts: end it here and now, with what was written.
         logging.shutdown()
         sys.stdout.flush()
@@ -189,15 +199,6 @@ def _keys(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tuple
     return tuple(key.strip() for key in keys)
 
 
-def _address(args: argparse.Namespace, file: Mapping[str, Any]) -> tuple[str, int]:
-    host, _ = options.lookup("host", args, file) or ("127.0.0.1", "")
-    port, source = options.lookup("port", args, file) or (8000, "")
-    number = int(port) if str(port).isdecimal() else -1
-    if not 0 <= number <= 65535:
-        raise ConfigError(f"{source} is {port!r}; accepted: 0 to 65535", param="port")
-    return str(host), number
-
-
 def _free(host: str, port: int) -> int:
     """The port, or a free one where it is 0. A taken port is told before the model is loaded, not after."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -207,5 +208,5 @@ def _free(host: str, port: int) -> int:
             probe.bind((host, port))
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"{host}:{port} can not be listened on: {reason}", param="port") from error
+            raise ConfigError(f"{host}:{port} cannot be listened on: {reason}", param="port") from error
         return int(probe.getsockname()[1])

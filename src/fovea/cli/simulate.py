@@ -26,19 +26,14 @@ from fovea.cli import options
 from fovea.core.errors import ConfigError
 from fovea.core.trace import Trace, read_trace, write_trace
 from fovea.core.workload import Workload, generate
-from fovea.engine.config import POLICY_NAMES, EngineConfig
+from fovea.engine.config import EngineConfig
+from fovea.engine.config.schedule import POLICY_NAMES
 from fovea.engine.schedule.batch import BatchRule
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.report import ClassReport, Report, Spread
 from fovea.engine.simulate.run import Bounds, simulate
+from fovea.engine.simulate.settings import TRACE_SETTINGS, not_simulated
 
-REAL = (
-    "dtype", "device", "threads", "kernels", "decode_graphs", "pixel_pool_mib", "preprocess_workers", "embed_disk_dir", "embed_disk_mib",
-    "embed_host_mib", "embed_ttl_s", "pixel_cache_mib", "pixel_ttl_s", "visual_tokens", "degrade_by", "region_cache_mib",
-)  # fmt: skip
-"""Engine settings of what is not simulated."""
-OF_THE_LOAD = {"visual_tokens": "off"}
-"""What the load calls by the same name is no setting of the engine here."""
 TOO_SLOW = 10**6
 
 
@@ -87,7 +82,10 @@ def register(commands: Any) -> None:
         "--json", action="store_true", help="print everything as one JSON object in the last line"
     )
     options.add_options(parser, "load", Workload)
-    options.add_options(parser, "engine", EngineConfig, skip=(*REAL, "policy"))
+    options.add_options(parser, "engine:", EngineConfig, only=TRACE_SETTINGS - {"policy"})
+    accepted = ", ".join(options.flag(name) for name in sorted(TRACE_SETTINGS))
+    refused = [name for name in not_simulated(TRACE_SETTINGS) if name not in options.setting_names(Workload)]
+    options.refuse_options(parser, refused, f"not simulated; settings of the engine that are: {accepted}")
     parser.set_defaults(run=run)
 
 
@@ -99,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     trace = _trace(args)
     started = time.perf_counter()
     reports = {
-        config.policy: simulate(trace, config, cost, control=_control(args, config), bounds=bounds)
+        config.schedule.policy: simulate(trace, config, cost, control=_control(args, config), bounds=bounds)
         for config in configs
     }
     wall = time.perf_counter() - started
@@ -118,11 +116,10 @@ def _config(args: argparse.Namespace, policy: str) -> EngineConfig:
     """A wrong name is told as what was typed: --policy."""
     if policy not in POLICY_NAMES:
         raise ConfigError(f"--policy is {policy!r}; accepted: {', '.join(POLICY_NAMES)}", param="policy")
-    fixed: dict[str, Any] = {"policy": policy, **OF_THE_LOAD}
+    fixed: dict[str, Any] = {"policy": policy}
     if args.batch_rule:
         fixed |= {"pace": 0, "target_itl_ms": 0}
-    config: EngineConfig = options.settings(EngineConfig, args, {}, **fixed)
-    return config
+    return options.settings(EngineConfig, args, {}, only=TRACE_SETTINGS, **fixed)
 
 
 def _control(args: argparse.Namespace, config: EngineConfig) -> BatchRule | None:
@@ -131,10 +128,10 @@ def _control(args: argparse.Namespace, config: EngineConfig) -> BatchRule | None
     found = options.lookup("target_itl_ms", args, {})
     if found is None:
         raise ConfigError("--batch-rule needs a target: --target-itl-ms N", param="target_itl_ms")
-    checked: EngineConfig = options.settings(EngineConfig, args, {}, policy=config.policy, **OF_THE_LOAD)
-    if not checked.target_itl_ms:
+    checked = options.settings(EngineConfig, args, {}, only=TRACE_SETTINGS, policy=config.schedule.policy)
+    if not checked.schedule.target_itl_ms:
         raise ConfigError(f"{found[1]} is 0; --batch-rule needs one from 1 on", param="target_itl_ms")
-    return BatchRule(checked.target_itl_ms / 1e3, config.max_running)
+    return BatchRule(checked.schedule.target_itl_ms / 1e3, config.schedule.max_running)
 
 
 def _bound(value: float, flag: str) -> float:
@@ -144,7 +141,7 @@ def _bound(value: float, flag: str) -> float:
 
 
 def _trace(args: argparse.Namespace) -> Trace:
-    given = [name for name in options.field_names(Workload) if getattr(args, name) is not None]
+    given = [name for name in options.setting_names(Workload) if getattr(args, name) is not None]
     if args.trace is None:
         trace = generate(options.settings(Workload, args, {}))
     elif given:

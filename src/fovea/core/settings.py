@@ -115,7 +115,8 @@ def check_value(entry: Setting, value: Any) -> None:
     accepted = rule.accepted or type_in_words(entry.hint)
     if typing.get_origin(hint) is not tuple:
         if problem := _problem(value, hint, rule, accepted):
-            raise ConfigError(f"{entry.name} is {value!r}; accepted: {problem}", param=entry.name)
+            shown = str(value) if isinstance(value, Path) else value
+            raise ConfigError(f"{entry.name} is {shown!r}; accepted: {problem}", param=entry.name)
         return
     if not isinstance(value, tuple) or (rule.nonempty and not value):
         raise ConfigError(f"{entry.name} is {value!r}; accepted: {accepted}, as A,B", param=entry.name)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
-from fovea.core.errors import ConfigError
+from fovea.core.settings import check_settings, setting
 from fovea.core.trace import Trace, TraceRequest
 
 BURST = 16
@@ -18,69 +18,49 @@ RAMP_FROM = 0.2
 """Share of the mean rate at the start of a ramp; at its end it is 2 minus this."""
 
 
+def _arrivals(name: str) -> str:
+    return "" if name in ARRIVALS else ", ".join(ARRIVALS)
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Parameters of a random trace.
+    """Parameters of a random trace. Raises ConfigError for a value out of range."""
 
-    requests: number of requests. [1, 10**6].
-    rate: mean requests per second. [1e-6, 10**6].
-    arrivals: "poisson" (independent), "ramp" (poisson, from 0.2 to 1.8 times the rate), "burst" (16 at a
-        time).
-    text: share of requests without an image. [0, 1].
-    images: number of distinct images. [1, 10**6].
-    zipf: exponent of the images' popularity: the n-th most popular is used n**-zipf times as often as the
-        first; 0: all alike. [0, 10].
-    images_per_request: number of images of a request that has any. [1, 64].
-    visual_tokens: possible visual tokens of an image, each with equal probability.
-    prompt_tokens: mean tokens of a prompt's text, geometrically distributed. [1, 10**6].
-    output_tokens: mean tokens of an answer, geometrically distributed. [1, 10**6].
-    system_tokens: tokens of a system prompt that all requests share. [0, 10**6].
-    timeout: seconds after which the client gives up; 0: never. [0, 10**6].
-    seed: the same seed gives the same trace. [0, 2**31].
-
-    Raises ConfigError for a value out of range.
-    """
-
-    requests: int = 2000
-    rate: float = 4.0
-    arrivals: str = "poisson"
-    text: float = 0.5
-    images: int = 300
-    zipf: float = 1.1
-    images_per_request: int = 1
-    visual_tokens: tuple[int, ...] = (64, 256, 1024)
-    prompt_tokens: int = 40
-    output_tokens: int = 64
-    system_tokens: int = 0
-    timeout: float = 0.0
-    seed: int = 0
+    requests: int = setting(2000, "Number of requests.", low=1, high=10**6)
+    rate: float = setting(4.0, "Mean requests per second.", low=1e-06, high=1e6)
+    arrivals: str = setting(
+        "poisson",
+        "Arrival times: poisson (independent), ramp (poisson, from 0.2 to 1.8 times the rate), burst (16 at a time).",
+        check=_arrivals,
+    )
+    text: float = setting(0.5, "Share of requests without an image.", low=0, high=1)
+    images: int = setting(300, "Number of distinct images.", low=1, high=10**6)
+    zipf: float = setting(
+        1.1,
+        "Exponent of the images' popularity: the n-th most popular is used n**-zipf times as often as the first; 0: all alike.",
+        low=0,
+        high=10,
+    )
+    images_per_request: int = setting(1, "Number of images of a request that has any.", low=1, high=64)
+    visual_tokens: tuple[int, ...] = setting(
+        (64, 256, 1024),
+        "Possible visual tokens of an image, each with equal probability.",
+        low=1,
+        high=10**6,
+        nonempty=True,
+    )
+    prompt_tokens: int = setting(
+        40, "Mean tokens of a prompt's text, geometrically distributed.", low=1, high=10**6
+    )
+    output_tokens: int = setting(
+        64, "Mean tokens of an answer, geometrically distributed.", low=1, high=10**6
+    )
+    system_tokens: int = setting(0, "Tokens of a system prompt that all requests share.", low=0, high=10**6)
+    timeout: float = setting(0.0, "Seconds after which the client gives up; 0: never.", low=0, high=10**6)
+    seed: int = setting(0, "The same seed gives the same trace.", low=0, high=2**31)
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("requests", 1, 10**6),
-            ("rate", 1e-6, 1e6),
-            ("text", 0, 1),
-            ("images", 1, 10**6),
-            ("zipf", 0, 10),
-            ("images_per_request", 1, 64),
-            ("prompt_tokens", 1, 10**6),
-            ("output_tokens", 1, 10**6),
-            ("system_tokens", 0, 10**6),
-            ("timeout", 0, 10**6),
-            ("seed", 0, 2**31),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-                raise ConfigError(f"{name} is {value!r}; accepted: {low:g} to {high:g}", param=name)
-        if self.arrivals not in ARRIVALS:
-            raise ConfigError(
-                f"arrivals is {self.arrivals!r}; accepted: {', '.join(ARRIVALS)}", param="arrivals"
-            )
-        if not self.visual_tokens or not all(1 <= size <= 10**6 for size in self.visual_tokens):
-            raise ConfigError(
-                f"visual_tokens is {self.visual_tokens!r}; accepted: sizes from 1 to 1e+06",
-                param="visual_tokens",
-            )
+        check_settings(self)
 
 
 def generate(workload: Workload) -> Trace:

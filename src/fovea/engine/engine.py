@@ -20,29 +20,29 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import InvalidRequest, Unavailable
-from fovea.core.image import PixelBudget
 from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
-from fovea.core.sampling import SamplingParams
+from fovea.core.sampling import SamplingOptions, SamplingParams
 from fovea.core.types import Completion, Delta, GenerationRequest, ModelInfo, Prompt
-from fovea.core.video import VideoBudget
 from fovea.engine.assemble import assemble
-from fovea.engine.config import EngineConfig
+from fovea.engine.config import EngineConfig, EngineOptions
+from fovea.engine.events import Event, Sink
 from fovea.engine.intake import Visit, walk, walk_async
 from fovea.engine.load import LoadedModel, load_model
-from fovea.engine.request.inputs import to_prompt
+from fovea.engine.request.inputs import ImageLike, PromptLike, RequestOptions, to_prompt
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.request.waiting import shared
 from fovea.engine.stats import engine_stats
-from fovea.engine.step.events import Event, Sink
 from fovea.engine.visual_budget.detail import DetailPolicy
 
 PREPARE_THREADS = 4
+OWN_OPTIONS = frozenset(RequestOptions.__annotations__) - frozenset(SamplingOptions.__annotations__)
+"""Options of a request that are not sampling parameters."""
 
 
 class Engine:
@@ -53,17 +53,17 @@ class Engine:
         *,
         detail_policy: DetailPolicy | None = None,
     ) -> None:
-        """detail_policy: one of your own in place of the configuration's."""
+        """detail_policy: replaces the configured one."""
         self.config = config or EngineConfig()
-        if self.config.threads:
-            torch.set_num_threads(self.config.threads)
-        parts = assemble(loaded, self.config, detail_policy)
+        if self.config.model.threads:
+            torch.set_num_threads(self.config.model.threads)
+        assembly = assemble(loaded, self.config, detail_policy)
         self.tokenizer = loaded.tokenizer
-        self.scheduler, self.loop = parts.scheduler, parts.loop
-        self._info = parts.info
-        self._regions = parts.regions
-        self._embeddings, self._slower, self._kv = parts.embeddings, parts.slower, parts.kv
-        self._preparer, self._admission, self._intake = parts.preparer, parts.admission, parts.intake
+        self.scheduler, self.loop, self.runner = assembly.scheduler, assembly.loop, assembly.runner
+        self._info = assembly.info
+        self._regions = assembly.regions
+        self._embeddings, self._slower, self._kv = assembly.embeddings, assembly.slower, assembly.kv
+        self._preparer, self._admission, self._intake = assembly.preparer, assembly.admission, assembly.intake
         self._prepare_pool = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="fovea-prepare")
         self._draining = False
         self.loop.start()
@@ -75,16 +75,25 @@ class Engine:
         *,
         config: EngineConfig | None = None,
         chat_template: str | None = None,
-        **settings: Any,
+        **settings: Unpack[EngineOptions],
     ) -> Engine:
-        """`name`: a folder, a hub id, or "fovea-tiny". `settings` are fields of EngineConfig.
+        """Load a checkpoint and start an engine.
+
+        name: a folder, a hub id, or "fovea-tiny".
+        chat_template: a Jinja template that replaces the checkpoint's own.
+        settings: replace settings of `config`, by their flat names.
 
         Raises CheckpointError, UnsupportedModel or ConfigError.
         """
-        config = replace(config or EngineConfig(), **settings) if settings else config or EngineConfig()
-        if config.threads:
-            torch.set_num_threads(config.threads)
+        config = (config or EngineConfig()).changed(**settings)
+        if config.model.threads:
+            torch.set_num_threads(config.model.threads)
         return cls(load_model(name, config, chat_template=chat_template), config)
+
+    @property
+    def unfinished(self) -> int:
+        """Choices of all requests that are inside the engine."""
+        return len(self.loop.board.jobs)
 
     @property
     def info(self) -> ModelInfo:
@@ -99,50 +108,32 @@ class Engine:
         return "ready" if self.loop.alive and not self._draining else "stopped"
 
     def generate(
-        self,
-        prompt: Any,
-        images: Sequence[Any] = (),
-        *,
-        sampling: SamplingParams | None = None,
-        budget: PixelBudget | None = None,
-        videos: Sequence[Any] = (),
-        video_budget: VideoBudget | None = None,
-        **params: Any,
+        self, prompt: PromptLike, images: Sequence[ImageLike] = (), **options: Unpack[RequestOptions]
     ) -> Completion:
-        """The whole answer. `params` are fields of SamplingParams; what is not given is the checkpoint's default.
+        """The whole answer. Sampling options that are not given are the checkpoint's defaults.
 
-        Also: cache_salt, timeout (seconds), priority, as in GenerationRequest.
-        prompt: a question, OpenAI-style messages, or a Prompt. images: paths, bytes or PIL images, put before a question.
-        videos: paths, bytes or lists of frames (whatever an image may be, of one size), put after the images.
+        prompt: a question, OpenAI-style messages, or a Prompt.
+        images: put in front of a question. With messages, images are content assembly.
+        options: sampling options, and those of `RequestOptions`.
         """
-        given = {"videos": videos, "video_budget": video_budget, **params}
-        request = self.request(prompt, images, sampling=sampling, budget=budget, **given)
+        request = self.request(prompt, images, **options)
         answer = AnswerBuilder(request.sampling.n)
         for delta in self.iterate(request):
             answer.add(delta)
         return answer.build()
 
     async def stream(
-        self,
-        prompt: Any,
-        images: Sequence[Any] = (),
-        *,
-        sampling: SamplingParams | None = None,
-        budget: PixelBudget | None = None,
-        videos: Sequence[Any] = (),
-        video_budget: VideoBudget | None = None,
-        **params: Any,
+        self, prompt: PromptLike, images: Sequence[ImageLike] = (), **options: Unpack[RequestOptions]
     ) -> AsyncIterator[Delta]:
-        """Deltas as they come. Leaving the loop early cancels the request and frees its blocks.
+        """Deltas as they are generated. Leaving the loop early cancels the request and frees its blocks.
 
-        `prompt` may be a GenerationRequest, which is how servers call it; nothing may stand beside one.
+        Arguments as in `generate`. A GenerationRequest, which servers pass, must be given alone.
         """
         loop = asyncio.get_running_loop()
-        given = {"videos": videos, "video_budget": video_budget, **params}
-        ask = partial(self.request, prompt, images, sampling=sampling, budget=budget, **given)
-        # A request that is one already needs no decoding, so no thread: it is admitted and its clock starts at once.
+        build = partial(self.request, prompt, images, **options)
+        # A GenerationRequest has decoded images: without a detour over a thread it is admitted, and its clock starts, now.
         complete = isinstance(prompt, GenerationRequest)
-        request = ask() if complete else await loop.run_in_executor(self._prepare_pool, ask)
+        request = build() if complete else await loop.run_in_executor(self._prepare_pool, build)
         events: asyncio.Queue[Event] = asyncio.Queue()
 
         def sink(event: Event) -> None:
@@ -157,38 +148,34 @@ class Engine:
             visit.leave()
 
     def request(
-        self,
-        prompt: Any,
-        images: Sequence[Any] = (),
-        *,
-        sampling: SamplingParams | None = None,
-        budget: PixelBudget | None = None,
-        videos: Sequence[Any] = (),
-        video_budget: VideoBudget | None = None,
-        cache_salt: str = "",
-        timeout: float | None = None,
-        priority: int = 0,
-        **params: Any,
+        self, prompt: PromptLike, images: Sequence[ImageLike] = (), **options: Unpack[RequestOptions]
     ) -> GenerationRequest:
-        """A request from what a caller has at hand; decodes images. `params` as in `generate`."""
+        """Build a request; decodes its images. Arguments as in `generate`.
+
+        Raises InvalidRequest for unknown options and for what cannot be combined.
+        """
         if isinstance(prompt, GenerationRequest):
-            beside = (images, videos, sampling, budget, video_budget, params, cache_salt, timeout, priority)
-            if any(beside):
+            if images or any(options.values()):
                 raise InvalidRequest("a GenerationRequest is complete; nothing may be given beside it")
             return prompt
+        own = {name: options[name] for name in OWN_OPTIONS if name in options}  # type: ignore[literal-required]
+        params = {name: value for name, value in options.items() if name not in OWN_OPTIONS}
+        sampling = own.get("sampling")
         if sampling is not None and params:
             raise InvalidRequest(f"{next(iter(params))} belongs into sampling when sampling is given")
         return GenerationRequest(
             id=uuid.uuid4().hex,
-            prompt=to_prompt(prompt, images, budget, videos, video_budget),
+            prompt=to_prompt(
+                prompt, images, own.get("budget"), own.get("videos", ()), own.get("video_budget")
+            ),
             sampling=sampling or self.sampling(params),
-            cache_salt=cache_salt,
-            timeout=timeout,
-            priority=priority,
+            cache_salt=own.get("cache_salt", ""),
+            timeout=own.get("timeout"),
+            priority=own.get("priority", 0),
         )
 
     def sampling(self, params: Mapping[str, Any]) -> SamplingParams:
-        """SamplingParams from what was said, over the checkpoint's defaults. Raises InvalidRequest for unknown names."""
+        """Sampling parameters over the checkpoint's defaults. Raises InvalidRequest for unknown names."""
         known = {field.name for field in fields(SamplingParams)}
         unknown = sorted(set(params) - known)
         if unknown:
@@ -241,7 +228,9 @@ class Engine:
             self.loop.call(self._regions.check_integrity)
 
     def stats(self) -> Mapping[str, float]:
-        return engine_stats(self.scheduler, self.loop, self._preparer, self._slower, self._regions)
+        return engine_stats(
+            self.scheduler, self.loop, self.runner, self._preparer, self._slower, self._regions
+        )
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, give running ones `drain_s` seconds, abort the rest, stop."""

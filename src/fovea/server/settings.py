@@ -1,70 +1,71 @@
-"""Every setting of the server. Frozen once made."""
+"""All settings of the server. Frozen after construction."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from fovea.core.errors import ConfigError
+from fovea.core.settings import check_settings, setting
 from fovea.media.limits import MediaLimits
 
 MIB = 1024 * 1024
 SCOPES = ("shared", "key")
 
 
+def _key(key: str) -> str:
+    return "" if key.strip() else "keys that are not empty"
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """api_keys: any of them opens /v1; none leaves it open.
-    admin_keys: any of them, and no other key, opens /admin; none leaves it to api_keys.
-    cache_scope: "shared": requests of equal cache_salt share all caches; "key": only under the same API key, too.
-    max_body_mib: largest request body, data URLs included. [1, 4096].
-    drain_seconds: what running requests get after SIGTERM. [0, 3600].
-    request_timeout: seconds after which a request is given up where it names none itself; 0: never.
-    fetch_cache_mib: ceiling of the bytes kept of images and videos from URLs. 0 keeps none. [0, 2**20].
-    fetch_ttl: seconds for which they are kept at most; within it, used as their hosts' headers allow. [1, 2592000].
-    decoded_cache_mib: ceiling of decoded images kept by their content. 0 keeps none. [0, 2**20].
-    decoded_ttl: seconds for which they are kept at most; 0: no limit but the ceiling. [0, 2592000].
-    image_store_mib: ceiling of images sent ahead to /v1/images, decoded. 0 keeps none. [0, 2**20].
-    image_ttl: seconds for which they are kept. [1, 2592000].
-    media: what images may cost, and from where they may come.
-    """
+    """Keys, caches and limits of the HTTP server."""
 
-    api_keys: tuple[str, ...] = ()
-    admin_keys: tuple[str, ...] = ()
-    cache_scope: str = "shared"
-    max_body_mib: int = 64
-    drain_seconds: float = 30.0
-    request_timeout: float = 0.0
-    fetch_cache_mib: int = 128
-    fetch_ttl: float = 3600.0
-    decoded_cache_mib: int = 256
-    decoded_ttl: float = 0.0
-    image_store_mib: int = 256
-    image_ttl: float = 3600.0
+    api_keys: tuple[str, ...] = setting(
+        (), "Keys of which any opens /v1; without any, /v1 is open.", check=_key, internal=True
+    )
+    admin_keys: tuple[str, ...] = setting(
+        (), "Keys of which any opens /admin; without any, api_keys open it.", check=_key, internal=True
+    )
+    cache_scope: str = setting(
+        "shared",
+        "shared: requests with the same cache_salt share all caches; key: only requests with the same API key, too.",
+        choices=SCOPES,
+    )
+    max_body_mib: int = setting(64, "Largest request body, data URLs included.", low=1, high=4096)
+    drain_seconds: float = setting(
+        30.0, "Seconds that running requests have to finish after SIGTERM.", low=0, high=3600
+    )
+    request_timeout: float = setting(
+        0.0, "Timeout of requests that name none, in seconds. 0: none.", low=0, high=86400
+    )
+    fetch_cache_mib: int = setting(
+        128, "Ceiling of the cache of downloaded images and videos, in MiB. 0: no cache.", low=0, high=1 << 20
+    )
+    fetch_ttl: float = setting(
+        3600.0,
+        "Longest life of a download in the cache, in seconds; the headers of its host may shorten it.",
+        low=1,
+        high=2592000,
+    )
+    decoded_cache_mib: int = setting(
+        256, "Ceiling of the cache of decoded images, in MiB. 0: no cache.", low=0, high=1 << 20
+    )
+    decoded_ttl: float = setting(
+        0.0, "Longest life of a decoded image in the cache, in seconds. 0: no limit.", low=0, high=2592000
+    )
+    image_store_mib: int = setting(
+        256,
+        "Ceiling of images sent ahead to /v1/images, decoded, in MiB. 0: none are accepted.",
+        low=0,
+        high=1 << 20,
+    )
+    image_ttl: float = setting(3600.0, "Life of an image sent ahead, in seconds.", low=1, high=2592000)
     media: MediaLimits = field(default_factory=MediaLimits)
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("max_body_mib", 1, 4096),
-            ("drain_seconds", 0, 3600),
-            ("request_timeout", 0, 86_400),
-            ("fetch_cache_mib", 0, 1 << 20),
-            ("fetch_ttl", 1, 2_592_000),
-            ("decoded_cache_mib", 0, 1 << 20),
-            ("decoded_ttl", 0, 2_592_000),
-            ("image_store_mib", 0, 1 << 20),
-            ("image_ttl", 1, 2_592_000),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-                raise ConfigError(f"{name} is {value!r}; accepted: {low} to {high}", param=name)
-        for name in ("api_keys", "admin_keys"):
-            if any(not key.strip() for key in getattr(self, name)):
-                raise ConfigError(f"one of {name} is empty", param=name)
-        if self.cache_scope not in SCOPES:
-            raise ConfigError(
-                f"cache_scope is {self.cache_scope!r}; accepted: {', '.join(SCOPES)}", param="cache_scope"
-            )
+        check_settings(self)
         if self.cache_scope == "key" and not self.api_keys:
             raise ConfigError(
-                "cache_scope is 'key', which keeps API keys apart, and there are none", param="cache_scope"
+                "cache_scope is 'key', which separates the caches of API keys, and there are no keys",
+                param="cache_scope",
             )

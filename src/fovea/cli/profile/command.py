@@ -15,47 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fovea.cli import options
-from fovea.cli.common import ALONE, add_engine_options, check_writable, config_file, engine_loader
-from fovea.core.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """image: picture file of all requests (default: a generated one).
-    side: pixels of the generated picture's sides; 0: no picture. [0, 8192].
-    text: the question (default: "Describe the picture.").
-    tokens: of every answer. [2, 10**5].
-    repeats: requests one after another. [1, 1000].
-    requests: of the steady load; 0 leaves it out. [0, 10**5].
-    concurrency: requests at once under the load. [1, 1024].
-    """
-
-    image: Path | None = None
-    side: int | None = None
-    text: str = "Describe the picture."
-    tokens: int = 32
-    repeats: int = 3
-    requests: int = 8
-    concurrency: int = 4
-
-    def __post_init__(self) -> None:
-        if self.image is not None and self.side is not None:
-            raise ConfigError("side is of a generated picture, and an image is given", param="side")
-        for name, low, high in (
-            ("side", 0, 8192),
-            ("tokens", 2, 10**5),
-            ("repeats", 1, 1000),
-            ("requests", 0, 10**5),
-            ("concurrency", 1, 1024),
-        ):
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise ConfigError(f"{name} is {value!r}; accepted: {low} to {high}", param=name)
+from fovea.cli.common import SINGLE_USER, add_engine_options, check_writable, config_file, engine_loader
+from fovea.cli.profile.settings import ProfileSettings
 
 
 def register(commands: Any) -> None:
@@ -74,7 +39,7 @@ def register(commands: Any) -> None:
         "--trace", type=Path, metavar="FILE", help="write every span as a Chrome trace, for Perfetto"
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON in the last line")
-    options.add_options(parser, "what is asked", Asked)
+    options.add_options(parser, "requests", ProfileSettings)
     add_engine_options(parser, model_flag=False)
     parser.set_defaults(run=run)
 
@@ -85,13 +50,13 @@ def run(args: argparse.Namespace) -> int:
     from fovea.cli.profile.report import as_dict, table
 
     file = config_file(args)
-    asked: Asked = options.settings(Asked, args, {})
-    load = engine_loader(args, file, **ALONE)
+    workload = options.settings(ProfileSettings, args, {})
+    load = engine_loader(args, file, **SINGLE_USER)
     if args.plot:
         check_plot(args.plot)
     for path in filter(None, (args.plot, args.trace)):
         check_writable(path)
-    profiler = Profiler(asked)
+    profiler = Profiler(workload)
     found = profiler.run(load())
     print(table(found))
     if args.trace:

@@ -30,7 +30,7 @@ from fovea.server.app import create_app
 from fovea.server.background import serving
 
 if TYPE_CHECKING:
-    from fovea.cli.profile.command import Asked
+    from fovea.cli.profile.settings import ProfileSettings
     from fovea.engine.engine import Engine
 
 SIDE = 448
@@ -82,7 +82,7 @@ class Profile:
 
     info: ModelInfo
     machine: Machine
-    asked: Asked
+    requests: ProfileSettings
     image: tuple[int, int] | None
     prompt_tokens: int
     visual_tokens: int
@@ -92,10 +92,10 @@ class Profile:
 
 
 class Profiler:
-    def __init__(self, asked: Asked) -> None:
-        """Raises InvalidImage when the file can not be read, or is no image."""
-        self._asked = asked
-        self._file = _picture(asked)
+    def __init__(self, requests: ProfileSettings) -> None:
+        """Raises InvalidImage when the file cannot be read, or is no image."""
+        self._requests = requests
+        self._file = _picture(requests)
         self._type = probe(self._file, MediaLimits()).media_type if self._file else ""
         self._recorder = Recorder()
 
@@ -110,7 +110,7 @@ class Profiler:
         runs = engine.runner.model
         if runs.device.type == "cuda":
             self._recorder.ending = _settle(runs.device)
-        outline = engine.outline(to_prompt(self._asked.text, [self._file] if self._file else []))
+        outline = engine.outline(to_prompt(self._requests.text, [self._file] if self._file else []))
         model = ModelFloor(runs)
 
         def measured() -> Machine:
@@ -135,7 +135,7 @@ class Profiler:
         return Profile(
             info=engine.info,
             machine=machine,
-            asked=self._asked,
+            requests=self._requests,
             image=size,
             prompt_tokens=len(outline.ids),
             visual_tokens=outline.image_tokens,
@@ -163,24 +163,26 @@ class Profiler:
             await client.connect()
             await self._one(client)
             with recording(self._recorder):
-                alone = [await self._one(client) for _ in range(self._asked.repeats)]
-                left = iter(range(self._asked.requests))
+                alone = [await self._one(client) for _ in range(self._requests.repeats)]
+                left = iter(range(self._requests.requests))
                 load: list[Sample] = []
 
                 async def worker() -> None:
                     for _ in left:
                         load.append(await self._one(client))
 
-                await asyncio.gather(*(worker() for _ in range(self._asked.concurrency)))
+                await asyncio.gather(*(worker() for _ in range(self._requests.concurrency)))
         return alone, load
 
     async def _one(self, client: Client) -> Sample:
         """A salt of its own keeps every cache from knowing it."""
-        content: list[dict[str, Any]] = [{"type": "text", "text": self._asked.text}]
+        content: list[dict[str, Any]] = [{"type": "text", "text": self._requests.text}]
         if self._file:
             url = f"data:{self._type};base64,{base64.b64encode(self._file).decode()}"
             content.insert(0, {"type": "image_url", "image_url": {"url": url}})
-        request = BenchRequest(({"role": "user", "content": content},), self._asked.tokens, salt=uuid4().hex)
+        request = BenchRequest(
+            ({"role": "user", "content": content},), self._requests.tokens, salt=uuid4().hex
+        )
         sample = await client.send(request)
         # A model of random weights may say nothing that is text; it takes its time all the same.
         if sample.failure is not None and sample.failure.kind != "empty answer":
@@ -204,7 +206,7 @@ class Profiler:
         return Part(
             title=title,
             requests=len(samples),
-            concurrency=min(self._asked.concurrency, len(samples)),
+            concurrency=min(self._requests.concurrency, len(samples)),
             wall_s=end - start,
             ttft_s=ttfts[len(ttfts) // 2] if ttfts else None,
             tokens=sum(sample.output_tokens for sample in samples),
@@ -216,15 +218,15 @@ def _times(floor: Floor, count: int) -> Floor:
     return Floor(floor.memory_s * count, floor.arithmetic_s * count, floor.seconds * count)
 
 
-def _picture(asked: Asked) -> bytes:
+def _picture(requests: ProfileSettings) -> bytes:
     """The image's file, generated or read; none: b""."""
-    if asked.image is None:
-        side = SIDE if asked.side is None else asked.side
+    if requests.image is None:
+        side = SIDE if requests.side is None else requests.side
         return picture("fovea profile", 1, side) if side else b""
     try:
-        return asked.image.read_bytes()
+        return requests.image.read_bytes()
     except OSError as error:
-        raise InvalidImage(f"{asked.image} can not be read: {error.strerror}") from error
+        raise InvalidImage(f"{requests.image} cannot be read: {error.strerror}") from error
 
 
 def _settle(device: torch.device) -> Callable[[str], None]:

@@ -13,7 +13,7 @@ LEAST_LABEL = 0.04
 
 
 def draw(path: Path, found: Profile) -> None:
-    """Raises ConfigError when the file can not be written."""
+    """Raises ConfigError when the file cannot be written."""
     from matplotlib import colormaps
 
     chart = figure(10, 1.8 + 1.1 * len(found.parts))
@@ -44,7 +44,7 @@ def draw(path: Path, found: Profile) -> None:
     info, machine = found.info, found.machine
     chart.suptitle(
         f"{info.name}, {info.dtype}, quantization {info.quantization}, {machine.kernels}, {machine.threads} threads: "
-        f"prompt {found.prompt_tokens} tokens, answer {found.asked.tokens}",
+        f"prompt {found.prompt_tokens} tokens, answer {found.requests.tokens}",
         fontsize="medium",
     )
     save(chart, path)

@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 def table(found: Profile) -> str:
     """Milliseconds of one request, and of the steady load per request."""
-    machine, info, asked = found.machine, found.info, found.asked
+    machine, info, requests = found.machine, found.info, found.requests
     peaks = ", ".join(
         f"{count / 1e9:.0f} G op/s {name or info.dtype}" for name, count in machine.peaks.items()
     )
@@ -25,7 +25,7 @@ def table(found: Profile) -> str:
         f"{info.device}, {found.weight_bytes / MIB:.1f} MiB of weights as kept",
         f"machine: {machine.kernels}, {machine.threads} threads: {machine.bandwidth / 1e9:.1f} GB/s "
         f"(over {machine.stream_bytes / MIB:.0f} MiB), {peaks}",
-        f"asked: {seen}, prompt {found.prompt_tokens} tokens ({found.visual_tokens} visual), answer {asked.tokens}",
+        f"asked: {seen}, prompt {found.prompt_tokens} tokens ({found.visual_tokens} visual), answer {requests.tokens}",
     ]
     for part in found.parts:
         lines += ["", *_part(part)]
@@ -45,7 +45,7 @@ def as_dict(found: Profile) -> dict[str, Any]:
         },
         "machine": machine,
         "asked": {
-            **asdict(found.asked), "image": None if found.asked.image is None else str(found.asked.image),
+            **asdict(found.requests), "image": None if found.requests.image is None else str(found.requests.image),
             "pixels": found.image, "prompt_tokens": found.prompt_tokens, "visual_tokens": found.visual_tokens,
         },
         "parts": [_part_dict(part) for part in found.parts],

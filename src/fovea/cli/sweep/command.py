@@ -12,7 +12,7 @@ from typing import Any
 
 from fovea.bench.plot import check_plot
 from fovea.cli.common import (
-    ALONE,
+    SINGLE_USER,
     check_writable,
     closing,
     config_file,
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         check_plot(args.plot)
         check_writable(args.plot)
-    with load_engine(args, file, **ALONE, **SAME_FOR_ALL) as engine:
+    with load_engine(args, file, **SINGLE_USER, **SAME_FOR_ALL) as engine:
         name, asker = engine.info.name, Asker(engine, args.max_tokens)
         sweeping = SweepRun(engine, asker, chosen, budget, concurrency=args.concurrency)
         work = sweeping.run(asked.cases, asked.total, asked.alone, asked.timed_on)

@@ -48,7 +48,7 @@ class SweepRun:
         """cases: `total` of them, drawn as they are needed. alone: those that are timed, first, one request at a time; the
         first exchange of each.
 
-        Raises FoveaError where one of the latter can not be asked: a method may be one that the model can not do.
+        Raises FoveaError where one of the latter cannot be asked: a method may be one that the model cannot do.
         """
         timed = await self._times(alone)
         with progress("asking", total) as advance:

@@ -19,7 +19,7 @@ Lines = Mapping[str, Sequence[Setting]]
 def draw(path: Path, sweep: Sweep, title: str) -> None:
     """A line per method. Small details and all kinds against tokens kept; all kinds against first tokens.
 
-    Raises ConfigError when the file can not be written.
+    Raises ConfigError when the file cannot be written.
     """
     lines = _lines(sweep)
     groups = tuple(dict.fromkeys((sweep.groups[0], ALL)))

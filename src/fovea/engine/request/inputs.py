@@ -1,16 +1,18 @@
-"""What a Python caller may hand in, as a prompt: text, OpenAI-style messages, pictures and videos in any usual form."""
+"""Converts what a Python caller passes in (text, messages, pictures and videos in any usual form) into a prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, InvalidVideo
 from fovea.core.image import Image, PixelBudget
+from fovea.core.sampling import SamplingOptions, SamplingParams
 from fovea.core.types import (
     ChatPrompt,
+    GenerationRequest,
     ImagePart,
     Message,
     Part,
@@ -27,11 +29,41 @@ from fovea.media.limits import MediaLimits
 from fovea.media.video.container import container_of
 from fovea.media.video.decode import open_video
 
+if TYPE_CHECKING:
+    import PIL.Image
+
 LIMITS = MediaLimits()
+ImageLike: TypeAlias = "Image | str | Path | bytes | bytearray | PIL.Image.Image"
+"""An image as callers have it: a path, encoded bytes, a PIL image, or a `fovea.core.image.Image`."""
+VideoLike: TypeAlias = "Video | str | Path | bytes | bytearray | Sequence[ImageLike]"
+"""A video as callers have it: a path, encoded bytes, frames of one size in order, or a `fovea.core.video.Video`."""
+PromptLike: TypeAlias = "str | Prompt | GenerationRequest | Sequence[Mapping[str, Any]]"
+"""A prompt as callers have it: a question, OpenAI-style messages, a Prompt, or a whole request."""
 
 
-def to_image(value: Any) -> Image:
-    """An Image from an Image, encoded bytes, a path, or a PIL image."""
+class RequestOptions(SamplingOptions, total=False):
+    """Keyword arguments of `Engine.generate`, `Engine.stream` and `Engine.request`, beside the sampling options.
+
+    sampling: all sampling parameters in one value; then no sampling option may be given.
+    budget: how closely images are looked at.
+    videos: put after the images, in front of the question.
+    video_budget: which frames are looked at.
+    cache_salt: requests with different salts share no cache.
+    timeout: seconds after which the request is given up.
+    priority: smaller numbers first, with the policy "priority".
+    """
+
+    sampling: SamplingParams | None
+    budget: PixelBudget | None
+    videos: Sequence[VideoLike]
+    video_budget: VideoBudget | None
+    cache_salt: str
+    timeout: float | None
+    priority: int
+
+
+def to_image(value: ImageLike) -> Image:
+    """Decode an image. Raises InvalidImage."""
     if isinstance(value, Image):
         return value
     if isinstance(value, bytes | bytearray):
@@ -41,15 +73,15 @@ def to_image(value: Any) -> Image:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise InvalidImage(f"{path} can not be read: {error.strerror}") from error
+            raise InvalidImage(f"{path} cannot be read: {error.strerror}") from error
         return decode(data, LIMITS)
     if hasattr(value, "convert") and hasattr(value, "size"):
         return from_pil(value)
     raise InvalidImage(f"{type(value).__name__} is no image; accepted: path, bytes, PIL image, fovea Image")
 
 
-def to_video(value: Any) -> Video:
-    """A Video from a Video, encoded bytes, a path, or frames in order: anything `to_image` takes, of one size."""
+def to_video(value: VideoLike) -> Video:
+    """Open a video. Raises InvalidVideo."""
     if isinstance(value, Video):
         return value
     if isinstance(value, bytes | bytearray):
@@ -59,7 +91,7 @@ def to_video(value: Any) -> Video:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise InvalidVideo(f"{path} can not be read: {error.strerror}") from error
+            raise InvalidVideo(f"{path} cannot be read: {error.strerror}") from error
         return open_video(data, LIMITS)
     if isinstance(value, Sequence):
         try:
@@ -74,7 +106,7 @@ def to_video(value: Any) -> Video:
 
 
 def is_video(path: str | Path) -> bool:
-    """Whether a file begins like a video that can be read. False for what is not there."""
+    """Whether a file exists and begins like a supported video."""
     try:
         with Path(path).expanduser().open("rb") as file:
             return container_of(file.read(16)) is not None
@@ -83,13 +115,16 @@ def is_video(path: str | Path) -> bool:
 
 
 def to_prompt(
-    prompt: Any,
-    images: Sequence[Any] = (),
+    prompt: PromptLike,
+    images: Sequence[ImageLike] = (),
     budget: PixelBudget | None = None,
-    videos: Sequence[Any] = (),
+    videos: Sequence[VideoLike] = (),
     video_budget: VideoBudget | None = None,
 ) -> Prompt:
-    """A question with images and videos in front, OpenAI-style messages, or a prompt that is one already."""
+    """A question with its images and videos in front, OpenAI-style messages, or a Prompt, as a Prompt.
+
+    Raises InvalidRequest or InvalidMedia, naming the message and the part.
+    """
     if isinstance(prompt, ChatPrompt | TextPrompt | TokenPrompt):
         given = {"images": images, "budget": budget, "videos": videos, "video_budget": video_budget}
         what = next((name for name, value in given.items() if value), None)
@@ -109,13 +144,13 @@ def to_prompt(
             raise InvalidRequest(f"with messages, {name}s are content parts of type {name}", param=f"{name}s")
     if not isinstance(prompt, Sequence) or not prompt:
         raise InvalidRequest("a prompt is text, messages (one at least), or a Prompt", param="messages")
-    beside = _Beside(budget, video_budget or VideoBudget())
-    return ChatPrompt(tuple(_message(m, f"messages[{i}]", beside) for i, m in enumerate(prompt)))
+    conversation = _Conversation(budget, video_budget or VideoBudget())
+    return ChatPrompt(tuple(_message(m, f"messages[{i}]", conversation) for i, m in enumerate(prompt)))
 
 
 @dataclass(slots=True)
-class _Beside:
-    """What holds for all messages of a conversation, and how many images and videos were seen in it."""
+class _Conversation:
+    """The budgets of all messages of a conversation, and the number of images and videos so far."""
 
     budget: PixelBudget
     video_budget: VideoBudget
@@ -137,7 +172,7 @@ def _video_at(index: int, value: Any) -> Video:
         raise error.at(index) from error
 
 
-def _message(value: Any, where: str, beside: _Beside) -> Message:
+def _message(value: Any, where: str, conversation: _Conversation) -> Message:
     if isinstance(value, Message):
         return value
     if not isinstance(value, Mapping) or "role" not in value or "content" not in value:
@@ -149,11 +184,11 @@ def _message(value: Any, where: str, beside: _Beside) -> Message:
         return Message(role, (TextPart(content),))
     if not isinstance(content, Sequence):
         raise InvalidRequest("content must be text or a list of parts", param=f"{where}.content")
-    parts = [_part(part, f"{where}.content[{i}]", beside) for i, part in enumerate(content)]
+    parts = [_part(part, f"{where}.content[{i}]", conversation) for i, part in enumerate(content)]
     return Message(role, tuple(parts))
 
 
-def _part(value: Any, where: str, beside: _Beside) -> Part:
+def _part(value: Any, where: str, conversation: _Conversation) -> Part:
     if isinstance(value, TextPart | ImagePart | VideoPart):
         return value
     kind = value.get("type") if isinstance(value, Mapping) else None
@@ -164,11 +199,11 @@ def _part(value: Any, where: str, beside: _Beside) -> Part:
     if kind == "image":
         if "image" not in value:
             raise InvalidRequest("a part of type image needs image", param=f"{where}.image")
-        beside.images += 1
-        return ImagePart(_at(beside.images - 1, value["image"]), beside.budget)
+        conversation.images += 1
+        return ImagePart(_at(conversation.images - 1, value["image"]), conversation.budget)
     if kind == "video":
         if "video" not in value:
             raise InvalidRequest("a part of type video needs video", param=f"{where}.video")
-        beside.videos += 1
-        return VideoPart(_video_at(beside.videos - 1, value["video"]), beside.video_budget)
+        conversation.videos += 1
+        return VideoPart(_video_at(conversation.videos - 1, value["video"]), conversation.video_budget)
     raise InvalidRequest(f"part of type {kind!r}; accepted: text, image, video", param=where)

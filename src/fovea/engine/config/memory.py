@@ -1,0 +1,118 @@
+"""Settings of the pools and caches: KV blocks, encoder outputs, processed pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fovea.core.settings import check_settings, setting
+
+MOST_MIB = 1 << 24
+MOST_SECONDS = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class KVSettings:
+    """The KV pool and the prefixes shared in it."""
+
+    block_size: int = setting(
+        16, "Tokens per KV block. Prefixes are shared in whole blocks.", low=1, high=256
+    )
+    kv_cache_mib: int = setting(
+        0,
+        "Ceiling of the KV pool in MiB. 0 is a quarter of the free memory, at most 4 GiB (CUDA: 80% of it).",
+        low=0,
+        high=MOST_MIB,
+    )
+    kv_blocks: int = setting(
+        0, "The KV pool in blocks instead of MiB. 0: by kv_cache_mib. For tests.", low=0, high=1 << 30
+    )
+    kv_host_mib: int = setting(
+        0,
+        "MiB of host memory for the KV of image prefixes that are evicted from the pool, so that a follow-up question "
+        "loads them. For GPUs; on a CPU a larger pool uses the same memory better. 0: none.",
+        low=0,
+        high=MOST_MIB,
+    )
+    kv_ttl_s: int = setting(
+        0,
+        "Prefixes older than this are not reused, in seconds. They belong to windows of this length, so they are often "
+        "lost earlier: a new window finds nothing of the last one. 0: no bound.",
+        low=0,
+        high=MOST_SECONDS,
+    )
+    max_context: int = setting(
+        0,
+        "Tokens of prompt and answer together. 0 is the model's own limit, capped by the pool.",
+        low=0,
+        high=1 << 24,
+    )
+    prefix_cache: bool = setting(True, "Share the KV of equal prefixes between requests.")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSettings:
+    """Caches of encoder outputs: on the device, in host memory, on disk."""
+
+    embed_cache_mib: int = setting(
+        256,
+        "Ceiling of the encoder-output cache in the device's memory, in MiB. 0 turns it off.",
+        low=0,
+        high=MOST_MIB,
+    )
+    embed_host_mib: int = setting(
+        0,
+        "MiB of host memory for encoder outputs that were evicted from the device; for CUDA. 0: none.",
+        low=0,
+        high=MOST_MIB,
+    )
+    embed_disk_dir: str = setting(
+        "",
+        "Folder for encoder outputs that outlive the process. Several processes may share it. Empty: none.",
+    )
+    embed_disk_mib: int = setting(4096, "Ceiling of that folder in MiB.", low=1, high=MOST_MIB)
+    embed_ttl_s: int = setting(
+        0,
+        "Encoder outputs older than this are misses in every tier, in seconds. 0: no bound.",
+        low=0,
+        high=MOST_SECONDS,
+    )
+    region_cache_mib: int = setting(
+        64,
+        "Ceiling of the cache of encoded image regions (visual tokens by relevance), in MiB. 0 turns it off.",
+        low=0,
+        high=MOST_MIB,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PixelSettings:
+    """Processed pixels between decoding and encoding."""
+
+    pixel_pool_mib: int = setting(
+        1024,
+        "Ceiling of processed pixels in MiB. A request that needs more is prepared alone.",
+        low=1,
+        high=MOST_MIB,
+    )
+    pixel_cache_mib: int = setting(
+        64,
+        "At most this much of the pool caches pixels that no request needs, in MiB. 0: nothing.",
+        low=0,
+        high=MOST_MIB,
+    )
+    pixel_ttl_s: int = setting(
+        0,
+        "Cached pixels expire this long after a request needed them, in seconds. 0: no bound.",
+        low=0,
+        high=MOST_SECONDS,
+    )
+    preprocess_workers: int = setting(2, "Threads that resize and normalise images.", low=1, high=64)
+
+    def __post_init__(self) -> None:
+        check_settings(self)

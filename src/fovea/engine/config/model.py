@@ -1,0 +1,82 @@
+"""Settings of the model: its types, the device, and the kernels that compute it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fovea.core.settings import check_settings, setting
+from fovea.engine.compile_modes import CompileModes
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+QUANTIZATIONS = ("none", "int8", "int4", "fp8")
+KERNELS = ("auto", "native", "onednn", "torch", "triton", "flashinfer")
+DECODE_GRAPHS = ("auto", "off", "padded")
+
+
+def _device(name: str) -> str:
+    return "" if name in DEVICES or name.startswith("cuda:") else "auto, cpu, cuda, cuda:N"
+
+
+def _compile_modes(text: str) -> str:
+    CompileModes.of(text)
+    return ""
+
+
+def _encoder_engines(text: str) -> str:
+    return "" if text else "off, auto, or a folder"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """The model's number types, its device, and its kernels."""
+
+    dtype: str = setting(
+        "auto",
+        "Type of weights and activations. auto is the checkpoint's own type on CUDA and on CPUs with bf16 units, "
+        "float32 elsewhere.",
+        choices=DTYPES,
+    )
+    quantization: str = setting(
+        "none",
+        "none keeps the weights as they are. int8 and int4 round them while they are read, to half and less than a "
+        "third of their bytes; lossy, see docs/quantization.md. fp8: 8-bit floats, for CUDA from Hopper on.",
+        choices=QUANTIZATIONS,
+    )
+    device: str = setting(
+        "auto",
+        "auto is CUDA if torch finds it, else the CPU.",
+        check=_device,
+        words="auto, cpu, cuda, cuda:N",
+    )
+    threads: int = setting(0, "CPU threads of torch. 0 leaves torch's own choice.", low=0, high=1024)
+    kernels: str = setting(
+        "auto",
+        "On a CPU: native is Fovea's own C++ (bf16; weights packed without loss to 12 bits), onednn is torch with "
+        "weights in oneDNN's layout, torch is plain torch. On CUDA: flashinfer (Triton's kernels, with FlashInfer's "
+        "attention for prompts), triton, torch. auto is the first of these that machine, type and model allow "
+        "(docs/gpu.md).",
+        choices=KERNELS,
+    )
+    decode_graphs: str = setting(
+        "auto",
+        "auto pads steps that only decode to a few batch sizes and replays them as CUDA graphs, with Triton's kernels. "
+        "padded pads them and launches every kernel, to compare. off does neither.",
+        choices=DECODE_GRAPHS,
+    )
+    compile: str = setting(
+        "off",
+        "torch.compile before the first use, for the kernels torch: off, default, reduce-overhead or max-autotune for "
+        "all, or by component: encoder=MODE,projector=MODE,decoder=MODE. See docs/engines.md.",
+        check=_compile_modes,
+    )
+    encoder_engines: str = setting(
+        "off",
+        "Vision encoders made by fovea build, for images whose grid they were built for: off, auto (the folder beside "
+        "the checkpoint) or a folder. They are machine code: whoever names a folder runs its code.",
+        check=_encoder_engines,
+        words="off, auto, or a folder",
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)

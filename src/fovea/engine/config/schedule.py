@@ -1,0 +1,66 @@
+"""Settings of the scheduler: who joins, how long a step may last, how much a step computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fovea.core.settings import check_settings, setting
+
+POLICY_NAMES = ("dual", "fcfs", "priority", "detail")
+WHEN_FULL = ("wait", "refuse")
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSettings:
+    """Scheduling and admission."""
+
+    policy: str = setting(
+        "dual",
+        "Which waiting request joins first: dual (text, follow-ups and known images do not wait behind new images), "
+        "fcfs (order of arrival), priority (the request's own, then dual), detail (requests of similar visual cost "
+        "together).",
+        choices=POLICY_NAMES,
+    )
+    max_passes: int = setting(
+        32, "How many later requests may join before one that waits.", low=0, high=1 << 20
+    )
+    pace: float = setting(
+        2.5,
+        "Longest step while prompts or images are computed beside decodes, in multiples of a step that only decodes. "
+        "0: no bound.",
+        low=1,
+        high=1000,
+        or_zero=True,
+    )
+    target_itl_ms: int = setting(
+        0, "The same bound in milliseconds; the shorter one holds. 0: none.", low=0, high=1 << 20
+    )
+    max_running: int = setting(64, "Sequences that share a step.", low=1, high=4096)
+    max_step_tokens: int = setting(
+        2048,
+        "Tokens computed per step: decodes first, chunks of prompts in the rest.",
+        low=1,
+        high=1 << 20,
+    )
+    max_step_visual_tokens: int = setting(
+        4096,
+        "Visual tokens of the images that a step works on. One image is always accepted.",
+        low=1,
+        high=1 << 20,
+    )
+    max_queue: int = setting(
+        256, "Requests that may wait; more are refused with 429. 0: no bound.", low=0, high=1 << 20
+    )
+    when_full: str = setting(
+        "wait",
+        "A request whose KV or pixels do not fit beside the requests in flight: wait, or refuse with 429.",
+        choices=WHEN_FULL,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @property
+    def room(self) -> int:
+        """Answers that may run or wait; 0: no bound."""
+        return self.max_running + self.max_queue if self.max_queue else 0
