@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.support.checkpoints import write
+from tests.support.reduced import QWEN, roomy
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -24,3 +27,15 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Idefics3: tiles with text between them, so a span holds more than visual tokens."""
     return write("idefics3", tmp_path_factory.mktemp("idefics3"))
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folders of tiny models by architecture; Qwen's have room for regions."""
+
+    @cache
+    def made(architecture: str) -> Path:
+        folder = tmp_path_factory.mktemp(architecture)
+        return roomy(architecture, folder) if architecture in QWEN else write(architecture, folder)
+
+    return made

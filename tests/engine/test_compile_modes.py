@@ -27,5 +27,5 @@ def test_what_is_not_accepted(text: str) -> None:
     with pytest.raises(
         ConfigError, match=r"accepted: one of off, default.*encoder, projector, decoder"
     ) as told:
-        EngineConfig(compile=text)
+        EngineConfig.of(compile=text)
     assert told.value.param == "compile"

@@ -173,7 +173,7 @@ def test_an_encoder_that_breaks_its_promise_is_found_out(
         return type(features)(features.embeds[:-1], features.deepstack)
 
     monkeypatch.setattr(model, "encode_slices", short)
-    with pytest.raises(EngineError, match="5 visual tokens made, 6 planned"):
+    with pytest.raises(EngineError, match="5 visual tokens encoded, 6 planned"):
         machine.generate(ask("?", picture(1)), **GREEDY)
     monkeypatch.undo()
     still_answers(machine)

@@ -25,7 +25,7 @@ def bundled(**settings: object) -> Engine:
 @pytest.fixture(scope="module", params=["none", "int8", "int4"])
 def native(request: pytest.FixtureRequest) -> Iterator[Engine]:
     if library() is None:
-        pytest.skip("this machine can not run the C++ kernels")
+        pytest.skip("this machine cannot run the C++ kernels")
     with bundled(dtype="bfloat16", kernels="native", quantization=request.param) as engine:
         yield engine
 
@@ -47,7 +47,7 @@ def written(done: Completion) -> list[tuple[int, float]]:
 
 
 def test_an_answer_is_the_same_to_the_last_bit_alone_or_in_company(native: Engine) -> None:
-    """Sums are added in one order whatever the number of rows, so neighbours can not tip a near tie."""
+    """Sums are added in one order whatever the number of rows, so neighbours cannot tip a near tie."""
     asked = prompts()
     alone = []
     for prompt in asked:
@@ -77,7 +77,7 @@ def test_layers_as_one_call_are_the_layers_one_by_one(native: Engine) -> None:
 def test_the_kernels_are_as_near_to_float32_as_torch_is() -> None:
     """The first token's logits, averaged over prompts: one alone is a matter of luck."""
     if library() is None:
-        pytest.skip("this machine can not run the C++ kernels")
+        pytest.skip("this machine cannot run the C++ kernels")
     rows: dict[str, torch.Tensor] = {}
     for name, settings in {
         "exact": {"dtype": "float32"},

@@ -113,7 +113,7 @@ def test_a_tied_table_is_kept_once() -> None:
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_the_cpus_kernels_take_them_in_bf16(quantization: str) -> None:
     if library() is None:
-        pytest.skip("this machine can not run the C++ kernels")
+        pytest.skip("this machine cannot run the C++ kernels")
     settings = EngineConfig.of(dtype="bfloat16", device="cpu", threads=1, quantization=quantization)
     model = load_model("fovea-tiny", settings).model
     assert model.decoder._stack is not None

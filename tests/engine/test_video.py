@@ -79,7 +79,7 @@ def test_paths_bytes_and_frames(engine: Engine, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("/none.mp4", "video 0: /none.mp4 can not be read"),
+        ("/none.mp4", "video 0: /none.mp4 cannot be read"),
         (b"text that is no video", "video 0: the data is not a video"),
         ([], "no frames"),
         (7, "int is no video; accepted: path, bytes, a list of frames"),

@@ -187,4 +187,4 @@ def scheduler(
     config = EngineConfig.of(block_size=block_size, **settings)
     host = HostBlocks(host_slots)
     kv = KVManager(BlockPool(blocks), block_size, share_prefixes=prefix_cache, host=host)
-    return Scheduler(config, kv, EmbeddingCache(embed_bytes))
+    return Scheduler(config.schedule, kv, EmbeddingCache(embed_bytes))

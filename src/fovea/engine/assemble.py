@@ -1,29 +1,33 @@
-"""The engine's parts, put together: caches, KV, scheduler, runner, loop, and who prepares requests for it."""
+"""Puts an engine together: caches, KV pool, scheduler, runner, loop, and the preparation of requests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from fovea.core.errors import ConfigError
+from fovea.core.image import VisualTokens
 from fovea.core.types import ModelInfo
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.regions import RegionCache
-from fovea.engine.config import MIB, EngineConfig
+from fovea.engine.config import MIB, EngineConfig, PixelSettings
 from fovea.engine.execute.memory import decode_padding, host_slots, pool_blocks
 from fovea.engine.execute.runner import Runner
 from fovea.engine.intake import Intake
 from fovea.engine.kv.blocks import BlockPool
 from fovea.engine.kv.host_blocks import HostBlocks
 from fovea.engine.kv.manager import KVManager
-from fovea.engine.load import LoadedModel, prompt_builder
-from fovea.engine.regions.encoder import ReducingEncoder
+from fovea.engine.load import LoadedModel, relevance_digest
+from fovea.engine.models.registry import video_model_names
+from fovea.engine.regions.encoder import VisualEncoder
 from fovea.engine.request.admission import Admission
 from fovea.engine.request.pixel_pool import PixelPool
 from fovea.engine.request.pixels import PixelStore
 from fovea.engine.request.prepare import Preparer
+from fovea.engine.request.prompt import PromptBuilder
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.step.loop import EngineLoop
+from fovea.engine.step.stepper import Stepper
 from fovea.engine.tiers.slower import SlowerTiers, slower_tiers
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.visual_budget.detail import DetailPolicy, DetailRule
@@ -31,14 +35,15 @@ from fovea.engine.visual_budget.methods import policy
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """info: the model's, with the context that this engine allows."""
+class Assembly:
+    """Everything that an engine consists of. info: the model's, with the context length that this engine allows."""
 
     embeddings: EmbeddingCache[VisualFeatures]
     slower: SlowerTiers
+    regions: RegionCache[VisualFeatures]
     kv: KVManager
     scheduler: Scheduler
-    regions: RegionCache[VisualFeatures]
+    runner: Runner
     loop: EngineLoop
     preparer: Preparer
     admission: Admission
@@ -46,34 +51,32 @@ class Parts:
     info: ModelInfo
 
 
-def assemble(loaded: LoadedModel, config: EngineConfig, detail_policy: DetailPolicy | None = None) -> Parts:
-    """Nothing runs yet. detail_policy: in place of the configuration's.
+def assemble(
+    loaded: LoadedModel, config: EngineConfig, detail_policy: DetailPolicy | None = None
+) -> Assembly:
+    """Build all components; nothing runs yet. detail_policy: replaces the configured one.
 
-    Raises ConfigError where the context asked for is more than the model or the KV pool allows.
+    Raises ConfigError if max_context is more than the model or the KV pool allows.
     """
     model, tokenizer = loaded.model, loaded.tokenizer
     blocks, slots = pool_blocks(config, model), host_slots(config, model)
-    rows = blocks * config.block_size
+    rows = blocks * config.kv.block_size
     info = replace(loaded.info, max_context=_context(config, loaded.info, rows))
-    slower = slower_tiers(config, loaded.fingerprint, model.device)
+    ttl_s = config.outputs.embed_ttl_s or None
+    slower = slower_tiers(config.outputs, loaded.fingerprint, model.device)
     embeddings: EmbeddingCache[VisualFeatures] = EmbeddingCache(
-        config.embed_cache_mib * MIB, ttl_s=config.embed_ttl_s or None, evicted=slower.evicted
+        config.outputs.embed_cache_mib * MIB, ttl_s=ttl_s, evicted=slower.add_evicted
     )
+    regions: RegionCache[VisualFeatures] = RegionCache(config.outputs.region_cache_mib * MIB, ttl_s=ttl_s)
     kv = KVManager(
         BlockPool(blocks),
-        config.block_size,
-        share_prefixes=config.prefix_cache,
+        config.kv.block_size,
+        share_prefixes=config.kv.prefix_cache,
         host=HostBlocks(slots),
-        ttl_s=config.kv_ttl_s,
+        ttl_s=config.kv.kv_ttl_s,
     )
-    scheduler = Scheduler(config, kv, embeddings, visual_token_bytes=model.visual_token_bytes)
-    encoder = ReducingEncoder(
-        model,
-        loaded.processor,
-        embeddings,
-        RegionCache(config.region_cache_mib * MIB, ttl_s=config.embed_ttl_s or None),
-        head=loaded.relevance,
-    )
+    scheduler = Scheduler(config.schedule, kv, embeddings, visual_token_bytes=model.visual_token_bytes)
+    encoder = VisualEncoder(model, loaded.processor, embeddings, regions, head=loaded.relevance)
     runner = Runner(
         model,
         embeddings,
@@ -82,39 +85,64 @@ def assemble(loaded: LoadedModel, config: EngineConfig, detail_policy: DetailPol
             batched=model.device.type == "cuda",
         ),
         blocks=blocks,
-        block_size=config.block_size,
+        block_size=config.kv.block_size,
         host_blocks=slots,
         slower=slower,
         padding=decode_padding(config, model, blocks, info.max_context),
         encode=encoder.slices,
     )
-    loop = EngineLoop(scheduler, runner, tokenizer)
-    detail = DetailRule.of(config)
-    pixels = PixelPool(config.pixel_pool_mib * MIB, config.pixel_cache_mib * MIB, config.pixel_ttl_s or None)
-    preparer = Preparer(
-        tokenizer,
-        prompt_builder(
-            loaded,
-            replace(detail, policy=detail_policy or detail.policy),
-            policy(config.visual_tokens),
-        ),
-        PixelStore(loaded.processor, config.preprocess_workers, pixels),
-        embeddings,
-        slower,
-        model.visual_token_bytes,
+    loop = EngineLoop(Stepper(scheduler, runner), tokenizer)
+    detail = DetailRule.of(config.visual)
+    builder = prompt_builder(
+        loaded, replace(detail, policy=detail_policy or detail.policy), policy(config.visual.visual_tokens)
     )
-    refuse = config.when_full == "refuse"
-    admission = Admission(config.room, rows, runner.block_bytes // config.block_size, refuse=refuse)
-    intake = Intake(loop, preparer, admission, info, refuse=refuse, realized=encoder.judge.seen)
-    return Parts(embeddings, slower, kv, scheduler, encoder.regions, loop, preparer, admission, intake, info)
+    pixels = PixelStore(loaded.processor, config.pixels.preprocess_workers, _pixel_pool(config.pixels))
+    preparer = Preparer(tokenizer, builder, pixels, embeddings, slower, model.visual_token_bytes)
+    refuse = config.schedule.when_full == "refuse"
+    token_bytes = runner.block_bytes // config.kv.block_size
+    admission = Admission(config.schedule.room, rows, token_bytes, refuse=refuse)
+    intake = Intake(
+        loop, preparer, admission, info, refuse=refuse, realization=encoder.relevance.recent_realization
+    )
+    return Assembly(
+        embeddings, slower, regions, kv, scheduler, runner, loop, preparer, admission, intake, info
+    )
+
+
+def prompt_builder(
+    loaded: LoadedModel, detail: DetailRule | None = None, visual: VisualTokens | None = None
+) -> PromptBuilder:
+    """Makes this model's tokens from messages.
+
+    detail: the rule for `detail: auto`; None: the model's own resolution.
+    visual: how many visual tokens images keep; None: all.
+    """
+    model, videos = loaded.model, loaded.videos
+    known = None if videos is None or model.video_token_id is None else (videos, model.video_token_id)
+    return PromptBuilder(
+        loaded.tokenizer,
+        loaded.processor,
+        model.image_token_id,
+        known,
+        accepting=video_model_names(),
+        detail=detail,
+        visual=visual,
+        learned=relevance_digest(loaded.relevance),
+    )
+
+
+def _pixel_pool(settings: PixelSettings) -> PixelPool:
+    return PixelPool(
+        settings.pixel_pool_mib * MIB, settings.pixel_cache_mib * MIB, settings.pixel_ttl_s or None
+    )
 
 
 def _context(config: EngineConfig, info: ModelInfo, rows: int) -> int:
     limit = min(info.max_context, rows)
-    if config.max_context > limit:
+    if config.kv.max_context > limit:
         raise ConfigError(
-            f"max_context is {config.max_context}; the model allows {info.max_context} tokens, "
+            f"max_context is {config.kv.max_context}; the model allows {info.max_context} tokens, "
             f"the KV pool holds {rows}",
             param="max_context",
         )
-    return config.max_context or limit
+    return config.kv.max_context or limit

@@ -19,7 +19,7 @@ from fovea.core.types import Delta, GenerationRequest, ModelInfo
 from fovea.engine.config import MIB
 from fovea.engine.events import Event, Sink
 from fovea.engine.job import Job
-from fovea.engine.request.admission import Admission, cost
+from fovea.engine.request.admission import Admission, request_size
 from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.pixel_pool import Claim
 from fovea.engine.request.prepare import Prepared, Preparer, Ready
@@ -91,7 +91,7 @@ class Visit:
         yield claim.granted
         settled = yield preparer.settle(prepared.prompt)
         ready: Ready = yield partial(preparer.read, prepared, settled, claim)
-        for made in [task.start() for task in ready.needed]:  # noqa: UP028 - a list can not be sent what was found
+        for made in [task.start() for task in ready.needed]:  # noqa: UP028 - a list cannot be sent what was found
             yield made
         pixels_s = time.monotonic() - built
         self._ready, self._answer = ready, AnswerState(ready.prompt, request.sampling.n, intake.realization)
@@ -132,7 +132,7 @@ class Visit:
             log.log(level, "%s: image %d at %s (%d tokens): %s", *said)
         if not request.encode_only:
             asked = request.sampling.max_tokens or request.usual_tokens
-            self._ticket.commit(cost(len(prompt.ids), prompt.image_tokens, asked, request.sampling.n))
+            self._ticket.commit(request_size(len(prompt.ids), prompt.image_tokens, asked, request.sampling.n))
 
 
 async def walk_async(steps: Steps, workers: Executor, timeout: float | None) -> None:

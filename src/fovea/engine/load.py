@@ -16,27 +16,25 @@ from numpy.typing import NDArray
 
 from fovea.core.errors import CheckpointError, ConfigError, InvalidRequest, UnsupportedModel
 from fovea.core.hardware import has_bf16_units
-from fovea.core.image import VisualTokens
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
 from fovea.engine.compile_modes import CompileModes
 from fovea.engine.config import EngineConfig
 from fovea.engine.files import read_json
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.models.compile import check_compile, compile_parts
-from fovea.engine.models.engines import install, look, site
+from fovea.engine.models.compile import check_compile, compile_modules
+from fovea.engine.models.engines import find_engines, install, site
 from fovea.engine.models.recipe import RECIPES, Packer
-from fovea.engine.models.registry import architecture, build, takes_videos
+from fovea.engine.models.registry import architecture, build
+from fovea.engine.models.tokenizer import load_tokenizer
 from fovea.engine.models.weights import RELEVANCE_FILE, checkpoint_dtype, load_weights, shard_files
-from fovea.engine.reduce.probe import decoder_choosing
-from fovea.engine.request.prompt import PromptBuilder
+from fovea.engine.reduce.probe import probe_modules
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.tiers.disk import fingerprint
 from fovea.engine.vision.processor import build as build_processor
 from fovea.engine.vision.processor.base import ImageProcessor
 from fovea.engine.vision.processor.video import QwenVideos
 from fovea.engine.vision.processor.video_settings import build_videos
-from fovea.engine.visual_budget.detail import DetailRule
 from fovea.kernels.choose import choose
 from fovea.kernels.fp8 import check_fp8
 
@@ -92,33 +90,39 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
             f"{folder} is quantized; unquantized safetensors are supported, and --quantization quantizes them on the way in"
         )
     files = shard_files(folder)
-    device = pick_device(settings.device)
-    dtype = pick_dtype(settings.dtype, device, checkpoint_dtype(files))
-    if settings.quantization == "fp8":
+    device = pick_device(settings.model.device)
+    dtype = pick_dtype(settings.model.dtype, device, checkpoint_dtype(files))
+    if settings.model.quantization == "fp8":
         check_fp8(device, dtype)
     model = _build(config, device, dtype)
-    kernels = choose(settings.kernels, device, dtype, model.decoder.config.attention_heads)
-    modes = CompileModes.of(settings.compile)
-    check_compile(modes, kernels, settings.quantization)
+    kernels = choose(settings.model.kernels, device, dtype, model.decoder.config.attention_heads)
+    modes = CompileModes.of(settings.model.compile)
+    check_compile(modes, kernels, settings.model.quantization)
     parameters = _count_parameters(model)
-    recipe = RECIPES[settings.quantization]
-    built = look(settings.encoder_engines, folder, model, settings.quantization)
+    recipe = RECIPES[settings.model.quantization]
+    built = find_engines(settings.model.encoder_engines, folder, model, settings.model.quantization)
     # A fingerprint is of plain weights, and only where somebody asks: a large encoder takes a second to read.
-    stored = bool(settings.embed_disk_dir)
-    deciding = [*model.encoder_parts(), *(decoder_choosing(model) if stored else ())]
+    stored = bool(settings.outputs.embed_disk_dir)
+    deciding = [*model.encoder_modules(), *(probe_modules(model) if stored else ())]
     packer = Packer(model, kernels, recipe, later=deciding if stored or built else ())
-    load_weights(files, model.checkpoint_targets(), model.ignored, packer.filled)
+    load_weights(files, model.checkpoint_targets(), model.ignored, packer.mark_filled)
     mark = ""
     if built:
         install(model, built, site(model, entry.name))
     if stored:
-        details = entry.name, str(dtype), type(kernels).__name__, settings.quantization, model.engines.digest
+        details = (
+            entry.name,
+            str(dtype),
+            type(kernels).__name__,
+            settings.model.quantization,
+            model.engines.digest,
+        )
         mark = fingerprint(deciding, *details)
-    packer.rest()
+    packer.pack_rest()
     model.finish_loading(kernels, recipe.head, parameters)
-    compile_parts(model, modes)
+    compile_modules(model, modes)
     _give_back()
-    tokenizer = ChatTokenizer.from_folder(folder, config, template=chat_template)
+    tokenizer = load_tokenizer(folder, config, template=chat_template)
     images = read_json(folder / "preprocessor_config.json") or _nested_processor(folder)
     shapes, joint = config.to_dict(), read_json(folder / "processor_config.json")
     processor = build_processor(config.model_type, images, shapes, joint)
@@ -130,7 +134,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         architecture=entry.name,
         parameters=parameters,
         dtype=str(dtype).removeprefix("torch."),
-        quantization=settings.quantization,
+        quantization=settings.model.quantization,
         device=str(device),
         max_context=model.decoder.config.max_positions,
         vocab_size=model.decoder.config.vocab_size,
@@ -138,25 +142,6 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         default_sampling=_default_sampling(folder),
     )
     return LoadedModel(model, tokenizer, processor, info, mark, videos, relevance_head(folder))
-
-
-def prompt_builder(
-    loaded: LoadedModel, detail: DetailRule | None = None, visual: VisualTokens | None = None
-) -> PromptBuilder:
-    """What turns messages into this model's tokens. detail: what `auto` is; None: the model's own resolution. visual: how many
-    tokens images keep; None: all."""
-    model, videos = loaded.model, loaded.videos
-    known = None if videos is None or model.video_token_id is None else (videos, model.video_token_id)
-    return PromptBuilder(
-        loaded.tokenizer,
-        loaded.processor,
-        model.image_token_id,
-        known,
-        accepting=takes_videos(),
-        detail=detail,
-        visual=visual,
-        learned=_digest(loaded.relevance),
-    )
 
 
 def relevance_head(folder: Path) -> dict[str, NDArray[np.float32]] | None:
@@ -169,10 +154,10 @@ def relevance_head(folder: Path) -> dict[str, NDArray[np.float32]] | None:
     try:
         return {name: array.astype(np.float32) for name, array in load_file(path).items()}
     except Exception as error:
-        raise CheckpointError(f"{path} can not be read: {error}") from error
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def _digest(arrays: Mapping[str, NDArray[np.float32]] | None) -> str:
+def relevance_digest(arrays: Mapping[str, NDArray[np.float32]] | None) -> str:
     """Names what was learned; empty: nothing was."""
     if arrays is None:
         return ""
@@ -193,7 +178,7 @@ def read_config(folder: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(str(folder))
     except Exception as error:
-        raise CheckpointError(f"{folder}/config.json can not be used: {error}") from error
+        raise CheckpointError(f"{folder}/config.json cannot be used: {error}") from error
 
 
 def pick_device(name: str) -> torch.device:

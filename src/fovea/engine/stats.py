@@ -1,4 +1,4 @@
-"""The engine's numbers, by the names of `observe.table`. Read from other threads: each is one attribute."""
+"""The engine's metrics, by the names of `observe.table`. Other threads read them: each is one attribute."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import time
 from typing import Any
 
 from fovea.engine.cache.regions import RegionCache
+from fovea.engine.execute.runner import Runner
 from fovea.engine.request.prepare import Preparer
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.schedule.stats import scheduler_stats, waiting_ages
 from fovea.engine.step.loop import EngineLoop
+from fovea.engine.step.stats import loop_stats
 from fovea.engine.tiers.slower import SlowerTiers
 
 
 def engine_stats(
     scheduler: Scheduler,
     loop: EngineLoop,
+    runner: Runner,
     preparer: Preparer,
     slower: SlowerTiers,
     regions: RegionCache[Any],
@@ -30,7 +33,7 @@ def engine_stats(
         "region_cache_evictions": regions.evictions,
         **scheduler_stats(scheduler),
         **waiting_ages(scheduler, time.monotonic()),
-        "kv_block_bytes": loop.runner.block_bytes,
+        "kv_block_bytes": runner.block_bytes,
         "pixel_bytes": pixels.claimed,
         "pixel_cache_bytes": pixels.bytes,
         "pixel_cache_capacity_bytes": preparer.pixels.capacity,
@@ -39,14 +42,8 @@ def engine_stats(
         "pixel_cache_misses": pixels.misses,
         "pixel_cache_evictions": pixels.evictions,
         "pixel_cache_expired": pixels.expired,
-        "images_encoded": loop.encoded_images,
-        "encoder_engines": len(loop.runner.model.engines),
-        "encoder_engine_hits": loop.runner.model.engines.hits,
-        "encoder_engine_misses": loop.runner.model.engines.misses,
-        "encode_seconds": loop.encode_seconds,
-        "engine_steps": loop.steps,
-        "failed_steps": loop.failed_steps,
-        "computed_tokens": loop.computed_tokens,
-        "generation_tokens": loop.generated_tokens,
-        "integrity_errors": loop.integrity_errors,
+        "encoder_engines": len(runner.model.engines),
+        "encoder_engine_hits": runner.model.engines.hits,
+        "encoder_engine_misses": runner.model.engines.misses,
+        **loop_stats(loop),
     }

@@ -117,7 +117,7 @@ def test_what_is_read_can_be_written_to_and_found_by_name() -> None:
         ("a", "bfloat17", (2,), "bfloat17"),
         ("a", "bfloat16", (3,), "4 bytes for bfloat16"),
         ("a", "bfloat16", (-1, -2), "4 bytes for bfloat16"),
-        ("__metadata__", "bfloat16", (2,), "can not be called"),
+        ("__metadata__", "bfloat16", (2,), "cannot be called"),
     ],
 )
 def test_sizes_and_names_are_checked_at_once(name: str, dtype: str, shape: tuple[int, ...], why: str) -> None:

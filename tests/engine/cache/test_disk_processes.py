@@ -102,7 +102,7 @@ def test_half_a_file_of_a_killed_writer_is_never_seen_and_goes_in_time(tmp_path:
 
 @pytest.fixture
 def readable() -> Iterator[Path]:
-    """A folder that everyone may read and nobody may write; not below tmp_path, which others can not enter."""
+    """A folder that everyone may read and nobody may write; not below tmp_path, which others cannot enter."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o555)
     yield folder
@@ -112,7 +112,7 @@ def readable() -> Iterator[Path]:
 
 def test_a_folder_that_may_only_be_read_turns_the_store_off(readable: Path) -> None:
     ((got, contains, dropped, off),) = answers(workers.use_without_rights, (str(readable),))
-    assert (got, contains, dropped, off) == (None, False, 1, "it can not be written")
+    assert (got, contains, dropped, off) == (None, False, 1, "it cannot be written")
     assert list(readable.iterdir()) == []
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fovea.engine.execute.encode_queue import Encoder
+from fovea.engine.execute.encode_queue import EncodeQueue
 from fovea.engine.schedule.plan import EncodeJob
 from fovea.engine.sequence import ImageSpan
 from fovea.engine.vision.features import VisualFeatures
@@ -77,7 +77,7 @@ class Tower:
         self.closed: list[str] = []
         self.alive = {"s1", "s2"}
         self.rows = 2
-        self.encoder = Encoder(
+        self.encoder = EncodeQueue(
             self.encode, stream, pixels=self.pixels, alive=lambda holder: holder in self.alive
         )
 
@@ -129,7 +129,7 @@ def test_who_is_encoded_knows_which_reduced_images_come_next() -> None:
 
 def part(key: str) -> EncodeJob:
     """Two of eight tokens."""
-    return EncodeJob(ImageSpan(0, 0, 2, 2, key, (1, 2, 4), full=8), ["s1"])
+    return EncodeJob(ImageSpan(0, 0, 2, 2, key, (1, 2, 4), full_tokens=8), ["s1"])
 
 
 def test_no_seconds_are_one_slice() -> None:
@@ -217,5 +217,5 @@ def test_an_image_that_fails_fails_alone(stream: EncoderStream) -> None:
     assert (list(made.failures), list(made.images)) == (["broken"], ["a"])
     tower.rows = 1
     made = tower.encoder.step([job("b")], 60.0, alone=True)
-    assert "1 visual tokens made, 2 planned" in str(made.failures["b"])
+    assert "1 visual tokens encoded, 2 planned" in str(made.failures["b"])
     assert not tower.encoder.working

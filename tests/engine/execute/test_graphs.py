@@ -65,7 +65,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
 def test_padding_changes_no_answer(sizes: list[tuple[int, bool]]) -> None:
     """On the CPU's kernels, which give the same to the last bit in any company."""
     if library() is None:
-        pytest.skip("this machine can not run the C++ kernels")
+        pytest.skip("this machine cannot run the C++ kernels")
     plain = answers("fovea-tiny", PROMPTS, 10, dtype="bfloat16")
     assert not sizes
     assert answers("fovea-tiny", PROMPTS, 10, dtype="bfloat16", decode_graphs="padded") == plain
@@ -79,7 +79,7 @@ def test_two_that_share_a_prefix_read_it_together_on_the_cpus_kernels(
 ) -> None:
     """As many as they do unpadded: the kernels say how few are worth it."""
     if library() is None:
-        pytest.skip("this machine can not run the C++ kernels")
+        pytest.skip("this machine cannot run the C++ kernels")
     monkeypatch.setattr(shares.find_shares, "__kwdefaults__", {"least_tokens": 8})
     plain = answers("fovea-tiny", TOGETHER[:2], 8, dtype="bfloat16", block_size=4)
     assert (
@@ -118,7 +118,7 @@ def test_padding_needs_kernels_that_read_pages_in_place(tmp_path: Path) -> None:
 
 def test_the_pool_is_as_large_as_before_for_everybody_else() -> None:
     if library() is None:
-        pytest.skip("this machine can not run the C++ kernels")
+        pytest.skip("this machine cannot run the C++ kernels")
     counts = []
     for graphs in ("off", "padded"):
         with Engine.from_pretrained(

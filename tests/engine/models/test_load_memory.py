@@ -31,7 +31,7 @@ def status(field):
     return int(line.split()[1]) * 1024
 
 def measure(small, large, dtype, quantization):
-    settings = EngineConfig(dtype=dtype, device="cpu", quantization=quantization)
+    settings = EngineConfig.of(dtype=dtype, device="cpu", quantization=quantization)
     load_model(small, settings)
     Path("/proc/self/clear_refs").write_text("5")
     before, own = status("VmRSS"), status("RssAnon")

@@ -31,7 +31,7 @@ IMAGE = slice(len(BEFORE), len(BEFORE) + 12)
 
 @pytest.fixture(scope="module", params=["qwen3_vl", "qwen2_vl", "llava"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VisionLanguageModel:
-    """Three-dimensional positions with DeepStack and normed keys, the same without, and plain positions."""
+    """Models with M-RoPE, DeepStack and key norms; with M-RoPE alone; and with one-dimensional positions."""
     folder = write(request.param, tmp_path_factory.mktemp(request.param))
     return load(folder, "float32")
 

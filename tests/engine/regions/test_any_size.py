@@ -59,7 +59,7 @@ def realized(machine: Engine, prompt: ChatPrompt) -> tuple[PlannedImage, Realiza
     """What was seen where, after an answer."""
     machine.generate(prompt, **GREEDY)
     (planned,) = prepared_prompt(machine, prompt).images
-    found = machine._intake.realized(planned.key)
+    found = machine._intake.realization(planned.key)
     assert found is not None
     return planned, found
 
@@ -243,7 +243,7 @@ def written(done: Completion) -> list[tuple[int, float]]:
 def test_an_answer_is_the_same_to_the_last_bit_alone_or_in_company() -> None:
     """On our own kernels, regions in batches of other sizes and all: caches are empty, warm, or shared with others in flight."""
     if library() is None:
-        pytest.skip("this machine can not run the C++ kernels")
+        pytest.skip("this machine cannot run the C++ kernels")
     prompts = [
         *(
             reduced_prompt(words, PAGE, keep=0.5)

@@ -172,7 +172,7 @@ def test_resize_is_a_smaller_picture(pair: Pair) -> None:
                 pair, reduced_prompt("?", image, method="resize", budget=budget)
             )
             assert prepared.image_tokens <= budget
-            assert prepared.spans[0].full == 0
+            assert prepared.spans[0].full_tokens == 0
 
 
 def test_every_image_has_its_own_quota_and_text_stands_after_whole_images(pair: Pair) -> None:
@@ -264,7 +264,7 @@ def test_videos_are_not_reduced(checkpoint: Checkpoints) -> None:
         assert policy.generate(prompt, **GREEDY).token_ids == answer
         both = ChatPrompt((Message("user", (ImagePart(LARGE), *parts)),))
         spans = prepared_prompt(policy, both).spans
-        assert spans[0].full
+        assert spans[0].full_tokens
         assert [span.tokens for span in spans[1:]] == [span.tokens for span in expected.spans]
 
 

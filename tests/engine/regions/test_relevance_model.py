@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fovea.engine.regions.relevance_model import REMEMBERED, Judge
+from fovea.engine.regions.relevance_model import REMEMBERED, RelevanceModel
 from fovea.engine.vision.processor.base import Reduction
 from fovea.relevance.balancing import Tensions
 from fovea.relevance.pipeline import survey
@@ -15,7 +15,7 @@ TENSIONS = Tensions(0.5, 0.8, 0.7)
 
 def test_what_is_shown_once_more_is_of_late_again() -> None:
     """An answer that came from what was known already had no explanation, once 256 other images had been seen since the first."""
-    judge = Judge(lambda ids: None)  # type: ignore[arg-type, return-value]
+    judge = RelevanceModel(lambda ids: None)  # type: ignore[arg-type, return-value]
     seen = survey(np.zeros((128, 128, 3), np.uint8), 32)
 
     def look(key: str) -> None:
@@ -24,9 +24,9 @@ def test_what_is_shown_once_more_is_of_late_again() -> None:
 
     for number in range(REMEMBERED):
         look(f"image {number}")
-    found = judge.known("image 0")
+    found = judge.reuse_realization("image 0")
     assert found is not None
     look("another")
-    assert judge.seen("image 0") is found
-    assert judge.seen("image 1") is None
-    assert judge.known("image 1") is None
+    assert judge.recent_realization("image 0") is found
+    assert judge.recent_realization("image 1") is None
+    assert judge.reuse_realization("image 1") is None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fovea.core.errors import InvalidRequest, Overloaded
-from fovea.engine.request.admission import USUAL_ANSWER, Admission, Cost, cost
+from fovea.engine.request.admission import USUAL_ANSWER, Admission, RequestSize, request_size
 
 
 def admission(room: int = 4, tokens: int = 1000, *, refuse: bool = True) -> Admission:
@@ -15,8 +15,8 @@ def admission(room: int = 4, tokens: int = 1000, *, refuse: bool = True) -> Admi
 
 
 def test_a_cost_counts_the_prompt_once_and_every_answer() -> None:
-    assert cost(100, 64, 10, 3) == Cost(100, 64, 30)
-    assert cost(100, 64, None, 2).tokens == 100 + 2 * USUAL_ANSWER
+    assert request_size(100, 64, 10, 3) == RequestSize(100, 64, 30)
+    assert request_size(100, 64, None, 2).tokens == 100 + 2 * USUAL_ANSWER
 
 
 def test_a_full_queue_is_overloaded_and_what_never_fits_is_wrong() -> None:
@@ -38,9 +38,9 @@ def test_without_a_bound_everybody_comes_in() -> None:
 
 def test_a_refusal_names_its_numbers() -> None:
     crowd = admission()
-    crowd.enter(1).commit(Cost(600, 512, 100))
+    crowd.enter(1).commit(RequestSize(600, 512, 100))
     with pytest.raises(Overloaded) as caught:
-        crowd.enter(1).commit(Cost(300, 256, 10))
+        crowd.enter(1).commit(RequestSize(300, 256, 10))
     message = caught.value.message
     for number in (
         "310.0 MiB",
@@ -53,16 +53,16 @@ def test_a_refusal_names_its_numbers() -> None:
 
 
 def test_one_alone_is_never_refused() -> None:
-    """What can not fit at all is refused by its length, with other words; what may fit alone runs alone."""
+    """What cannot fit at all is refused by its length, with other words; what may fit alone runs alone."""
     crowd = admission()
-    crowd.enter(1).commit(Cost(900, 0, 500))
+    crowd.enter(1).commit(RequestSize(900, 0, 500))
     assert crowd.load == pytest.approx(1.4)
 
 
 def test_waiting_is_the_other_policy() -> None:
     crowd = admission(refuse=False)
     for _ in range(4):
-        crowd.enter(1).commit(Cost(900, 0, 0))
+        crowd.enter(1).commit(RequestSize(900, 0, 0))
     assert crowd.load == pytest.approx(3.6)
 
 
@@ -75,7 +75,7 @@ def test_what_leaves_gives_back_what_it_took(steps: list[tuple[int, int, bool]])
         except Overloaded:
             continue
         try:
-            ticket.commit(Cost(tokens, 0, 0))
+            ticket.commit(RequestSize(tokens, 0, 0))
         except Overloaded:
             ticket.leave()
             continue

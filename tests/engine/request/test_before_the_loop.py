@@ -118,8 +118,8 @@ async def test_leaving_early_does_not_take_the_pixels_from_others(
 def test_rotary_frequencies_are_float32_whatever_the_model_is(folder: Path, dtype: str) -> None:
     """Rounded to bf16 they were wrong by 0.4%: nearly half a radian at position 1000."""
     with Engine.from_pretrained(str(folder), dtype=dtype, kv_cache_mib=4, threads=1) as engine:
-        config = engine.loop.runner.model.decoder.config
-        inverse = engine.loop.runner.model.decoder.rotary.inverse
+        config = engine.runner.model.decoder.config
+        inverse = engine.runner.model.decoder.rotary.inverse
     assert inverse.tolist() == list(config.rope_inverse)
     assert inverse.dtype is torch.float32
 

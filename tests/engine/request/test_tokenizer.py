@@ -12,6 +12,7 @@ import pytest
 
 from fovea.core.errors import CheckpointError, InvalidRequest
 from fovea.core.types import ImagePart, Message, TextPart
+from fovea.engine.models.tokenizer import load_tokenizer
 from fovea.engine.request.tokenizer import ChatTokenizer
 from tests.support.checkpoints import QWEN_TEMPLATE, tokenizer
 from tests.support.engines import picture
@@ -30,7 +31,7 @@ def folder(qwen: Path, tmp_path: Path) -> Path:
 
 
 def load(folder: Path, **options: Any) -> ChatTokenizer:
-    return ChatTokenizer.from_folder(folder, options.pop("config", CONFIG), **options)
+    return load_tokenizer(folder, options.pop("config", CONFIG), **options)
 
 
 def chat(template: str | None) -> ChatTokenizer:

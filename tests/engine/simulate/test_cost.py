@@ -126,7 +126,7 @@ def test_a_wrong_file_is_told_with_its_name(tmp_path: Path, values: Any, told: s
 
 
 def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="can not be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         CostModel.load(tmp_path / "none.json")
     (tmp_path / "text").write_text("fast")
     with pytest.raises(ConfigError, match="is not JSON"):

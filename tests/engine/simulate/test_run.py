@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,7 +10,8 @@ from hypothesis import given, settings
 
 from fovea.core.trace import Trace, TraceRequest
 from fovea.core.workload import Workload, generate
-from fovea.engine.config import POLICY_NAMES, EngineConfig
+from fovea.engine.config import EngineConfig
+from fovea.engine.config.schedule import POLICY_NAMES
 from fovea.engine.schedule.batch import BatchRule
 from fovea.engine.simulate.cost import Composition, CostModel
 from fovea.engine.simulate.run import Bounds, simulate
@@ -21,7 +20,7 @@ COST = CostModel(
     step_s=0.01, decode_s=0.001, context_s=0, token_s=1e-4, chunk_s=0, pair_s=0, between_s=0,
     image_s=0, visual_s=1e-3, visual_pair_s=0, slice_s=0.005, kv_token_bytes=1024, visual_token_bytes=1024,
 )  # fmt: skip
-FREE = EngineConfig(pace=0, max_queue=0)
+FREE = EngineConfig.of(pace=0, max_queue=0)
 
 
 def test_one_request_takes_what_its_steps_cost() -> None:
@@ -49,14 +48,14 @@ def test_an_image_is_encoded_first_and_found_later() -> None:
 
 def test_without_a_prefix_cache_the_encoders_output_is_found() -> None:
     asks = tuple(TraceRequest(at, 10, 3, (("cat", 200),)) for at in (0.0, 5.0))
-    report = simulate(asks, replace(FREE, prefix_cache=False), COST)
+    report = simulate(asks, FREE.changed(prefix_cache=False), COST)
     assert report.encoder_hits == 0.5
     assert report.prefix_hits != report.prefix_hits or report.prefix_hits == 0
 
 
 def test_a_pace_bounds_the_gap_that_an_image_makes() -> None:
     trace = (TraceRequest(0.0, 100, 200), TraceRequest(0.5, 10, 1, (("cat", 600),)))
-    free, paced = (simulate(trace, replace(FREE, pace=pace), COST) for pace in (0, 3.0))
+    free, paced = (simulate(trace, FREE.changed(pace=pace), COST) for pace in (0, 3.0))
     assert free.classes["text"].itl.longest > 600
     assert paced.classes["text"].itl.longest < 4 * 11
     assert paced.classes["new image"].ttft.p50 > free.classes["new image"].ttft.p50, "the image pays for it"
@@ -72,7 +71,7 @@ def test_a_timeout_ends_a_request_and_frees_it() -> None:
 def test_what_can_not_be_served_is_refused() -> None:
     too_long = TraceRequest(0.0, COST.max_context, 1)
     assert simulate((too_long,), FREE, COST).refused == 1
-    small = replace(FREE, max_running=1, max_queue=2)
+    small = FREE.changed(max_running=1, max_queue=2)
     crowd = tuple(TraceRequest(0.0, 10, 5) for _ in range(10))
     report = simulate(crowd, small, COST)
     assert (report.refused, report.classes["all"].finished) == (7, 3)
@@ -98,11 +97,10 @@ def test_the_same_trace_gives_the_same_report() -> None:
     assert simulate(generate(load), FREE, COST) == simulate(generate(load), FREE, COST)
 
 
-def test_thousands_of_requests_take_seconds() -> None:
-    started = time.process_time()
-    report = simulate(generate(Workload(requests=2000, rate=12, output_tokens=16)), FREE, CostModel())
+def test_thousands_of_requests_share_their_steps() -> None:
+    report = simulate(generate(Workload(requests=2000, rate=60, output_tokens=16)), FREE, CostModel())
     assert report.classes["all"].finished == 2000
-    assert time.process_time() - started < 20
+    assert report.steps < report.tokens_per_s * report.seconds / 2, "requests did not run together"
 
 
 def test_the_batch_rule_moves_by_two_between_one_and_its_maximum() -> None:
@@ -123,7 +121,7 @@ def test_the_batch_rule_moves_by_two_between_one_and_its_maximum() -> None:
 def test_the_batch_rule_bounds_who_runs() -> None:
     crowd = tuple(TraceRequest(0.02 * n, 10, 50) for n in range(40))
     free = simulate(crowd, FREE, COST)
-    ruled = simulate(crowd, FREE, COST, control=BatchRule(0.015, FREE.max_running))
+    ruled = simulate(crowd, FREE, COST, control=BatchRule(0.015, FREE.schedule.max_running))
     assert ruled.classes["all"].itl.p50 < free.classes["all"].itl.p50
     assert ruled.classes["all"].finished == 40
 
@@ -166,15 +164,15 @@ def test_under_any_policy_everybody_is_served_and_nobody_is_passed_too_often(
     everybody would take one after the other, and as often as they are preempted.
     """
     trace: Trace = tuple(sorted(requests, key=lambda request: request.at))
-    settings_ = EngineConfig(max_queue=0, **config)
+    settings_ = EngineConfig.of(max_queue=0, **config)
     report = simulate(trace, settings_, COST)
-    room = settings_.kv_blocks * settings_.block_size
+    room = settings_.kv.kv_blocks * settings_.kv.block_size
     never = sum(r.prompt_tokens + r.output > room for r in trace)
     done = report.classes["all"].finished
     assert report.refused == never
     assert done + report.timeouts + never == len(trace)
     assert report.timeouts <= sum(r.timeout is not None for r in trace)
-    assert report.most_passed <= settings_.max_passes
+    assert report.most_passed <= settings_.schedule.max_passes
     assert report.seconds <= trace[-1].at + (1 + report.preemptions) * sum(map(_alone, trace))
 
 

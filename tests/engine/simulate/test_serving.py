@@ -27,7 +27,7 @@ from fovea.core.sampling import SamplingParams
 from fovea.core.types import ChatPrompt, Completion, GenerationRequest, ImagePart, Message, TextPart
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import bundled_model, read_config
-from fovea.engine.request.tokenizer import ChatTokenizer
+from fovea.engine.models.tokenizer import load_tokenizer
 from fovea.engine.simulate.bundled import FOLDER, prompts
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.serving import SimulatedEngine
@@ -41,11 +41,11 @@ SLOW = replace(FAST, step_s=0.02)
 
 @pytest.fixture
 async def engine() -> AsyncIterator[SimulatedEngine]:
-    engine = SimulatedEngine(EngineConfig(kv_blocks=64), FAST)
+    engine = SimulatedEngine(EngineConfig.of(kv_blocks=64), FAST)
     yield engine
     await engine.close()
-    assert not engine.machine.unfinished
-    engine.machine.scheduler.check_integrity()
+    assert not engine.loop.stepper.sequences
+    engine.scheduler.check_integrity()
 
 
 def ask(
@@ -71,7 +71,7 @@ async def test_an_answer_is_as_long_as_asked(engine: SimulatedEngine) -> None:
     answer = await whole(engine, ask(max_tokens=9))
     assert answer.usage.completion == len(answer.token_ids[0]) == 9
     assert answer.finish_reasons == ("length",)
-    assert answer.text == engine.intake.tokenizer.decode(answer.token_ids[0])
+    assert answer.text == engine.tokenizer.decode(answer.token_ids[0])
     assert answer.usage.prompt == len(await engine.tokenize(ask().prompt))
     assert 0 < answer.timings.ttft < 5
 
@@ -108,7 +108,7 @@ async def test_images_cost_what_the_bundled_models_plan_says_and_are_found_again
     assert again.usage.cached >= 64
     await whole(engine, ask(pictures=(picture("b"),), encode_only=True))
     assert engine.stats()["images_encoded"] == 2
-    assert "b" * 64 in next(reversed(list(engine.machine.embeddings._entries)))
+    assert "b" * 64 in next(reversed(list(engine.scheduler.embeddings._entries)))
 
 
 async def test_steps_take_the_time_that_they_cost() -> None:
@@ -121,7 +121,7 @@ async def test_steps_take_the_time_that_they_cost() -> None:
 
 
 async def test_leaving_frees_everything() -> None:
-    engine = SimulatedEngine(EngineConfig(kv_blocks=64, max_running=1), SLOW)
+    engine = SimulatedEngine(EngineConfig.of(kv_blocks=64, max_running=1), SLOW)
     for after in (1, 3):
         stream = engine.stream(ask(pictures=(picture(),), max_tokens=500))
         async with aclosing(stream):
@@ -133,11 +133,12 @@ async def test_leaving_frees_everything() -> None:
             waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
+        await asyncio.to_thread(engine.loop.call, lambda: None)  # cancellations are in the inbox before this
         stats = engine.stats()
         assert stats["requests_running"] == stats["requests_waiting"] == stats["kv_blocks_used"] == 0
-        engine.machine.scheduler.check_integrity()
+        engine.scheduler.check_integrity()
         assert engine._admission.in_flight == 0
-        assert not len(engine.intake)
+        assert not len(engine.filler)
     await engine.close()
 
 
@@ -146,12 +147,12 @@ async def test_an_id_that_is_running_is_refused_and_the_one_that_runs_goes_on(
 ) -> None:
     alone = await whole(engine, ask(max_tokens=300))
     running = asyncio.create_task(whole(engine, ask(max_tokens=300)))
-    while not engine._jobs:
-        await asyncio.sleep(0)
+    while not engine.loop.board.jobs:
+        await asyncio.sleep(0.001)
     with pytest.raises(InvalidRequest, match="request 'a' is running already"):
         await whole(engine, ask("another question", max_tokens=2))
     assert (await running).text == alone.text
-    assert not len(engine.intake)
+    assert not len(engine.filler)
 
 
 async def test_many_at_once_are_all_served(engine: SimulatedEngine) -> None:
@@ -163,18 +164,18 @@ async def test_many_at_once_are_all_served(engine: SimulatedEngine) -> None:
 async def test_what_can_not_run_is_told(engine: SimulatedEngine) -> None:
     with pytest.raises(PromptTooLong, match="the context holds 1024"):
         await whole(engine, ask("far too long " * 900))
-    with pytest.raises(PromptTooLong, match="5000 are asked for"):
+    with pytest.raises(PromptTooLong, match="max_tokens is 5000, but after the prompt's 12 tokens the context of 1024 has room for 1012"):
         await whole(engine, ask(max_tokens=5000))
     with pytest.raises(InvalidRequest, match="no logprobs"):
         await whole(engine, ask(logprobs=True))
 
 
 async def test_deadlines_and_full_queues_are_told() -> None:
-    engine = SimulatedEngine(EngineConfig(max_running=1, max_queue=1), SLOW)
+    engine = SimulatedEngine(EngineConfig.of(max_running=1, max_queue=1), SLOW)
     with pytest.raises(DeadlineExceeded):
         await whole(engine, ask(max_tokens=1000, timeout=0.1))
     running = [asyncio.create_task(whole(engine, ask(name=str(n), max_tokens=1000))) for n in range(2)]
-    while len(engine._jobs) < 2:
+    while len(engine.loop.board.jobs) < 2:
         await asyncio.sleep(0.01)
     with pytest.raises(Overloaded, match="2 requests are running or waiting, 2 is the limit"):
         await whole(engine, ask(name="c"))
@@ -194,7 +195,7 @@ async def test_who_is_still_being_prepared_does_not_slip_in_after_the_end() -> N
     late = asyncio.create_task(whole(engine, ask(max_tokens=1000)))
     await asyncio.sleep(0)
     assert engine._admission.in_flight == 1
-    assert not engine._jobs
+    assert not engine.loop.board.jobs
     await engine.close()
     with pytest.raises(Unavailable):
         await late
@@ -208,26 +209,46 @@ async def test_a_drain_lets_answers_end() -> None:
     assert (await running).usage.completion == 50
 
 
-async def test_a_defect_ends_requests_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = SimulatedEngine(EngineConfig(), FAST)
+    errors = iter([RuntimeError("on purpose")])
+    execute = engine.loop.stepper.executor.execute
+
+    def broken(*arguments: Any) -> Any:
+        for error in errors:
+            raise error
+        return execute(*arguments)
+
+    monkeypatch.setattr(engine.loop.stepper.executor, "execute", broken)
+    with pytest.raises(EngineError, match="the step failed: on purpose"):
+        await whole(engine, ask())
+    assert engine.stats()["failed_steps"] == 1
+    assert (await whole(engine, ask(max_tokens=3))).usage.completion == 3
+    await engine.close()
+
+
+async def test_a_defect_of_the_loop_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = SimulatedEngine(EngineConfig(), FAST)
 
     def broken(*_: object) -> None:
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr(engine.machine, "begin", broken)
+    monkeypatch.setattr(engine.loop.stepper, "plan", broken)
     with pytest.raises(EngineError, match="stopped unexpectedly"):
         await whole(engine, ask())
     assert engine.status == "stopped"
 
 
-def test_its_numbers_are_names_of_metrics() -> None:
-    assert set(SimulatedEngine(EngineConfig(), FAST).stats()) <= {*GAUGES, *COUNTERS}
+async def test_its_numbers_are_names_of_metrics(engine: SimulatedEngine) -> None:
+    assert set(engine.stats()) <= {*GAUGES, *COUNTERS}
 
 
 def test_prompts_are_those_of_the_real_tokenizer() -> None:
     folder = bundled_model()
     assert folder == FOLDER
-    real, (plain, _) = ChatTokenizer.from_folder(folder, read_config(folder)), prompts()
+    real, (plain, _) = load_tokenizer(folder, read_config(folder)), prompts()
     messages = (
         Message("system", (TextPart("Be brief."),)),
         Message(
@@ -262,7 +283,7 @@ def test_it_needs_no_torch() -> None:
 
 async def test_fewer_visual_tokens() -> None:
     """By request, and by the policy, which a simulated server took and did not follow."""
-    engine = SimulatedEngine(EngineConfig(kv_blocks=64, visual_tokens="dart:0.25"), FAST)
+    engine = SimulatedEngine(EngineConfig.of(kv_blocks=64, visual_tokens="dart:0.25"), FAST)
     large, builder = picture(side=512), AnswerBuilder(1)
     async with aclosing(engine.stream(ask(pictures=(large,), max_tokens=2))) as deltas:
         async for delta in deltas:

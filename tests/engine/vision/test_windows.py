@@ -30,7 +30,7 @@ def test_coordinates_come_in_merge_order(grid: tuple[int, int, int]) -> None:
 @settings(deadline=None)
 @given(GRIDS, st.integers(1, 5))
 def test_windows_hold_the_same_patches(grid: tuple[int, int, int], window: int) -> None:
-    """Windows must have equal members. The order inside a window is free: all its patches see each other."""
+    """Windows must have equal members. Their order is free: all patches of a window attend to each other."""
     index, bounds = vision_utils.get_vision_window_index(tensor(grid), MERGE, window * MERGE * 14, 14)
     patches = (index[:, None] * MERGE**2 + torch.arange(MERGE**2)).flatten().tolist()
     edges = bounds.tolist()

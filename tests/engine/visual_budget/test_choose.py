@@ -14,7 +14,7 @@ from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.visual_budget.choose import WORDS, Asked, Chosen, Reducing
 from fovea.engine.visual_budget.methods import METHODS
 
-ALONE = sorted(name for name, method in METHODS.items() if method.after != "views")
+SINGLE_USER = sorted(name for name, method in METHODS.items() if method.after != "views")
 """Methods that look at one image by itself."""
 SETTINGS = {
     "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2,
@@ -31,7 +31,7 @@ class Letters:
 
 def reducing(visual: VisualTokens | None = None) -> Reducing:
     tokenizer: Any = Letters()
-    return Reducing(processor(), tokenizer, visual)
+    return Reducing(processor(), tokenizer.encode, visual)
 
 
 def processor() -> QwenProcessor:
@@ -54,7 +54,7 @@ def chosen(wish: VisualTokens, asked: Asked, width: int = 300, height: int = 500
 ASKED = Asked("what is it?", "salt", 0.0)
 
 
-@given(st.integers(8, 900), st.integers(8, 900), st.integers(1, 1100), st.sampled_from(ALONE))
+@given(st.integers(8, 900), st.integers(8, 900), st.integers(1, 1100), st.sampled_from(SINGLE_USER))
 def test_a_budget_is_never_exceeded(width: int, height: int, budget: int, method: str) -> None:
     pixels = PixelBudget("high", visual=VisualTokens(method, budget=budget))
     if max(width, height) > 200 * min(width, height):
@@ -62,7 +62,7 @@ def test_a_budget_is_never_exceeded(width: int, height: int, budget: int, method
     full = processor().plan(width, height, pixels)
     found = reducing().plan(blank(width, height), full, pixels, ASKED)
     if found is None:
-        assert full.tokens <= budget or method == "resize", "a picture of one row can not be made smaller"
+        assert full.tokens <= budget or method == "resize", "a picture of one row cannot be made smaller"
         assert full.tokens <= budget or 1 in (full.grid[1] // 2, full.grid[2] // 2)
         return
     plan = found.plan
@@ -87,7 +87,7 @@ def test_what_is_in_the_name_of_an_image() -> None:
         VisualTokens("dart", budget=chosen(VisualTokens("dart", 0.5), ASKED).plan.tokens, explain=True), ASKED
     )
     assert same.key in names, "a share and its number are one image"
-    for method in ALONE:
+    for method in SINGLE_USER:
         busy = chosen(VisualTokens(method, 0.5), replace(ASKED, load=0.9))
         assert (busy.key == chosen(VisualTokens(method, 0.5), ASKED).key) is (method != "relevance")
 
@@ -103,7 +103,7 @@ def test_load_counts_in_quarters() -> None:
 
 def test_the_question_is_for_methods_that_read_it() -> None:
     long = replace(ASKED, question="x" * 1000)
-    for method in ALONE:
+    for method in SINGLE_USER:
         reduction = chosen(VisualTokens(method, 0.5), long).plan.reduction
         if reduction is not None:
             reads = METHODS[method].query_aware

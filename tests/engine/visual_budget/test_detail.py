@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fovea.core.image import PixelBudget, VisualTokens
-from fovea.engine.config import EngineConfig
+from fovea.engine.config import VisualSettings
 from fovea.engine.visual_budget.detail import DETAIL_POLICIES, Choice, DetailRule, Full, Keywords
 
 
@@ -80,7 +80,7 @@ def test_who_says_how_many_tokens_loses_neither_tokens_nor_a_level() -> None:
 
 def test_load_takes_from_what_the_policy_leaves() -> None:
     """Of a quarter, not of all: images had more tokens under load than without."""
-    rule = DetailRule.of(EngineConfig(visual_tokens="relevance:0.25", degrade_from=0.5, degrade_by="dart"))
+    rule = DetailRule.of(VisualSettings(visual_tokens="relevance:0.25", degrade_from=0.5, degrade_by="dart"))
     budget, _ = rule.settle(PixelBudget(), "Read it", 0.5)
     assert budget.visual == VisualTokens("dart", 0.125)
 
@@ -98,7 +98,7 @@ def test_without_degradation_load_does_nothing() -> None:
 
 def test_every_policy_of_the_configuration_is_there() -> None:
     for name in DETAIL_POLICIES:
-        rule = DetailRule.of(EngineConfig(detail_policy=name))
+        rule = DetailRule.of(VisualSettings(detail_policy=name))
         assert isinstance(rule.policy.choose("x"), Choice)
         assert rule.lossless == (name == "full")
-    assert not DetailRule.of(EngineConfig(degrade_from=0.9)).lossless
+    assert not DetailRule.of(VisualSettings(degrade_from=0.9)).lossless

@@ -34,7 +34,7 @@ def noise(seed: int, width: int, height: int) -> Image:
 def chosen(images: list[Image], question: str, *wishes: VisualTokens | None) -> list[tuple[int, int]]:
     """Tokens of each, and of how many. wishes: of each image, or one for all."""
     tokenizer: Any = Letters()
-    reducing = Reducing(processor(), tokenizer, None)
+    reducing = Reducing(processor(), tokenizer.encode, None)
     parts = [
         ImagePart(image, PixelBudget("high", visual=wishes[index % len(wishes)]))
         for index, image in enumerate(images)
@@ -206,7 +206,7 @@ def test_fewer_tokens_than_images_are_refused(machine: Engine) -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "message"),
-    [("llava", "fixed sizes and can not be made smaller"), ("idefics3", "writes text between the tiles")],
+    [("llava", "fixed sizes and cannot be made smaller"), ("idefics3", "writes text between the tiles")],
 )
 def test_models_whose_images_can_not_be_made_smaller_refuse_it(
     checkpoint: Checkpoints, architecture: str, message: str
@@ -229,5 +229,5 @@ def test_a_processor_that_does_not_resize_refuses_it_by_name(method: str) -> Non
         "qwen2_vl", SETTINGS | {"do_resize": False}, {"vision_config": {"spatial_merge_size": 2}}, {}
     )
     tokenizer: Any = Letters()
-    with pytest.raises(ConfigError, match="can not be made smaller; accepted: uniform"):
-        Reducing(fixed, tokenizer, VisualTokens(method, 0.5))
+    with pytest.raises(ConfigError, match="cannot be made smaller; accepted: uniform"):
+        Reducing(fixed, tokenizer.encode, VisualTokens(method, 0.5))

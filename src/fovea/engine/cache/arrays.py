@@ -66,7 +66,7 @@ class Array:
         if self.dtype not in DTYPES:
             raise ValueError(f"{self.name}: dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
         if self.name == _METADATA:
-            raise ValueError(f"a tensor can not be called {_METADATA}")
+            raise ValueError(f"a tensor cannot be called {_METADATA}")
         view = memoryview(self.data)
         wanted = math.prod(self.shape) * self.itemsize
         if min(self.shape, default=0) < 0 or view.nbytes != wanted:

@@ -2,7 +2,7 @@
 
 A key names its content: it must hold whatever decides the value (picture, processor settings, the encoder's weights,
 the tenant's salt), and two values of one key are interchangeable. No trouble with the disk reaches a caller: a file
-that can not be trusted is a miss, and a folder that can not be used turns the store into one that always misses.
+that cannot be trusted is a miss, and a folder that cannot be used turns the store into one that always misses.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class DiskStore:
         try:
             self._folder.remove(found)
         except OSError as error:
-            self._warn_once(found.path, f"{why}; it can not be removed ({error})")
+            self._warn_once(found.path, f"{why}; it cannot be removed ({error})")
         else:
             log.warning("disk cache: %s is not used: %s; removed", found.path, why)
 

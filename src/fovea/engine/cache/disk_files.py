@@ -132,7 +132,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def scan(folder: Path) -> Iterator[Found]:
-    """Every file of ours. What vanishes meanwhile is left out. Raises OSError when `folder` itself can not be read."""
+    """Every file of ours. What vanishes meanwhile is left out. Raises OSError when `folder` itself cannot be read."""
     with os.scandir(folder) as entries:
         shards = [entry.path for entry in entries if _SHARD.fullmatch(entry.name) and _is_folder(entry)]
     for shard in shards:

@@ -66,7 +66,7 @@ class DiskFolder:
             self.path.mkdir(0o700)
         os.listdir(self.path)
         if not os.access(self.path, os.W_OK | os.X_OK):
-            raise PermissionError("it can not be written")
+            raise PermissionError("it cannot be written")
 
     def usage(self) -> Usage:
         with self._counting:
@@ -98,7 +98,7 @@ class DiskFolder:
             return True
 
     def remove(self, item: Found) -> bool:
-        """Remove a file. False: another process was faster. Raises OSError when it can not be removed."""
+        """Remove a file. False: another process was faster. Raises OSError when it cannot be removed."""
         try:
             os.unlink(item.path)
         except (FileNotFoundError, NotADirectoryError):

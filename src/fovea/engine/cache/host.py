@@ -118,7 +118,7 @@ class HostStore(Generic[Value]):
             if size > self.capacity or self._is_stale(made):
                 self._stats.dropped += 1
                 return False
-            # What is being copied by others can not be removed: then there may be no place after all.
+            # What is being copied by others cannot be removed: then there may be no place after all.
             while self._entries and self._stats.bytes + size > self.capacity:
                 self._remove(next(iter(self._entries)))
                 self._stats.evictions += 1

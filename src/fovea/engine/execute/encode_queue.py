@@ -1,30 +1,39 @@
-"""Images on their way through the vision tower, a slice at a time, for the seconds that a step has for them.
+"""Encodes images a slice at a time, for the seconds that a step has for them.
 
-Slices are launched on the encoder's stream (`vision.stream`). On CUDA they run beside the step's tokens: a lot of slices
-is launched whose seconds, by those measured before, the step has, and no other before it is done. An image is handed
-on when its last slice is done, so a step never reads, nor waits for, what is not there. A step without tokens has nothing
-else to do than to wait for its slices. On a CPU a slice is done when it was launched, and all of this is one loop.
+Slices are launched on the encoder's stream (`vision.stream`). On CUDA they run beside the step's tokens: as many slices
+are launched as the step has seconds for, judged by the slices measured before, and no more before these are done. An
+image is handed over when its last slice is done, so a step never reads features that are still being computed, and never
+waits for them. A step without tokens has nothing else to do, so it waits for its slices. On a CPU a slice is done as soon
+as it was launched, and all of this is one loop.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from fovea.core.stage import stage
 from fovea.engine.schedule.plan import EncodeJob
+from fovea.engine.step.slice_queue import SliceQueue
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.engine.vision.slices import Ahead, Slices
+from fovea.engine.vision.slices import Slices, UpcomingImages
 from fovea.engine.vision.stream import EncoderStream, Mark
 
 
 @dataclass(slots=True)
 class _Encoding:
-    """What is left of an image, who waits for it, slices that are not done, seconds of those that are."""
+    """The state of one image.
+
+    slices: the generator of the remaining slices.
+    holders: ids of the sequences that wait for it.
+    pending: slices that were launched and are not done.
+    seconds: duration of the slices that are done.
+    features: the output, from the launch of the last slice on.
+    """
 
     slices: Slices[VisualFeatures]
     holders: tuple[str, ...]
@@ -35,7 +44,11 @@ class _Encoding:
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """seconds: of the encoder while it was this image's turn; what others took along is theirs. holders: sequences that wait for it."""
+    """A finished image.
+
+    holders: ids of the sequences that wait for it.
+    seconds: encoder time of the image's own slices; regions of other images encoded along with it are included.
+    """
 
     features: VisualFeatures
     holders: set[str]
@@ -43,21 +56,30 @@ class EncodedImage:
 
 
 @dataclass(slots=True)
-class Encoded:
-    """images: by key. failures: by the key of an image that could not be encoded. seconds: of the calling thread."""
+class EncodeResult:
+    """The outcome of one step's encoding.
+
+    images: finished images, by key.
+    failures: errors, by the key of the image.
+    seconds: time that the calling thread spent.
+    """
 
     images: dict[str, EncodedImage] = field(default_factory=dict)
     failures: dict[str, Exception] = field(default_factory=dict)
     seconds: float = 0.0
 
 
-class Encoder:
-    """encode: slices of an image, with others that could be encoded along with it. pixels: what to encode for a job.
-    alive: whether a sequence still is there to wait."""
+class EncodeQueue:
+    """Runs the vision tower between and beside the decoder's steps.
+
+    encode: makes the slices of an image; it may take regions of upcoming images along.
+    pixels: makes the pixels of a job's image.
+    alive: tells whether a sequence still exists.
+    """
 
     def __init__(
         self,
-        encode: Callable[[ProcessedImage, Ahead], Slices[VisualFeatures]],
+        encode: Callable[[ProcessedImage, UpcomingImages], Slices[VisualFeatures]],
         stream: EncoderStream,
         *,
         pixels: Callable[[EncodeJob], ProcessedImage],
@@ -68,105 +90,106 @@ class Encoder:
         self._pixels = pixels
         self._alive = alive
         self._jobs: Sequence[EncodeJob] = ()
-        self._encodings: dict[str, _Encoding] = {}
+        self._queue: SliceQueue[_Encoding] = SliceQueue(alive)
         self._launched: deque[tuple[Mark, Mark, _Encoding]] = deque()
         self._slice_s = 0.0
 
     @property
     def working(self) -> bool:
-        """Whether an image is encoded in part."""
-        return bool(self._encodings)
+        """Whether an image is partly encoded."""
+        return bool(self._queue.states)
 
-    def step(self, jobs: Sequence[EncodeJob], seconds: float, *, alone: bool) -> Encoded:
-        """About `seconds` of these images, at least one slice if the encoder is free. alone: the step has no tokens."""
-        started, made = time.perf_counter(), Encoded()
+    def step(self, jobs: Sequence[EncodeJob], seconds: float, *, alone: bool) -> EncodeResult:
+        """Encode for about `seconds`, at least one slice if the encoder is free. alone: the step has no tokens."""
+        started, result = time.perf_counter(), EncodeResult()
         self._jobs = jobs
-        self.drop(job.span.key for job in jobs)
-        for job in jobs:
-            if job.span.key in self._encodings:
-                self._encodings[job.span.key].holders = tuple(job.holders)
+        self._update(jobs)
         self._collect()
         if alone or not self._launched:
-            self._launch(jobs, started + seconds, made)
+            self._launch(jobs, started + seconds, result)
         if alone and self._launched:
             self._launched[-1][1].wait()
         self._collect()
-        self._hand_on(made)
-        made.seconds = time.perf_counter() - started if jobs else 0.0
-        return made
+        self._hand_over(result)
+        result.seconds = time.perf_counter() - started if jobs else 0.0
+        return result
 
-    def drop(self, wanted: Iterable[str] = ()) -> None:
-        """Give up what nobody waits for any more."""
-        keep = set(wanted)
-        for key, encoding in list(self._encodings.items()):
-            if key not in keep and not any(map(self._alive, encoding.holders)):
-                self._encodings.pop(key).slices.close()
+    def drop(self) -> None:
+        """Give up all images whose sequences are gone."""
+        self._update(())
 
-    def _launch(self, jobs: Sequence[EncodeJob], until: float, made: Encoded) -> None:
-        """Go on with what has begun, then with what is wanted, until the next slice would take too long."""
-        first = True
-        for job in sorted(jobs, key=lambda job: job.span.key not in self._encodings):
-            while not self._complete(job, made):
-                ahead = (len(self._launched) + 1) * self._slice_s
-                if not first and time.perf_counter() + ahead > until:
-                    return
-                self._slice(job, made)
-                self._collect()
-                first = False
+    def _update(self, jobs: Sequence[EncodeJob]) -> None:
+        for encoding in self._queue.update(jobs):
+            encoding.slices.close()
 
-    def _complete(self, job: EncodeJob, made: Encoded) -> bool:
-        encoding = self._encodings.get(job.span.key)
-        return job.span.key in made.failures or (encoding is not None and encoding.features is not None)
+    def _launch(self, jobs: Sequence[EncodeJob], until: float, result: EncodeResult) -> None:
+        def complete(job: EncodeJob) -> bool:
+            encoding = self._queue.states.get(job.span.key)
+            return job.span.key in result.failures or (encoding is not None and encoding.features is not None)
 
-    def _slice(self, job: EncodeJob, made: Encoded) -> None:
-        key = job.span.key
-        with self._stream.beside(), stage("encoder"):
-            begun = self._stream.mark()
+        def advance(job: EncodeJob) -> None:
+            self._slice(job, result)
+            self._collect()
+
+        self._queue.run(
+            jobs,
+            complete=complete,
+            advance=advance,
+            fits=lambda: time.perf_counter() + (len(self._launched) + 1) * self._slice_s <= until,
+        )
+
+    def _slice(self, job: EncodeJob, result: EncodeResult) -> None:
+        key, states = job.span.key, self._queue.states
+        with self._stream.activate(), stage("encoder"):
+            begin = self._stream.mark()
             try:
-                encoding = self._encodings.get(key)
+                encoding = states.get(key)
                 if encoding is None:
-                    encoding = _Encoding(self._encode(self._pixels(job), self._ahead), tuple(job.holders))
-                    self._encodings[key] = encoding
+                    slices = self._encode(self._pixels(job), self._upcoming)
+                    encoding = states[key] = _Encoding(slices, tuple(job.holders))
                 self._advance(encoding, job.span.tokens)
-            except Exception as raised:  # noqa: BLE001 - whatever it is, it is this image's; the step goes on
-                self._encodings.pop(key, None)
-                made.failures[key] = raised
+            except Exception as error:  # noqa: BLE001 - any error fails this image alone; the step goes on
+                states.pop(key, None)
+                result.failures[key] = error
                 return
-            self._launched.append((begun, self._stream.mark(), encoding))
+            self._launched.append((begin, self._stream.mark(), encoding))
         encoding.pending += 1
 
-    def _ahead(self) -> Iterator[ProcessedImage]:
-        """Images of the step of which not all tokens are wanted, and that were not begun."""
+    def _upcoming(self) -> Iterator[ProcessedImage]:
+        """Images of this step that are to lose tokens and have not begun."""
         for job in self._jobs:
-            if job.span.full and job.span.key not in self._encodings:
-                with suppress(Exception):  # whatever it is, the image's own turn will tell
+            if job.span.full_tokens and job.span.key not in self._queue.states:
+                with suppress(Exception):  # the error is raised again at the image's own turn
                     yield self._pixels(job)
 
     def _collect(self) -> None:
-        """Take note of what is done, in the order in which it was launched."""
+        """Account for the slices that are done, in the order of their launch."""
         while self._launched and self._launched[0][1].done:
-            begun, ended, encoding = self._launched.popleft()
-            took = ended.since(begun)
-            # Slices differ; the slowest of late is what the next one may take.
-            self._slice_s = max(took, 0.95 * self._slice_s)
-            encoding.seconds += took
+            begin, end, encoding = self._launched.popleft()
+            seconds = end.since(begin)
+            # Slices differ in length; the next one may take as long as the slowest recent one.
+            self._slice_s = max(seconds, 0.95 * self._slice_s)
+            encoding.seconds += seconds
             encoding.pending -= 1
 
-    def _hand_on(self, made: Encoded) -> None:
-        for key, encoding in list(self._encodings.items()):
+    def _hand_over(self, result: EncodeResult) -> None:
+        """Move finished images out of the queue."""
+        for key, encoding in list(self._queue.states.items()):
             if encoding.features is None or encoding.pending:
                 continue
-            del self._encodings[key]
+            del self._queue.states[key]
             self._stream.hand_over(encoding.features)
             holders = {holder for holder in encoding.holders if self._alive(holder)}
-            made.images[key] = EncodedImage(encoding.features, holders, encoding.seconds)
+            result.images[key] = EncodedImage(encoding.features, holders, encoding.seconds)
 
     @staticmethod
     def _advance(encoding: _Encoding, planned: int) -> None:
-        """Raises RuntimeError when the image has become another number of visual tokens than planned."""
+        """Compute one slice. Raises RuntimeError when the image does not become the planned number of visual tokens."""
         try:
             next(encoding.slices)
         except StopIteration as stop:
             encoding.features = stop.value
         if encoding.features is not None and encoding.features.embeds.shape[0] != planned:
-            raise RuntimeError(f"{encoding.features.embeds.shape[0]} visual tokens made, {planned} planned")
+            raise RuntimeError(
+                f"{encoding.features.embeds.shape[0]} visual tokens encoded, {planned} planned"
+            )

@@ -50,7 +50,7 @@ def host_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
 def decode_padding(
     config: EngineConfig, model: VisionLanguageModel, blocks: int, max_context: int
 ) -> Padding | None:
-    """What decodes are padded to, or None: they are not. Raises ConfigError where that is asked for and can not be."""
+    """What decodes are padded to, or None: they are not. Raises ConfigError where that is asked for and cannot be."""
     asked, decoder = config.model.decode_graphs, model.decoder.config
     in_place = model.kernels.attends_in_place(decoder.head_dim)
     if asked == "off" or (asked == "auto" and not (in_place and model.device.type == "cuda")):

@@ -19,52 +19,44 @@ from torch import Tensor
 from fovea.core.stage import stage
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.execute.attention_plan import AttentionPlanner, by_length
-from fovea.engine.execute.encode_queue import Encoder
+from fovea.engine.execute.encode_queue import EncodeQueue
 from fovea.engine.execute.graphs import PaddedDecodes
 from fovea.engine.execute.profile import forward_stage
+from fovea.engine.job import SequenceInputs
 from fovea.engine.kv.moves import Move
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.sample.batch import index
-from fovea.engine.sample.sampler import Sampled, Sampler
+from fovea.engine.sample.batch import row_index
+from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.padding import Padding
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
 from fovea.engine.sequence import ImageSpan, Sequence
+from fovea.engine.step.executor import StepResult
 from fovea.engine.step.positions import mrope_positions, place, plain_positions
 from fovea.engine.tiers.slower import SlowerTiers
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.engine.vision.slices import Ahead, Slices
+from fovea.engine.vision.slices import Slices, UpcomingImages
 from fovea.engine.vision.stream import encoder_stream
 from fovea.kernels.attention import AttentionPlan
-
-PixelSource = Callable[[], ProcessedImage]
-
-
-@dataclass(slots=True)
-class StepResult:
-    """sampled: by sequence id. failures: sequences whose image could not be encoded.
-
-    encoded: the encoder's seconds for each image whose encoding ended in this step. encode_s: this step's seconds that
-    went into encoding; on CUDA, where the encoder runs beside, those of launching it.
-    """
-
-    sampled: dict[str, Sampled] = field(default_factory=dict)
-    failures: dict[str, Exception] = field(default_factory=dict)
-    encoded: dict[str, float] = field(default_factory=dict)
-    encode_s: float = 0.0
 
 
 @dataclass(slots=True)
 class _Prompt:
-    """ids (P,) and positions (3, P) or (P,) of a prompt; `delta` turns a later index into a position. placed: spans of reduced
-    images whose tokens stand where they belong."""
+    """A sequence's prompt as arrays.
+
+    ids: (P,) token ids.
+    positions: (3, P) with M-RoPE, else (P,).
+    delta: added to an index after the prompt, gives its position.
+    visual: (P,) number of visual tokens up to and including each index; empty without images.
+    inputs: pixel sources and restored features.
+    placed: starts of the spans of reduced images whose tokens have their positions.
+    """
 
     ids: NDArray[np.int64]
     positions: NDArray[np.int64]
     delta: int
     visual: NDArray[np.int64]
-    pixels: dict[str, PixelSource]
-    found: dict[str, VisualFeatures]
+    inputs: SequenceInputs
     placed: set[int] = field(default_factory=set)
 
 
@@ -80,7 +72,7 @@ class Runner:
         host_blocks: int = 0,
         slower: SlowerTiers | None = None,
         padding: Padding | None = None,
-        encode: Callable[[ProcessedImage, Ahead], Slices[VisualFeatures]] | None = None,
+        encode: Callable[[ProcessedImage, UpcomingImages], Slices[VisualFeatures]] | None = None,
     ) -> None:
         """encode: an image as its plan says; None: the model's own way, all tokens. padding: of steps that only decode,
         recorded as CUDA graphs where there is CUDA; None: they run as they come."""
@@ -100,7 +92,7 @@ class Runner:
             pin_memory=model.device.type == "cuda" and host_blocks > 0,
         )
         self._prompts: dict[str, _Prompt] = {}
-        self._encoder = Encoder(
+        self._encoder = EncodeQueue(
             encode or (lambda image, ahead: model.encode_slices(image)),
             encoder_stream(model.device),
             pixels=self._pixels,
@@ -109,7 +101,7 @@ class Runner:
         self._planner = AttentionPlanner(model.kernels, config, block_size, model.device, model.dtype)
         self._padded: PaddedDecodes | None = None
         if padding is not None:
-            capture = model.device.type == "cuda" and not padding.launched
+            capture = model.device.type == "cuda" and not padding.launch_only
             self._padded = PaddedDecodes(padding, self._decode, model.device, capture=capture)
 
     @property
@@ -122,15 +114,12 @@ class Runner:
         """Whether an image is encoded in part."""
         return self._encoder.working
 
-    def add(
-        self,
-        seq: Sequence,
-        choice: int,
-        pixels: dict[str, PixelSource],
-        found: dict[str, VisualFeatures] | None = None,
-    ) -> None:
-        """`pixels` gives each image's processed pixels when the encoder needs them, by span key; `found`: outputs that it
-        need not make. What is handed on of these is taken out."""
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
+        """Keep a sequence's prompt, positions and pixel sources.
+
+        Features that were read from slower tiers move into the encoder-output cache, as far as they fit beside the held
+        outputs. The others stay with the sequence, claimed like pixels, until the scheduler asks for their image.
+        """
         ids = np.asarray(seq.prompt_ids, dtype=np.int64)
         merge = self.model.merge
         if merge is None:
@@ -140,13 +129,9 @@ class Runner:
         visual = (
             np.cumsum(self.model.visual(ids), dtype=np.int64) if seq.spans else np.zeros(0, dtype=np.int64)
         )
-        self._prompts[seq.id] = _Prompt(ids, positions, delta, visual, pixels, {} if found is None else found)
-        self.sampler.add(seq, choice)
-
-    def restore(self, seq: Sequence) -> None:
-        """Outputs that were found for it become the cache's, as far as they have room there beside what is held. The others
-        wait, claimed like pixels, until the scheduler asks for their image."""
-        for key in list(self._prompts[seq.id].found):
+        self._prompts[seq.id] = _Prompt(ids, positions, delta, visual, inputs)
+        self.sampler.add(seq, inputs.choice)
+        for key in list(inputs.features):
             self._restore(key, (seq.id,), self.embeddings.capacity)
 
     def remove(self, seq: Sequence) -> None:
@@ -171,7 +156,7 @@ class Runner:
         rows = [int(end) for end, item in zip(ends, work, strict=True) if item.samples]
         if rows:
             sequences = [item.seq for item in work if item.samples]
-            chosen = hidden if len(rows) == hidden.shape[0] else hidden[index(rows, hidden.device)]
+            chosen = hidden if len(rows) == hidden.shape[0] else hidden[row_index(rows, hidden.device)]
             with stage("head", rows=len(rows)):
                 logits = self.model.logits(chosen)
             with stage("sampling", rows=len(rows)):
@@ -198,25 +183,30 @@ class Runner:
                 result.failures.update(dict.fromkeys(job.holders, made.failures[job.span.key]))
         for key, image in made.images.items():
             features = image.features
-            self.embeddings.put(key, features, features.nbytes, image.holders, features.made)
-            self.slower.made(key, features)
+            self.embeddings.put(key, features, features.nbytes, image.holders, features.created_at)
+            self.slower.add_encoded(key, features)
             result.encoded[key] = image.seconds
 
     def _restore(self, key: str, holders: Sequences[str], within: int | None = None) -> bool:
-        """Whether an output was found for one of them and is the cache's now, held for all of them."""
-        owner = next((holder for holder in holders if key in self._prompts[holder].found), None)
-        # Who asks may leave, and its outputs with it, at any time.
-        found = None if owner is None else self._prompts[owner].found.get(key)
-        if owner is None or found is None:
+        """Move features that one of the holders brought along into the encoder-output cache, held for all of them.
+
+        within: bound on the held bytes, in bytes. False: nobody brought them, or they do not fit.
+        """
+        owner = next((holder for holder in holders if key in self._prompts[holder].inputs.features), None)
+        # A client may leave at any time, and its features are cleared from another thread then.
+        features = None if owner is None else self._prompts[owner].inputs.features.get(key)
+        if owner is None or features is None:
             return False
         for holder in holders:
-            if not self.embeddings.restore(key, found, found.nbytes, holder, found.made, within):
+            if not self.embeddings.restore(
+                key, features, features.nbytes, holder, features.created_at, within
+            ):
                 return False
-        self._prompts[owner].found.pop(key, None)
+        self._prompts[owner].inputs.features.pop(key, None)
         return True
 
     def _pixels(self, job: EncodeJob) -> ProcessedImage:
-        return self._prompts[job.holders[0]].pixels[job.span.key]()
+        return self._prompts[job.holders[0]].inputs.pixels[job.span.key]()
 
     def _forward(self, work: list[Work]) -> Tensor:
         device = self.model.device
@@ -292,7 +282,7 @@ class Runner:
 
     @staticmethod
     def _place(prompt: _Prompt, span: ImageSpan, features: VisualFeatures) -> None:
-        if not span.full or span.start in prompt.placed:
+        if not span.full_tokens or span.start in prompt.placed:
             return
         assert features.places is not None
         place(prompt.positions, span, features.places.cpu().numpy().astype(np.int64))

@@ -63,7 +63,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Seconds that memory and arithmetic need. A step can not be faster than the slower of the two; a sum of steps adds
+    """Seconds that memory and arithmetic need. A step cannot be faster than the slower of the two; a sum of steps adds
     up steps."""
 
     memory_s: float = 0.0

@@ -53,9 +53,7 @@ def relevance(embeds: Tensor, query: Tensor) -> Tensor:
 def _choose(image: ReductionInput, query: Tensor | None, keep: int) -> Tensor:
     rows = weighted_rows(image.embeds, query)
     places = cells(image.grid, rows.device)
-    return choose_by_bands(
-        NOISE + rows.norm(dim=1), keep, lambda band: dpp_kernel(rows[band], places[band])
-    )
+    return choose_by_bands(NOISE + rows.norm(dim=1), keep, lambda band: dpp_kernel(rows[band], places[band]))
 
 
 def dpp_kernel(rows: Tensor, places: Tensor) -> Tensor:

@@ -86,7 +86,9 @@ class RelevanceModel:
         self, survey: Survey, reduction: Reduction, shape: Shape, features: Array, words: Array
     ) -> Map:
         if self._head is None:
-            return coupling.couple_without_head(features, words, shape, survey.keyword_map(reduction.question))
+            return coupling.couple_without_head(
+                features, words, shape, survey.keyword_map(reduction.question)
+            )
         return coupling.resample(coupling.couple(self._head, features, words), shape, survey.grid)
 
     def _remember(self, key: str, found: Realization) -> None:

@@ -16,7 +16,7 @@ USUAL_ANSWER = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class RequestSize:
     """Tokens of KV that a request may take. Prefixes that are found make it cheaper; nobody relies on that."""
 
     prompt: int
@@ -28,9 +28,9 @@ class Cost:
         return self.prompt + self.answers
 
 
-def cost(prompt: int, visual: int, asked: int | None, choices: int) -> Cost:
+def request_size(prompt: int, visual: int, asked: int | None, choices: int) -> RequestSize:
     """asked: the request's own limit for an answer. The prompt of several answers is there once."""
-    return Cost(prompt, visual, choices * (USUAL_ANSWER if asked is None else asked))
+    return RequestSize(prompt, visual, choices * (USUAL_ANSWER if asked is None else asked))
 
 
 class Admission:
@@ -74,7 +74,7 @@ class Admission:
             self._answers += answers
         return Ticket(self, answers)
 
-    def commit(self, ticket: Ticket, needed: Cost) -> None:
+    def commit(self, ticket: Ticket, needed: RequestSize) -> None:
         """What the request of the ticket will take. Raises Overloaded where that is not to be waited for."""
         with self._lock:
             if self._refuse and self._tokens and self._tokens + needed.tokens > self._kv_tokens:
@@ -101,7 +101,7 @@ class Admission:
                 f"{taken} requests are running or waiting, {self._room} is the limit", retry_after=1.0
             )
 
-    def _full(self, needed: Cost) -> str:
+    def _full(self, needed: RequestSize) -> str:
         return (
             f"the request may take {self._mib(needed.tokens)} of KV ({needed.prompt} tokens of prompt, "
             f"{needed.visual} of them visual, {needed.answers} of answers); requests in flight have "
@@ -120,7 +120,7 @@ class Ticket:
     answers: int
     tokens: int = 0
 
-    def commit(self, needed: Cost) -> None:
+    def commit(self, needed: RequestSize) -> None:
         self.owner.commit(self, needed)
 
     def leave(self) -> None:

@@ -6,24 +6,26 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fovea.core.errors import InvalidRequest, PromptTooLong
 from fovea.core.sampling import SamplingParams
 from fovea.core.stage import stage
 from fovea.core.types import GenerationRequest, ModelInfo
 from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.request.detokenize import TextStream
+from fovea.engine.events import Sink
+from fovea.engine.job import Job, PixelSource, SequenceInputs
+from fovea.engine.request.jobs import build_jobs
 from fovea.engine.request.pixel_pool import Claim, PixelPool
 from fovea.engine.request.pixels import BYTES_PER_PIXEL, PixelStore, PixelTask
 from fovea.engine.request.prompt import PromptBuilder
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.request.tokenizer import ChatTokenizer
-from fovea.engine.sequence import Sequence
-from fovea.engine.step.events import Sink
-from fovea.engine.step.job import Job
-from fovea.engine.tiers.slower import SlowerTiers
-from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
+
+if TYPE_CHECKING:  # tensors pass through here, and nothing of torch is needed for that
+    from fovea.engine.tiers.slower import SlowerTiers
+    from fovea.engine.vision.features import VisualFeatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Preparer:
         self._token_bytes = token_bytes
 
     def build(self, request: GenerationRequest, info: ModelInfo, load: float = 0.0) -> Prepared:
-        """Template, tokens and limits. Raises RequestError for what can not run. For a worker thread: milliseconds.
+        """Template, tokens and limits. Raises RequestError for what cannot run. For a worker thread: milliseconds.
 
         load: of the engine, which may lower the level at which images are looked at.
         """
@@ -148,35 +150,21 @@ class Preparer:
         arrival: float,
         pixels_s: float,
     ) -> list[Job]:
-        """A job per choice, ready for the loop. arrival: on the monotonic clock; deadlines count from it."""
-        return [
-            Job(
-                seq=Sequence(
-                    id=f"{request.id}:{choice}",
-                    prompt_ids=ready.prompt.ids,
-                    sampling=request.sampling,
-                    max_tokens=prepared.max_tokens,
-                    spans=ready.prompt.spans,
-                    salt=request.cache_salt,
-                    arrival=arrival,
-                    deadline=None if request.timeout is None else arrival + request.timeout,
-                    priority=request.priority,
-                    encode_only=request.encode_only,
-                ),
-                choice=choice,
-                pixels={
-                    planned.key: partial(_made, ready.tasks[planned.key], planned.plan, claim)
-                    for planned in ready.prompt.planned
-                },
-                found=ready.found,
-                sink=sink,
-                text=self._text_stream(request.sampling),
-                fetch_s=request.fetch_s,
-                media_decode_s=request.media_decode_s,
-                preprocess_s=prepared.seconds + pixels_s,
-            )
-            for choice in range(request.sampling.n)
-        ]
+        """One job per choice, ready for the loop. arrival: on the monotonic clock; deadlines count from it."""
+        pixels: dict[str, PixelSource] = {
+            planned.key: partial(_made, ready.tasks[planned.key], planned.plan, claim)
+            for planned in ready.prompt.planned
+        }
+        return build_jobs(
+            request,
+            ready.prompt,
+            prepared.max_tokens,
+            self._tokenizer,
+            sink,
+            arrival=arrival,
+            preprocess_s=prepared.seconds + pixels_s,
+            inputs=lambda choice: SequenceInputs(choice, pixels, ready.found),
+        )
 
     @property
     def pixel_bytes(self) -> int:
@@ -189,14 +177,6 @@ class Preparer:
 
     def close(self) -> None:
         self._pixels.close()
-
-    def _text_stream(self, sampling: SamplingParams) -> TextStream:
-        skip = sampling.skip_special_tokens
-        return TextStream(
-            lambda ids: self._tokenizer.decode(ids, skip_special_tokens=skip),
-            sampling.stop,
-            min_tokens=sampling.min_tokens,
-        )
 
 
 def _made(task: PixelTask, plan: VisualPlan, claim: Claim) -> ProcessedImage:

@@ -1,7 +1,7 @@
 """A prompt as the decoder sees it: ids, and which of them stand for which image or frames of a video.
 
 Pure arithmetic on text: the processors' plans say how many visual tokens an image or a video becomes before any pixel
-is touched, so a prompt that can not fit is refused from the headers alone.
+is touched, so a prompt that cannot fit is refused from the headers alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PromptBuilder:
         self._processor = processor
         self._accepting = accepting
         self.detail = detail or DetailRule(Full())
-        self._reducing = Reducing(processor, tokenizer, visual, learned)
+        self._reducing = Reducing(processor, tokenizer.encode, visual, learned)
         if self.detail.degrade_from and self.detail.degrade_by != "detail":
             self._reducing.allow("degrade_by", self.detail.degrade_by)
         self._videos = videos[0] if videos else None
@@ -68,8 +68,8 @@ class PromptBuilder:
     ) -> PreparedPrompt:
         """The prompt, but for pruned videos that nobody has looked at: in their place stand as many tokens, in other groups.
 
-        Raises InvalidRequest when images and markers do not match, or a budget can not be met.
-        limit: tokens of the context. Text that can not fit by its length alone is refused before it is tokenized,
+        Raises InvalidRequest when images and markers do not match, or a budget cannot be met.
+        limit: tokens of the context. Text that cannot fit by its length alone is refused before it is tokenized,
         which takes seconds for megabytes.
         load: of the engine, for the rule that says what `auto` is.
         """

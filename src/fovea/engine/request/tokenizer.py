@@ -1,17 +1,14 @@
-"""Text to ids with the checkpoint's own tokenizer and chat template."""
+"""Text to ids and back with a checkpoint's tokenizer, and messages to text with its chat template."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from fovea.core.errors import CheckpointError, InvalidRequest
 from fovea.core.types import Message, TextPart, VideoPart
-from fovea.engine.files import read_json
 
-VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 NORMALISATION_MARGIN = 4
 BYTE_LEVEL_SPACE, SENTENCEPIECE_SPACE = "\u0120", "\u2581"
 
@@ -24,15 +21,6 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 BYTE_OF = _byte_alphabet()
-LLAVA_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message['role'] == 'system' %}{% for c in message['content'] %}{{ c['text'] }} {% endfor %}"
-    "{% else %}{{ 'USER: ' if message['role'] == 'user' else 'ASSISTANT: ' }}"
-    "{% for c in message['content'] if c['type'] == 'image' %}{{ '<image>\n' }}{% endfor %}"
-    "{% for c in message['content'] if c['type'] == 'text' %}{{ c['text'] }}{% endfor %}"
-    "{{ ' ' if message['role'] == 'user' else '</s>' }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
-)
 
 
 class ChatTokenizer:
@@ -46,25 +34,6 @@ class ChatTokenizer:
         self._byte_level = BYTE_LEVEL_SPACE in tokenizer.get_vocab()
         self._longest = max((len(token) for token in tokenizer.get_vocab()), default=1)
         self._content_as_list = self._wants_lists()
-
-    @classmethod
-    def from_folder(cls, folder: Path, config: Any, *, template: str | None = None) -> ChatTokenizer:
-        """`template` replaces the checkpoint's own. Raises CheckpointError when no tokenizer can be made."""
-        from transformers import AutoTokenizer
-
-        if not any((folder / name).is_file() for name in VOCABULARIES):
-            # transformers makes an empty tokenizer of such a folder, and nothing fails before the first answer.
-            raise CheckpointError(
-                f"{folder} has no usable tokenizer: none of {', '.join(VOCABULARIES)} is there"
-            )
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(str(folder))
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise CheckpointError(f"{folder} has no usable tokenizer: {error}") from error
-        chosen = template or tokenizer.chat_template or _template_file(folder)
-        if chosen is None and config.model_type == "llava":
-            chosen = LLAVA_TEMPLATE
-        return cls(tokenizer, chosen, eos_ids=_eos_ids(folder, config, tokenizer))
 
     @property
     def vocab_size(self) -> int:
@@ -164,30 +133,3 @@ class ChatTokenizer:
         except InvalidRequest:
             return False
         return probe in text and "{'type'" not in text
-
-
-def _template_file(folder: Path) -> str | None:
-    plain = folder / "chat_template.jinja"
-    if plain.is_file():
-        return plain.read_text()
-    for name in ("chat_template.json", "processor_config.json"):
-        path = folder / name
-        if path.is_file():
-            template = read_json(path).get("chat_template")
-            if isinstance(template, str):
-                return template
-    return None
-
-
-def _eos_ids(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends an answer: the generation config's, else the model's, and always the tokenizer's own."""
-    found: set[int] = set()
-    sources = [read_json(folder / "generation_config.json").get("eos_token_id")]
-    sources += [getattr(config, "eos_token_id", None), getattr(config.text_config, "eos_token_id", None)]
-    for source in sources:
-        if source is not None:
-            found.update([source] if isinstance(source, int) else source)
-            break
-    if tokenizer.eos_token_id is not None:
-        found.add(tokenizer.eos_token_id)
-    return frozenset(found)

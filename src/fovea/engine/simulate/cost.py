@@ -117,7 +117,7 @@ class CostModel:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise ConfigError(f"{path} can not be read: {error.strerror}", param="cost") from error
+            raise ConfigError(f"{path} cannot be read: {error.strerror}", param="cost") from error
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is not JSON: {error}", param="cost") from error
         if not isinstance(values, dict):

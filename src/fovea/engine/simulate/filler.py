@@ -1,4 +1,4 @@
-"""Answers of no meaning and of the right length: whole words of a vocabulary, one per token, by seed."""
+"""Answers without meaning and of the right length: whole words of a vocabulary, one per token, chosen by a seed."""
 
 from __future__ import annotations
 
@@ -12,25 +12,42 @@ from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import Sequence
 
 MEAN_TOKENS = 64
-"""Of answers whose request names no length."""
+"""Mean length of an answer whose request names no length."""
 
 
 class Filler:
+    """Picks the next token of every answer. Knows the seeds of unfinished sequences, by id."""
+
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         texts = {token: tokenizer.decode([token]) for token in range(tokenizer.vocab_size)}
         self._words = [token for token, text in texts.items() if re.fullmatch(" [a-z]{3,}", text)]
+        self._end = min(tokenizer.eos_ids)
+        self._seeds: dict[str, int] = {}
 
-    def seed(self, prompt_ids: list[int], sampling: SamplingParams, choice: int) -> int:
-        """Equal requests get equal answers, by the request's own seed where it has one; choices differ."""
-        own = sampling.seed if sampling.seed is not None else zlib.crc32(repr(prompt_ids).encode())
-        return zlib.crc32(f"{own} {choice}".encode())
+    def __len__(self) -> int:
+        return len(self._seeds)
 
-    def length(self, seed: int, sampling: SamplingParams, room: int) -> int:
-        """Tokens of an answer: what the request asks for, else drawn; never more than `room`."""
-        if sampling.max_tokens is not None:
-            return sampling.max_tokens
-        return min(room, max(sampling.min_tokens, geometric(Random(seed), MEAN_TOKENS)))
+    def add(self, seq: Sequence, choice: int) -> None:
+        """Choose a sequence's answer. Equal requests get equal answers, by the request's own seed if it has one; choices
+        differ."""
+        own = (
+            seq.sampling.seed if seq.sampling.seed is not None else zlib.crc32(repr(seq.prompt_ids).encode())
+        )
+        self._seeds[seq.id] = zlib.crc32(f"{own} {choice}".encode())
 
-    def token(self, seed: int, seq: Sequence) -> int:
-        """The next one of `seq`, whose answer has that seed."""
-        return self._words[zlib.crc32(f"{seed} {len(seq.output_ids)}".encode()) % len(self._words)]
+    def remove(self, seq: Sequence) -> None:
+        self._seeds.pop(seq.id, None)
+
+    def token(self, seq: Sequence) -> int:
+        """The next token: a word, or the end of the answer."""
+        seed, number = self._seeds[seq.id], len(seq.output_ids)
+        if number >= _length(seed, seq.sampling):
+            return self._end
+        return self._words[zlib.crc32(f"{seed} {number}".encode()) % len(self._words)]
+
+
+def _length(seed: int, sampling: SamplingParams) -> int:
+    """Words before the answer ends by itself: drawn at random if the request does not name a length."""
+    if sampling.max_tokens is not None:
+        return sampling.max_tokens
+    return max(1, sampling.min_tokens, geometric(Random(seed), MEAN_TOKENS))

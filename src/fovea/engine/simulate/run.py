@@ -1,7 +1,7 @@
 """A trace through the real scheduler on a virtual clock: thousands of requests in seconds.
 
-The clock jumps: to the end of a step, or, when nothing is there to do, to the next arrival. What arrives during a step
-is heard after it, as in the engine.
+The clock jumps to the end of the step or, if there is nothing to do, to the next arrival. Requests that arrive during a
+step are added after it, as in the engine.
 """
 
 from __future__ import annotations
@@ -12,23 +12,26 @@ from dataclasses import dataclass
 from fovea.core.errors import EngineError
 from fovea.core.trace import Trace
 from fovea.engine.config import EngineConfig
+from fovea.engine.job import SequenceInputs
 from fovea.engine.schedule.batch import BatchControl
 from fovea.engine.schedule.policy import Policy
 from fovea.engine.sequence import Sequence
+from fovea.engine.simulate.assemble import context_limit, simulated_stepper
 from fovea.engine.simulate.cost import CostModel
-from fovea.engine.simulate.machine import Machine, Step
+from fovea.engine.simulate.executor import CostExecutor
 from fovea.engine.simulate.report import KINDS, ClassReport, Record, Report
 from fovea.engine.simulate.trace import to_sequence
+from fovea.engine.step.stepper import Step, Stepper
 
 STALL_S = 0.002
-"""What the engine's loop sleeps when a step is empty though requests wait."""
+"""Pause of the engine's loop after a step in which nothing could advance."""
 MOST_STALLS = 100_000
 """So many empty steps in a row are a defect of the scheduler, not a wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What counts as served well: first token within ttft_s, then itl_s per token; seconds."""
+    """The bounds of a well-served request: first token within ttft_s, then itl_s per token; seconds."""
 
     ttft_s: float = 1.0
     itl_s: float = 0.05
@@ -45,39 +48,44 @@ def simulate(
 ) -> Report:
     """Serve `trace`, which is in order of arrival, to its end. policy, control: None is the configuration's.
 
-    Requests that can never fit are refused, and those for which the queue is too long, as the engine does both.
-    Raises EngineError when the scheduler comes to a standstill.
+    Requests that can never fit, and requests for which the queue is too long, are refused as in the engine.
+    Raises EngineError when nothing advances any more.
     """
-    run = _Run(
-        trace, config, Machine(config, cost, lambda seq: len(seq.output_ids), policy=policy, control=control)
+    stepper = simulated_stepper(
+        config,
+        cost,
+        lambda embeddings: CostExecutor(cost, embeddings, lambda seq: len(seq.output_ids)),
+        policy=policy,
+        control=control,
     )
+    run = _Run(trace, config, cost, stepper)
     run.to_the_end()
     return run.report(bounds or Bounds())
 
 
 class _Run:
-    def __init__(self, trace: Trace, config: EngineConfig, machine: Machine) -> None:
-        self.machine = machine
+    """One pass over a trace. now: the virtual clock, in seconds."""
+
+    def __init__(self, trace: Trace, config: EngineConfig, cost: CostModel, stepper: Stepper) -> None:
+        self.cost = cost
+        self.stepper = stepper
         self.trace = trace
         self.records = [Record(request.at) for request in trace]
-        self.room = config.max_running + config.max_queue if config.max_queue else math.inf
-        self.context = min(config.max_context or machine.cost.max_context, machine.capacity)
+        self.room = config.schedule.room or math.inf
+        self.context = context_limit(config, cost)
         self.now = 0.0
         self.busy = 0.0
         self._next = 0
         self._stalls = 0
 
     def to_the_end(self) -> None:
-        machine = self.machine
-        while self._next < len(self.trace) or machine.unfinished:
-            if not machine.unfinished:
+        unfinished = self.stepper.sequences
+        while self._next < len(self.trace) or unfinished:
+            if not unfinished:
                 self.now = max(self.now, self.trace[self._next].at)
             self._arrive()
-            for seq in machine.scheduler.expired(self.now):
-                self._end(seq, "timeout")
-            if machine.unfinished:
-                self._step()
-        machine.scheduler.check_integrity()
+            self._step()
+        self.stepper.scheduler.check_integrity()
 
     def _arrive(self) -> None:
         while self._next < len(self.trace) and self.trace[self._next].at <= self.now:
@@ -87,30 +95,41 @@ class _Run:
             if request.images:
                 record.kind = "cached image"
             fits = request.prompt_tokens + request.output <= self.context
-            if fits and len(self.machine.unfinished) < self.room:
-                self.machine.add(to_sequence(request, number))
+            if fits and len(self.stepper.sequences) < self.room:
+                self.stepper.add(to_sequence(request, number), SequenceInputs())
             else:
                 record.ended, record.reason = self.now, "refused"
 
     def _step(self) -> None:
-        step = self.machine.begin()
+        step = self.stepper.plan(self.now)
+        for seq in step.expired:
+            self._record_end(seq, "timeout")
         if not step.plan:
-            self.now += STALL_S
-            self._stalls += 1
-            if self._stalls > MOST_STALLS:
-                raise EngineError(
-                    f"at {self.now:.3f} s nothing advances, yet {len(self.machine.unfinished)} requests wait"
-                )
+            self._stall()
             return
         self._stalls = 0
         self._mark(step)
-        self.now += step.seconds
-        self.busy += step.seconds
-        for seq in self.machine.end(step):
+        result = self.stepper.executor.execute(step.plan, step.encode_s)
+        seconds = result.seconds or 0.0
+        self.now += seconds
+        self.busy += seconds
+        self.stepper.fold(step, result, seconds)
+        for seq in [self.stepper.sequences[seq_id] for seq_id in result.sampled]:
             self.records[int(seq.id)].tokens.append(self.now)
             if len(seq.output_ids) >= seq.max_tokens:
-                self._end(seq, "length")
-        self.now += self.machine.cost.between_s
+                self.stepper.finish(seq, "length")
+                self._record_end(seq, "length")
+        self.now += self.cost.between_s
+
+    def _stall(self) -> None:
+        if self.stepper.idle:
+            return
+        self.now += STALL_S
+        self._stalls += 1
+        if self._stalls > MOST_STALLS:
+            raise EngineError(
+                f"at {self.now:.3f} s nothing advances, yet {len(self.stepper.sequences)} requests wait"
+            )
 
     def _mark(self, step: Step) -> None:
         for item in step.plan.work:
@@ -121,32 +140,31 @@ class _Run:
             for holder in job.holders:
                 self.records[int(holder)].kind = "new image"
 
-    def _end(self, seq: Sequence, reason: str) -> None:
-        self.machine.finish(seq, "length" if reason == "length" else "error")
+    def _record_end(self, seq: Sequence, reason: str) -> None:
         record = self.records[int(seq.id)]
         record.ended, record.reason, record.passed = self.now, reason, seq.times_passed
 
     def report(self, bounds: Bounds) -> Report:
-        machine, records, seconds = self.machine, self.records, self.now or math.nan
+        stepper, records, seconds = self.stepper, self.records, self.now or math.nan
         whole = [record for record in records if record.reason == "length"]
-        kv, embeddings = machine.scheduler.kv, machine.embeddings
+        kv, embeddings = stepper.scheduler.kv, stepper.scheduler.embeddings
         asked = sum(len(request.images) for request in self.trace)
         looked_up = embeddings.hits + embeddings.misses
         by_kind = {kind: [record for record in records if record.kind == kind] for kind in KINDS}
         classes = {"all": records, **{kind: some for kind, some in by_kind.items() if some}}
         return Report(
             seconds=self.now,
-            steps=machine.steps,
+            steps=stepper.steps,
             busy=self.busy / seconds,
             tokens_per_s=sum(len(record.tokens) for record in records) / seconds,
             requests_per_s=len(whole) / seconds,
             goodput=sum(record.good(bounds.ttft_s, bounds.itl_s) for record in records) / seconds,
             prefix_hits=kv.hit_tokens / kv.query_tokens if kv.query_tokens else math.nan,
             encoder_hits=embeddings.hits / looked_up if looked_up else math.nan,
-            images_spared=1 - machine.encoder.images / asked if asked else math.nan,
-            images_encoded=machine.encoder.images,
-            encode_seconds=machine.encoder.seconds,
-            preemptions=machine.scheduler.preemptions,
+            images_spared=1 - stepper.encoded_images / asked if asked else math.nan,
+            images_encoded=stepper.encoded_images,
+            encode_seconds=stepper.encode_seconds,
+            preemptions=stepper.scheduler.preemptions,
             refused=sum(record.reason == "refused" for record in records),
             timeouts=sum(record.reason == "timeout" for record in records),
             most_passed=max((record.passed for record in records), default=0),

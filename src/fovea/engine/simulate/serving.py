@@ -1,60 +1,68 @@
 """An engine client without a model: real prompts, filler answers, and the latencies of the simulation in real time.
 
-Servers, gateways and clients can be tested against it: queues, caches, deadlines and cancellations are those of the real
-scheduler, only the tokens mean nothing. It lives in the event loop that calls it; while anybody waits, one task there
-sleeps through step after step.
+Servers, gateways and clients can be tested against it. The loop, the scheduler, admission, queues, caches, deadlines and
+cancellation are those of the real engine; only the executor is a cost model, so the tokens mean nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
 
-from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, InvalidRequest, Unavailable
+from fovea.core.errors import InvalidRequest, Unavailable
 from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
-from fovea.core.types import Delta, FinishReason, GenerationRequest, ModelInfo, Prompt
+from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
+from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import EngineConfig
 from fovea.engine.events import Event
 from fovea.engine.job import Job
-from fovea.engine.request.admission import Admission, cost
+from fovea.engine.request.admission import Admission, request_size
 from fovea.engine.request.answer import AnswerState
+from fovea.engine.request.jobs import build_jobs
+from fovea.engine.request.prepare import check_lengths
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.schedule.stats import scheduler_stats
+from fovea.engine.simulate.assemble import context_limit, pool_tokens, simulated_stepper
+from fovea.engine.simulate.bundled import prompts
 from fovea.engine.simulate.cost import CostModel
-from fovea.engine.simulate.intake import Intake
-from fovea.engine.simulate.machine import Machine, Step
+from fovea.engine.simulate.executor import CostExecutor
+from fovea.engine.simulate.filler import Filler
+from fovea.engine.simulate.realtime import RealtimeExecutor
+from fovea.engine.step.executor import Executor
+from fovea.engine.step.loop import EngineLoop
+from fovea.engine.step.stats import loop_stats
 from fovea.engine.visual_budget.detail import DetailRule
 from fovea.engine.visual_budget.methods import policy
 
-log = logging.getLogger("fovea.simulate")
-LAG_S = 0.05
-"""How late a step may be and still be caught up with: timers tick in milliseconds, a step may be shorter."""
-STALL_S = 0.002
-
 
 class SimulatedEngine:
+    """Implements `core.protocols.EngineClient`."""
+
     def __init__(self, config: EngineConfig, cost: CostModel, name: str = "fovea-simulated") -> None:
         self.config = config
         self.cost = cost
-        self.intake = Intake(DetailRule.of(config), policy(config.visual_tokens))
-        self._jobs: dict[str, Job] = {}
-        self.machine = Machine(config, cost, self.intake.token)
-        context = min(config.max_context or cost.max_context, self.machine.capacity)
+        visual = policy(config.visual.visual_tokens)
+        self.tokenizer, self._builder = prompts(DetailRule.of(config.visual), visual=visual)
+        self.filler = Filler(self.tokenizer)
+        stepper = simulated_stepper(config, cost, self._executor)
+        self.scheduler = stepper.scheduler
+        self.loop = EngineLoop(stepper, self.tokenizer)
         self._info = ModelInfo(
-            name, "simulated", 0, "none", "none", context, self.intake.tokenizer.vocab_size, int(time.time())
+            name,
+            "simulated",
+            0,
+            "none",
+            "none",
+            context_limit(config, cost),
+            self.tokenizer.vocab_size,
+            int(time.time()),
         )
-        self._admission = Admission(
-            config.room, self.machine.capacity, cost.kv_token_bytes, refuse=config.when_full == "refuse"
-        )
-        self._generated = 0
-        self._failed_steps = 0
+        refuse = config.schedule.when_full == "refuse"
+        tokens = pool_tokens(config, cost)
+        self._admission = Admission(config.schedule.room, tokens, cost.kv_token_bytes, refuse=refuse)
         self._draining = False
-        self._closed = False
-        self._task: asyncio.Task[None] | None = None
+        self.loop.start()
 
     @property
     def info(self) -> ModelInfo:
@@ -62,28 +70,37 @@ class SimulatedEngine:
 
     @property
     def status(self) -> EngineStatus:
-        return "stopped" if self._draining or self._failed_steps else "ready"
+        return "ready" if self.loop.alive and not self._draining else "stopped"
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        """As EngineClient has it. An answer has max_tokens tokens, or about 64 where the request does not say."""
+        """Like `EngineClient.stream`. An answer has max_tokens tokens, or about 64 if the request names no length."""
         self.check_room(request.sampling.n)
         arrival = time.monotonic()
         ticket = self._admission.enter(request.sampling.n)
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Event] = asyncio.Queue()
+
+        def sink(event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
         jobs: list[Job] = []
         try:
-            prepared = await self.intake.prepare(request, self._info.max_context, self._admission.load)
-            asked = request.sampling.max_tokens or request.usual_tokens
-            ticket.commit(cost(len(prepared.ids), prepared.image_tokens, asked, request.sampling.n))
-            events: asyncio.Queue[Event] = asyncio.Queue()
-            jobs = self._submit(request, prepared, events, arrival)
-            state = AnswerState(prepared, request.sampling.n)
-            while not state.done:
-                yield state.take(await events.get())
+            prompt, max_tokens = await self._prepare(request)
+            wanted = request.sampling.max_tokens or request.usual_tokens
+            ticket.commit(request_size(len(prompt.ids), prompt.image_tokens, wanted, request.sampling.n))
+            spent = time.monotonic() - arrival
+            jobs = build_jobs(
+                request, prompt, max_tokens, self.tokenizer, sink, arrival=arrival, preprocess_s=spent
+            )
+            self.loop.submit(jobs)
+            answer = AnswerState(prompt, request.sampling.n)
+            while not answer.done:
+                yield answer.take(await events.get())
         finally:
             ticket.leave()
-            for job in jobs:
-                if self._jobs.get(job.seq.id) is job:
-                    self._end(job, "abort")
+            unfinished = [job.seq.id for job in jobs if job.seq.finish_reason is None]
+            if unfinished:
+                self.loop.cancel(unfinished)
 
     def check_room(self, choices: int, reserved: int = 0) -> None:
         if self.status != "ready":
@@ -91,140 +108,43 @@ class SimulatedEngine:
         self._admission.check(choices, reserved)
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
-        return await self.intake.tokenize(prompt, self._info.max_context)
+        built = await asyncio.to_thread(self._builder.build, prompt, "", self._info.max_context)
+        return built.ids
 
     def clear_caches(self, *stages: CacheStage) -> None:
-        """Forget what the simulated caches hold, all of them where none is named."""
+        """Empty the simulated caches, all of them if no stage is named. Blocks until the running step is over."""
         chosen = stages or CACHE_STAGES
 
         def clear() -> None:
             if "kv" in chosen:
-                self.machine.scheduler.kv.forget_all()
+                self.scheduler.kv.forget_all()
             if "encoder" in chosen:
-                self.machine.scheduler.embeddings.clear()
-            done.set()
+                self.scheduler.embeddings.clear()
 
-        done = threading.Event()
-        if self._task is None or self._task.done():
-            clear()
-        else:  # its loop, and no other thread, touches the scheduler
-            self._task.get_loop().call_soon_threadsafe(clear)
-        done.wait(LAG_S * 100)
+        self.loop.call(clear)
 
     def stats(self) -> Mapping[str, float]:
-        machine = self.machine
-        return {
-            **scheduler_stats(machine.scheduler),
-            "images_encoded": machine.encoder.images,
-            "encode_seconds": machine.encoder.seconds,
-            "engine_steps": machine.steps,
-            "failed_steps": self._failed_steps,
-            "computed_tokens": machine.computed_tokens,
-            "generation_tokens": self._generated,
-        }
+        return {**scheduler_stats(self.scheduler), **loop_stats(self.loop)}
 
     async def close(self, drain_s: float = 0.0) -> None:
         self._draining = True
         until = time.monotonic() + drain_s
         while self._admission.in_flight and time.monotonic() < until:
             await asyncio.sleep(0.02)
-        self._closed = True
-        for job in list(self._jobs.values()):
-            self._end(job, "abort", Event(job.choice, finish_reason="abort"))
-        if self._task is not None:
-            await self._task
+        await asyncio.to_thread(self.loop.close)
 
-    def _submit(
-        self,
-        request: GenerationRequest,
-        prepared: PreparedPrompt,
-        events: asyncio.Queue[Event],
-        arrival: float,
-    ) -> list[Job]:
-        if self._closed or self._failed_steps:  # while the prompt was built
-            raise Unavailable("the engine has stopped")
-        if any(f"{request.id}:{choice}" in self._jobs for choice in range(request.sampling.n)):
-            raise InvalidRequest(f"request {request.id!r} is running already", param="id")
-        jobs = self.intake.jobs(request, prepared, self._info.max_context, events.put_nowait, arrival)
-        for job in jobs:
-            self._jobs[job.seq.id] = job
-            self.machine.add(job.seq)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run(), name="fovea-simulated")
-        return jobs
+    def _executor(self, embeddings: EmbeddingCache[None]) -> Executor:
+        return RealtimeExecutor(CostExecutor(self.cost, embeddings, self.filler.token), self.filler)
 
-    async def _run(self) -> None:
-        """Step after step until nobody waits. A step begins when the last one is over, however long Python took."""
-        due = time.monotonic()
-        try:
-            while self._expire():
-                step = self.machine.begin()
-                self._mark(step)
-                seconds = step.seconds + self.cost.between_s if step.plan else STALL_S
-                due = max(due, time.monotonic() - LAG_S) + seconds
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
-                for seq in self.machine.end(step):
-                    self._tell(self._jobs[seq.id])
-            self.machine.scheduler.check_integrity()
-        except Exception:
-            self._failed_steps += 1
-            log.exception("the simulated engine failed")
-            error = EngineError("the simulated engine stopped unexpectedly; see the server's log")
-            for job in list(self._jobs.values()):
-                self._end(job, "error", Event(job.choice, finish_reason="error", error=error))
-
-    def _expire(self) -> bool:
-        """End those whose deadline has passed; whether anybody is left."""
-        for seq in self.machine.scheduler.expired(time.monotonic()):
-            job = self._jobs[seq.id]
-            error: FoveaError = DeadlineExceeded("the request's timeout ran out", param="timeout")
-            self._end(job, "error", Event(job.choice, finish_reason="error", error=error))
-        return bool(self._jobs)
-
-    def _mark(self, step: Step) -> None:
-        """When requests are admitted, and what their images cost; those that only wanted them encoded end here."""
-        now = time.monotonic()
-        for encode in step.plan.encode:
-            if encode.span.key in step.encoded:
-                self._jobs[encode.holders[0]].encode_s += self.cost.image(encode.span.tokens)
-        for seq_id in (*(item.seq.id for item in step.plan.work), *step.plan.encoded_ids):
-            job = self._jobs[seq_id]
-            if job.admitted is None:
-                job.admitted, job.encoded_before_s, job.last_token = now, job.encode_s, now
-        for seq_id in step.plan.encoded_ids:
-            job = self._jobs[seq_id]
-            self._end(job, "length", Event(job.choice, finish_reason="length", timings=job.timings))
-
-    def _tell(self, job: Job) -> None:
-        """One new token: to text, to the one who waits, and perhaps the end."""
-        seq, now = job.seq, time.monotonic()
-        job.first_token = job.first_token or now
-        job.last_token = now
-        self._generated += 1
-        token = seq.output_ids[-1]
-        text = job.text.push(token)
-        reason: FinishReason | None = None
-        if len(seq.output_ids) >= seq.max_tokens:
-            reason = "stop" if seq.sampling.max_tokens is None else "length"
-            text += job.text.finish()
-        if job.text.stopped:
-            reason = "stop"
-        event = Event(
-            job.choice,
-            text=text,
-            token_ids=(token,),
-            finish_reason=reason,
-            cached_tokens=seq.cached_tokens,
+    async def _prepare(self, request: GenerationRequest) -> tuple[PreparedPrompt, int]:
+        """The prompt, and the length limit of its answers. Raises InvalidRequest or PromptTooLong."""
+        if request.sampling.logprobs:
+            raise InvalidRequest("a simulated model has no logprobs", param="logprobs")
+        prompt = await asyncio.to_thread(
+            self._builder.build,
+            request.prompt,
+            request.cache_salt,
+            self._info.max_context,
+            load=self._admission.load,
         )
-        if reason is None:
-            job.sink(event)
-        else:
-            self._end(job, reason, replace(event, timings=job.timings))
-
-    def _end(self, job: Job, reason: FinishReason, event: Event | None = None) -> None:
-        """End a job at any point of its life; everything it held comes back."""
-        self.machine.finish(job.seq, reason)
-        del self._jobs[job.seq.id]
-        self.intake.forget(job.seq)
-        if event is not None:
-            job.sink(event)
+        return prompt, check_lengths(prompt, request.sampling, self._info, request.usual_tokens)

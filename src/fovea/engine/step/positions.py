@@ -32,7 +32,9 @@ def mrope_positions(length: int, spans: Sequence[ImageSpan], merge: int) -> tupl
         if span.full_tokens:
             positions[:, span.start : span.end] = cursor
         else:
-            positions[:, span.start : span.end] = grid if span.kept_cells is None else grid[:, list(span.kept_cells)]
+            positions[:, span.start : span.end] = (
+                grid if span.kept_cells is None else grid[:, list(span.kept_cells)]
+            )
         if not span.has_more:
             cursor += max(height, width)
         token = span.end

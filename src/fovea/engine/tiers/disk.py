@@ -90,7 +90,7 @@ class DiskTier:
         }
 
     def _name(self, key: str) -> str:
-        """File name of a key: its hash, since readers of the folder must not see the tenant's salt in the key."""
+        """File name of a key: its hash, because the tenant's salt in it must stay secret."""
         return hashlib.sha256(f"{self._fingerprint}\x00{key}".encode()).hexdigest()
 
 

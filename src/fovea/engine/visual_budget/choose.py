@@ -63,7 +63,7 @@ class Reducing:
     ) -> None:
         """learned: names what was trained for this model's relevance; part of the key, as others choose otherwise.
 
-        Raises ConfigError for a policy that this model's images can not follow."""
+        Raises ConfigError for a policy that this model's images cannot follow."""
         self._processor = processor
         self._encode = encode
         self._accepted = accepted(processor)
@@ -73,7 +73,7 @@ class Reducing:
             self.allow("visual_tokens", self._visual.method)
 
     def allow(self, setting: str, name: str) -> None:
-        """Raises ConfigError for a setting that names a method which this model's images can not follow: it would refuse
+        """Raises ConfigError for a setting that names a method which this model's images cannot follow: it would refuse
         requests for what they did not ask for."""
         refusal = _refusal(self._processor, name)
         if refusal is not None:
@@ -217,14 +217,14 @@ def _looks_into_encoder(known: Method) -> bool:
 
 
 def _refusal(processor: ImageProcessor, name: str) -> str | None:
-    """Why a model's images can not be reduced so; None: they can."""
+    """Why a model's images cannot be reduced so; None: they can."""
     names, known = accepted(processor), METHODS[name]
     if name in names:
         return None
     if not names:
-        return "this model writes text between the tiles of an image, which can not be left out; accepted: all tokens"
+        return "this model writes text between the tiles of an image, which cannot be left out; accepted: all tokens"
     if known.after in SMALLER:
-        why = "this model's images have fixed sizes and can not be made smaller"
+        why = "this model's images have fixed sizes and cannot be made smaller"
     elif _looks_into_encoder(known):
         why = f"{name} looks into the vision encoder of {QWEN}"
     else:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fovea.core.image import LEVELS, Level, PixelBudget, VisualTokens
-from fovea.engine.config import EngineConfig
 from fovea.engine.visual_budget.methods import policy, settled
+
+if TYPE_CHECKING:  # the settings check names of methods, so they import this package
+    from fovea.engine.config import VisualSettings
 
 KEPT_UNDER_LOAD = 0.5, 0.25
 
@@ -98,13 +100,14 @@ class DetailRule:
         return isinstance(self.policy, Full) and not self.degrade_from
 
     @classmethod
-    def of(cls, config: EngineConfig) -> DetailRule:
-        wish = policy(config.visual_tokens)
+    def of(cls, settings: VisualSettings) -> DetailRule:
+        """The rule that the engine's settings describe."""
+        wish = policy(settings.visual_tokens)
         visual = None if wish is None else settled(wish)
         return cls(
-            DETAIL_POLICIES[config.detail_policy](),
-            config.degrade_from,
-            config.degrade_by,
+            DETAIL_POLICIES[settings.detail_policy](),
+            settings.degrade_from,
+            settings.degrade_by,
             1.0 if visual is None or visual.keep is None else visual.keep,
         )
 

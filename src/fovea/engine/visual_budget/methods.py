@@ -53,7 +53,7 @@ class Method:
 @dataclass(frozen=True, slots=True)
 class Preset:
     """A method and its ratio under one name. method: None where every token is kept. otherwise: the method for models whose
-    images can not follow it."""
+    images cannot follow it."""
 
     name: str
     method: str | None

@@ -88,7 +88,7 @@ class ImageProcessor(Protocol):
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         """images: how many the conversation holds; only LLaVA-OneVision treats an image in company otherwise.
 
-        Raises InvalidRequest for a budget that can not be met, InvalidImage for unusable dimensions.
+        Raises InvalidRequest for a budget that cannot be met, InvalidImage for unusable dimensions.
         """
         ...
 

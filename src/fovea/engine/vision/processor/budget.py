@@ -56,7 +56,7 @@ def expect_dimensions(width: int, height: int, *, aspect: bool = False) -> None:
 
 
 def expect_fixed(bounds: Bounds, pixels: int, architecture: str) -> None:
-    """For what always sees the same number of pixels: a bound that excludes it can not be met."""
+    """For what always sees the same number of pixels: a bound that excludes it cannot be met."""
     if bounds.maximum is not None and bounds.maximum < pixels:
         raise InvalidRequest(
             f"max_pixels is {bounds.maximum}; {architecture} has a fixed resolution of {pixels} pixels per image",

@@ -82,7 +82,7 @@ class QwenVideos:
         return self.patch * self.merge
 
     def plan(self, video: Video, budget: VideoBudget) -> VideoPlan:
-        """Raises InvalidRequest for a budget that can not be met, InvalidImage for unusable dimensions."""
+        """Raises InvalidRequest for a budget that cannot be met, InvalidImage for unusable dimensions."""
         chosen = self.rule.indices(video, budget)
         together = self.rule.together
         padded = chosen + chosen[-1:] * (-len(chosen) % together)

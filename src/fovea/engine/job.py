@@ -1,0 +1,79 @@
+"""A sequence on its way through the engine, with what only its client cares about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fovea.core.types import StageTimings
+from fovea.engine.events import Sink
+from fovea.engine.sequence import Sequence
+
+if TYPE_CHECKING:  # a simulated engine has jobs, too, and loads no torch
+    from fovea.engine.request.detokenize import TextStream
+    from fovea.engine.vision.features import VisualFeatures
+    from fovea.engine.vision.processor.base import ProcessedImage
+
+PixelSource = Callable[[], "ProcessedImage"]
+"""Makes the pixels of one image when the encoder needs them."""
+
+
+@dataclass(slots=True)
+class SequenceInputs:
+    """What an executor needs of a sequence beside its tokens.
+
+    choice: number of the answer within its request; it selects the sequence's random stream.
+    pixels: one source per image, by span key.
+    features: encoder outputs that were read from slower tiers, by span key. An entry is removed when it moves to the
+        encoder-output cache, or when it is no longer needed.
+    """
+
+    choice: int = 0
+    pixels: dict[str, PixelSource] = field(default_factory=dict)
+    features: dict[str, VisualFeatures] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Job:
+    """One choice of a request while it is inside the engine.
+
+    `admitted`, `first_token` and `last_token` are times on the monotonic clock of `seq.arrival`; fields that end in `_s`
+    are durations in seconds.
+
+    sink: receives the job's events.
+    text: turns the job's tokens into text.
+    encoded_before_s: the part of encode_s that was spent before the sequence was admitted.
+    """
+
+    seq: Sequence
+    inputs: SequenceInputs
+    sink: Sink
+    text: TextStream
+    fetch_s: float = 0.0
+    media_decode_s: float = 0.0
+    preprocess_s: float = 0.0
+    encode_s: float = 0.0
+    encoded_before_s: float = 0.0
+    admitted: float | None = None
+    first_token: float | None = None
+    last_token: float = 0.0
+
+    @property
+    def choice(self) -> int:
+        return self.inputs.choice
+
+    @property
+    def timings(self) -> StageTimings:
+        admitted = self.admitted or self.seq.arrival
+        first = self.first_token or self.last_token
+        return StageTimings(
+            fetch=self.fetch_s,
+            media_decode=self.media_decode_s,
+            preprocess=self.preprocess_s,
+            queue=max(0.0, admitted - self.seq.arrival - self.preprocess_s - self.encoded_before_s),
+            encode=self.encode_s,
+            prefill=max(0.0, first - admitted - (self.encode_s - self.encoded_before_s)),
+            decode=self.last_token - first,
+            ttft=first - self.seq.arrival,
+        )

@@ -1,0 +1,62 @@
+"""A prepared request becomes jobs here: one per choice, for a real engine and for a simulated one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Ids
+
+from fovea.core.types import GenerationRequest
+from fovea.engine.events import Sink
+from fovea.engine.job import Job, SequenceInputs
+from fovea.engine.request.detokenize import TextStream
+from fovea.engine.request.prompt_plan import PreparedPrompt
+from fovea.engine.request.tokenizer import ChatTokenizer
+from fovea.engine.sequence import Sequence
+
+
+def build_jobs(
+    request: GenerationRequest,
+    prompt: PreparedPrompt,
+    max_tokens: int,
+    tokenizer: ChatTokenizer,
+    sink: Sink,
+    *,
+    arrival: float,
+    preprocess_s: float,
+    inputs: Callable[[int], SequenceInputs] = SequenceInputs,
+) -> list[Job]:
+    """One job per choice of the request.
+
+    max_tokens: length limit of each answer.
+    arrival: on the monotonic clock; deadlines count from it.
+    preprocess_s: seconds spent on template, tokens and pixels.
+    inputs: makes the executor's inputs of a choice.
+    """
+    sampling = request.sampling
+
+    def decode(ids: Ids[int]) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=sampling.skip_special_tokens)
+
+    return [
+        Job(
+            seq=Sequence(
+                id=f"{request.id}:{choice}",
+                prompt_ids=prompt.ids,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                spans=prompt.spans,
+                salt=request.cache_salt,
+                arrival=arrival,
+                deadline=None if request.timeout is None else arrival + request.timeout,
+                priority=request.priority,
+                encode_only=request.encode_only,
+            ),
+            inputs=inputs(choice),
+            sink=sink,
+            text=TextStream(decode, sampling.stop, min_tokens=sampling.min_tokens),
+            fetch_s=request.fetch_s,
+            media_decode_s=request.media_decode_s,
+            preprocess_s=preprocess_s,
+        )
+        for choice in range(sampling.n)
+    ]

@@ -1,0 +1,83 @@
+"""An executor without a model: a step takes the seconds that a cost model says, and tokens come from a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fovea.engine.cache.embeddings import EmbeddingCache
+from fovea.engine.job import SequenceInputs
+from fovea.engine.schedule.plan import EncodeJob, StepPlan
+from fovea.engine.sequence import Sequence
+from fovea.engine.simulate.cost import Composition, CostModel
+from fovea.engine.step.executor import SampledToken, StepResult
+from fovea.engine.step.slice_queue import SliceQueue
+
+
+@dataclass(slots=True)
+class _Encoding:
+    """An image of which `left` of `slices` equal slices are still to be encoded."""
+
+    holders: tuple[str, ...]
+    slices: int
+    left: int
+
+
+class CostExecutor:
+    """Implements `step.executor.Executor` on paper.
+
+    pick: the next token of a sequence.
+    """
+
+    def __init__(
+        self, cost: CostModel, embeddings: EmbeddingCache[None], pick: Callable[[Sequence], int]
+    ) -> None:
+        self.cost = cost
+        self._embeddings = embeddings
+        self._pick = pick
+        self._alive: set[str] = set()
+        self._queue: SliceQueue[_Encoding] = SliceQueue(self._alive.__contains__)
+
+    @property
+    def encoding(self) -> bool:
+        return bool(self._queue.states)
+
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
+        self._alive.add(seq.id)
+
+    def remove(self, seq: Sequence) -> None:
+        self._alive.discard(seq.id)
+
+    def execute(self, plan: StepPlan, encode_s: float) -> StepResult:
+        result = StepResult()
+        self._encode(plan, encode_s, result)
+        result.sampled = {
+            item.seq.id: SampledToken(self._pick(item.seq)) for item in plan.work if item.samples
+        }
+        result.seconds = self.cost.step(Composition.of(plan)) + result.encode_s
+        return result
+
+    def _encode(self, plan: StepPlan, seconds: float, result: StepResult) -> None:
+        self._queue.update(plan.encode)
+        last = 0.0
+
+        def advance(job: EncodeJob) -> None:
+            nonlocal last
+            key, tokens = job.span.key, job.span.tokens
+            slices = self.cost.slices(tokens)
+            state = self._queue.states.setdefault(key, _Encoding(tuple(job.holders), slices, slices))
+            last = self.cost.image(tokens) / slices
+            result.encode_s += last
+            state.left -= 1
+            if not state.left:
+                del self._queue.states[key]
+                size = tokens * self.cost.visual_token_bytes
+                self._embeddings.put(key, None, size, {name for name in job.holders if name in self._alive})
+                result.encoded[key] = self.cost.image(tokens)
+
+        self._queue.run(
+            plan.encode,
+            complete=lambda job: job.span.key in result.encoded,
+            advance=advance,
+            fits=lambda: result.encode_s + last <= seconds,
+        )

@@ -1,0 +1,67 @@
+"""The protocol between the stepper and whatever carries out its plans: a model, or a cost model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fovea.engine.job import SequenceInputs
+from fovea.engine.schedule.plan import StepPlan
+from fovea.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One sampled token.
+
+    logprob: log probability before any adjustment; None if the request did not ask for it.
+    top: the most likely alternatives as (id, logprob), likeliest first.
+    """
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class StepResult:
+    """The outcome of one step.
+
+    sampled: the new token of each sequence that got one, by sequence id.
+    failures: the error of each sequence whose image could not be encoded, by sequence id.
+    encoded: for each image whose encoding ended in this step, the seconds that the encoder spent on it in all steps.
+    encode_s: seconds of this step that went into encoding. On CUDA, where the encoder runs beside the decoder, only the
+        time of launching it.
+    seconds: duration of the step by the executor's own clock; None: the caller measures it.
+    """
+
+    sampled: dict[str, SampledToken] = field(default_factory=dict)
+    failures: dict[str, Exception] = field(default_factory=dict)
+    encoded: dict[str, float] = field(default_factory=dict)
+    encode_s: float = 0.0
+    seconds: float | None = None
+
+
+class Executor(Protocol):
+    """Carries out step plans. It has no opinion about which sequence goes next.
+
+    Two classes implement it: `execute.runner.Runner` computes a plan with a model, `simulate.executor.CostExecutor`
+    says how long a plan would take.
+    """
+
+    @property
+    def encoding(self) -> bool:
+        """Whether an image is partly encoded."""
+        ...
+
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
+        """Prepare for a sequence that the scheduler is about to get. May raise; then the sequence is not added."""
+        ...
+
+    def remove(self, seq: Sequence) -> None:
+        """Free everything kept for a sequence. Removing an unknown sequence is no error."""
+        ...
+
+    def execute(self, plan: StepPlan, encode_s: float) -> StepResult:
+        """Compute the plan's tokens, and encode its images for about `encode_s` seconds (one slice at least)."""
+        ...

@@ -1,0 +1,161 @@
+"""The jobs inside the engine, and everything that their clients are told: tokens, errors, ends, timings."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from fovea.core.errors import EngineError, FoveaError, InvalidRequest
+from fovea.core.stage import stage
+from fovea.core.types import FinishReason, StageTimings, TokenLogprob
+from fovea.engine.events import Event
+from fovea.engine.job import Job
+from fovea.engine.request.tokenizer import ChatTokenizer
+from fovea.engine.sequence import Sequence, Status
+from fovea.engine.step.executor import SampledToken, StepResult
+from fovea.engine.step.stepper import Step, Stepper
+
+log = logging.getLogger("fovea.engine")
+
+
+class JobBoard:
+    """All unfinished jobs, by sequence id. For the thread that runs the steps."""
+
+    def __init__(self, stepper: Stepper, tokenizer: ChatTokenizer) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.generated_tokens = 0
+        self._stepper = stepper
+        self._tokenizer = tokenizer
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Take jobs into the scheduler. A job that cannot be taken in ends with an error event."""
+        for job in jobs:
+            if job.seq.status is Status.FINISHED:
+                continue
+            if job.seq.id in self.jobs:
+                name = job.seq.id.rpartition(":")[0]
+                self._refuse(job, InvalidRequest(f"request {name!r} is running already", param="id"))
+                continue
+            try:
+                self._stepper.add(job.seq, job.inputs)
+            except Exception as error:
+                log.exception("a request could not be added")
+                self._refuse(job, EngineError(f"the request could not be added: {error}"))
+                continue
+            self.jobs[job.seq.id] = job
+
+    def cancel(self, sequence_ids: Iterable[str]) -> None:
+        """End jobs with finish_reason "abort". Ids that are unknown, or have ended, are no error."""
+        for seq_id in sequence_ids:
+            job = self.jobs.get(seq_id)
+            if job is not None:
+                self._end(job, "abort", Event(job.choice, finish_reason="abort"))
+
+    def fail(self, sequence_ids: Iterable[str], error: Exception) -> None:
+        """End jobs with an error event."""
+        if not isinstance(error, FoveaError):
+            error = EngineError(f"the request failed: {error}")
+        for seq_id in sequence_ids:
+            job = self.jobs.get(seq_id)
+            if job is not None:
+                self._end(job, "error", Event(job.choice, finish_reason="error", error=error))
+
+    def fail_all(self, error: EngineError) -> None:
+        """Tell every client that the engine is dead. Nothing is freed: nothing will run again."""
+        for job in self.jobs.values():
+            self._send(job, Event(job.choice, finish_reason="error", error=error))
+        self.jobs.clear()
+
+    def begin_step(self, step: Step, now: float) -> None:
+        """Note admissions; end the requests that only wanted their images encoded."""
+        for item in step.plan.work:
+            self._mark_admitted(self.jobs[item.seq.id], now)
+        for seq_id in step.plan.encoded_ids:
+            job = self.jobs[seq_id]
+            job.admitted, job.encoded_before_s, job.last_token = now, job.encode_s, now
+            self._end(job, "length", Event(job.choice, finish_reason="length", timings=job.timings))
+
+    def end_step(self, step: Step, result: StepResult, now: float) -> None:
+        """Send the step's tokens and failures. An image's encoding time is charged to the request that needed it first."""
+        for encode in step.plan.encode:
+            job = self.jobs.get(encode.holders[0])
+            if job is not None:
+                job.encode_s += result.encoded.get(encode.span.key, 0.0)
+        for seq_id, failure in result.failures.items():
+            log.error("an image could not be encoded", exc_info=failure)
+            self.fail([seq_id], failure)
+        for seq_id, pick in result.sampled.items():
+            try:
+                self._send_token(self.jobs[seq_id], pick, now)
+            except Exception as error:
+                log.exception("a token could not be sent")
+                self.fail([seq_id], EngineError(f"the request failed: {error}"))
+
+    @staticmethod
+    def _mark_admitted(job: Job, now: float) -> None:
+        if job.admitted is None:
+            job.admitted = now
+            job.encoded_before_s = job.encode_s
+
+    def _refuse(self, job: Job, error: FoveaError) -> None:
+        """End a job that was never added. It must not cancel another job that has the same id."""
+        job.seq.status, job.seq.finish_reason = Status.FINISHED, "error"
+        self._send(job, Event(job.choice, finish_reason="error", error=error))
+
+    def _send_token(self, job: Job, pick: SampledToken, now: float) -> None:
+        """Turn one new token into text, send it, and end the job if it was the last one."""
+        job.first_token = job.first_token or now
+        job.last_token = now
+        self.generated_tokens += 1
+        reason = self._reason(job.seq, pick.token)
+        with stage("detokenize"):
+            text = "" if reason == "stop" else job.text.push(pick.token)
+            if reason is not None:
+                text += job.text.finish()
+        if job.text.stopped:
+            reason = "stop"
+        event = Event(
+            job.choice,
+            text=text,
+            token_ids=(pick.token,),
+            logprobs=self._logprobs(pick),
+            finish_reason=reason,
+            cached_tokens=job.seq.cached_tokens,
+            timings=job.timings if reason else StageTimings(),
+        )
+        if reason is None:
+            self._send(job, event)
+        else:
+            self._end(job, reason, event)
+
+    def _reason(self, seq: Sequence, token: int) -> FinishReason | None:
+        params = seq.sampling
+        if len(seq.output_ids) >= params.min_tokens:
+            if token in params.stop_token_ids:
+                return "stop"
+            if not params.ignore_eos and token in self._tokenizer.eos_ids:
+                return "stop"
+        return "length" if len(seq.output_ids) >= seq.max_tokens else None
+
+    def _end(self, job: Job, reason: FinishReason, event: Event) -> None:
+        self._stepper.finish(job.seq, reason)
+        del self.jobs[job.seq.id]
+        self._send(job, event)
+
+    def _send(self, job: Job, event: Event) -> None:
+        """Call the job's sink. If its event loop is closed, only this job ends, never the engine."""
+        try:
+            job.sink(event)
+        except Exception:  # noqa: BLE001 - a sink may raise anything; the other jobs go on
+            log.warning("nobody receives the events of %s any more", job.seq.id)
+            if event.finish_reason is None:
+                self.cancel([job.seq.id])
+
+    def _logprobs(self, pick: SampledToken) -> tuple[TokenLogprob, ...]:
+        if pick.logprob is None:
+            return ()
+        top = tuple((token, self._written(token), value) for token, value in pick.top)
+        return (TokenLogprob(pick.token, self._written(pick.token), pick.logprob, top),)
+
+    def _written(self, token: int) -> str:
+        return self._tokenizer.token_bytes(token).decode("utf-8", "surrogateescape")

@@ -1,0 +1,19 @@
+"""The counters of steps and tokens, by the names of `observe.table`."""
+
+from __future__ import annotations
+
+from fovea.engine.step.loop import EngineLoop
+
+
+def loop_stats(loop: EngineLoop) -> dict[str, float]:
+    """The counters of steps and tokens, for a real engine and a simulated one."""
+    stepper = loop.stepper
+    return {
+        "images_encoded": stepper.encoded_images,
+        "encode_seconds": stepper.encode_seconds,
+        "engine_steps": stepper.steps,
+        "failed_steps": loop.failed_steps,
+        "computed_tokens": stepper.computed_tokens,
+        "generation_tokens": loop.board.generated_tokens,
+        "integrity_errors": loop.integrity_errors,
+    }

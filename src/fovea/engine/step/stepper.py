@@ -1,0 +1,125 @@
+"""One step of the engine, without a clock and without a device.
+
+    plan(now)                       which tokens, and how many seconds of encoding
+    executor.execute(...)           somebody computes it, or says what it would take
+    fold(step, result, seconds)     tokens are computed, the pace learns, sequences have new tokens
+
+The engine's loop, the simulated server and the virtual clock of `fovea simulate` all run on this one class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fovea.core.types import FinishReason
+from fovea.engine.job import SequenceInputs
+from fovea.engine.schedule.batch import BatchControl, DecodeBound
+from fovea.engine.schedule.pace import Pace
+from fovea.engine.schedule.plan import StepPlan
+from fovea.engine.schedule.scheduler import Scheduler
+from fovea.engine.sequence import Sequence
+from fovea.engine.step.executor import Executor, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The decision about one step.
+
+    plan: tokens and images, from the scheduler.
+    encode_s: seconds that the encoder may take.
+    decodes: sequences that decode in this step.
+    prompt_tokens: tokens of prompts in this step.
+    expired: sequences whose deadline passed before the step; they are ended already.
+    """
+
+    plan: StepPlan
+    encode_s: float = 0.0
+    decodes: int = 0
+    prompt_tokens: int = 0
+    expired: tuple[Sequence, ...] = ()
+
+    @property
+    def involved(self) -> set[str]:
+        """Ids of all sequences that lose something if the step fails."""
+        return {
+            *(item.seq.id for item in self.plan.work),
+            *(holder for job in self.plan.encode for holder in job.holders),
+            *(move.owner for move in self.plan.moves if move.owner),
+        }
+
+
+class Stepper:
+    """Scheduler, pace and batch control over an executor; for one thread.
+
+    sequences: all unfinished sequences, by id.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, control: BatchControl | None = None) -> None:
+        """control: bounds the number of sequences that run; None: `DecodeBound` with the configured target."""
+        config = scheduler.config
+        self.scheduler = scheduler
+        self.executor = executor
+        self.pace = Pace(config.pace, config.target_itl_ms / 1000, config.max_step_tokens)
+        self.batch: BatchControl = control or DecodeBound(config.target_itl_ms / 1000, config.max_running)
+        self.sequences: dict[str, Sequence] = {}
+        self.steps = 0
+        self.computed_tokens = 0
+        self.encoded_images = 0
+        self.encode_seconds = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no sequence runs or waits."""
+        return self.scheduler.idle
+
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
+        """Raises what the executor raises; then nothing of the sequence is kept."""
+        try:
+            self.executor.add(seq, inputs)
+        except BaseException:
+            self.executor.remove(seq)
+            raise
+        self.sequences[seq.id] = seq
+        self.scheduler.add(seq)
+
+    def finish(self, seq: Sequence, reason: FinishReason) -> None:
+        """End a sequence at any point of its life and free what it held. Ending twice is no error."""
+        self.scheduler.finish(seq, reason)
+        if self.sequences.pop(seq.id, None) is not None:
+            self.executor.remove(seq)
+
+    def plan(self, now: float) -> Step:
+        """Decide the next step. now: on the clock of arrivals and deadlines.
+
+        Expired sequences are ended first. The plan is empty when nothing can advance.
+        """
+        expired = tuple(self.scheduler.expired(now))
+        for seq in expired:
+            self.finish(seq, "error")
+        if self.idle:
+            return Step(StepPlan(), expired=expired)
+        readers, others = self.scheduler.readers, len(self.sequences) - self.scheduler.decodes
+        tokens = self.pace.prompt_tokens(readers, others, encoding=self.executor.encoding)
+        plan = self.scheduler.schedule(tokens, self.batch.allowed())
+        decodes = plan.decodes
+        prompt_tokens = plan.tokens - decodes
+        encode_s = self.pace.encode_s(readers, others, prompt_tokens)
+        return Step(plan, encode_s, decodes, prompt_tokens, expired)
+
+    def fold(self, step: Step, result: StepResult, seconds: float) -> None:
+        """Take in the result of a step that lasted `seconds`. Sequences whose image failed are ended."""
+        self.pace.observe(step.decodes, step.prompt_tokens, seconds, result.encode_s)
+        beside_s = result.encode_s + self.pace.prompt_s(step.prompt_tokens)
+        self.batch.observe(step.decodes, seconds, beside_s)
+        self.steps += 1
+        self.computed_tokens += step.plan.tokens
+        self.encoded_images += len(result.encoded)
+        self.encode_seconds += sum(result.encoded.values())
+        for seq_id in result.failures:
+            if seq_id in self.sequences:
+                self.finish(self.sequences[seq_id], "error")
+        self.scheduler.update(step.plan, {seq_id: pick.token for seq_id, pick in result.sampled.items()})
+
+    def abandon(self) -> None:
+        """Give up a step that failed. Whoever ran it ends the sequences in `Step.involved`."""
+        self.scheduler.abandon()
