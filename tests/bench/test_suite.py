@@ -160,7 +160,7 @@ async def test_equal_nonces_give_equal_requests() -> None:
     [
         (Scripted(tokens_per_event=2), "usage says 4 tokens, they came in 2 events"),
         (Scripted(usage=False), "the server sent no usage: tokens are counted by events"),
-        (Scripted(usage=False, tokens_per_event=2), "1 answers ended before the length that was asked for"),
+        (Scripted(usage=False, tokens_per_event=2), "1 answers ended before the requested length"),
     ],
 )
 async def test_notes_on_token_counts(script: Scripted, note: str) -> None:

@@ -15,8 +15,7 @@ class Memory:
     """Memory of a process and its descendants, in MiB.
 
     peak_mib: the sum of each process's highest resident size since its start. With several processes this is
-        an upper
-        bound: their peaks may fall at different times, and shared memory counts once per process.
+        an upper bound: their peaks may fall at different times, and shared memory counts once per process.
     resident_mib: the sum of the resident sizes now.
     processes: number of processes.
     """

@@ -205,7 +205,7 @@ def notes_on(summary: Summary, lag: Spread, *, usage: bool) -> list[str]:
             "gaps are between events, rates are of tokens"
         )
     if summary.short:
-        notes.append(f"{summary.short} answers ended before the length that was asked for")
+        notes.append(f"{summary.short} answers ended before the requested length")
     if summary.late.p95 > LATE_MS:
         notes.append(
             f"the load generator was late: requests left up to {summary.late.longest:.0f} ms after they were "

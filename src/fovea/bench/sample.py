@@ -36,8 +36,8 @@ class Failure:
     """The reason why a request has no complete answer.
 
     kind: the class by which errors are counted: "http 429" (any status), "timeout", "unreachable",
-        "broken stream", "no stream", "bad answer", "empty answer", "short stream", or "left" (the client closed
-        the stream on purpose).
+        "broken stream", "no stream", "bad answer", "empty answer", "short stream", or "left" (the client
+        closed the stream on purpose).
     text: the details, in the server's words where it sent any.
     """
 
@@ -51,7 +51,7 @@ class Sample:
 
     due_at: when the request was to be sent; every latency counts from here.
     label, images: as in BenchRequest.
-    requested_tokens: length of the answer that the request asked for.
+    requested_tokens: length of the answer that was requested.
     sent_at: when the request was really sent.
     events: when each piece of text arrived. Pieces that arrive in one read have one time.
     ended_at: when the request was over, with or without success.

@@ -41,9 +41,7 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
 
 
 class Deadline:
-    """The end of a request's time, counted from now.
-
-    The time for its images and videos leaves less for the engine.
+    """The deadline of a request, counted from now. It covers loading the images and videos, and the engine.
 
     seconds: None: no limit.
     """
@@ -52,7 +50,7 @@ class Deadline:
         self._ends = None if seconds is None else time.monotonic() + seconds
 
     @property
-    def left(self) -> float | None:
+    def remaining(self) -> float | None:
         """Seconds until the deadline; 0 after it; None: no limit."""
         return None if self._ends is None else max(0.0, self._ends - time.monotonic())
 
@@ -62,7 +60,7 @@ class Deadline:
         Raises DeadlineExceeded at the deadline.
         """
         try:
-            async with asyncio.timeout(self.left):
+            async with asyncio.timeout(self.remaining):
                 return await work
         except TimeoutError:
             raise DeadlineExceeded(

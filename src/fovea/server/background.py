@@ -36,8 +36,8 @@ def serving(app: FastAPI, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> 
     up = threading.Event()
     # Without IPPROTO_TCP, asyncio would not recognize TCP and leave Nagle's algorithm on: events would wait
     # for ACKs.
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
-        listening.bind(("127.0.0.1", 0))
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(app, log_level="warning", access_log=False, http="httptools", loop="none")
         server = _Server(config, up)
 
@@ -45,7 +45,7 @@ def serving(app: FastAPI, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> 
             try:
                 # uvicorn calls sys.exit if an application does not start, but only this thread must end.
                 with suppress(SystemExit), asyncio.Runner(loop_factory=new_loop) as runner:
-                    runner.run(server.serve(sockets=[listening]))
+                    runner.run(server.serve(sockets=[listener]))
             finally:
                 up.set()  # after a failure, too, so that the caller does not wait forever
 
@@ -56,7 +56,7 @@ def serving(app: FastAPI, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> 
             thread.join()
             raise EngineError("the server did not start; see the log")
         try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join()

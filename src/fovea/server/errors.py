@@ -49,39 +49,39 @@ def response(error: FoveaError) -> JSONResponse:
 def install_handlers(app: FastAPI) -> None:
     """Add handlers for Fovea's errors, for pydantic's, for unknown routes and methods, and for defects."""
 
-    def refused(request: Request, error: FoveaError) -> JSONResponse:
+    def respond(request: Request, error: FoveaError) -> JSONResponse:
         return refusal(error, request.app.state.fovea.metrics)
 
-    async def known(request: Request, error: Exception) -> JSONResponse:
+    async def on_fovea_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, FoveaError)
-        return refused(request, error)
+        return respond(request, error)
 
-    async def malformed(request: Request, error: Exception) -> JSONResponse:
+    async def on_invalid_body(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return refused(request, explain(error.errors(), _fields_of(request)))
+        return respond(request, explain(error.errors(), _fields_of(request)))
 
-    async def http(request: Request, error: Exception) -> JSONResponse:
+    async def on_http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
-            return refused(
+            return respond(
                 request, NotFound(f"there is no route {shorten(request.url.path)}", code="unknown_url")
             )
         if error.status_code == 405:
-            answer = refused(
+            answer = respond(
                 request, MethodNotAllowed(f"{request.method} is not accepted at {shorten(request.url.path)}")
             )
             answer.headers.update(error.headers or {})
             return answer
-        return refused(request, _unreadable(error.__cause__) or InvalidRequest(str(error.detail)))
+        return respond(request, _unreadable(error.__cause__) or InvalidRequest(str(error.detail)))
 
-    async def defect(request: Request, error: Exception) -> JSONResponse:
+    async def on_defect(request: Request, error: Exception) -> JSONResponse:
         log.error("a request failed", exc_info=error)
-        return refused(request, EngineError("the server failed on this request; see its log"))
+        return respond(request, EngineError("the server failed on this request; see its log"))
 
-    app.add_exception_handler(FoveaError, known)
-    app.add_exception_handler(RequestValidationError, malformed)
-    app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(Exception, defect)
+    app.add_exception_handler(FoveaError, on_fovea_error)
+    app.add_exception_handler(RequestValidationError, on_invalid_body)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_defect)
 
 
 def _unreadable(cause: BaseException | None) -> FoveaError | None:

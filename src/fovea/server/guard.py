@@ -39,20 +39,20 @@ class Guard:
             return
         started = time.perf_counter()
         status = 500
-        sent = False
+        answered = False
 
         async def record(message: Message) -> None:
-            nonlocal status, sent
+            nonlocal status, answered
             if message["type"] == "http.response.start":
-                status, sent = message["status"], True
+                status, answered = message["status"], True
             await send(message)
 
         try:
             self._check(scope)
             await self.app(scope, self._limited(receive), record)
-            status = status if sent else CLIENT_GONE
+            status = status if answered else CLIENT_GONE
         except FoveaError as error:
-            if sent:
+            if answered:
                 raise
             await refusal(error, self.state.metrics)(scope, receive, record)
         finally:
@@ -75,7 +75,7 @@ class Guard:
     def _limited(self, receive: Receive) -> Receive:
         received = 0
 
-        async def counted() -> Message:
+        async def receive_limited() -> Message:
             nonlocal received
             message = await receive()
             if message["type"] == "http.request":
@@ -84,7 +84,7 @@ class Guard:
                     raise self._too_large("more")
             return message
 
-        return counted
+        return receive_limited
 
     def _too_large(self, size: str) -> PayloadTooLarge:
         return PayloadTooLarge(

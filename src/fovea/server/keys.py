@@ -43,7 +43,7 @@ class Keys:
 def tenant_of_key(key: bytes) -> str:
     """A name for the owner of a key: 32 hex digits, from which the key cannot be computed.
 
-    It does not change with a restart, because entries in the disk tier do not either.
+    It is the same after a restart, so that entries in the disk tier stay usable.
     """
     return hmac.digest(key, b"fovea cache scope", "sha256").hex()[:32]
 

@@ -43,7 +43,7 @@ async def _request(
 ) -> GenerationRequest:
     """Load the media of a request and build the request for the engine.
 
-    The time for loading counts towards the request's timeout, so the engine gets what is left of it.
+    The time for loading counts towards the request's timeout, so the engine gets the rest of it.
     """
     deadline = Deadline(state.timeout(body.timeout))
     images, videos = await deadline.limit_loading(load_media(state, body.messages, scope))
@@ -54,7 +54,7 @@ async def _request(
         prompt=chat_prompt(body, images.images, videos.videos),
         sampling=params,
         cache_salt=scope.salt,
-        timeout=deadline.left,
+        timeout=deadline.remaining,
         priority=body.priority or 0,
         fetch_s=max(images.wait.fetch_s, videos.wait.fetch_s),
         media_decode_s=max(images.wait.decode_s, videos.wait.decode_s),

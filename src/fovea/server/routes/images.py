@@ -54,7 +54,8 @@ async def _upload(
     card = _image_object(state, stored) | {"encoded": False}
     if body.encode:
         answer = await while_connected(
-            http, collect_answer(state, _encode_request(bundle, body, scope.salt, deadline.left), reservation)
+            http,
+            collect_answer(state, _encode_request(bundle, body, scope.salt, deadline.remaining), reservation),
         )
         card |= {"encoded": True, "visual_tokens": answer.usage.image}
     return card
