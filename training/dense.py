@@ -1,5 +1,4 @@
-"""Dense targets: for each visual token, the content of its part of the scene, for auxiliary heads to
-predict."""
+"""Dense targets for auxiliary heads: the content of the scene under each visual token."""
 
 from __future__ import annotations
 

@@ -48,8 +48,7 @@ def export(model: Fovea, folder: Path) -> None:
 
 
 def difference(folder: Path) -> float:
-    """The largest difference of logits between Hugging Face's model of a folder and the training model, in
-    float32."""
+    """The largest difference of logits between Hugging Face's model and the training model, in float32."""
     theirs = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     mine = Fovea(json.loads((folder / "config.json").read_text())).eval()
     names = {name: value for name, value in theirs.state_dict().items() if name.startswith("model.")}

@@ -100,8 +100,7 @@ class PatchEmbed(nn.Module):
 
 
 def merge_order(grid: Tensor, rows: int, columns: int) -> Tensor:
-    """Reorder patches (rows, columns, ...) to (rows * columns, ...), so that each 2x2 block is
-    consecutive."""
+    """Reorder patches (rows, columns, ...) to (rows * columns, ...) with consecutive 2x2 blocks."""
     rest = grid.shape[2:]
     grid = grid.reshape(rows // 2, 2, columns // 2, 2, *rest).transpose(1, 2)
     return grid.reshape(rows * columns, *rest)
@@ -261,8 +260,7 @@ class Text(nn.Module):
         self.norm = nn.RMSNorm(config["hidden_size"], eps=config["rms_norm_eps"])
 
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of M-RoPE with interleaved sections, each (B, 1, L, head_dim). positions: (3, B,
-        L)."""
+        """Cosine and sine of interleaved M-RoPE, each (B, 1, L, head_dim). positions: (3, B, L)."""
         parameters, size = self.config["rope_parameters"], self.config["head_dim"]
         steps = torch.arange(0, size, 2, device=positions.device).float() / size
         freqs = positions[..., None].float() * (1.0 / parameters["rope_theta"] ** steps)
@@ -322,8 +320,7 @@ def attention_mask(segment: Tensor, prefix: int) -> Tensor:
 
 
 class Fovea(nn.Module):
-    """The whole model with its tied output head (`model.*`), and the auxiliary heads of training
-    (`auxiliary.*`)."""
+    """The model with its tied output head (`model.*`), and auxiliary heads for training (`auxiliary.*`)."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -400,8 +397,7 @@ class Fovea(nn.Module):
         return levels[0], levels[1:]
 
     def hidden(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """The last hidden states (B, L, hidden), the visual tokens, and the states of these after layer
-        MIDDLE."""
+        """The last hidden states (B, L, hidden), the visual tokens, and their states after layer MIDDLE."""
         prefix = int(batch["prefix"])
         mask = attention_mask(batch["segment"], prefix)
         if "order" in batch:

@@ -179,8 +179,7 @@ def examples(model: Fovea, packer: Packer, seed: str, count: int) -> Iterator[Ex
 
 
 def pooled_focus(example: Example) -> Tensor:
-    """The focus at the shape of the view that the coupling reads: for each token, the highest of its
-    cells."""
+    """The focus at the shape of the view that the coupling reads, by the highest cell of each token."""
     table = torch.from_numpy(example.focus)[None, None]
     return F.adaptive_max_pool2d(table, example.shape)[0, 0].flatten()
 
@@ -312,8 +311,7 @@ def division_report(
 
 
 def focus_coverage(relevance: Map, example: Example, share: float) -> float:
-    """Share of the focus that a layout keeps at native resolution. share: of the image's tokens in the
-    layout."""
+    """The part of the focus that a layout with `share` of the tokens keeps at native resolution."""
     cells = relevance.size
     image_survey = example.survey
     content = content_mask(
@@ -402,25 +400,27 @@ def main() -> None:
     head = Head(some[0].features.shape[1])
     train(head, some, options.epochs, options.rate)
     started = time.time()
-    scored, scored_tests = some[: options.answers], tests[: options.answers]
-    nats = [answer_losses(model, packer, arrays(head), example) for example in scored]
-    test_nats = [answer_losses(model, packer, arrays(head), example) for example in scored_tests]
+    samples, test_samples = some[: options.answers], tests[: options.answers]
+    nats = [answer_losses(model, packer, arrays(head), example) for example in samples]
+    test_nats = [answer_losses(model, packer, arrays(head), example) for example in test_samples]
     print(f"{len(nats) + len(test_nats)} answers scored in {time.time() - started:.0f} s", flush=True)
-    train_division(head, scored, nats, 30, options.rate)
-    division = division_report(arrays(head), scored_tests, test_nats)
+    train_division(head, samples, nats, 30, options.rate)
+    division = division_report(arrays(head), test_samples, test_nats)
     for name, value in division.items():
         print(f"{name:28}{value:8.4f} nats")
     coverage = report(arrays(head), tests)
     for name, row in coverage.items():
         print(f"{name:28}" + "".join(f"{row[f'{share:g}']:8.3f}" for share in SHARES))
-    kept = arrays(head)
+    parameters = arrays(head)
     if (
         division["learned"] > division["prior"]
         or coverage["all of it"]["0.25"] < coverage["priors, learned coupling"]["0.25"]
     ):
         print("the priors balance better than the learned networks: only the coupling is kept")
-        kept = {name: value for name, value in kept.items() if not name.startswith(("raw.", "context."))}
-    save_file(kept, options.out / "relevance.safetensors")
+        parameters = {
+            name: value for name, value in parameters.items() if not name.startswith(("raw.", "context."))
+        }
+    save_file(parameters, options.out / "relevance.safetensors")
     print(
         json.dumps(
             {

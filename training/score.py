@@ -101,8 +101,7 @@ def labels(sample: Sample) -> list[str]:
 
 
 def select_samples(kind: str, seed: int, count: int, sizes: list[tuple[int, int]] | None) -> Iterator[Sample]:
-    """`count` samples of a kind. The kind `reading4` is texts of 4 characters with a height of 20 pixels or
-    more."""
+    """`count` samples of a kind. Texts of the kind `reading4` have 4 characters of 20 pixels or more."""
     if kind != "reading4":
         return generate(seed, count, [kind], sizes)
     some = generate(seed + 1, 60 * count, ["reading"], sizes)

@@ -103,8 +103,7 @@ def large_size(rng: Random) -> tuple[int, int]:
 
 
 def minor_batch(rng: Random, packer: Packer, settings: Settings, large: bool) -> Batch:
-    """A smaller batch in addition to a step's main batch: larger images, conversations, still videos, or
-    text."""
+    """A smaller batch beside a step's main batch: larger images, conversations, still videos, or text."""
     if large and rng.random() < settings.large:
         size = large_size(rng)
         count = max(1, min(20, 3000 * 1024 // (size[0] * size[1])))
@@ -224,10 +223,10 @@ class Courtesy:
         others = (busy - self.mark[1] - own + self.mark[2]) / elapsed
         self.mark = at, busy, own
         free = (os.cpu_count() or 1) - others
-        wanted = self.threads if free > self.threads - 0.25 else max(2, self.threads - 1)
-        if wanted != self.now:
-            self.now = wanted
-            torch.set_num_threads(wanted)
+        threads = self.threads if free > self.threads - 0.25 else max(2, self.threads - 1)
+        if threads != self.now:
+            self.now = threads
+            torch.set_num_threads(threads)
 
 
 class WorkClock:
@@ -335,8 +334,7 @@ class Trainer:
         self.step += 1
 
     def evaluate(self, batches: dict[str, list[Batch]]) -> dict[str, float]:
-        """The exact match of the averaged weights by kind. The model's own weights are restored
-        afterwards."""
+        """The exact match of the averaged weights by kind. Afterwards the model has its own weights again."""
         originals = [p.detach().clone() for p in self.model.parameters()]
         with torch.no_grad():
             for parameter, value in zip(self.model.parameters(), self.averages, strict=True):

@@ -65,8 +65,7 @@ def random_share(rng: Random) -> float:
 
 
 def coupling(rng: Random, turns: list[Turn], scene: Scene, grid: Size) -> Map:
-    """A participatory map from the focus of the questions, (rows, columns) in [0, 1]: exact, noisy or all
-    zero."""
+    """A map from the focus of the questions, (rows, columns) in [0, 1]: exact, noisy or all zero."""
     rows, columns = grid
     values = np.zeros(grid, np.float32)
     if rng.random() < 0.2:
@@ -169,8 +168,7 @@ def gather_views(layouts: list[Layout], images: list[np.ndarray]) -> dict[str, n
 
 
 def varied_batch(rng: Random, packer: Packer, size: Size, count: int, per_image: int, embeds: Tower) -> Batch:
-    """`count` single images of one size, each with a layout of its own, all with the same number of
-    tokens."""
+    """`count` single images of one size, each with its own layout of the same number of tokens."""
     width, height = size
     grid = height // CELL, width // CELL
     total = max(2, min(grid[0] * grid[1] - 1, round(grid[0] * grid[1] * random_share(rng))))

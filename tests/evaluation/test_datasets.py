@@ -1,4 +1,4 @@
-"""Cases from scenes and from a user's file."""
+"""Evaluation cases from scenes and from a user's file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_kind_has_its_share() -> None:
     assert len({case.id for case in scene_cases(3, ("reading", "json"))}) == 6
 
 
-def test_kinds_in_large_images_come_when_they_are_named() -> None:
+def test_kinds_of_large_images_are_available_by_name() -> None:
     assert [case.kind for case in scene_cases(1, (*DETAIL_KINDS, "colour"))] == [*DETAIL_KINDS, "colour"]
 
 
@@ -40,7 +40,7 @@ def test_the_seed_decides() -> None:
     assert first == again != other
 
 
-def test_an_unknown_kind_names_the_known() -> None:
+def test_the_error_about_an_unknown_kind_names_the_known_ones() -> None:
     with pytest.raises(InvalidRequest, match="unknown kind 'hue'; there are colour, shape, ") as caught:
         list(scene_cases(1, ("colour", "hue")))
     assert caught.value.param == "kinds"
@@ -48,7 +48,7 @@ def test_an_unknown_kind_names_the_known() -> None:
 
 @pytest.fixture
 def read(tmp_path: Path) -> Any:
-    """read(value, ...) reads a file of these lines; a.png and b/c.png lie beside it."""
+    """The function read(line, ...), which reads a file of these lines, in a folder with a.png and b/c.png."""
     (tmp_path / "b").mkdir()
     for name in ("a.png", "b/c.png"):
         (tmp_path / name).write_bytes(b"?")
@@ -64,12 +64,13 @@ def read(tmp_path: Path) -> Any:
 def test_a_line_is_a_case(read: Any, tmp_path: Path) -> None:
     assert read(
         {"image": "a.png", "question": "What?", "answer": "red"},
-        {"images": ["b/c.png", str(tmp_path / "a.png")], "question": "Where?", "answers": ["left", "on the left"],
-         "kind": "place", "id": "p1"},
+        {"images": ["b/c.png", str(tmp_path / "a.png")], "question": "Where?",
+         "answers": ["left", "on the left"], "kind": "place", "id": "p1"},
         {"question": "2+2?", "answer": 4, "id": 17},
     ) == [
         Case("1", "other", (tmp_path / "a.png",), (Exchange("What?", ("red",)),)),
-        Case("p1", "place", (tmp_path / "b/c.png", tmp_path / "a.png"), (Exchange("Where?", ("left", "on the left")),)),
+        Case("p1", "place", (tmp_path / "b/c.png", tmp_path / "a.png"),
+             (Exchange("Where?", ("left", "on the left")),)),
         Case("17", "other", (), (Exchange("2+2?", ("4",)),)),
     ]  # fmt: skip
 
@@ -93,7 +94,7 @@ def test_unicode_and_its_line_separators(read: Any) -> None:
 
 
 @pytest.mark.parametrize("line", [b"{", b"[" * 100_000, b"\xff", b"7", {"question": ["q"], "answer": "x"}])
-def test_what_is_wrong_is_told_with_file_and_line(line: Any, read: Any, tmp_path: Path) -> None:
+def test_errors_name_file_and_line(line: Any, read: Any, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read({"question": "q", "answer": "x"}, line)
     assert caught.value.message.startswith(f"{tmp_path / 'data.jsonl'}:2: ")

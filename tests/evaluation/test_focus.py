@@ -1,5 +1,4 @@
-"""Focus: boxes that lie in the image and hold what the answer is read from; drawing and words stay as
-recorded."""
+"""The focus of questions: boxes in the image that contain the answer. Drawing and words stay as recorded."""
 
 from __future__ import annotations
 
@@ -36,31 +35,31 @@ RECORDED = {
         "d7990c5bcf9c60c39da8f0c2cad252eb40025ddb2f54ce6fa20729785d25126f",
     ),
 }
-"""Of 20 samples of each kind: SHA-256 of the words, and of the pixels as Pillow 13.0.0 draws them."""
+"""SHA-256 of the words and pixels (by Pillow 13.0.0) of 20 samples of each kind, by seed."""
 
 
-def asked(kind: str, count: int, size: tuple[int, int] = (224, 192)) -> list[tuple[Scene, Turn]]:
-    made = (content(kind, Random(f"focus/{kind}/{index}"), size) for index in range(count))
-    return [(scenes[0], turn) for scenes, turns, _ in made for turn in turns]
+def ask(kind: str, count: int, size: tuple[int, int] = (224, 192)) -> list[tuple[Scene, Turn]]:
+    samples = (content(kind, Random(f"focus/{kind}/{index}"), size) for index in range(count))
+    return [(scenes[0], turn) for scenes, turns, _ in samples for turn in turns]
 
 
 def inside(scene: Scene, turn: Turn) -> np.ndarray:
-    """(height, width): whether a pixel lies wholly in a box of the turn's focus."""
+    """Whether each pixel lies completely in a box of the turn's focus, (height, width)."""
     mask = np.zeros((scene.height, scene.width), bool)
     for left, top, right, bottom in turn.focus:
         mask[int(np.ceil(top)) : int(bottom), int(np.ceil(left)) : int(right)] = True
     return mask
 
 
-def drawn(scene: Scene, *, items: tuple[Item, ...] = (), labels: bool = False) -> np.ndarray:
-    """(height, width): the pixels that these items, or the labels, colour."""
+def drawn_pixels(scene: Scene, *, items: tuple[Item, ...] = (), labels: bool = False) -> np.ndarray:
+    """Whether these items, or the labels, cover each pixel, (height, width)."""
     plain = Background((1, 2, 3), (1, 2, 3), True, 0, 0)
     only = Scene(scene.width, scene.height, plain, items, scene.labels if labels else ())
     return (np.asarray(draw(only)) != (1, 2, 3)).any(-1)
 
 
 @pytest.mark.parametrize("seed", RECORDED)
-def test_seeds_give_what_they_always_gave(seed: int) -> None:
+def test_seeds_give_the_recorded_samples(seed: int) -> None:
     words, pixels = hashlib.sha256(), hashlib.sha256()
     for sample in generate(seed, 20 * len(KINDS)):
         turns = [(turn.question, turn.answer, turn.accepted) for turn in sample.turns]
@@ -74,49 +73,51 @@ def test_seeds_give_what_they_always_gave(seed: int) -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, *DETAIL_KINDS])
 def test_boxes_lie_in_the_image(kind: str) -> None:
-    found = asked(kind, 60)
-    for scene, turn in found:
+    result = ask(kind, 60)
+    for scene, turn in result:
         for left, top, right, bottom in turn.focus:
             assert 0 <= left < right <= scene.width
             assert 0 <= top < bottom <= scene.height
-    assert any(turn.focus for _, turn in found) == (kind not in ("compare", "motion"))
+    assert any(turn.focus for _, turn in result) == (kind not in ("compare", "motion"))
 
 
 @pytest.mark.parametrize("kind", ["colour", "shape", "position", "relation", "small_object"])
-def test_what_is_asked_about_lies_in_its_boxes_whole(kind: str) -> None:
-    """With all else blanked its pixels are unchanged, and no other item is in sight."""
-    for scene, turn in asked(kind, 60):
+def test_the_items_of_a_question_lie_completely_in_its_boxes(kind: str) -> None:
+    """Blanking everything else does not change their pixels, and leaves no other item visible."""
+    for scene, turn in ask(kind, 60):
         image, mask = np.asarray(draw(scene)), inside(scene, turn)
         blanked = np.where(mask[..., None], image, 128)
         whole = [
-            item for item in scene.items if (drawn(scene, items=(item,)) <= (image == blanked).all(-1)).all()
+            item
+            for item in scene.items
+            if (drawn_pixels(scene, items=(item,)) <= (image == blanked).all(-1)).all()
         ]
         assert len(whole) == len(turn.focus) == (2 if kind == "relation" else 1)
         words = " ".join((turn.question, *turn.accepted)).lower()
         assert all(item.colour in words or item.shape in words for item in whole)
         others = tuple(item for item in scene.items if item not in whole)
-        assert not (drawn(scene, items=others) & mask).any()
+        assert not (drawn_pixels(scene, items=others) & mask).any()
 
 
 @pytest.mark.parametrize("kind", ["reading", "small_text"])
 def test_a_text_lies_in_its_box_and_no_other_text_does(kind: str) -> None:
-    for scene, turn in asked(kind, 60, (640, 640)):
+    for scene, turn in ask(kind, 60, (640, 640)):
         [label] = [label for label in scene.labels if label.text in turn.accepted]
         alone = Scene(scene.width, scene.height, scene.background, (), (label,))
-        assert (drawn(alone, labels=True) <= inside(scene, turn)).all()
+        assert (drawn_pixels(alone, labels=True) <= inside(scene, turn)).all()
         assert turn.focus[0][3] - turn.focus[0][1] < 1.5 * label.height + 6
-        assert not (drawn(scene, items=scene.items) & inside(scene, turn)).any()
+        assert not (drawn_pixels(scene, items=scene.items) & inside(scene, turn)).any()
 
 
-def test_lists_and_descriptions_look_at_all_they_name() -> None:
+def test_the_focus_of_lists_and_descriptions_is_all_that_they_name() -> None:
     for kind, labels in (("listing", False), ("describe", True)):
-        for scene, turn in asked(kind, 40):
-            assert (drawn(scene, items=scene.items, labels=labels) <= inside(scene, turn)).all()
+        for scene, turn in ask(kind, 40):
+            assert (drawn_pixels(scene, items=scene.items, labels=labels) <= inside(scene, turn)).all()
             assert len(turn.focus) == len(scene.items) + labels * len(scene.labels)
 
 
-def test_existence_and_counts_look_at_what_matches() -> None:
-    for scene, turn in asked("existence", 80):
+def test_the_focus_of_existence_and_counts_is_the_matching_items() -> None:
+    for scene, turn in ask("existence", 80):
         if turn.answer.lower().startswith("yes"):
             words = set(re.findall(r"[a-z]+", turn.question.split("?")[0].lower())) & {*COLOURS, *SHAPES}
             matching = [item for item in scene.items if words <= {item.colour, item.shape}]
@@ -125,15 +126,15 @@ def test_existence_and_counts_look_at_what_matches() -> None:
     for index in range(100):
         rng = Random(f"count/{index}")
         scene = compose(rng, 224, 192)
-        found = counting_of(rng, scene)
-        assert found is not None
-        turn, number = found
+        result = counting_of(rng, scene)
+        assert result is not None
+        turn, number = result
         assert len(turn.focus) == number or number == 0
         if "objects are there" in turn.question and not set(turn.question.split()) & set(COLOURS):
             assert turn.focus == boxes_around(scene, *scene.items)
 
 
-def test_what_is_absent_is_looked_for_among_near_misses() -> None:
+def test_the_focus_of_an_absent_item_is_the_items_that_nearly_match() -> None:
     item = Item("circle", "red", 0, 20.0, 20.0, 20.0, COLOURS["red"])
     other = Item("star", "blue", 4, 90.0, 90.0, 20.0, COLOURS["blue"])
     scene = Scene(192, 192, Background((9, 9, 9), (9, 9, 9), True, 0, 0), (item, other))
@@ -143,23 +144,23 @@ def test_what_is_absent_is_looked_for_among_near_misses() -> None:
     assert evidence(scene, None, None) == boxes_around(scene, item, other)
 
 
-def test_an_empty_place_is_looked_at() -> None:
-    seen = 0
-    for scene, turn in asked("refusal", 60):
+def test_the_focus_of_an_empty_place_is_that_place() -> None:
+    count = 0
+    for scene, turn in ask("refusal", 60):
         if turn.answer.startswith("There is nothing"):
-            seen += 1
+            count += 1
             assert inside(scene, turn).any()
-            assert not (drawn(scene, items=scene.items) & inside(scene, turn)).any()
-    assert seen
+            assert not (drawn_pixels(scene, items=scene.items) & inside(scene, turn)).any()
+    assert count
 
 
-def test_follow_ups_look_at_the_same_item() -> None:
-    seen = 0
+def test_the_focus_of_follow_ups_is_the_same_item() -> None:
+    count = 0
     for index in range(60):
         rng = Random(f"chat/{index}")
         turns = chat(rng, compose(rng, 224, 192)) or ()
         about = [turn for turn in turns if turn.question.startswith("And ")]
-        seen += bool(about)
+        count += bool(about)
         assert all(turn.focus == turns[0].focus and len(turn.focus) == 1 for turn in about)
         assert all(turn.focus == () for turn in turns if turn.answer == "You are welcome.")
-    assert seen
+    assert count

@@ -1,4 +1,4 @@
-"""Scenes: the same seed gives the same sample, and every answer holds when it is worked out again."""
+"""Scenes: equal seeds give equal samples, and every answer agrees with the scene."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from fovea.evaluation.scenes.vocabulary import CELLS, CODE_CHARACTERS, COLOUR_NA
 SEED = HELD_OUT_SEED + 77
 
 
-def made(kind: str, count: int, size: tuple[int, int] = (192, 192)):
-    """Undrawn samples: (scenes, turns, facts)."""
+def draw_samples(kind: str, count: int, size: tuple[int, int] = (192, 192)):
+    """Samples before drawing: (scenes, turns, facts) of each."""
     return [content(kind, Random(f"{SEED}/{kind}/{index}"), size) for index in range(count)]
 
 
 def thing(scene: Scene, noun: str) -> list[Item]:
-    """Items that a noun phrase means, by a reading of its words that knows nothing of how it was made."""
+    """The items that a noun phrase means, by its words alone, without the generator's functions."""
     place = next((cell for cell in sorted(CELLS, key=len, reverse=True) if f"in the {cell}" in noun), None)
     words = re.findall(r"[a-z]+", noun.split(" in the ")[0])
     words = [re.sub(r"(?<=cross)es$|(?<!s)s$", "", word) for word in words]
-    found = []
+    result = []
     for item in scene.items:
         column, row = int(item.x // (scene.width / 3)), int(item.y // (scene.height / 3))
         if place is not None and CELLS[3 * row + column] != place:
             continue
         if all(w in (item.colour, item.shape, "object") for w in words if w in {*COLOURS, *SHAPES, "object"}):
-            found.append(item)
-    return found
+            result.append(item)
+    return result
 
 
 def test_the_same_seed_gives_the_same_pixels_and_words() -> None:
@@ -62,7 +62,7 @@ def test_every_kind_comes_in_turn_and_an_unknown_one_is_refused() -> None:
 
 
 def test_numbers_of_images() -> None:
-    images = {kind: Counter(len(scenes) for scenes, _, _ in made(kind, 40)) for kind in KINDS}
+    images = {kind: Counter(len(scenes) for scenes, _, _ in draw_samples(kind, 40)) for kind in KINDS}
     assert set(images.pop("compare")) == {2}
     assert set(images.pop("motion")) == {3, 4}
     assert all(set(numbers) == {1} for numbers in images.values())
@@ -96,7 +96,7 @@ def test_items_keep_inside_their_cell_and_labels_inside_their_row(size: tuple[in
             assert glyphs(label)[-1][2] <= scene.width
 
 
-def test_pixels_show_what_the_scene_says() -> None:
+def test_pixels_have_the_colours_of_the_items() -> None:
     scene = compose(Random("pixels"), 256, 224, items=9)
     image = draw(scene)
     for item in scene.items:
@@ -107,16 +107,16 @@ def test_pixels_show_what_the_scene_says() -> None:
         assert nearest == item.colour
 
 
-def test_colours_and_shapes_are_those_of_the_one_item_that_is_meant() -> None:
+def test_colours_and_shapes_are_those_of_the_one_matching_item() -> None:
     for kind, names in (("colour", COLOUR_NAMES), ("shape", SHAPES)):
-        for (scene,), (turn,), _ in made(kind, 120):
+        for (scene,), (turn,), _ in draw_samples(kind, 120):
             [item] = thing(scene, turn.question.split("?")[0])
             said = [name for name in names if name in re.findall(r"[a-z]+", turn.answer)]
             assert said == [item.colour if kind == "colour" else item.shape]
 
 
 def test_positions_follow_from_coordinates() -> None:
-    for (scene,), (turn,), _ in made("position", 150):
+    for (scene,), (turn,), _ in draw_samples("position", 150):
         asked = turn.question.split("?")[0]
         if " in the " in asked and asked.rsplit(" in the ")[-1] in CELLS:
             [item] = thing(scene, "object in the " + asked.rsplit(" in the ")[-1])
@@ -127,8 +127,8 @@ def test_positions_follow_from_coordinates() -> None:
         assert cell in turn.accepted
 
 
-def test_counts_are_recounted_and_balanced() -> None:
-    samples = made("counting", 400)
+def test_counts_are_right_and_balanced() -> None:
+    samples = draw_samples("counting", 400)
     for (scene,), (turn,), facts in samples:
         [number] = re.findall(r"\d", turn.answer)
         asked = turn.question.split("?")[0].removeprefix("Count ").split(".")[0]
@@ -140,7 +140,7 @@ def test_counts_are_recounted_and_balanced() -> None:
 
 def test_yes_and_no_are_right_and_balanced() -> None:
     yes = 0
-    for (scene,), (turn,), _ in made("existence", 400):
+    for (scene,), (turn,), _ in draw_samples("existence", 400):
         said = turn.answer.lower().startswith("yes")
         assert said == bool(thing(scene, turn.question.split("?")[0]))
         yes += said
@@ -148,7 +148,7 @@ def test_yes_and_no_are_right_and_balanced() -> None:
 
 
 def test_relations_follow_from_coordinates() -> None:
-    for (scene,), (turn,), _ in made("relation", 150):
+    for (scene,), (turn,), _ in draw_samples("relation", 150):
         phrase = turn.question.split("?")[0]
         words = re.search(r"left of|right of|above|below|relative to", phrase)
         assert words is not None
@@ -163,7 +163,7 @@ def test_relations_follow_from_coordinates() -> None:
 
 
 def test_texts_are_those_of_the_labels() -> None:
-    for (scene,), (turn,), facts in made("reading", 100):
+    for (scene,), (turn,), facts in draw_samples("reading", 100):
         codes = {label.place: label for label in scene.labels}
         place = next((place for place in codes if f"at the {place}" in turn.question), next(iter(codes)))
         assert codes[place].text in turn.accepted
@@ -171,19 +171,19 @@ def test_texts_are_those_of_the_labels() -> None:
 
 
 def test_lists_and_descriptions_name_everything_in_reading_order() -> None:
-    for (scene,), (turn,), _ in made("listing", 100):
+    for (scene,), (turn,), _ in draw_samples("listing", 100):
         if "objects" in turn.question and "colors" not in turn.question:
             assert turn.answer.split(", ") == [i.name for i in sorted(scene.items, key=lambda i: i.cell)] or (
                 turn.answer == "none" and not scene.items
             )
-    for (scene,), (turn,), _ in made("describe", 60):
+    for (scene,), (turn,), _ in draw_samples("describe", 60):
         assert all(f"{item.name} in the {item.place}" in turn.answer for item in scene.items)
         assert all(f'"{label.text}"' in turn.answer for label in scene.labels)
 
 
-def test_json_answers_have_the_schema_that_is_asked_for() -> None:
+def test_json_answers_have_the_schema_of_the_question() -> None:
     types = {"string": str, "integer": int, "boolean": bool, "array": list}
-    for (scene,), (turn,), _ in made("json", 200):
+    for (scene,), (turn,), _ in draw_samples("json", 200):
         schema = re.search(r"\{.*\}", turn.question)
         assert schema is not None
         fields = re.findall(r'"(\w+)": (string|integer|boolean|\[)', schema.group())
@@ -202,8 +202,8 @@ def test_json_answers_have_the_schema_that_is_asked_for() -> None:
             assert value["count"] == len(thing(scene, asked.group(1)))
 
 
-def test_what_is_refused_is_absent() -> None:
-    for (scene,), (turn,), _ in made("refusal", 200):
+def test_refusals_are_about_absent_things() -> None:
+    for (scene,), (turn,), _ in draw_samples("refusal", 200):
         assert turn.answer.startswith(("There is no ", "There is nothing in the "))
         if turn.answer.startswith("There is nothing"):
             assert not thing(scene, "object" + turn.answer.removeprefix("There is nothing").rstrip("."))
@@ -213,8 +213,8 @@ def test_what_is_refused_is_absent() -> None:
             assert not thing(scene, turn.answer)
 
 
-def test_pairs_and_motion_are_told_as_they_are() -> None:
-    for (one, two), (turn,), _ in made("compare", 200):
+def test_answers_about_pairs_and_motion_are_right() -> None:
+    for (one, two), (turn,), _ in draw_samples("compare", 200):
         first, second = turn.answer.lower().rstrip("."), (one.items == two.items)
         if "same" in turn.question or "equal" in turn.question:
             assert first.startswith("yes" if second else "no")
@@ -223,7 +223,7 @@ def test_pairs_and_motion_are_told_as_they_are() -> None:
             word = "first" if counts[0] > counts[1] else "second" if counts[1] > counts[0] else "neither"
             assert word in " ".join(turn.accepted)
     steps = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
-    for frames, (turn,), _ in made("motion", 100):
+    for frames, (turn,), _ in draw_samples("motion", 100):
         still = set.intersection(*({(i.name, i.x, i.y) for i in frame.items} for frame in frames))
         moved = [[i for i in frame.items if (i.name, i.x, i.y) not in still] for frame in frames]
         assert all(len(items) == 1 for items in moved)
@@ -235,7 +235,7 @@ def test_pairs_and_motion_are_told_as_they_are() -> None:
 
 
 def test_conversations_have_several_turns() -> None:
-    lengths = Counter(len(turns) for _, turns, _ in made("chat", 100))
+    lengths = Counter(len(turns) for _, turns, _ in draw_samples("chat", 100))
     assert min(lengths) >= 2
     assert max(lengths) <= 5
 

@@ -1,4 +1,4 @@
-"""Right, wrong, and how sure one may be of the share."""
+"""Right and wrong answers, confidence intervals, and the report."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from fovea.evaluation.datasets import Case, Exchange
 from fovea.evaluation.score import Result, Row, Z, matches, report, wilson
 
-# Newcombe, Statistics in Medicine 17 (1998) 857-872, table I: method 3, the score interval without continuity
-# correction, to four digits.
+# From Newcombe, Statistics in Medicine 17 (1998) 857-872, table I: method 3, the score interval without
+# continuity correction, to four digits.
 PUBLISHED = [
     (81, 263, 0.2553, 0.3662),
     (15, 148, 0.0624, 0.1605),
@@ -34,8 +34,8 @@ counts = st.integers(1, 10_000).flatmap(lambda cases: st.tuples(st.integers(0, c
 
 
 @given(counts)
-def test_wilson_ends_are_where_the_score_test_turns(count: tuple[int, int]) -> None:
-    """The definition: |share - p| = z * sqrt(p (1 - p) / n) at both ends p; no use of the closed formula."""
+def test_the_ends_of_wilsons_interval_satisfy_its_definition(count: tuple[int, int]) -> None:
+    """At both ends p, |share - p| = z * sqrt(p (1 - p) / n). The test does not use the closed formula."""
     correct, cases = count
     low, high = wilson(correct, cases)
     share = correct / cases
@@ -51,12 +51,12 @@ def test_wilson_is_symmetric(count: tuple[int, int]) -> None:
     assert wilson(cases - correct, cases) == pytest.approx((1 - high, 1 - low), abs=1e-12)
 
 
-def test_more_cases_say_more() -> None:
+def test_more_cases_give_a_narrower_interval() -> None:
     widths = [high - low for low, high in (wilson(n // 2, n) for n in (2, 8, 32, 128, 512))]
     assert widths == sorted(widths, reverse=True)
 
 
-def test_no_cases_say_nothing() -> None:
+def test_without_cases_the_interval_is_everything() -> None:
     assert wilson(0, 0) == (0.0, 1.0)
 
 
@@ -111,7 +111,7 @@ def test_wrong(answer: str, accepted: str) -> None:
     assert not matches(answer, [accepted])
 
 
-def test_nothing_accepted_is_never_right() -> None:
+def test_without_accepted_answers_nothing_is_right() -> None:
     assert not matches("red", [])
 
 
@@ -153,7 +153,7 @@ def test_a_report_counts_per_kind_and_together() -> None:
     assert [row.accuracy for row in rows] == [2 / 3, 0, 0.5]
 
 
-def test_slices_stand_below_their_kind() -> None:
+def test_slices_come_below_their_kind() -> None:
     rows = report([
         result("yes", of=case("counting", count=5)),
         result("no", of=case("counting", count=6)),
@@ -172,8 +172,8 @@ def test_slices_stand_below_their_kind() -> None:
     ]
 
 
-def test_a_slice_that_is_all_or_nothing_is_left_out() -> None:
-    """Also of a user's own counting questions, which have no facts."""
+def test_a_slice_of_all_cases_or_none_is_left_out() -> None:
+    """This also holds for a user's own counting questions, which have no facts."""
     for facts in ({"count": 2}, {"count": 9}, {}):
         rows = report(
             [result("yes", of=case("counting", **facts)), result("yes", of=case("counting", **facts))]

@@ -1,5 +1,4 @@
-"""Small details in large images: their sizes, facts and questions, and that other kinds know nothing of
-them."""
+"""Questions about small details in large images: sizes, facts and answers."""
 
 from __future__ import annotations
 
@@ -15,15 +14,15 @@ from fovea.evaluation.scenes.fonts import FONTS, font
 from fovea.evaluation.scenes.small import LARGE_SIZES, compose_small
 
 
-def made(kind: str, count: int = 200):
-    """Undrawn samples: (scene, turn, facts)."""
+def draw_samples(kind: str, count: int = 200):
+    """Samples before drawing: (scene, turn, facts) of each."""
     for index in range(count):
         rng = Random(f"small/{kind}/{index}")
         (scene,), (turn,), facts = content(kind, rng, rng.choice(LARGE_SIZES))
         yield scene, turn, facts
 
 
-def test_they_are_asked_for_by_name_only() -> None:
+def test_these_kinds_are_available_by_name_only() -> None:
     assert not set(DETAIL_KINDS) & set(KINDS)
     samples = list(generate(HELD_OUT_SEED, 4, DETAIL_KINDS))
     assert [sample.kind for sample in samples] == [*DETAIL_KINDS, *DETAIL_KINDS]
@@ -52,7 +51,7 @@ def test_images_are_large() -> None:
 
 def test_small_texts() -> None:
     heights, labels = Counter(), Counter()
-    for scene, turn, facts in made("small_text"):
+    for scene, turn, facts in draw_samples("small_text"):
         [label] = [label for label in scene.labels if label.text in turn.accepted]
         assert facts == {"characters": len(label.text), "height": label.height}
         assert 3 <= len(label.text) <= 6
@@ -65,14 +64,14 @@ def test_small_texts() -> None:
 
 
 @pytest.mark.parametrize("name", FONTS)
-def test_capitals_are_as_high_as_they_say(name: str) -> None:
+def test_capitals_have_the_given_height(name: str) -> None:
     for height in range(13, 19):
         assert height <= -font(name, height).getbbox("H", anchor="ls")[1] <= height + 1
 
 
 def test_small_objects() -> None:
     sizes, large = [], 0
-    for scene, turn, facts in made("small_object"):
+    for scene, turn, facts in draw_samples("small_object"):
         small = [item for item in scene.items if 18 <= item.size <= 34]
         assert 1 <= len(small) <= 5
         assert len(scene.items) - len(small) <= 1
@@ -88,7 +87,7 @@ def test_small_objects() -> None:
     assert 30 < large < 110
 
 
-def test_scenes_for_any_question_are_mostly_empty() -> None:
+def test_scenes_are_mostly_empty() -> None:
     things, covered = Counter(), []
     for index in range(300):
         rng = Random(f"page/{index}")

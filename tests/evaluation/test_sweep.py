@@ -1,5 +1,4 @@
-"""Many settings on the same questions: scores per kind and group, the pairs to compare, and the JSON
-report."""
+"""Settings on the same questions: scores per kind and group, the pairs to compare, the JSON report."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ def sweep() -> Sweep:
 
 
 def test_all_tokens_come_first_and_there_are_no_duplicates() -> None:
-    found = settings(("dart", "dart", "relevance"), (0.5, 0.25, 0.5))
-    assert [one.name for one in found] == [
+    result = settings(("dart", "dart", "relevance"), (0.5, 0.25, 0.5))
+    assert [one.name for one in result] == [
         "full", "dart 0.5", "dart 0.25", "relevance 0.5", "relevance 0.25",
     ]  # fmt: skip
 
@@ -60,16 +59,16 @@ def test_settings_are_compared_question_by_question(sweep: Sweep) -> None:
 
 def test_relevance_is_compared_with_the_others_at_its_share() -> None:
     few = Setting("dart", 0.25)
-    found = make_sweep(Outcome("colour", (True,) * 4, (1,) * 4), settings=(FULL, DART, few, RELEVANCE))
-    assert found.pairs == ((DART, FULL), (few, FULL), (RELEVANCE, FULL), (RELEVANCE, DART))
+    result = make_sweep(Outcome("colour", (True,) * 4, (1,) * 4), settings=(FULL, DART, few, RELEVANCE))
+    assert result.pairs == ((DART, FULL), (few, FULL), (RELEVANCE, FULL), (RELEVANCE, DART))
 
 
 def test_times_are_medians_and_compute_is_all_work_before_the_first_token() -> None:
     slow = StageTimings(preprocess=0.02, encode=0.3, prefill=0.05, ttft=0.5)
     slowest = StageTimings(preprocess=9, encode=9, prefill=9, ttft=9)
-    found = MedianTimes.from_requests([10, 30, 20], [slowest, TIMINGS, slow])
-    assert (found.requests, found.tokens, found.ttft) == (3, 20, 0.5)
-    assert found.compute == pytest.approx(0.37)
+    result = MedianTimes.from_requests([10, 30, 20], [slowest, TIMINGS, slow])
+    assert (result.requests, result.tokens, result.ttft) == (3, 20, 0.5)
+    assert result.compute == pytest.approx(0.37)
 
 
 def test_as_json(sweep: Sweep) -> None:

@@ -1,4 +1,4 @@
-"""Plain twins, pixel by pixel, of what fovea.relevance computes at once."""
+"""Naive twins of functions in fovea.relevance, which compute one pixel or cell at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def linear(value: float) -> float:
 
 
 def lab(rgb: tuple[float, float, float]) -> tuple[float, float, float]:
-    """CIE 15: of sRGB in [0, 1], over the chromaticities of ITU-R BT.709 and the white point D65."""
+    """CIE L*a*b* (CIE 15) of sRGB in [0, 1], from the primaries of ITU-R BT.709 and the white point D65."""
     primaries = ((0.64, 0.33), (0.30, 0.60), (0.15, 0.06))
     white = np.array((0.95047, 1.0, 1.08883))
     columns = np.array([(x / y, 1.0, (1 - x - y) / y) for x, y in primaries]).T
@@ -32,7 +32,7 @@ def grey(rgb: np.ndarray) -> int:
 
 
 def sobel(luma: list[list[int]], row: int, column: int) -> tuple[int, int]:
-    """(x, y) at a pixel; the image goes on as its border."""
+    """Sobel x and y at a pixel. Beyond its border the image is continued with the pixels of the border."""
     height, width = len(luma), len(luma[0])
     across = down = 0
     for i in range(3):
@@ -45,7 +45,7 @@ def sobel(luma: list[list[int]], row: int, column: int) -> tuple[int, int]:
 
 
 def cell_channels(pixels: np.ndarray, cell: int, row: int, column: int) -> dict[str, float]:
-    """Every channel of one cell, by its definition."""
+    """Every channel of one cell, computed by its definition."""
     height, width, _ = pixels.shape
     luma = [[grey(pixel) for pixel in line] for line in pixels]
     inside = [
@@ -59,7 +59,8 @@ def cell_channels(pixels: np.ndarray, cell: int, row: int, column: int) -> dict[
     y, x = (row + 0.5) / (height // cell), (column + 0.5) / (width // cell)
     return {
         "red": colour[0], "green": colour[1], "blue": colour[2],
-        "lightness": lightness / 100, "green_red": green_red / 255 + 0.5, "blue_yellow": blue_yellow / 255 + 0.5,
+        "lightness": lightness / 100,
+        "green_red": green_red / 255 + 0.5, "blue_yellow": blue_yellow / 255 + 0.5,
         "sobel_x": sum(step[0] for step in steps) / len(steps) / 1020,
         "sobel_y": sum(step[1] for step in steps) / len(steps) / 1020,
         "sobel": sum(math.hypot(*step) for step in steps) / len(steps) / 1020,
@@ -69,7 +70,7 @@ def cell_channels(pixels: np.ndarray, cell: int, row: int, column: int) -> dict[
 
 
 def bilinear(table: np.ndarray, row: float, column: float) -> float:
-    """Between the four neighbours of a place, in units of the table's entries; beyond its border as at it."""
+    """Bilinear interpolation of the four entries around a place; the border's entries continue beyond it."""
     rows, columns = table.shape
     row, column = min(max(row, 0), rows - 1), min(max(column, 0), columns - 1)
     top, left = int(row), int(column)

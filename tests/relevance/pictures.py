@@ -1,4 +1,4 @@
-"""Pictures of which it is known where anything is, and the cells that a question's focus touches."""
+"""Pictures with things at known places, and the cells that a question's focus touches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ def picture(
     side: int = 512,
     noise: int = 0,
 ) -> tuple[Texture, Scene]:
-    """items: (colour, shape, x, y, size in pixels); text: (words, x, baseline, grey), 14 pixels high."""
+    """The texture of a scene, and the scene.
+
+    items: (colour, shape, x, y, size in pixels) of each.
+    text: (words, x, baseline, grey); capital letters are 14 pixels high.
+    """
     things = tuple(Item(shape, colour, 0, x, y, size, COLOURS[colour]) for colour, shape, x, y, size in items)
     labels = ()
     if text is not None:
@@ -37,24 +41,24 @@ def picture(
     return texture(np.asarray(draw(scene)), CELL), scene
 
 
-def touched(boxes: tuple[Box, ...], grid: tuple[int, int]) -> np.ndarray:
-    """(rows, columns): whether a box reaches into the cell."""
-    found = np.zeros(grid, bool)
+def cells_touching(boxes: tuple[Box, ...], grid: tuple[int, int]) -> np.ndarray:
+    """Whether a box reaches into each cell, (rows, columns)."""
+    result = np.zeros(grid, bool)
     for left, top, right, bottom in boxes:
-        found[int(top // CELL) : int(-(-bottom // CELL)), int(left // CELL) : int(-(-right // CELL))] = True
-    return found
+        result[int(top // CELL) : int(-(-bottom // CELL)), int(left // CELL) : int(-(-right // CELL))] = True
+    return result
 
 
-def asked(kind: str, count: int) -> Iterator[tuple[Texture, Turn, np.ndarray]]:
-    """Held-out scenes of 640x640 with a question, and the cells that its answer is in."""
+def held_out_questions(kind: str, count: int) -> Iterator[tuple[Texture, Turn, np.ndarray]]:
+    """Held-out scenes of 640x640 pixels, each with a question and the cells that contain its answer."""
     for index in range(count):
         (scene,), turns, _ = content(kind, Random(f"{HELD_OUT_SEED}/{kind}/{index}"), (640, 640))
-        seen = texture(np.asarray(draw(scene)), CELL)
-        yield seen, turns[0], touched(turns[0].focus, seen.grid)
+        image = texture(np.asarray(draw(scene)), CELL)
+        yield image, turns[0], cells_touching(turns[0].focus, image.grid)
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Share of the cells that have less, equals counted half; in the values' shape."""
+    """For each cell, the share of cells with a lower value; equal ones count half."""
     flat = values.ravel()
-    found = np.array([(flat < value).mean() + (flat == value).mean() / 2 for value in flat])
-    return found.reshape(values.shape)
+    result = np.array([(flat < value).mean() + (flat == value).mean() / 2 for value in flat])
+    return result.reshape(values.shape)

@@ -1,4 +1,4 @@
-"""Budgets: exact sums, no region beyond what it carries, content before blanks, what each policy says, and the totals."""
+"""Budgets of regions: exact sums, native limits, content before blank cells, the policies, and the totals."""
 
 from __future__ import annotations
 
@@ -28,74 +28,76 @@ policies = st.sampled_from(sorted(POLICIES))
 
 
 @given(regions, totals, policies, st.booleans())
-def test_sums_are_exact_and_nobody_gets_more_than_it_carries(
-    made: list[tuple[float, int, int]], total: int, policy: str, demanding: bool
+def test_sums_are_exact_and_no_region_exceeds_its_native_tokens(
+    cases: list[tuple[float, int, int]], total: int, policy: str, demanding: bool
 ) -> None:
-    worth, natives, demands = (list(each) for each in zip(*made, strict=True))
-    given_ = allocate(worth, natives, total, policy, demands if demanding else None)
-    assert sum(given_) == min(total, sum(natives))
-    assert all(0 <= tokens <= native for tokens, native in zip(given_, natives, strict=True))
-    assert given_ == allocate(worth, natives, total, policy, demands if demanding else None)
+    relevance, natives, demands = (list(each) for each in zip(*cases, strict=True))
+    budgets = allocate(relevance, natives, total, policy, demands if demanding else None)
+    assert sum(budgets) == min(total, sum(natives))
+    assert all(0 <= tokens <= native for tokens, native in zip(budgets, natives, strict=True))
+    assert budgets == allocate(relevance, natives, total, policy, demands if demanding else None)
 
 
 @given(regions, totals, policies)
-def test_content_is_served_before_blanks(made: list[tuple[float, int, int]], total: int, policy: str) -> None:
-    """Nobody gets a blank token as long as somebody lacks one with content."""
-    worth, natives, demands = (list(each) for each in zip(*made, strict=True))
+def test_content_comes_before_blank_cells(
+    cases: list[tuple[float, int, int]], total: int, policy: str
+) -> None:
+    """No region gets a blank token before every region has a token for each of its cells with content."""
+    relevance, natives, demands = (list(each) for each in zip(*cases, strict=True))
     needed = [min(demand, native) for demand, native in zip(demands, natives, strict=True)]
-    given_ = allocate(worth, natives, total, policy, demands)
-    if any(tokens > need for tokens, need in zip(given_, needed, strict=True)):
-        assert all(tokens >= need for tokens, need in zip(given_, needed, strict=True))
+    budgets = allocate(relevance, natives, total, policy, demands)
+    if any(tokens > need for tokens, need in zip(budgets, needed, strict=True)):
+        assert all(tokens >= need for tokens, need in zip(budgets, needed, strict=True))
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=20), totals, policies)
-def test_a_demand_for_all_is_no_demand(natives: list[int], total: int, policy: str) -> None:
-    worth = np.linspace(0, 1, len(natives)).astype(np.float32)
-    assert allocate(worth, natives, total, policy) == allocate(worth, natives, total, policy, natives)
+def test_demands_for_all_tokens_change_nothing(natives: list[int], total: int, policy: str) -> None:
+    relevance = np.linspace(0, 1, len(natives)).astype(np.float32)
+    assert allocate(relevance, natives, total, policy) == allocate(relevance, natives, total, policy, natives)
 
 
 @given(st.integers(1, 30), st.integers(1, 400), totals, policies)
-def test_among_equals_the_earlier_has_at_least_as_much(
+def test_among_equal_regions_the_earlier_gets_at_least_as_much(
     count: int, native: int, total: int, policy: str
 ) -> None:
-    found = allocate([0.5] * count, [native] * count, total, policy)
-    assert list(found) == sorted(found, reverse=True)
+    result = allocate([0.5] * count, [native] * count, total, policy)
+    assert list(result) == sorted(result, reverse=True)
 
 
 @given(st.lists(scores, min_size=2, max_size=20), st.integers(1, 400), totals, policies)
-def test_of_equal_regions_the_more_relevant_has_at_least_as_much(
-    worth: list[float], native: int, total: int, policy: str
+def test_among_regions_of_equal_size_the_more_relevant_gets_at_least_as_much(
+    relevance: list[float], native: int, total: int, policy: str
 ) -> None:
-    found = allocate(worth, [native] * len(worth), total, policy)
-    ordered = [tokens for _, tokens in sorted(zip(worth, found, strict=True), key=lambda pair: -pair[0])]
-    distinct = len(set(worth)) == len(worth)
+    result = allocate(relevance, [native] * len(relevance), total, policy)
+    ordered = [tokens for _, tokens in sorted(zip(relevance, result, strict=True), key=lambda pair: -pair[0])]
+    distinct = len(set(relevance)) == len(relevance)
     assert not distinct or ordered == sorted(ordered, reverse=True)
 
 
-def test_the_documents_thresholds() -> None:
-    worth = np.array([0, 0.24, 0.25, 0.49, 0.5, 0.74, 0.75, 1])
+def test_the_thresholds_of_the_design() -> None:
+    relevance = np.array([0, 0.24, 0.25, 0.49, 0.5, 0.74, 0.75, 1])
     assert LADDER == (16, 64, 200, 400)
-    assert thresholds(worth, np.full(8, 1000)).tolist() == [16, 16, 64, 64, 200, 200, 400, 400]
-    assert thresholds(worth, np.full(8, 64)).tolist() == [16, 16, 64, 64, 64, 64, 64, 64]
+    assert thresholds(relevance, np.full(8, 1000)).tolist() == [16, 16, 64, 64, 200, 200, 400, 400]
+    assert thresholds(relevance, np.full(8, 64)).tolist() == [16, 16, 64, 64, 64, 64, 64, 64]
 
 
-def test_power_between_64_and_400_of_400() -> None:
-    worth = np.array([0.0, 0.5, 1.0])
-    assert power(worth, np.full(3, 400)) == pytest.approx([64, 64 + 336 * 0.5**4.02, 400])
-    assert power(worth, np.full(3, 100)) == pytest.approx([16, 16 + 84 * 0.5**4.02, 100])
-    assert power(worth, np.full(3, 400), exponent=1.0) == pytest.approx([64, 232, 400])
-    assert power(worth, np.full(3, 400), offset=9.0)[0] == pytest.approx(64 + 336 * 0.3, rel=1e-6)
-    assert power(worth, np.full(3, 400), offset=-9.0)[1] == 64
+def test_power_gives_64_to_400_tokens_of_400() -> None:
+    relevance = np.array([0.0, 0.5, 1.0])
+    assert power(relevance, np.full(3, 400)) == pytest.approx([64, 64 + 336 * 0.5**4.02, 400])
+    assert power(relevance, np.full(3, 100)) == pytest.approx([16, 16 + 84 * 0.5**4.02, 100])
+    assert power(relevance, np.full(3, 400), exponent=1.0) == pytest.approx([64, 232, 400])
+    assert power(relevance, np.full(3, 400), offset=9.0)[0] == pytest.approx(64 + 336 * 0.3, rel=1e-6)
+    assert power(relevance, np.full(3, 400), offset=-9.0)[1] == 64
 
 
 def test_sharp_gives_all_to_the_most_relevant() -> None:
-    """What does not suffice for another whole region goes to the next ones by levels."""
+    """A remainder that is too small for another whole region goes to the next regions by levels."""
     assert not sharp(np.ones(3), np.full(3, 64)).any()
     assert allocate([0.2, 0.9, 0.5], [64, 64, 64], 128, "sharp") == (0, 64, 64)
     assert allocate([0.2, 0.9, 0.5], [64, 64, 64], 100, "sharp") == (16, 64, 20)
 
 
-def test_where_the_wishes_are_the_total_they_are_granted() -> None:
+def test_targets_that_add_up_to_the_total_are_met() -> None:
     assert allocate([0.1, 0.3, 0.6, 0.9], [400] * 4, 680) == (16, 64, 200, 400)
 
 
@@ -128,28 +130,32 @@ def test_levels() -> None:
 
 
 @given(regions, totals, st.sampled_from(sorted(set(POLICIES) - CONTINUOUS)))
-def test_policies_of_levels_leave_them_in_one_region_at_most(
-    made: list[tuple[float, int, int]], total: int, policy: str
+def test_under_policies_of_levels_one_region_at_most_is_between_levels(
+    cases: list[tuple[float, int, int]], total: int, policy: str
 ) -> None:
-    """That one takes what remains of the total."""
-    worth, natives, _ = (list(each) for each in zip(*made, strict=True))
-    given_ = allocate(worth, natives, total, policy)
-    between = [tokens for tokens, native in zip(given_, natives, strict=True) if tokens not in Levels.for_region(native).steps]  # fmt: skip
+    """That region takes the remainder of the total."""
+    relevance, natives, _ = (list(each) for each in zip(*cases, strict=True))
+    budgets = allocate(relevance, natives, total, policy)
+    between = [
+        tokens
+        for tokens, native in zip(budgets, natives, strict=True)
+        if tokens not in Levels.for_region(native).steps
+    ]
     assert len(between) <= 1
 
 
 def test_power_gives_any_number_of_tokens() -> None:
-    """84 is what the power gives to 0.5; the policies of levels would make it 64."""
+    """The power policy gives 84 tokens to a score of 0.5; policies of levels would give 64."""
     assert frozenset({"power"}) == CONTINUOUS
     assert allocate([0.0, 0.5, 1.0], [400] * 3, 64 + 84 + 400, "power") == (64, 84, 400)
-    worth = [0.6, 0.7, 0.8, 0.9]
-    wishes = tuple(int(want) for want in power(np.array(worth), np.full(4, 400)))
-    assert not set(wishes) & set(LADDER)
-    assert allocate(worth, [400] * 4, sum(wishes), "power") == wishes
+    relevance = [0.6, 0.7, 0.8, 0.9]
+    targets = tuple(int(want) for want in power(np.array(relevance), np.full(4, 400)))
+    assert not set(targets) & set(LADDER)
+    assert allocate(relevance, [400] * 4, sum(targets), "power") == targets
 
 
 @given(st.integers(1, 100_000), st.floats(0, 1), st.floats(0, 1))
-def test_the_whole_takes_more_the_more_is_to_be_compressed(total: int, one: float, other: float) -> None:
+def test_the_view_of_the_whole_grows_with_the_compress_tension(total: int, one: float, other: float) -> None:
     low, high = sorted((one, other))
     assert 1 <= whole_tokens(total, low) <= whole_tokens(total, high) <= total
     for compress in (low, high):
@@ -157,51 +163,53 @@ def test_the_whole_takes_more_the_more_is_to_be_compressed(total: int, one: floa
         assert abs(whole_tokens(total, compress) - max(1, share * total)) <= 0.5 + 1e-9
 
 
-def test_from_a_tenth_to_nine_tenths_for_the_whole() -> None:
+def test_the_view_of_the_whole_takes_a_tenth_to_nine_tenths() -> None:
     assert WHOLE_SHARE == (0.1, 0.9)
     assert [whole_tokens(1000, compress) for compress in (0, 0.25, 0.5, 1)] == [100, 300, 500, 900]
     assert [whole_tokens(total, 0) for total in (1, 4, 20)] == [1, 1, 2]
 
 
 @given(st.lists(scores, max_size=60))
-def test_a_total_left_to_the_image_has_room_for_all_its_content_and_no_more(worth: list[float]) -> None:
-    found = entropy_total(np.array(worth, np.float32))
-    assert 1 <= found <= max(1, -(-10 * len(worth) // 9))
+def test_the_entropy_total_has_room_for_all_content_and_no_more(relevance: list[float]) -> None:
+    result = entropy_total(np.array(relevance, np.float32))
+    assert 1 <= result <= max(1, -(-10 * len(relevance) // 9))
 
 
 @given(st.integers(1, 2000), st.floats(1 / 64, 1, width=32), st.integers(0, 50))
-def test_cells_that_are_worth_the_same_all_count(cells: int, value: float, blank: int) -> None:
-    """As many tokens as there are of them, which is nine tenths: the rest shows the whole."""
-    worth = np.array([value] * cells + [0.0] * blank, np.float32)
-    assert entropy_total(worth) == -(-10 * cells // 9)
+def test_equally_relevant_cells_all_count(cells: int, value: float, blank: int) -> None:
+    """There is one token for each of them. These are nine tenths of the total; the rest shows the whole."""
+    relevance = np.array([value] * cells + [0.0] * blank, np.float32)
+    assert entropy_total(relevance) == -(-10 * cells // 9)
 
 
-def test_one_peak_asks_for_one_token_beside_the_whole() -> None:
+def test_one_peak_needs_one_token_beside_the_whole() -> None:
     assert entropy_total(np.array([1.0])) == 2
     assert entropy_total(np.array([1.0] + [0.0] * 99)) == 2
     assert entropy_total(np.array([1.0] + [0.001] * 15)) == 2
     assert entropy_total(np.zeros(16)) == entropy_total(np.zeros(0)) == 1
 
 
-def test_sharing_by_hand() -> None:
-    """Shares of a half and two quarters: an entropy of one and a half bits, so 2.83 cells, of 0.9."""
+def test_entropy_total_by_hand() -> None:
+    """Shares of 1/2, 1/4 and 1/4 have an entropy of 1.5 bits: 2.83 cells, or 3.14 with the whole."""
     assert entropy_total(np.array([0.5, 0.25, 0.25])) == 4
     assert entropy_total(np.array([[0.2, 0.1], [0.1, 0.0]], np.float32)) == 4
 
 
 @given(st.lists(st.floats(1 / 64, 1, width=32), min_size=1, max_size=60), st.sampled_from((0.125, 0.5, 2.0)))
-def test_neither_order_nor_scale_of_worth_counts(worth: list[float], scale: float) -> None:
-    values = np.array(worth)
-    found = entropy_total(values)
-    assert entropy_total(values * scale) == found
-    # Sums in another order differ in their last bits.
-    assert abs(entropy_total(values[::-1]) - found) <= 1
+def test_the_entropy_total_depends_neither_on_order_nor_on_scale(
+    relevance: list[float], scale: float
+) -> None:
+    values = np.array(relevance)
+    result = entropy_total(values)
+    assert entropy_total(values * scale) == result
+    # Sums in another order may differ in their last bits.
+    assert abs(entropy_total(values[::-1]) - result) <= 1
 
 
-def test_spread_relevance_asks_for_more() -> None:
-    """One region of sixteen, then two, and so on to all: more each time; and the more even, the more."""
-    found = [entropy_total(np.array([1.0] * many + [0.0] * (16 - many))) for many in range(1, 17)]
-    assert found == [-(-10 * many // 9) for many in range(1, 17)]
+def test_the_entropy_total_grows_as_relevance_spreads() -> None:
+    """It grows with each relevant cell among 16, and with the evenness of 100 cells."""
+    result = [entropy_total(np.array([1.0] * many + [0.0] * (16 - many))) for many in range(1, 17)]
+    assert result == [-(-10 * many // 9) for many in range(1, 17)]
     even = np.ones(100)
     sharper = [entropy_total(even + height * (np.arange(100) == 40)) for height in (0, 10, 100, 1000)]
     assert sharper == sorted(sharper, reverse=True)

@@ -1,4 +1,4 @@
-"""Three ways of knowing, on pictures where it is known what there is to know."""
+"""The three ways of knowing, on pictures with known content."""
 
 from __future__ import annotations
 
@@ -13,51 +13,57 @@ from fovea.relevance.balancing import Ways
 from fovea.relevance.knowing import STROKE_NOISE, keywords, perspectival, propositional, stretch, text_like
 from fovea.relevance.policy import content_mask
 from fovea.relevance.texture import Texture, texture
-from tests.relevance.pictures import asked, picture, ranks, touched
+from tests.relevance.pictures import cells_touching, held_out_questions, picture, ranks
 
-SHAPES = [("blue", "square", 90.0, 90.0, 60.0), ("blue", "circle", 400.0, 110.0, 70.0), ("green", "cross", 120.0, 400.0, 60.0)]  # fmt: skip
+SHAPES = [
+    ("blue", "square", 90.0, 90.0, 60.0),
+    ("blue", "circle", 400.0, 110.0, 70.0),
+    ("green", "cross", 120.0, 400.0, 60.0),
+]
 
 
-def held(seen: Texture) -> np.ndarray:
-    maps = propositional(seen), perspectival(seen)
+def content_cells(image: Texture) -> np.ndarray:
+    maps = propositional(image), perspectival(image)
     return content_mask(Ways(*maps, maps[1]))
 
 
 def noise(amplitude: int, grey: int, side: int = 448) -> Texture:
-    made = np.random.default_rng(amplitude + grey).integers(-amplitude, amplitude + 1, (side, side, 1))
-    return texture(np.clip(grey + made, 0, 255).astype(np.uint8).repeat(3, axis=2), 28)
+    deviations = np.random.default_rng(amplitude + grey).integers(-amplitude, amplitude + 1, (side, side, 1))
+    return texture(np.clip(grey + deviations, 0, 255).astype(np.uint8).repeat(3, axis=2), 28)
 
 
-def test_small_text_on_paper_holds_the_most() -> None:
-    seen, scene = picture(text=("KX27QA", 200, 300, 30))
-    inside = touched((label_box(scene.labels[0]),), seen.grid)
-    known = propositional(seen)
-    assert known[inside].min() > 0.5
-    assert known[~inside].max() == 0
-    assert content_mask(Ways(known, known, known))[inside].all()
+def test_small_text_on_paper_has_the_most_content() -> None:
+    image, scene = picture(text=("KX27QA", 200, 300, 30))
+    inside = cells_touching((label_box(scene.labels[0]),), image.grid)
+    values = propositional(image)
+    assert values[inside].min() > 0.5
+    assert values[~inside].max() == 0
+    assert content_mask(Ways(values, values, values))[inside].all()
 
 
-@pytest.mark.parametrize("question", ["Read the text.", "What is written here?", "Which code is it?", "WHAT DOES IT SAY?"])  # fmt: skip
-def test_to_read_is_to_look_at_strokes_and_not_at_surfaces(question: str) -> None:
-    seen, scene = picture(*SHAPES, text=("KX27QA", 200, 300, 30))
-    inside = touched((label_box(scene.labels[0]),), seen.grid)
-    known = keywords(seen, question)
-    assert np.array_equal(known, stretch(text_like(seen), STROKE_NOISE))
-    flat = touched(((400, 110, 401, 111),), seen.grid)
-    assert known[flat].max() == 0
-    assert known[inside].mean() > 0.6
-    assert known[inside].mean() > 3 * known[~inside].mean()
+@pytest.mark.parametrize(
+    "question", ["Read the text.", "What is written here?", "Which code is it?", "WHAT DOES IT SAY?"]
+)
+def test_questions_about_text_prefer_strokes_to_surfaces(question: str) -> None:
+    image, scene = picture(*SHAPES, text=("KX27QA", 200, 300, 30))
+    inside = cells_touching((label_box(scene.labels[0]),), image.grid)
+    values = keywords(image, question)
+    assert np.array_equal(values, stretch(text_like(image), STROKE_NOISE))
+    flat = cells_touching(((400, 110, 401, 111),), image.grid)
+    assert values[flat].max() == 0
+    assert values[inside].mean() > 0.6
+    assert values[inside].mean() > 3 * values[~inside].mean()
 
 
 def test_the_red_star_among_blue_shapes() -> None:
-    seen, scene = picture(*SHAPES, ("red", "star", 380, 380, 80))
-    star = touched((scene.items[-1].box,), seen.grid)
-    known = keywords(seen, "Where is the red star?")
-    assert np.unravel_index(known.argmax(), known.shape) in list(zip(*np.nonzero(star), strict=True))
-    assert known[~star].max() < 0.05
-    blue = keywords(seen, "Where is the blue circle?")
+    image, scene = picture(*SHAPES, ("red", "star", 380, 380, 80))
+    star = cells_touching((scene.items[-1].box,), image.grid)
+    values = keywords(image, "Where is the red star?")
+    assert np.unravel_index(values.argmax(), values.shape) in list(zip(*np.nonzero(star), strict=True))
+    assert values[~star].max() < 0.05
+    blue = keywords(image, "Where is the blue circle?")
     assert blue[star].max() < 0.05
-    assert blue[touched((scene.items[1].box,), seen.grid)].max() == 1
+    assert blue[cells_touching((scene.items[1].box,), image.grid)].max() == 1
 
 
 @pytest.mark.parametrize("colour", ["red", "green", "blue", "yellow", "orange", "purple", "pink", "cyan"])
@@ -65,9 +71,9 @@ def test_every_colour_is_found_by_its_name(colour: str) -> None:
     others = [name for name in ("red", "green", "blue", "yellow", "cyan") if name != colour][:3]
     places = [(100.0, 100.0), (400.0, 120.0), (110.0, 390.0)]
     items = [(name, "square", x, y, 70.0) for name, (x, y) in zip(others, places, strict=True)]
-    seen, scene = picture(*items, (colour, "square", 400, 400, 70))
-    known = keywords(seen, f"What shape is the {colour} thing?")
-    *beside, own = (known[touched((item.box,), seen.grid)].mean() for item in scene.items)
+    image, scene = picture(*items, (colour, "square", 400, 400, 70))
+    values = keywords(image, f"What shape is the {colour} thing?")
+    *beside, own = (values[cells_touching((item.box,), image.grid)].mean() for item in scene.items)
     assert own > 0.3
     assert own > 1.5 * max(beside)
 
@@ -75,130 +81,135 @@ def test_every_colour_is_found_by_its_name(colour: str) -> None:
 def test_black_is_dark_and_without_colour() -> None:
     pixels = np.full((256, 256, 3), 230, np.uint8)
     pixels[32:64, 32:64], pixels[128:160, 128:160] = 10, (60, 0, 90)
-    known = keywords(texture(pixels, 32), "the black one")
-    assert np.unravel_index(known.argmax(), known.shape) == (1, 1)
-    assert known[4, 4] < known[1, 1]
+    values = keywords(texture(pixels, 32), "the black one")
+    assert np.unravel_index(values.argmax(), values.shape) == (1, 1)
+    assert values[4, 4] < values[1, 1]
 
 
-def test_words_within_words_ask_for_nothing() -> None:
-    seen, _ = picture(*SHAPES)
-    general = keywords(seen, "")
-    assert np.array_equal(general, np.maximum(propositional(seen), perspectival(seen)))
+def test_key_words_inside_other_words_have_no_effect() -> None:
+    image, _ = picture(*SHAPES)
+    general = keywords(image, "")
+    assert np.array_equal(general, np.maximum(propositional(image), perspectival(image)))
     for question in ("Is it scared?", "What is bluetooth?", "How essay?", "breadth"):
-        assert np.array_equal(keywords(seen, question), general)
-    assert not np.array_equal(keywords(seen, "blue"), general)
+        assert np.array_equal(keywords(image, question), general)
+    assert not np.array_equal(keywords(image, "blue"), general)
 
 
-def test_several_words_ask_for_all_they_name() -> None:
-    seen, _ = picture(*SHAPES, text=("KX27QA", 200, 300, 30))
-    both = keywords(seen, "Read the text next to the blue square.")
-    assert np.array_equal(both, np.maximum(keywords(seen, "read"), keywords(seen, "blue")))
+def test_several_key_words_give_the_highest_of_their_maps() -> None:
+    image, _ = picture(*SHAPES, text=("KX27QA", 200, 300, 30))
+    both = keywords(image, "Read the text next to the blue square.")
+    assert np.array_equal(both, np.maximum(keywords(image, "read"), keywords(image, "blue")))
 
 
 def test_a_single_cell_of_another_colour_stands_out() -> None:
     pixels = np.full((896, 896, 3), 245, np.uint8)
     pixels[280:308, 560:588] = (200, 30, 30)
-    known = perspectival(texture(pixels, 28))
-    assert known[10, 20] == known.max() == 1
-    away = np.ones(known.shape, bool)
+    values = perspectival(texture(pixels, 28))
+    assert values[10, 20] == values.max() == 1
+    away = np.ones(values.shape, bool)
     away[6:15, 16:25] = False
-    assert known[away].max() < 0.01
+    assert values[away].max() < 0.01
 
 
-def test_what_is_everywhere_does_not_stand_out() -> None:
-    """One plain cell in a field of stripes does, and not the stripes."""
+def test_a_pattern_that_is_everywhere_does_not_stand_out() -> None:
+    """One plain cell in a field of stripes stands out, and the stripes do not."""
     pixels = np.full((448, 448, 3), 255, np.uint8)
     pixels[:, ::4] = 0
     pixels[196:224, 196:224] = 190
-    known = perspectival(texture(pixels, 28))
-    assert known[7, 7] == 1
-    assert np.median(known) < 0.1
+    values = perspectival(texture(pixels, 28))
+    assert values[7, 7] == 1
+    assert np.median(values) < 0.1
 
 
 @pytest.mark.parametrize("grey", [0, 127, 128, 255])
-def test_a_blank_image_holds_nothing(grey: int) -> None:
-    seen = texture(np.full((448, 448, 3), grey, np.uint8), 28)
-    assert not propositional(seen).any()
-    assert not perspectival(seen).any()
-    assert not held(seen).any()
+def test_a_blank_image_has_no_content(grey: int) -> None:
+    image = texture(np.full((448, 448, 3), grey, np.uint8), 28)
+    assert not propositional(image).any()
+    assert not perspectival(image).any()
+    assert not content_cells(image).any()
 
 
 @pytest.mark.parametrize("amplitude", [1, 3, 6, 10, 25, 60])
-def test_even_noise_holds_next_to_nothing(amplitude: int) -> None:
-    """On fixed levels of luminance, noise around the border of two was content in half of all cells."""
-    shares = [held(noise(amplitude, grey)).mean() for grey in (60, 120, 127, 128, 129, 190)]
+def test_even_noise_has_hardly_any_content(amplitude: int) -> None:
+    """With fixed bins, noise around the border of two bins counted as content in half of all cells."""
+    shares = [content_cells(noise(amplitude, grey)).mean() for grey in (60, 120, 127, 128, 129, 190)]
     assert max(shares) < 0.1
     assert np.mean(shares) < 0.06
 
 
-def test_a_slow_gradient_holds_nothing() -> None:
+def test_a_slow_gradient_has_no_content() -> None:
     ramp = np.linspace(210, 226, 448).round().astype(np.uint8)
     pixels = np.broadcast_to(ramp[:, None, None], (448, 448, 3)).copy()
-    assert not held(texture(pixels, 28)).any()
+    assert not content_cells(texture(pixels, 28)).any()
 
 
 @pytest.mark.parametrize("grain", [0, 3, 10])
 def test_faint_text_is_above_its_background(grain: int) -> None:
-    """15 of 235 grey values, without noise and beside as much of it."""
+    """The text differs from the paper by 15 grey values, by 45 beside the strongest noise."""
     faint = 220 if grain < 10 else 190
-    seen, scene = picture(text=("KX27QA", 200, 300, faint), noise=grain)
-    inside = touched((label_box(scene.labels[0]),), seen.grid)
-    for known in (propositional(seen), perspectival(seen), stretch(text_like(seen), STROKE_NOISE)):
-        assert known[inside].mean() > known[~inside].mean() + 0.1
-    assert held(seen)[inside].mean() > 0.7
-    assert held(seen)[~inside].mean() < 0.2
+    image, scene = picture(text=("KX27QA", 200, 300, faint), noise=grain)
+    inside = cells_touching((label_box(scene.labels[0]),), image.grid)
+    for values in (propositional(image), perspectival(image), stretch(text_like(image), STROKE_NOISE)):
+        assert values[inside].mean() > values[~inside].mean() + 0.1
+    assert content_cells(image)[inside].mean() > 0.7
+    assert content_cells(image)[~inside].mean() < 0.2
 
 
-def test_small_texts_are_where_their_words_say() -> None:
-    """Of 60 held-out scenes; the cells that hold the answer against all others."""
+def test_key_words_find_small_texts() -> None:
+    """In 60 held-out scenes, the cells with the answer rank above nearly all others."""
     places = [
-        ranks(keywords(seen, turn.question))[inside].mean() for seen, turn, inside in asked("small_text", 60)
+        ranks(keywords(image, turn.question))[inside].mean()
+        for image, turn, inside in held_out_questions("small_text", 60)
     ]
     assert np.mean(places) > 0.9
     assert np.median(places) > 0.93
 
 
 def test_small_objects_stand_out() -> None:
-    found = [
-        (ranks(perspectival(seen))[inside].mean(), held(seen)[inside].mean(), held(seen).mean())
-        for seen, _, inside in asked("small_object", 40)
+    result = [
+        (
+            ranks(perspectival(image))[inside].mean(),
+            content_cells(image)[inside].mean(),
+            content_cells(image).mean(),
+        )
+        for image, _, inside in held_out_questions("small_object", 40)
     ]
-    place, kept, share = np.mean(found, axis=0)
+    place, kept, share = np.mean(result, axis=0)
     assert place > 0.95
     assert kept > 0.9
     assert share < 0.2
 
 
 def test_background_noise_is_not_content() -> None:
-    """A third of the scenes have some; it may not ask for tokens."""
+    """A third of the scenes have background noise, which must not cost tokens."""
     things = [("red", "star", 380.0, 380.0, 30.0), ("blue", "circle", 100.0, 90.0, 28.0)]
-    plain, grainy = (held(picture(*things, noise=amount)[0]).mean() for amount in (0, 8))
+    plain, grainy = (content_cells(picture(*things, noise=amount)[0]).mean() for amount in (0, 8))
     assert plain > 0
     assert grainy < plain + 0.1
 
 
 @pytest.mark.parametrize("cell", [14, 15, 28, 32])
-def test_maps_are_shares_of_one(cell: int) -> None:
+def test_maps_are_between_zero_and_one(cell: int) -> None:
     pixels = np.random.default_rng(cell).integers(0, 256, (6 * cell, 7 * cell, 3), dtype=np.uint8)
     pixels[: 3 * cell] //= 4
-    seen = texture(pixels, cell)
-    for known in (
-        propositional(seen),
-        perspectival(seen),
-        stretch(text_like(seen), STROKE_NOISE),
-        keywords(seen, "white, red"),
+    image = texture(pixels, cell)
+    for values in (
+        propositional(image),
+        perspectival(image),
+        stretch(text_like(image), STROKE_NOISE),
+        keywords(image, "white, red"),
     ):
-        assert known.shape == (6, 7)
-        assert known.dtype == np.float32
-        assert known.min() >= 0
-        assert known.max() <= 1
+        assert values.shape == (6, 7)
+        assert values.dtype == np.float32
+        assert values.min() >= 0
+        assert values.max() <= 1
 
 
 @pytest.mark.parametrize("cell", [5, 8, 12])
 def test_entropies_cell_by_cell(cell: int) -> None:
     pixels = np.random.default_rng(cell).integers(0, 256, (2 * cell, 3 * cell), dtype=np.uint8)
     pixels[:cell, :cell] = 90
-    found = knowing._entropy(pixels, cell)
+    result = knowing._entropy(pixels, cell)
     step = 2 if cell % 2 == 0 else 1
     for row in range(2):
         for column in range(3):
@@ -208,13 +219,13 @@ def test_entropies_cell_by_cell(cell: int) -> None:
             levels = [math.floor((value - middle + 8) / 16) for value in samples.ravel()]
             shares = [levels.count(level) / len(levels) for level in set(levels)]
             expected = -sum(share * math.log(share) for share in shares) / math.log(16)
-            assert found[row, column] == pytest.approx(expected, abs=1e-5)
-    assert found[0, 0] == 0
+            assert result[row, column] == pytest.approx(expected, abs=1e-5)
+    assert result[0, 0] == 0
 
 
 @pytest.mark.parametrize("cell", [8, 10])
 def test_deviations_cell_by_cell(cell: int) -> None:
-    """Within quarters of a side and between them; a cell whose side has no quarters is one piece."""
+    """Deviations within and between 4x4 parts; a cell whose side is not a multiple of 4 is one part."""
     pixels = np.random.default_rng(cell).integers(0, 256, (2 * cell, 2 * cell), dtype=np.uint8)
     fine, coarse = knowing._deviations(pixels, cell)
     cuts = 4 if cell % 4 == 0 else 1
@@ -232,21 +243,21 @@ def test_deviations_cell_by_cell(cell: int) -> None:
 
 
 @pytest.mark.parametrize("reach", [0, 1, 2, 4])
-def test_means_of_surrounds_are_of_what_lies_in_the_image(reach: int) -> None:
+def test_means_of_surrounds_use_only_cells_inside_the_image(reach: int) -> None:
     values = np.random.default_rng(reach).random((5, 7, 2)).astype(np.float32)
-    found = knowing._box(values, reach)
+    result = knowing._box(values, reach)
     for row in range(5):
         for column in range(7):
             part = values[max(0, row - reach) : row + reach + 1, max(0, column - reach) : column + reach + 1]
-            assert found[row, column] == pytest.approx(part.mean(axis=(0, 1)), abs=1e-5)
+            assert result[row, column] == pytest.approx(part.mean(axis=(0, 1)), abs=1e-5)
 
 
-def test_stretching() -> None:
+def test_stretch() -> None:
     values = np.linspace(2, 3, 101).astype(np.float32)
-    found = stretch(values)
-    assert found[:21].max() == pytest.approx(0, abs=1e-5)
-    assert found[98:].min() == pytest.approx(1, abs=1e-5)
-    assert found[59] == pytest.approx(0.5, abs=1e-5)
+    result = stretch(values)
+    assert result[:21].max() == pytest.approx(0, abs=1e-5)
+    assert result[98:].min() == pytest.approx(1, abs=1e-5)
+    assert result[59] == pytest.approx(0.5, abs=1e-5)
     small = stretch(values / 1000)
     assert small.max() == pytest.approx(0.0008 / knowing.NOISE, rel=1e-3)
     assert stretch(values, grain=2).max() == pytest.approx(0.8 / (knowing.NOISE + 2 * 2.2), rel=1e-3)

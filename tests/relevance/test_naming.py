@@ -1,4 +1,4 @@
-"""Which images words name: their order, numbers, letters, and what only sounds like it."""
+"""The images that words name, by order, number or letter, and words that only look like such names."""
 
 from __future__ import annotations
 
@@ -47,37 +47,38 @@ def test_names(words: str, count: int, places: set[int]) -> None:
     "words",
     ["what is in both images?", "compare them", "what is different?", "count the cats in all pictures"],
 )
-def test_all_of_them(words: str) -> None:
+def test_words_about_all_images(words: str) -> None:
     assert named_images(words, 3) == {0, 1, 2}
 
 
-def test_a_name_comes_before_all() -> None:
+def test_a_named_image_takes_precedence_over_words_about_all() -> None:
     assert named_images("compare the second image with all others", 4) == {1}
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        "", "what is it?", "What is the second word?", "the first and the second letter of the title", "who came first?",
-        "when does it last?", "these two images", "there is one image", "image 7", "image 0", "the ninth picture",
-        "In the image I see a dog", "a photo of 640x480 pixels", "seconds of the video",
+        "", "what is it?", "What is the second word?", "the first and the second letter of the title",
+        "who came first?", "when does it last?", "these two images", "there is one image", "image 7",
+        "image 0", "the ninth picture", "In the image I see a dog", "a photo of 640x480 pixels",
+        "seconds of the video",
     ],
 )  # fmt: skip
-def test_what_names_none(words: str) -> None:
+def test_words_that_name_no_image(words: str) -> None:
     assert named_images(words, 3) == frozenset()
 
 
-def test_the_other_order_beside_a_name() -> None:
+def test_an_ordinal_of_another_thing_beside_a_named_image() -> None:
     assert named_images("What is the second word in the text of the first picture?", 3) == {0}
 
 
-def test_a_label_is_no_question() -> None:
-    """Pictures are often sent with one before each."""
+def test_a_label_names_no_image() -> None:
+    """Clients often send a label before each image."""
     assert named_images("Image 1:\nImage 2:\n image C :\nwhat is in image 2?", 3) == {1}
     assert named_images("Image 1:\nImage 2:\nwhat is it?", 3) == frozenset()
 
 
-def test_what_was_named_last_and_how_many_there_were_then() -> None:
+def test_last_mentions_count_the_images_of_their_turn() -> None:
     assert last_mentions([("what is in the last image?", 2), ("and here?", 3)], 3) == [-1, 0, -1]
     assert last_mentions([("what is in the last image?", 2), ("and in the first?", 3)], 3) == [1, 0, -1]
     assert last_mentions([("what is in the last image?", 2), ("compare them", 3)], 3) == [1, 1, 1]
@@ -85,19 +86,32 @@ def test_what_was_named_last_and_how_many_there_were_then() -> None:
 
 
 @given(st.text(st.sampled_from("image first last two 1 3 - and the , # A 9999 \n")), st.integers(0, 6))
-def test_only_images_that_there_are(words: str, count: int) -> None:
+def test_only_existing_images_are_named(words: str, count: int) -> None:
     assert named_images(words, count) <= set(range(count))
 
 
 @pytest.mark.parametrize(
     "piece", ["image ", "the first ", "first and ", "image 1, ", "1, ", "\n", " ", "images 1-999 ", "a"]
 )
-def test_a_long_text_is_read_to_its_end(piece: str) -> None:
-    """Words come from clients; what takes the square of their length would not come back from this."""
+def test_a_long_text_takes_linear_time(piece: str) -> None:
+    """Words come from clients. A pattern with quadratic time would not finish on this text."""
     assert named_images(piece * 20_000 + " the third image", 4) >= {2}
 
 
-@pytest.mark.parametrize("words", ["read the f\u0131rst image", "image \u017fix", "the \u017fecond picture", "pictures f\u0131ve and two", "image \u0663", "the \u0663rd image"])  # fmt: skip
-def test_letters_of_other_alphabets_are_not_those_that_look_like_them(words: str) -> None:
-    """Case was folded: a dotless i, as Turkish keyboards type it, made "first" of what no table knew, and the request failed."""
+@pytest.mark.parametrize(
+    "words",
+    [
+        "read the f\u0131rst image",
+        "image \u017fix",
+        "the \u017fecond picture",
+        "pictures f\u0131ve and two",
+        "image \u0663",
+        "the \u0663rd image",
+    ],
+)
+def test_similar_letters_of_other_alphabets_do_not_match(words: str) -> None:
+    """Patterns ignored case for all alphabets, so a Turkish dotless i matched the "i" of "first".
+
+    The table of ordinals did not have this spelling, and the request failed.
+    """
     assert named_images(words, 9) <= {1}

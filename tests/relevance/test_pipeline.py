@@ -1,4 +1,4 @@
-"""From pixels and a question to a layout, and what is told about it."""
+"""The pipeline from pixels and a question to a layout, and its explanation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fovea.relevance.pipeline import Realization, Survey, realize, survey
 from fovea.relevance.policy import Allocation, attend, content_mask, first_view
 from fovea.relevance.regions import SIDE
 from fovea.relevance.texture import CHANNELS, Texture
-from tests.relevance.pictures import CELL, picture, touched
+from tests.relevance.pictures import CELL, cells_touching, picture
 
 SMALL, LARGE = 320, 896
 
@@ -25,94 +25,107 @@ def page(side: int) -> np.ndarray:
     return pixels
 
 
-def shown(seen: Survey, question: str, total: int, compress: float | None = None, side: int = SIDE) -> Realization:  # fmt: skip
-    """As the engine does it for towers of any size. compress: None for the prior's."""
+def realize_page(
+    image_survey: Survey, question: str, total: int, compress: float | None = None, side: int = SIDE
+) -> Realization:
+    """Lay out an image like the engine does it for towers of any size. compress: None: the prior's."""
     balancer = Balancer()
-    tensions = balancer.tensions(question, None, seen.statistics(total))
+    tensions = balancer.tensions(question, None, image_survey.statistics(total))
     if compress is not None:
         tensions = replace(tensions, compress=compress)
     return realize(
-        seen,
-        seen.keyword_map(question),
+        image_survey,
+        image_survey.keyword_map(question),
         total,
         tensions=tensions,
         balancer=balancer,
-        choose=lambda worth, held, total: attend(worth, held, total, tensions.compress, side=side),
+        choose=lambda relevance, content, total: attend(
+            relevance, content, total, tensions.compress, side=side
+        ),
     )
 
 
 @pytest.mark.parametrize("side", [SMALL, LARGE])
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.25, 0.5, 0.75, 0.99])
 @pytest.mark.parametrize("cell", [28, 32])
-def test_the_layout_begins_with_the_view_that_was_seen_first(side: int, share: float, cell: int) -> None:
+def test_the_layout_begins_with_the_first_view(side: int, share: float, cell: int) -> None:
     side -= side % cell
-    seen = survey(page(side), cell)
-    total = max(1, int(share * seen.grid[0] * seen.grid[1]))
+    image_survey = survey(page(side), cell)
+    total = max(1, int(share * image_survey.grid[0] * image_survey.grid[1]))
     for question in ("Where is the red thing?", "Read the text", "How many things are there?"):
-        made = shown(seen, question, total)
-        assert made.allocation.layout.views[0].shape == first_view(seen.grid, total, made.tensions.compress)
-        assert made.allocation.layout.tokens == total
+        realization = realize_page(image_survey, question, total)
+        assert realization.allocation.layout.views[0].shape == first_view(
+            image_survey.grid, total, realization.tensions.compress
+        )
+        assert realization.allocation.layout.tokens == total
 
 
 @pytest.mark.parametrize("shape", [(512, 1824), (448, 1920), (1344, 896), (1792, 576)])
 @pytest.mark.parametrize("compress", [0.15, 0.85, 0.95, 1.0])
-def test_so_it_does_for_long_and_high_images(shape: tuple[int, int], compress: float) -> None:
+def test_layouts_of_wide_and_high_images_begin_with_the_first_view(
+    shape: tuple[int, int], compress: float
+) -> None:
     pixels = np.full((*shape, 3), 240, np.uint8)
     pixels[100:130, 60:200:4] = 0
-    seen = survey(pixels, CELL)
-    for total in (2, 3, 4, *range(1, seen.grid[0] * seen.grid[1], 37)):
-        made = shown(seen, "Read the text", total, compress)
-        assert made.allocation.layout.views[0].shape == first_view(seen.grid, total, compress)
+    image_survey = survey(pixels, CELL)
+    for total in (2, 3, 4, *range(1, image_survey.grid[0] * image_survey.grid[1], 37)):
+        realization = realize_page(image_survey, "Read the text", total, compress)
+        assert realization.allocation.layout.views[0].shape == first_view(image_survey.grid, total, compress)
 
 
 def test_statistics_by_hand() -> None:
-    """Of four cells with two tokens to give away: means and deviations, quantiles between their neighbours, and the budget."""
+    """Four cells and two tokens: means, deviations, interpolated quantiles, and the budget."""
     channels = np.zeros((2, 2, len(CHANNELS)), np.float32)
     channels[:, :, CHANNELS.index("sobel")] = [[0, 0.1], [0.2, 0.3]]
     known = (np.array(values, np.float32) for values in ([[0, 1], [0.5, 0.5]], [[0, 0], [0, 1]]))
-    seen = Survey(Texture(channels, np.zeros((8, 8), np.uint8), 4), *known)
-    found = seen.statistics(2)
+    image_survey = Survey(Texture(channels, np.zeros((8, 8), np.uint8), 4), *known)
+    result = image_survey.statistics(2)
     expected = [0.5, 0.125**0.5, 0.25, 0.1875**0.5, 0.15, 0.27, 0.297, 0.1, 0.5, 0.2]
-    assert found == pytest.approx(expected, abs=1e-6)
-    assert found.dtype == np.float32
-    assert (found[BUSYNESS], found[SHARPNESS]) == pytest.approx((0.5, 0.297))
-    assert seen.statistics(1)[7:] == pytest.approx([0, 0.25, 0.2])
+    assert result == pytest.approx(expected, abs=1e-6)
+    assert result.dtype == np.float32
+    assert (result[BUSYNESS], result[SHARPNESS]) == pytest.approx((0.5, 0.297))
+    assert image_survey.statistics(1)[7:] == pytest.approx([0, 0.25, 0.2])
 
 
-def test_statistics_tell_a_blank_picture_from_a_busy_one() -> None:
-    blank, busy = (survey(pixels, CELL).statistics(50) for pixels in (np.full((SMALL, SMALL, 3), 200, np.uint8), page(SMALL)))  # fmt: skip
+def test_statistics_distinguish_a_blank_picture_from_a_busy_one() -> None:
+    blank, busy = (
+        survey(pixels, CELL).statistics(50)
+        for pixels in (np.full((SMALL, SMALL, 3), 200, np.uint8), page(SMALL))
+    )
     assert not blank[:7].any()
     assert (busy[:7] > 0).all()
     assert prior("What is it?", blank).compress > prior("What is it?", busy).compress
 
 
-def test_the_choice_is_made_of_relevance_content_and_the_total() -> None:
-    seen = survey(page(SMALL), CELL)
-    asked = seen.keyword_map("Where is the red thing?")
+def test_the_chooser_gets_relevance_content_and_the_total() -> None:
+    image_survey = survey(page(SMALL), CELL)
+    keyword_map = image_survey.keyword_map("Where is the red thing?")
     tensions, calls = Tensions(0.2, 0.7, 0.6), []
 
-    def choose(worth: np.ndarray, held: np.ndarray, total: int) -> Allocation:
-        calls.append((worth, held, total))
-        return attend(worth, held, total)
+    def choose(relevance: np.ndarray, content: np.ndarray, total: int) -> Allocation:
+        calls.append((relevance, content, total))
+        return attend(relevance, content, total)
 
-    made = realize(seen, asked, 33, tensions=tensions, balancer=Balancer(), choose=choose)
-    [(worth, held, total)] = calls
-    ways = Ways(seen.propositional, seen.perspectival, asked)
+    realization = realize(
+        image_survey, keyword_map, 33, tensions=tensions, balancer=Balancer(), choose=choose
+    )
+    [(relevance, content, total)] = calls
+    ways = Ways(image_survey.propositional, image_survey.perspectival, keyword_map)
     assert total == 33
-    assert np.array_equal(worth, Balancer().balance(ways, tensions))
-    assert np.array_equal(held, content_mask(ways))
-    assert made.relevance is worth
-    assert made.tensions == tensions
-    assert made.allocation == attend(worth, held, 33)
+    assert np.array_equal(relevance, Balancer().balance(ways, tensions))
+    assert np.array_equal(content, content_mask(ways))
+    assert realization.relevance is relevance
+    assert realization.tensions == tensions
+    assert realization.allocation == attend(relevance, content, 33)
 
 
-def test_what_is_asked_for_is_shown_at_full_resolution() -> None:
-    seen, scene = picture(("red", "star", 700, 650, 40), ("blue", "square", 120, 130, 60), side=896)
+def test_the_item_of_the_question_is_kept_at_native_resolution() -> None:
+    image_survey, scene = picture(("red", "star", 700, 650, 40), ("blue", "square", 120, 130, 60), side=896)
     pixels_of = survey(_pixels(scene), CELL)
-    star = touched((scene.items[0].box,), seen.grid)
-    made = shown(pixels_of, "Where is the red star?", 160)
-    native = np.zeros(seen.grid, bool)
-    for view in made.allocation.layout.views:
+    star = cells_touching((scene.items[0].box,), image_survey.grid)
+    realization = realize_page(pixels_of, "Where is the red star?", 160)
+    native = np.zeros(image_survey.grid, bool)
+    for view in realization.allocation.layout.views:
         if view.native:
             for token in view.token_indices:
                 row, column = divmod(token, view.shape[1])
@@ -126,13 +139,13 @@ def _pixels(scene: object) -> np.ndarray:
     return np.asarray(draw(scene))
 
 
-def test_load_shows_in_the_tensions() -> None:
-    seen = survey(page(LARGE), CELL)
-    asked = seen.keyword_map("What is there?")
-    tensions = Balancer().tensions("What is there?", None, seen.statistics(200))
+def test_load_changes_the_tensions() -> None:
+    image_survey = survey(page(LARGE), CELL)
+    keyword_map = image_survey.keyword_map("What is there?")
+    tensions = Balancer().tensions("What is there?", None, image_survey.statistics(200))
     calm, busy = (
         realize(
-            seen, asked, 200, tensions=tensions.under(load), balancer=Balancer(), choose=attend
+            image_survey, keyword_map, 200, tensions=tensions.under(load), balancer=Balancer(), choose=attend
         )
         for load in (0.0, 1.0)
     )  # fmt: skip
@@ -144,18 +157,25 @@ def test_load_shows_in_the_tensions() -> None:
 @pytest.mark.parametrize("compress", [0.0, 0.3, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize(("side", "cut"), [(SMALL, SIDE), (LARGE, SIDE), (LARGE, 4), (512, 16)])
 def test_the_explanation_adds_up(side: int, cut: int, compress: float) -> None:
-    """Also of an image that is a view of the whole and a single region: its first view was not counted once."""
-    seen = survey(page(side), CELL)
-    made = shown(seen, "Read it", 40, compress, cut)
-    told = json.loads(json.dumps(made.explanation()))
-    assert told["tokens"] == 40
-    assert told["thumbnail_tokens"] + sum(region["tokens"] for region in told["regions"]) == 40
-    assert told["of"] == seen.grid[0] * seen.grid[1] == sum(region["of"] for region in told["regions"])
-    assert told["grid"] == list(seen.grid)
-    assert np.array(told["map"]) == pytest.approx(made.relevance, abs=0.0051)
-    assert set(told["tensions"]) == {"compress_particularize", "exploit_explore", "focus_diversify"}
+    """Tokens and areas add up, also for a view of the whole beside a single region.
+
+    In that case the tokens of the view of the whole were once left out.
+    """
+    image_survey = survey(page(side), CELL)
+    realization = realize_page(image_survey, "Read it", 40, compress, cut)
+    explanation = json.loads(json.dumps(realization.explanation()))
+    assert explanation["tokens"] == 40
+    assert explanation["thumbnail_tokens"] + sum(region["tokens"] for region in explanation["regions"]) == 40
+    assert (
+        explanation["of"]
+        == image_survey.grid[0] * image_survey.grid[1]
+        == sum(region["of"] for region in explanation["regions"])
+    )
+    assert explanation["grid"] == list(image_survey.grid)
+    assert np.array(explanation["map"]) == pytest.approx(realization.relevance, abs=0.0051)
+    assert set(explanation["tensions"]) == {"compress_particularize", "exploit_explore", "focus_diversify"}
     area = 0.0
-    for region in told["regions"]:
+    for region in explanation["regions"]:
         left, top, right, bottom = region["box"]
         assert 0 <= left < right <= 1
         assert 0 <= top < bottom <= 1
@@ -165,4 +185,4 @@ def test_the_explanation_adds_up(side: int, cut: int, compress: float) -> None:
         for name in ("propositional", "perspectival", "participatory", "relevance"):
             assert 0 <= region[name] <= 1
     assert area == pytest.approx(1, abs=2e-3)
-    assert told["allocation_ms"] >= 0
+    assert explanation["allocation_ms"] >= 0

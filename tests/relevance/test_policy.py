@@ -1,4 +1,4 @@
-"""Layouts of exactly as many tokens as were given, with a view of the whole first, at the shape that it was seen at."""
+"""Layouts have exactly the given number of tokens, and begin with the first view of the whole."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ large_sides = st.integers(23, 60)
 ratios = st.floats(0.0, 1.0, exclude_max=True)
 tensions = st.floats(0.0, 1.0)
 sizes = st.one_of(
-    st.tuples(st.integers(1, 22), st.integers(1, 23)), st.tuples(sides, sides), st.tuples(large_sides, large_sides)
-)  # fmt: skip
+    st.tuples(st.integers(1, 22), st.integers(1, 23)),
+    st.tuples(sides, sides),
+    st.tuples(large_sides, large_sides),
+)
 
 
 def maps(seed: int, rows: int, columns: int, filled: float) -> tuple[np.ndarray, np.ndarray]:
@@ -30,7 +32,15 @@ def maps(seed: int, rows: int, columns: int, filled: float) -> tuple[np.ndarray,
 
 
 @settings(max_examples=200)
-@given(sizes, ratios, tensions, st.integers(0, 99), st.floats(0, 1), st.sampled_from(sorted(POLICIES)), st.sampled_from((SIDE, 3, 8, 100)))  # fmt: skip
+@given(
+    sizes,
+    ratios,
+    tensions,
+    st.integers(0, 99),
+    st.floats(0, 1),
+    st.sampled_from(sorted(POLICIES)),
+    st.sampled_from((SIDE, 3, 8, 100)),
+)
 def test_layouts_have_exactly_the_total(
     size: tuple[int, int],
     ratio: float,
@@ -44,12 +54,12 @@ def test_layouts_have_exactly_the_total(
     total = max(1, int(ratio * rows * columns))
     if total == rows * columns:
         return
-    worth, held = maps(seed, rows, columns, filled)
-    found = attend(worth, held, total, compress, policy, side)
-    layout = found.layout
+    relevance, content = maps(seed, rows, columns, filled)
+    result = attend(relevance, content, total, compress, policy, side)
+    layout = result.layout
     assert layout.tokens == total
     assert layout.grid == (rows, columns)
-    assert found.full == rows * columns
+    assert result.full == rows * columns
     places = layout.places()
     assert places.shape == (total, 2)
     assert (places >= 0).all()
@@ -58,22 +68,28 @@ def test_layouts_have_exactly_the_total(
         assert list(view.token_indices) == sorted(set(view.token_indices))
         assert view.token_indices[0] >= 0
         assert view.token_indices[-1] < view.shape[0] * view.shape[1]
-    budgets = [budget for budget in found.budgets if budget]
+    budgets = [budget for budget in result.budgets if budget]
     beside = sum(budgets) < total
     assert [view.tokens for view in layout.views[beside:]] == budgets
-    assert all(budget <= region.tokens for budget, region in zip(found.budgets, found.regions, strict=True))
-    again = attend(worth.copy(), held.copy(), total, compress, policy, side)
-    assert again == found
+    assert all(budget <= region.tokens for budget, region in zip(result.budgets, result.regions, strict=True))
+    repeated = attend(relevance.copy(), content.copy(), total, compress, policy, side)
+    assert repeated == result
 
 
 @settings(max_examples=200)
-@given(sizes, st.one_of(ratios, st.sampled_from((1, 2, 3, 4, 5))), tensions, st.integers(0, 99), st.sampled_from((SIDE, 4, 100)))  # fmt: skip
+@given(
+    sizes,
+    st.one_of(ratios, st.sampled_from((1, 2, 3, 4, 5))),
+    tensions,
+    st.integers(0, 99),
+    st.sampled_from((SIDE, 4, 100)),
+)
 @example((20, 16), 2, 0.85, 0, SIDE)
 @example((16, 16), 3, 0.95, 0, SIDE)
-def test_the_whole_comes_first_at_the_shape_that_it_was_seen_at(
+def test_the_whole_comes_first_in_the_shape_of_the_first_view(
     size: tuple[int, int], ratio: float, compress: float, seed: int, side: int
 ) -> None:
-    """So that nothing is encoded twice: a layout once began with another shape of about as many tokens."""
+    """Otherwise it would be encoded twice. A layout once began with another shape of similar size."""
     rows, columns = size
     total = ratio if isinstance(ratio, int) else max(1, int(ratio * rows * columns))
     if total >= rows * columns:
@@ -94,36 +110,34 @@ def test_the_whole_of_a_large_image_is_complete_and_takes_its_share(
     rows: int, columns: int, ratio: float, compress: float, seed: int
 ) -> None:
     total = max(1, int(ratio * rows * columns))
-    found = attend(*maps(seed, rows, columns, 0.3), total, compress)
-    first = found.layout.views[0]
+    result = attend(*maps(seed, rows, columns, 0.3), total, compress)
+    first = result.layout.views[0]
     share = whole_tokens(total, compress)
     assert first.shape == shape_within(rows, columns, share)
     assert first.token_indices == tuple(range(first.shape[0] * first.shape[1]))
     assert first.tokens <= share
     assert share < 16 or first.tokens > 0.5 * share
     if first.tokens < total:
-        assert sum(found.budgets) == total - first.tokens
+        assert sum(result.budgets) == total - first.tokens
 
 
 @given(large_sides, large_sides, ratios, st.floats(ONE_REGION_COMPRESS, 1.0), st.integers(0, 99))
-def test_what_is_asked_all_of_is_one_view_in_part(
+def test_an_image_that_is_needed_completely_is_one_view(
     rows: int, columns: int, ratio: float, compress: float, seed: int
 ) -> None:
-    """Things were counted on a smaller picture, and one in ten was miscounted that is not on the tokens of the whole."""
+    """On a smaller picture, a tenth of the counts was wrong that is right with native tokens."""
     total = max(1, int(ratio * rows * columns))
-    found = attend(*maps(seed, rows, columns, 0.3), total, compress)
-    [view] = found.layout.views
+    result = attend(*maps(seed, rows, columns, 0.3), total, compress)
+    [view] = result.layout.views
     assert view.native
     assert view.tokens == total
-    assert found.regions == (whole(rows, columns),)
-    assert found.budgets == (total,)
+    assert result.regions == (whole(rows, columns),)
+    assert result.budgets == (total,)
 
 
 @given(st.integers(1, 22), st.integers(1, 23), ratios, tensions, st.integers(0, 99))
-def test_a_small_image_is_one_view_in_part(
-    rows: int, columns: int, ratio: float, compress: float, seed: int
-) -> None:
-    """Of all its cells, however much is compressed: smaller, it would lose more."""
+def test_a_small_image_is_one_view(rows: int, columns: int, ratio: float, compress: float, seed: int) -> None:
+    """It is encoded at native resolution under every tension, because a lower one costs more accuracy."""
     total = max(1, int(ratio * rows * columns))
     if total == rows * columns:
         return
@@ -132,18 +146,18 @@ def test_a_small_image_is_one_view_in_part(
     assert view.shape == (rows, columns)
 
 
-def test_from_which_size_on_an_image_has_regions() -> None:
+def test_the_size_from_which_an_image_has_regions() -> None:
     assert LARGE_IMAGE == 512
     assert len(attend(*maps(0, 22, 23, 0.5), 100, 0.2).layout.views) == 1
     assert len(attend(*maps(0, 16, 32, 0.5), 100, 0.2).layout.views) > 1
 
 
-def test_the_more_is_compressed_the_more_shows_the_whole() -> None:
-    shown = [
+def test_the_first_view_grows_with_the_compress_tension() -> None:
+    shapes = [
         first_view((32, 32), 400, compress)
         for compress in (0.0, 0.2, 0.4, 0.6, 0.69, ONE_REGION_COMPRESS, 1.0)
     ]
-    tokens = [rows * columns for rows, columns in shown]
+    tokens = [rows * columns for rows, columns in shapes]
     assert tokens == sorted(tokens)
     assert tokens[0] <= 40
     assert 230 < tokens[-3] <= 0.652 * 400
@@ -151,67 +165,69 @@ def test_the_more_is_compressed_the_more_shows_the_whole() -> None:
 
 
 @pytest.mark.parametrize("total", [0, -1, 100, 101])
-def test_all_and_nothing_are_refused(total: int) -> None:
-    """Keeping everything is the plain path."""
+def test_totals_of_all_tokens_or_none_are_refused(total: int) -> None:
+    """An image that keeps all tokens takes the plain path instead."""
     with pytest.raises(ValueError, match=f"{total} of 100 tokens cannot be chosen; accepted: 1 to 99"):
         attend(*maps(0, 10, 10, 0.5), total)
 
 
 def test_small_images_lose_their_blank_cells_at_full_resolution() -> None:
-    worth, held = maps(1, 10, 12, 0.0)
-    held[2:5, 3:8] = True
-    worth[held] += 1
-    found = attend(worth, held, 20, 0.1)
-    [view] = found.layout.views
+    relevance, content = maps(1, 10, 12, 0.0)
+    content[2:5, 3:8] = True
+    relevance[content] += 1
+    result = attend(relevance, content, 20, 0.1)
+    [view] = result.layout.views
     assert view.native
-    kept = np.zeros(120, bool)
-    kept[list(view.token_indices)] = True
-    assert kept.reshape(10, 12)[held].all()
-    assert found.demands == (15,)
+    mask = np.zeros(120, bool)
+    mask[list(view.token_indices)] = True
+    assert mask.reshape(10, 12)[content].all()
+    assert result.demands == (15,)
 
 
 def test_a_region_whose_content_fits_is_native_and_one_that_is_too_full_is_not() -> None:
-    worth = np.full((32, 32), 0.1, np.float32)
-    held = np.zeros((32, 32), bool)
-    worth[0:8, 0:8], held[0:4, 0:8] = 0.95, True
-    found = attend(worth, held, 200, 0.1, "sharp")
-    first = next(view for view in found.layout.views if view.region == found.regions[0])
+    relevance = np.full((32, 32), 0.1, np.float32)
+    content = np.zeros((32, 32), bool)
+    relevance[0:8, 0:8], content[0:4, 0:8] = 0.95, True
+    result = attend(relevance, content, 200, 0.1, "sharp")
+    first = next(view for view in result.layout.views if view.region == result.regions[0])
     assert first.native
     assert first.tokens >= 32
-    held[:] = True
-    worth[0:8, 8:16] = 0.9
-    crowded = attend(worth, held, 130, 0.1, "thresholds")
+    content[:] = True
+    relevance[0:8, 8:16] = 0.9
+    crowded = attend(relevance, content, 130, 0.1, "thresholds")
     lower = [view for view in crowded.layout.views[1:] if view.tokens < view.region.tokens]
     assert lower
     assert not any(view.native for view in lower)
 
 
 def test_the_most_relevant_region_gets_the_most() -> None:
-    worth, held = np.full((32, 32), 0.05, np.float32), np.ones((32, 32), bool)
-    worth[8:16, 16:24] = 1
+    relevance, content = np.full((32, 32), 0.05, np.float32), np.ones((32, 32), bool)
+    relevance[8:16, 16:24] = 1
     for policy, compress in product(POLICIES, (0.0, 0.5)):
-        found = attend(worth, held, 256, compress, policy, side=8)
-        best = [(region.row, region.column) for region in found.regions].index((8, 16))
-        assert found.budgets[best] == max(found.budgets) == 64
-        assert found.scores[best] == 1
+        result = attend(relevance, content, 256, compress, policy, side=8)
+        best = [(region.row, region.column) for region in result.regions].index((8, 16))
+        assert result.budgets[best] == max(result.budgets) == 64
+        assert result.scores[best] == 1
 
 
 def test_a_small_thing_in_an_empty_region_counts() -> None:
-    worth = np.zeros((8, 8), np.float32)
-    worth[2:6, 2:6] = 1
-    assert score(worth) == 1
-    worth[2:6, 4:6] = 0
-    assert score(worth) == 0.5
+    relevance = np.zeros((8, 8), np.float32)
+    relevance[2:6, 2:6] = 1
+    assert score(relevance) == 1
+    relevance[2:6, 4:6] = 0
+    assert score(relevance) == 0.5
     assert score(np.array([[0.7]])) == pytest.approx(0.7)
 
 
-def test_what_counts_as_content() -> None:
-    known = Ways(*(np.array([values], np.float32) for values in ((0.0, 0.1, 0.0), (0.0, 0.0, 0.4), (1.0, 0, 0))))  # fmt: skip
+def test_content_by_propositional_or_perspectival_value() -> None:
+    known = Ways(
+        *(np.array([values], np.float32) for values in ((0.0, 0.1, 0.0), (0.0, 0.0, 0.4), (1.0, 0, 0)))
+    )
     assert content_mask(known).tolist() == [[False, True, True]]
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_another_image_changes_nothing(policy: str) -> None:
+def test_a_layout_does_not_depend_on_other_images(policy: str) -> None:
     one, other = maps(1, 32, 32, 0.4), maps(2, 40, 20, 0.9)
     alone = attend(*one, 300, 0.3, policy)
     attend(*other, 200, 0.3, policy)

@@ -1,4 +1,4 @@
-"""Regions tile the grid of every size exactly, about equal, and are cut where that parts the least."""
+"""Regions cover every grid exactly, are about equal, and are cut where that separates the least content."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ def blank(rows: int, columns: int) -> Mask:
 
 @given(lengths, lengths, st.sampled_from((1, 3, 4, 8, SIDE, 100)), st.floats(0, 1), st.integers(0, 99))
 def test_every_cell_is_in_one_region(rows: int, columns: int, side: int, share: float, seed: int) -> None:
-    held = np.random.default_rng(seed).random((rows, columns)) < share
+    content = np.random.default_rng(seed).random((rows, columns)) < share
     count = np.zeros((rows, columns), int)
-    found = partition(held, side)
-    for region in found:
+    result = partition(content, side)
+    for region in result:
         assert count[region.cells].size == region.tokens > 0
         count[region.cells] += 1
     assert (count == 1).all()
-    assert list(found) == sorted(found, key=lambda region: (region.row, region.column))
+    assert list(result) == sorted(result, key=lambda region: (region.row, region.column))
     most = side + min(SHIFT, side // 4)
-    assert max(max(region.rows, region.columns) for region in found) <= most
+    assert max(max(region.rows, region.columns) for region in result) <= most
 
 
 @pytest.mark.parametrize("side", [1, 3, 4, 8, SIDE, 100])
-def test_without_content_they_are_as_equal_as_they_can_be(side: int) -> None:
-    """9 tokens a side are 4 and 5, and not 8 and 1."""
+def test_without_content_regions_are_as_equal_as_possible(side: int) -> None:
+    """A side of 9 tokens is cut into 4 and 5, not into 8 and 1."""
     for rows in range(1, 61):
         for columns in (*range(1, 61, 7), rows):
-            found = partition(blank(rows, columns), side)
-            for lengths in ({region.rows for region in found}, {region.columns for region in found}):
+            result = partition(blank(rows, columns), side)
+            for lengths in ({region.rows for region in result}, {region.columns for region in result}):
                 assert max(lengths) - min(lengths) <= 1
                 assert max(lengths) <= side
 
 
 def test_a_cut_goes_round_a_word() -> None:
-    """A code was read with its last character twice: it lay across the border of two regions, and each saw a half."""
-    held = blank(28, 42)
-    held[5, 12:16] = held[6, 12:16] = True
+    """A code was read with its last character twice, because a cut put half of it in each of two regions."""
+    content = blank(28, 42)
+    content[5, 12:16] = content[6, 12:16] = True
     assert {region.column for region in partition(blank(28, 42))} == {0, 14, 28}
-    assert {region.column for region in partition(held)} == {0, 12, 28}
-    held[5, 8:14] = held[6, 8:14] = True
-    assert {region.column for region in partition(held)} == {0, 16, 28}
+    assert {region.column for region in partition(content)} == {0, 12, 28}
+    content[5, 8:14] = content[6, 8:14] = True
+    assert {region.column for region in partition(content)} == {0, 16, 28}
 
 
-def test_what_is_everywhere_moves_no_cut() -> None:
+def test_content_that_is_everywhere_moves_no_cut() -> None:
     assert partition(np.ones((40, 56), bool)) == partition(blank(40, 56))

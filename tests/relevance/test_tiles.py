@@ -1,4 +1,4 @@
-"""Tiles: regions that are a picture with its newlines, exact totals, and the numbers of what is kept and encoded."""
+"""Tiles: regions that cover a picture with its newlines, exact totals, kept tokens and needed tiles."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ seeds = st.integers(0, 99)
 
 
 def tokens(tiling: Tiling) -> int:
-    """Of the picture with its newlines."""
+    """Number of tokens of the picture with its newlines."""
     return tiling.rows * (tiling.columns + 1)
 
 
 def tile_of(tiling: Tiling, row: int, column: int) -> tuple[int, int]:
-    """A cell's tile on the canvas; a newline is in the tile of the last cell of its row."""
+    """Row and column of a cell's tile. A newline is in the tile of the last cell of its row."""
     column = min(column, tiling.columns - 1)
     return (tiling.top + row) // tiling.side, (tiling.left + column) // tiling.side
 
@@ -45,13 +45,13 @@ def maps(tiling: Tiling, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return draw.random(shape).astype(np.float32), draw.random(shape) < draw.random()
 
 
-def allocation(tiling: Tiling, share: float, seed: int) -> tuple[Allocation, int]:
+def allocate_tiles(tiling: Tiling, share: float, seed: int) -> tuple[Allocation, int]:
     total = tiling.base + max(1, round(share * tokens(tiling)))
     return attend_tiles(*maps(tiling, seed), total, tiling), total
 
 
 @given(tilings)
-def test_regions_are_tiles_and_tile_the_picture_with_its_newlines(tiling: Tiling) -> None:
+def test_regions_are_tiles_and_cover_the_picture_with_its_newlines(tiling: Tiling) -> None:
     owner = np.full((tiling.rows, tiling.columns + 1), -1)
     for number, region in enumerate(tiling.regions):
         part = owner[region.row : region.row + region.rows, region.column : region.column + region.columns]
@@ -70,7 +70,7 @@ def test_regions_are_tiles_and_tile_the_picture_with_its_newlines(tiling: Tiling
 
 
 def test_regions_by_hand() -> None:
-    """Three rows from the last of a tile on, and five columns from the second of a tile on, on tiles of four."""
+    """On tiles of 4x4 cells, the picture begins at a tile's last row and second column."""
     regions = Tiling(rows=3, columns=5, side=4, top=3, left=1, base=16).regions
     assert [(region.row, region.column, region.rows, region.columns) for region in regions] == [
         (0, 0, 1, 3), (0, 3, 1, 3), (1, 0, 2, 3), (1, 3, 2, 3),
@@ -79,27 +79,29 @@ def test_regions_by_hand() -> None:
 
 @settings(max_examples=200)
 @given(tilings, shares, seeds)
-def test_totals_are_exact_and_the_whole_is_in_them(tiling: Tiling, share: float, seed: int) -> None:
-    found, total = allocation(tiling, share, seed)
-    layout = found.layout
-    assert layout.tokens == total == tiling.base + sum(found.budgets)
+def test_totals_are_exact_and_include_the_whole(tiling: Tiling, share: float, seed: int) -> None:
+    result, total = allocate_tiles(tiling, share, seed)
+    layout = result.layout
+    assert layout.tokens == total == tiling.base + sum(result.budgets)
     assert layout.grid == (tiling.rows, tiling.columns + 1)
-    assert found.full == tiling.base + tokens(tiling)
-    assert found.regions == tiling.regions
-    assert all(budget <= region.tokens for budget, region in zip(found.budgets, found.regions, strict=True))
+    assert result.full == tiling.base + tokens(tiling)
+    assert result.regions == tiling.regions
+    assert all(budget <= region.tokens for budget, region in zip(result.budgets, result.regions, strict=True))
     first, *rest = layout.views
     assert first.region == whole(tiling.rows, tiling.columns + 1)
     assert first.token_indices == tuple(range(tiling.base))
-    shown = [(region, budget) for region, budget in zip(found.regions, found.budgets, strict=True) if budget]
+    shown = [
+        (region, budget) for region, budget in zip(result.regions, result.budgets, strict=True) if budget
+    ]
     assert [(view.region, view.tokens) for view in rest] == shown
     assert all(view.native for view in rest)
 
 
 @settings(max_examples=200)
 @given(tilings, shares, seeds)
-def test_kept_numbers_ascend_in_the_row_of_all_tokens(tiling: Tiling, share: float, seed: int) -> None:
-    found, total = allocation(tiling, share, seed)
-    numbers = kept_tokens(found, tiling)
+def test_kept_tokens_are_ascending_indices_of_all_tokens(tiling: Tiling, share: float, seed: int) -> None:
+    result, total = allocate_tiles(tiling, share, seed)
+    numbers = kept_tokens(result, tiling)
     assert numbers == sorted(set(numbers))
     assert len(numbers) == total
     assert numbers[: tiling.base] == list(range(tiling.base))
@@ -108,17 +110,17 @@ def test_kept_numbers_ascend_in_the_row_of_all_tokens(tiling: Tiling, share: flo
 
 @settings(max_examples=200)
 @given(tilings, shares, seeds)
-def test_each_tile_keeps_its_worthiest(tiling: Tiling, share: float, seed: int) -> None:
-    """A newline is worth what its row is worth on average."""
-    worth, _ = maps(tiling, seed)
-    found, _ = allocation(tiling, share, seed)
-    values = np.concatenate((worth, worth.mean(1, keepdims=True)), axis=1)
-    kept = np.zeros(values.size, bool)
-    kept[np.array(kept_tokens(found, tiling)[tiling.base :]) - tiling.base] = True
-    kept = kept.reshape(values.shape)
-    for region, budget in zip(found.regions, found.budgets, strict=True):
+def test_each_tile_keeps_its_most_relevant_cells(tiling: Tiling, share: float, seed: int) -> None:
+    """The relevance of a newline is the mean of its row."""
+    relevance, _ = maps(tiling, seed)
+    result, _ = allocate_tiles(tiling, share, seed)
+    values = np.concatenate((relevance, relevance.mean(1, keepdims=True)), axis=1)
+    mask = np.zeros(values.size, bool)
+    mask[np.array(kept_tokens(result, tiling)[tiling.base :]) - tiling.base] = True
+    mask = mask.reshape(values.shape)
+    for region, budget in zip(result.regions, result.budgets, strict=True):
         part = np.s_[region.row : region.row + region.rows, region.column : region.column + region.columns]
-        inside, chosen = values[part], kept[part]
+        inside, chosen = values[part], mask[part]
         assert chosen.sum() == budget
         if 0 < budget < region.tokens:
             assert inside[chosen].min() >= inside[~chosen].max()
@@ -126,50 +128,50 @@ def test_each_tile_keeps_its_worthiest(tiling: Tiling, share: float, seed: int) 
 
 @settings(max_examples=200)
 @given(tilings, shares, seeds)
-def test_needed_are_the_tiles_of_kept_cells(tiling: Tiling, share: float, seed: int) -> None:
-    """And of nothing else: newlines need no encoder."""
-    found, _ = allocation(tiling, share, seed)
+def test_needed_tiles_are_those_with_kept_cells(tiling: Tiling, share: float, seed: int) -> None:
+    """A tile of which only newlines are kept is not needed, because newlines are not encoded."""
+    result, _ = allocate_tiles(tiling, share, seed)
     places = sorted(
         {tile_of(tiling, row, column) for row in range(tiling.rows) for column in range(tiling.columns)}
     )
     expected = set()
-    for number in kept_tokens(found, tiling)[tiling.base :]:
+    for number in kept_tokens(result, tiling)[tiling.base :]:
         row, column = divmod(number - tiling.base, tiling.columns + 1)
         if column < tiling.columns:
             expected.add(places.index(tile_of(tiling, row, column)))
-    assert needed_tiles(found, tiling) == sorted(expected)
+    assert needed_tiles(result, tiling) == sorted(expected)
 
 
 @given(tilings, seeds)
-def test_where_everything_is_kept_everything_is_needed(tiling: Tiling, seed: int) -> None:
-    found, _ = allocation(tiling, 1.0, seed)
-    assert kept_tokens(found, tiling) == list(range(tiling.base + tokens(tiling)))
-    assert needed_tiles(found, tiling) == list(range(len(tiling.regions)))
+def test_if_all_cells_are_kept_all_tiles_are_needed(tiling: Tiling, seed: int) -> None:
+    result, _ = allocate_tiles(tiling, 1.0, seed)
+    assert kept_tokens(result, tiling) == list(range(tiling.base + tokens(tiling)))
+    assert needed_tiles(result, tiling) == list(range(len(tiling.regions)))
 
 
 SQUARE = Tiling(rows=4, columns=4, side=2, top=0, left=0, base=5)
-"""Four tiles, those on the right with two newlines each."""
+"""Four tiles. Those on the right have two newlines each."""
 
 
-def test_a_tile_of_which_a_newline_alone_is_kept_is_not_encoded() -> None:
-    """The first row is worth something on the left, so its newline is worth half of that, and its cells nothing."""
-    worth = np.zeros((4, 4), np.float32)
-    worth[0:2, 0:2] = 1
-    found = attend_tiles(worth, np.ones((4, 4), bool), SQUARE.base + 4 + 1, SQUARE)
-    assert found.budgets == (4, 1, 0, 0)
-    assert kept_tokens(found, SQUARE) == [0, 1, 2, 3, 4, 5, 6, 9, 10, 11]
-    assert needed_tiles(found, SQUARE) == [0]
+def test_a_tile_of_which_only_a_newline_is_kept_is_not_needed() -> None:
+    """The top left tile is relevant, so the newlines of its rows are, which belong to the top right tile."""
+    relevance = np.zeros((4, 4), np.float32)
+    relevance[0:2, 0:2] = 1
+    result = attend_tiles(relevance, np.ones((4, 4), bool), SQUARE.base + 4 + 1, SQUARE)
+    assert result.budgets == (4, 1, 0, 0)
+    assert kept_tokens(result, SQUARE) == [0, 1, 2, 3, 4, 5, 6, 9, 10, 11]
+    assert needed_tiles(result, SQUARE) == [0]
 
 
-def test_the_most_relevant_tile_comes_whole_and_blanks_come_last() -> None:
-    worth, held = np.full((4, 4), 0.1, np.float32), np.ones((4, 4), bool)
-    worth[2:4, 0:2] = 0.9
-    found = attend_tiles(worth, held, SQUARE.base + 4, SQUARE)
-    assert found.budgets == (0, 0, 4, 0)
-    assert needed_tiles(found, SQUARE) == [2]
-    held[2:4, 0:2] = False
-    worth[0:2] = 0.5
-    blank = attend_tiles(worth, held, SQUARE.base + 4 + 6, SQUARE)
+def test_the_most_relevant_tile_is_kept_whole_and_blank_cells_come_last() -> None:
+    relevance, content = np.full((4, 4), 0.1, np.float32), np.ones((4, 4), bool)
+    relevance[2:4, 0:2] = 0.9
+    result = attend_tiles(relevance, content, SQUARE.base + 4, SQUARE)
+    assert result.budgets == (0, 0, 4, 0)
+    assert needed_tiles(result, SQUARE) == [2]
+    content[2:4, 0:2] = False
+    relevance[0:2] = 0.5
+    blank = attend_tiles(relevance, content, SQUARE.base + 4 + 6, SQUARE)
     assert blank.demands == (4, 6, 0, 6)
     assert blank.budgets == (4, 6, 0, 0)
 
@@ -181,31 +183,32 @@ def test_totals_that_leave_nothing_beside_the_whole_are_refused(total: int) -> N
 
 
 @given(tilings, shares, seeds)
-def test_another_image_changes_nothing(tiling: Tiling, share: float, seed: int) -> None:
-    alone, _ = allocation(tiling, share, seed)
-    allocation(SQUARE, 0.5, seed)
-    assert allocation(tiling, share, seed)[0] == alone
+def test_a_choice_does_not_depend_on_other_images(tiling: Tiling, share: float, seed: int) -> None:
+    alone, _ = allocate_tiles(tiling, share, seed)
+    allocate_tiles(SQUARE, 0.5, seed)
+    assert allocate_tiles(tiling, share, seed)[0] == alone
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_what_is_told_of_tiles_lies_in_the_image_and_adds_up(share: float) -> None:
-    """Newlines count among the tokens, and are in no box."""
+def test_the_explanation_of_tiles_lies_in_the_image_and_adds_up(share: float) -> None:
+    """Newlines count among the tokens, but are in no box."""
     pixels = np.full((60, 100, 3), 240, np.uint8)
     pixels[20:40, 50:90:3] = 10
-    seen = survey(pixels, 10)
+    image_survey = survey(pixels, 10)
     tiling = Tiling(6, 10, side=4, top=1, left=1, base=16)
     total = 16 + round(share * 66)
-    made = realize(
-        seen, seen.keyword_map("Read it"), total, tensions=Tensions(0.2, 0.8, 0.8), balancer=Balancer(),
-        choose=lambda worth, held, total: attend_tiles(worth, held, total, tiling),
+    realization = realize(
+        image_survey, image_survey.keyword_map("Read it"), total,
+        tensions=Tensions(0.2, 0.8, 0.8), balancer=Balancer(),
+        choose=lambda relevance, content, total: attend_tiles(relevance, content, total, tiling),
     )  # fmt: skip
-    told = json.loads(json.dumps(made.explanation()))
-    assert told["tokens"] == total <= told["of"] == 16 + 66
-    assert told["thumbnail_tokens"] == 16
-    assert sum(region["tokens"] for region in told["regions"]) == total - 16
-    assert sum(region["of"] for region in told["regions"]) == 66
+    explanation = json.loads(json.dumps(realization.explanation()))
+    assert explanation["tokens"] == total <= explanation["of"] == 16 + 66
+    assert explanation["thumbnail_tokens"] == 16
+    assert sum(region["tokens"] for region in explanation["regions"]) == total - 16
+    assert sum(region["of"] for region in explanation["regions"]) == 66
     area = 0.0
-    for region in told["regions"]:
+    for region in explanation["regions"]:
         left, top, right, bottom = region["box"]
         assert 0 <= left < right <= 1
         assert 0 <= top < bottom <= 1

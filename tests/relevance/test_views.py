@@ -1,4 +1,4 @@
-"""Which view comes first, and what each gets of a budget: exact, and the best one closely wherever that fits."""
+"""Order and budgets of a request's images: the total is kept, and the best image is close if it fits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sizes_of(*fulls: int) -> list[Sizes]:
 
 
 def page(*colours: tuple[int, int, int], side: int = 256) -> Survey:
-    """White, with a square of each colour and a line of strokes under it."""
+    """A white image with a square of each colour."""
     pixels = np.full((side, side, 3), 250, np.uint8)
     for number, colour in enumerate(colours):
         pixels[20:90, 20 + 80 * number : 80 + 80 * number] = colour
@@ -30,7 +30,7 @@ def page(*colours: tuple[int, int, int], side: int = 256) -> Survey:
 RED, BLUE, GREY = (220, 30, 30), (30, 70, 220), (120, 120, 120)
 
 
-def test_what_the_words_ask_for_comes_before_what_there_is() -> None:
+def test_images_with_the_named_thing_come_before_images_with_more_content() -> None:
     views = [page(RED), page(BLUE, GREY, BLUE), page()]
     order = {
         words: rank([-1] * 3, [score_view(view, words) for view in views], "abc")
@@ -40,22 +40,22 @@ def test_what_the_words_ask_for_comes_before_what_there_is() -> None:
     assert order["what?"] == [1, 0, 2]
     red = [score_view(view, "what is red?").keywords[0] for view in views]
     assert red[0] > 5
-    assert max(red[1:]) < 1, "noise, which leaves the choice to what there is"
+    assert max(red[1:]) < 1, "noise, so that the content decides"
     assert rank([-1] * 2, [score_view(view, "what is red?") for view in views[1:]], "bc") == [0, 1]
 
 
-def test_more_text_comes_first_where_text_is_asked_for() -> None:
+def test_the_image_with_more_text_comes_first_for_questions_about_text() -> None:
     pixels = np.full((2, 256, 256, 3), 250, np.uint8)
     for line in range(24, 220, 24):
         pixels[0, line : line + 12 : 4, 20:230:6] = 20
     pixels[1, 40:200, 20:230] = RED
-    found = [score_view(survey(each, 16), "read the text") for each in pixels]
-    assert found[0].keywords > found[1].keywords
-    assert rank([-1] * 2, found, "ab") == [0, 1]
+    result = [score_view(survey(each, 16), "read the text") for each in pixels]
+    assert result[0].keywords > result[1].keywords
+    assert rank([-1] * 2, result, "ab") == [0, 1]
 
 
-def test_among_scenes_text_is_mostly_found() -> None:
-    """Two scenes without a question about text beside one with; the first of them by chance would be a third."""
+def test_the_scene_with_text_mostly_comes_first() -> None:
+    """One of three scenes has text, and the question is about it. By chance it would be first in a third."""
     right = 0
     for index in range(15):
         kinds = ("reading", "shape", "counting")
@@ -67,8 +67,8 @@ def test_among_scenes_text_is_mostly_found() -> None:
     assert right >= 11
 
 
-def test_things_that_are_asked_for_count_the_same() -> None:
-    """Whatever their scales are: what counts is the share of the most that any view has; below one it is noise."""
+def test_all_named_things_have_equal_weight() -> None:
+    """Their scales differ, so the share of the highest amount counts. An amount below 1 is noise."""
     both, one, other, none = (
         ViewScore((40.0, 3.0), 0.1),
         ViewScore((50.0, 0.5), 0.2),
@@ -80,7 +80,7 @@ def test_things_that_are_asked_for_count_the_same() -> None:
     assert rank([-1] * 2, faint, "ab") == [1, 0]
 
 
-def test_names_come_first_and_the_latest_of_them() -> None:
+def test_named_images_come_first_and_among_them_the_last_named() -> None:
     plain = [ViewScore((), 0.5)] * 4
     assert rank([-1, -1, -1, -1], plain, "abcd") == [0, 1, 2, 3]
     assert rank([-1, 0, -1, 1], plain, "abcd") == [3, 1, 0, 2]
@@ -111,29 +111,29 @@ def budgets(draw: st.DrawFn) -> tuple[list[Sizes], list[int], int, int]:
     return sizes, order, draw(st.integers(1, len(fulls))), total
 
 
-def tokens(sizes: list[Sizes], found: ViewBudgets) -> list[int]:
-    return [found.close.get(view, size.glances[found.glance]) for view, size in enumerate(sizes)]
+def tokens(sizes: list[Sizes], result: ViewBudgets) -> list[int]:
+    return [result.close.get(view, size.glances[result.glance]) for view, size in enumerate(sizes)]
 
 
 @given(budgets())
 def test_a_budget_is_met_and_never_exceeded(given: tuple[list[Sizes], list[int], int, int]) -> None:
     sizes, order, wanted, total = given
-    found = allot(sizes, order, wanted, total)
-    each = tokens(sizes, found)
+    result = allot(sizes, order, wanted, total)
+    each = tokens(sizes, result)
     assert sum(each) <= total
-    assert all(size.glances[found.glance] <= one <= size.full for size, one in zip(sizes, each, strict=True))
+    assert all(size.glances[result.glance] <= one <= size.full for size, one in zip(sizes, each, strict=True))
     less = [view for view in order if each[view] < sizes[view].full]
-    assert not less or sum(each) == total, "what is left over goes to the next one"
-    assert all(view not in found.close for view in less[1:]), (
-        "no view is seen more closely before a better one is"
+    assert not less or sum(each) == total, "the remainder goes to the next image"
+    assert all(view not in result.close for view in less[1:]), (
+        "no image is encoded closely before a better one"
     )
-    for closely in (wanted, 1):
-        if sum(sizes[view].full for view in order[:closely]) + len(order) - closely <= total:
-            assert all(each[view] == sizes[view].full for view in order[:closely])
+    for close in (wanted, 1):
+        if sum(sizes[view].full for view in order[:close]) + len(order) - close <= total:
+            assert all(each[view] == sizes[view].full for view in order[:close])
             break
 
 
-def test_glances_are_as_large_as_what_is_wanted_allows() -> None:
+def test_glances_are_as_large_as_the_close_images_allow() -> None:
     sizes = sizes_of(100, 100, 100, 100)
     assert tokens(sizes, allot(sizes, [1, 0, 2, 3], 1, 200)) == [68, 100, 16, 16]
     assert allot(sizes, [1, 0, 2, 3], 1, 148) == ViewBudgets(0, {1: 100})
@@ -142,7 +142,7 @@ def test_glances_are_as_large_as_what_is_wanted_allows() -> None:
     assert allot(sizes, [1, 0, 2, 3], 2, 202) == ViewBudgets(2, {1: 100, 0: 100})
 
 
-def test_what_does_not_fit_is_as_large_as_the_budget_holds() -> None:
+def test_an_image_that_does_not_fit_gets_all_of_the_remaining_budget() -> None:
     sizes = sizes_of(600, 600)
     assert tokens(sizes, allot(sizes, [1, 0], 1, 600)) == [16, 584]
     assert tokens(sizes, allot(sizes, [1, 0], 1, 20)) == [4, 16]

@@ -145,7 +145,7 @@ def survey(pixels: Bytes, cell: int) -> Survey:
 
 
 def realize(
-    surveyed: Survey,
+    survey: Survey,
     participatory: Map,
     total: int,
     *,
@@ -160,7 +160,7 @@ def realize(
     choose: the function that lays out the image by relevance, content and `total`.
     """
     started = time.perf_counter()
-    ways = Ways(surveyed.propositional, surveyed.perspectival, participatory)
+    ways = Ways(survey.propositional, survey.perspectival, participatory)
     relevance = balancer.balance(ways, tensions)
     allocation = choose(relevance, content_mask(ways), total)
     return Realization(allocation, ways, tensions, relevance, time.perf_counter() - started)

@@ -113,7 +113,7 @@ def _peak(values: Map) -> float:
     return float(cells[: max(1, len(cells) // 100)].mean())
 
 
-def allot(sizes: Sequence[Sizes], order: Sequence[int], wanted: int, total: int) -> ViewBudgets:
+def allot(sizes: Sequence[Sizes], order: Sequence[int], close_count: int, total: int) -> ViewBudgets:
     """Divide `total` tokens among images.
 
     In their order, images get all of their tokens as long as the rest can still have glances. The first that
@@ -121,11 +121,11 @@ def allot(sizes: Sequence[Sizes], order: Sequence[int], wanted: int, total: int)
 
     sizes: of each image.
     order: numbers of the images, best first.
-    wanted: how many of the first images should fit, with smaller glances for the others if necessary. If they
-        do not fit, the best image should.
+    close_count: how many of the first images should fit, with smaller glances for the others if necessary. If
+        they do not fit, the best image should.
     total: not more than all images have, and at least one for each.
     """
-    glance = _glance(sizes, order, wanted, total)
+    glance = _glance(sizes, order, close_count, total)
     left = total - sum(size.glances[glance] for size in sizes)
     close = {}
     for view in order:
@@ -137,10 +137,10 @@ def allot(sizes: Sequence[Sizes], order: Sequence[int], wanted: int, total: int)
     return ViewBudgets(glance, close)
 
 
-def _glance(sizes: Sequence[Sizes], order: Sequence[int], wanted: int, total: int) -> int:
+def _glance(sizes: Sequence[Sizes], order: Sequence[int], close_count: int, total: int) -> int:
     """Index into `GLANCES` of the largest glance that leaves enough room."""
     choices = range(len(GLANCES))
-    for count in (wanted, 1):
+    for count in (close_count, 1):
         close, others = order[:count], order[count:]
         full = sum(sizes[view].full for view in close)
         for glance in choices:

@@ -46,12 +46,12 @@ def _one_scene(kind: str, rng: Random, size: Size) -> Content:
 
 def _counting(rng: Random, size: Size) -> Content:
     """A counting question. Each answer of 0 to 5 has a probability of 1/8, each of 6 to 9 one of 1/16."""
-    wanted = rng.choice((0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9))
+    answer = rng.choice((0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9))
     while True:
-        scene = compose(rng, *size, items=rng.randint(max(1, wanted), 9))
-        question = quantities.counting_of(rng, scene, wanted)
+        scene = compose(rng, *size, items=rng.randint(max(1, answer), 9))
+        question = quantities.counting_of(rng, scene, answer)
         if question is not None:
-            return (scene,), (question[0],), {"count": wanted}
+            return (scene,), (question[0],), {"count": answer}
 
 
 def _reading(rng: Random, size: Size) -> Content:

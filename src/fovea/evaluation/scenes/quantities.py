@@ -54,14 +54,14 @@ def existence(rng: Random, scene: Scene) -> Turn | None:
     return turn(rng, question, "yes" if yes else "no", full, focus=evidence(scene, *predicate))
 
 
-def counting_of(rng: Random, scene: Scene, wanted: int | None = None) -> tuple[Turn, int] | None:
+def counting_of(rng: Random, scene: Scene, answer: int | None = None) -> tuple[Turn, int] | None:
     """A counting question, and its answer; None: the scene offers no question with that answer.
 
-    wanted: the answer; None: each count that the scene offers is equally likely.
+    answer: the number to ask for; None: each count that the scene offers is equally likely.
     """
     counts = _predicates(rng, scene)
     choices = sorted(set(counts.values()))
-    number = rng.choice(choices) if wanted is None else wanted
+    number = rng.choice(choices) if answer is None else answer
     candidates = [pair for pair, count in counts.items() if count == number]
     if not candidates:
         return None
