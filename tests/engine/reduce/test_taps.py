@@ -12,7 +12,8 @@ from torch import Tensor
 from fovea.engine.reduce.base import ReductionInput
 from fovea.engine.reduce.registry import reducer
 from fovea.engine.reduce.taps import encoder_taps
-from fovea.engine.vision.qwen import QwenVisionConfig, QwenVisionTower
+from fovea.engine.vision.qwen import QwenVisionTower
+from fovea.engine.vision.qwen_config import QwenVisionConfig
 from fovea.engine.vision.slices import run_to_end
 
 GENERATIONS: dict[str, dict[str, Any]] = {

@@ -23,41 +23,13 @@ from torch import Tensor, nn
 from fovea.engine.layers.linear import Embedding, Linear, PatchLinear
 from fovea.engine.layers.mlp import GatedMLP, PlainMLP
 from fovea.engine.layers.norm import LayerNorm, RMSNorm
+from fovea.engine.vision.qwen_config import QwenVisionConfig
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector, attend_slices, cuts, slice_rows
 from fovea.engine.vision.windows import bilinear_taps, patch_coordinates, taps_at, window_order
 from fovea.kernels.torch.kernels import PLAIN, TorchKernels
 
 MAX_GEOMETRIES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class QwenVisionConfig:
-    """Shape of a Qwen vision tower.
-
-    generation: "2", "2.5" or "3".
-    window: side of an attention window in visual tokens; 0: no windows.
-    full: numbers of the blocks that attend to the whole frame, where `window` is not 0.
-    positions: entries of the learned position table; 0: no learned positions.
-    deepstack: numbers of the blocks whose output goes to the decoder's first layers as well.
-    """
-
-    generation: str
-    depth: int
-    hidden: int
-    heads: int
-    intermediate: int
-    out_hidden: int
-    activation: str
-    channels: int
-    patch: int
-    temporal: int
-    merge: int
-    theta: float
-    window: int = 0
-    full: tuple[int, ...] = ()
-    positions: int = 0
-    deepstack: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
