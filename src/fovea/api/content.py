@@ -95,7 +95,7 @@ class ChatMessage(Wire):
         description="Author of the message. developer means the same as system."
     )
     content: Text | Annotated[list[Content], Field(max_length=MAX_ITEMS)] | None = Field(
-        default=None, description="Text, or a list of parts. Must not be empty or null."
+        default=None, description="Text, or a list of at least one part. null is refused."
     )
     name: Word | None = Field(default=None, description=NO_EFFECT)
     refusal: None = Field(

@@ -73,8 +73,9 @@ def chat_prompt(body: ChatRequest, images: Sequence[Image], videos: Sequence[Vid
     """Build the prompt of a conversation.
 
     images, videos: loaded media, one for each reference of `image_references` and `video_references`, in
-        order. Raises InvalidRequest for an empty message, media outside user messages, or contradicting
-        `visual_tokens`.
+        order.
+
+    Raises InvalidRequest for an empty message, media outside user messages, or contradicting `visual_tokens`.
     """
     if body.visual_tokens is not None:
         visual_tokens(body.visual_tokens)  # check it even if the request has no image

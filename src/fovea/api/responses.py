@@ -46,7 +46,7 @@ class ChatBodies:
         }
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
-        """The chunks of a delta. There are none while the engine holds text back.
+        """The chunks of a delta. There is none with text while the engine holds text back.
 
         The first chunk of a choice holds its role. The last chunk of an answer holds the `fovea` field.
         """

@@ -168,7 +168,7 @@ class VisualTokensBody(Wire):
 
     A `preset` sets method and number, so `method`, `keep` and `budget` must be absent then. Otherwise at most
     one of `keep` and `budget` may be given. Without both, the method relevance chooses the number for each
-    image; all other methods keep half of the tokens.
+    image, if the model can encode images by regions. In all other cases half of the tokens are kept.
     """
 
     preset: Literal["document", "general", "fast"] | None = Field(
