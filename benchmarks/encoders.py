@@ -76,19 +76,19 @@ def build(folder: Path, out: Path, format: str, base: EngineConfig, sizes: list[
     loaded = load_model(str(folder), base.changed(kernels="torch"))
     encoder = loaded.model.static_encoder()
     assert encoder is not None
-    here = site(loaded.model, loaded.info.architecture)
+    machine = site(loaded.model, loaded.info.architecture)
     grids = {loaded.processor.plan(size, size, PixelBudget()).grid: [f"{size}x{size}"] for size in sizes}
     if (out / "manifest.json").is_file():
         engines = find_engines(str(out), folder, loaded.model, "none")
         if (
             engines
-            and not engines.manifest.misfit(here)
+            and not engines.manifest.misfit(machine)
             and {grid.grid for grid in engines.manifest.grids} == set(grids)
         ):
             return 0.0
     started = time.perf_counter()
     model = loaded.model
-    Builder(encoder, format, 1, model.device, model.dtype, here, out, progress=print).build(grids)
+    Builder(encoder, format, 1, model.device, model.dtype, machine, out, progress=print).build(grids)
     return time.perf_counter() - started
 
 

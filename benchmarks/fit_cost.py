@@ -110,22 +110,22 @@ async def drive(engine: Engine, rounds: int, largest: int) -> None:
             for batch in BATCHES:
                 if batch * size > largest:
                     continue
-                asks = []
+                tasks = []
                 for _ in range(batch):
                     seed += 1
-                    asks.append(ask(engine, f"{seed} " + "a b c d " * (size // 8), 0, seed))
-                await asyncio.gather(*asks)
+                    tasks.append(ask(engine, f"{seed} " + "a b c d " * (size // 8), 0, seed))
+                await asyncio.gather(*tasks)
         for side in SIDES:
             for batch in (1, 3):
                 seed += batch
-                asks = [ask(engine, f"{seed} {n} what?", side, seed * 10 + n) for n in range(batch)]
-                await asyncio.gather(ask(engine, f"{seed} tell me", 0, seed, 4 * TOKENS), *asks)
+                tasks = [ask(engine, f"{seed} {n} what?", side, seed * 10 + n) for n in range(batch)]
+                await asyncio.gather(ask(engine, f"{seed} tell me", 0, seed, 4 * TOKENS), *tasks)
 
 
-def repeat_error(seen: list[StepSeen]) -> Error:
+def repeat_error(steps: list[StepSeen]) -> Error:
     """A lower bound for the error of any model: the differences of steps from the median of similar steps."""
     alike: dict[tuple[int, ...], list[float]] = {}
-    for s in seen:
+    for s in steps:
         m = s.made_of
         about = m.decodes, m.decode_context // 128, m.prompt_tokens // 16, m.chunks, m.pairs // 4096
         alike.setdefault(about, []).append(s.seconds)
@@ -152,13 +152,13 @@ def main() -> None:
     ) as engine:
         asyncio.run(drive(engine, 1, args.largest))  # warm-up
         engine.clear_caches()  # the next run must not hit prefixes and images of this one
-        seen = Observer(engine)
+        observer = Observer(engine)
         asyncio.run(drive(engine, args.rounds, args.largest))
         model, info = engine.runner.model, engine.info
         kv_bytes = model.decoder.config.kv_bytes_per_token(model.dtype.itemsize)
-    steps = [s for n, s in enumerate(seen.steps) if n % 4]
-    images = [s for n, s in enumerate(seen.images) if n % 4]
-    seconds = {**fit_steps(steps), **fit_images(images), "between_s": statistics.median(seen.between)}
+    steps = [s for n, s in enumerate(observer.steps) if n % 4]
+    images = [s for n, s in enumerate(observer.images) if n % 4]
+    seconds = {**fit_steps(steps), **fit_images(images), "between_s": statistics.median(observer.between)}
     cost = CostModel(
         **{name: float(f"{value:.3g}") for name, value in seconds.items()},
         kv_token_bytes=kv_bytes,
@@ -168,8 +168,8 @@ def main() -> None:
         f"{len(steps)} steps and {len(images)} images",
     )
     cost.save(args.out)
-    unseen = step_error(cost, seen.steps[::4]), image_error(cost, seen.images[::4])
-    for what, error in zip(("steps", "images"), unseen, strict=True):
+    errors = step_error(cost, observer.steps[::4]), image_error(cost, observer.images[::4])
+    for what, error in zip(("steps", "images"), errors, strict=True):
         print(
             f"{what:7} {error.count:6} not fitted: median error {error.median:.1%}, "
             f"90% within {error.p90:.1%}"
@@ -180,18 +180,21 @@ def main() -> None:
         "both": lambda m: m.chunks and m.decodes,
     }
     for kind, member in kinds.items():
-        some = [s for s in seen.steps[::4] if member(s.made_of)]
+        some = [s for s in observer.steps[::4] if member(s.made_of)]
         if some:
             error = step_error(cost, some)
             print(f"  {kind:14} {error.count:6}: median error {error.median:.1%}, 90% within {error.p90:.1%}")
-    said, took = sum(cost.step(s.made_of) for s in seen.steps[::4]), sum(s.seconds for s in seen.steps[::4])
-    print(f"all of those steps together: {said:.2f} s predicted, {took:.2f} s measured")
-    floor = repeat_error(seen.steps)
+    predicted, measured = (
+        sum(cost.step(s.made_of) for s in observer.steps[::4]),
+        sum(s.seconds for s in observer.steps[::4]),
+    )
+    print(f"all of those steps together: {predicted:.2f} s predicted, {measured:.2f} s measured")
+    floor = repeat_error(observer.steps)
     print(
         f"steps of equal composition differ from their median by {floor.median:.1%}, "
         f"90% within {floor.p90:.1%}"
     )
-    print(json.dumps({"cost": asdict(cost), "steps": asdict(unseen[0]), "images": asdict(unseen[1])}))
+    print(json.dumps({"cost": asdict(cost), "steps": asdict(errors[0]), "images": asdict(errors[1])}))
 
 
 if __name__ == "__main__":

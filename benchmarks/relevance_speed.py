@@ -46,7 +46,7 @@ def steps(pixels: np.ndarray, cell: int, question: str, device: str) -> dict[str
         return balancer.tensions(question, None, surveyed.statistics(total))
 
     tensions = decide_tensions()
-    worth, held = balancer.balance(ways, tensions), content_mask(ways)
+    worth, content = balancer.balance(ways, tensions), content_mask(ways)
     draw = np.random.default_rng(0)
     features, words = (
         draw.normal(size=(n, DIMENSIONS)).astype(np.float32) for n in (VIEW[0] * VIEW[1], WORDS)
@@ -67,7 +67,7 @@ def steps(pixels: np.ndarray, cell: int, question: str, device: str) -> dict[str
         "coupling": lambda: couple_without_head(features, words, VIEW, keyword_map),
         "tensions": decide_tensions,
         "balancing": lambda: balancer.balance(ways, tensions),
-        "attending": lambda: attend(worth, held, total, tensions.compress),
+        "attending": lambda: attend(worth, content, total, tensions.compress),
     }
 
 
@@ -96,20 +96,21 @@ def main() -> None:
     torch.set_num_threads(1)
     [sample] = generate(HELD_OUT_SEED, 1, ("small_text",), [(args.width, args.height)])
     pixels = np.asarray(sample.images[0].convert("RGB"))
-    took = milliseconds(steps(pixels, args.cell, sample.turns[0].question, args.device), args.repeats)
+    durations = milliseconds(steps(pixels, args.cell, sample.turns[0].question, args.device), args.repeats)
     print(
         f"{args.width}x{args.height} pixels, cells of {args.cell}; torch on {args.device}; "
         f"{args.repeats} repeats"
     )
     print(f"{'step':<16}{'median ms':>11}{'quickest ms':>13}")
-    for name, samples in took.items():
+    for name, samples in durations.items():
         print(f"{name:<16}{statistics.median(samples):11.2f}{min(samples):13.2f}")
-    medians = {name: statistics.median(samples) for name, samples in took.items()}
+    medians = {name: statistics.median(samples) for name, samples in durations.items()}
     total = sum(medians[name] for name in medians if name != "texture, torch")
     print(f"{'all, in numpy':<16}{total:11.2f}")
     print(f"texture below {TARGET_MS:g} ms: {'yes' if medians['texture'] < TARGET_MS else 'no'}")
-    print(json.dumps({"width": args.width, "height": args.height, "cell": args.cell, "median_ms": medians,
-                      "quickest_ms": {name: min(samples) for name, samples in took.items()}}))  # fmt: skip
+    quickest = {name: min(samples) for name, samples in durations.items()}
+    shape = {"width": args.width, "height": args.height, "cell": args.cell}
+    print(json.dumps({**shape, "median_ms": medians, "quickest_ms": quickest}))
 
 
 if __name__ == "__main__":

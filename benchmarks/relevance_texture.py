@@ -114,17 +114,17 @@ def focus_cells(turn: Turn, grid: tuple[int, int], cell: int) -> NDArray[np.bool
 
 def scenes(kind: str, count: int, cell: int, seed: int) -> list[Scene]:
     """Draw 2 * count scenes in which the focus of the question is a part of the image."""
-    drawn: list[Scene] = []
+    samples: list[Scene] = []
     sizes = LARGE if kind.startswith("small") else ORDINARY
     for sample in generate(seed, 10 * count, (kind,), sizes):
         pixels = np.asarray(sample.images[0].convert("RGB"))
         channels = texture(pixels, cell)
         focus = focus_cells(sample.turns[0], channels.grid, cell)
         if focus.any() and not focus.all():
-            drawn.append(Scene(pixels, channels, focus))
-        if len(drawn) == 2 * count:
+            samples.append(Scene(pixels, channels, focus))
+        if len(samples) == 2 * count:
             break
-    return drawn
+    return samples
 
 
 def thirteenth_channel(scene: Scene, candidate: str) -> Array:
@@ -196,8 +196,8 @@ def areas(
 
 
 def interval(differences: Array, repeats: int = 2000) -> tuple[float, float]:
-    chosen = np.random.default_rng(0).integers(0, len(differences), (repeats, len(differences)))
-    low, high = np.quantile(differences[chosen].mean(1), (0.025, 0.975))
+    indices = np.random.default_rng(0).integers(0, len(differences), (repeats, len(differences)))
+    low, high = np.quantile(differences[indices].mean(1), (0.025, 0.975))
     return float(low), float(high)
 
 

@@ -45,9 +45,9 @@ async def replay(
     preparation: gets the seconds that each request spent on template, tokens and pixels, which are not
         simulated.
     """
-    wanted, started = generate(load), time.perf_counter()
+    requests, started = generate(load), time.perf_counter()
     pictures = {}
-    for key, tokens in {image for request in wanted for image in request.images}:
+    for key, tokens in {image for request in requests for image in request.images}:
         seed = int(key.removeprefix("image-"))
         pixels = np.random.default_rng(seed).integers(
             0, 255, (SIDES[tokens], SIDES[tokens], 3), dtype=np.uint8
@@ -73,7 +73,7 @@ async def replay(
         return counted, record
 
     started = time.perf_counter()
-    pairs = await asyncio.gather(*(ask(number, request) for number, request in enumerate(wanted)))
+    pairs = await asyncio.gather(*(ask(number, request) for number, request in enumerate(requests)))
     pairs.sort(key=lambda pair: pair[0].at)
     return [request for request, _ in pairs], [record for _, record in pairs]
 

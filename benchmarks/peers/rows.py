@@ -132,17 +132,17 @@ def verdicts(
         number = "" if math.isnan(limit_mib) else f" ({limit_mib:,.0f})"
         words = f"{sign} {MEMORY_FACTOR:g}x the checkpoint, plus the configured caches{number}"
         return [Verdict(words, _met(row, by_engine, limit_mib))]
-    judged = []
+    results = []
     for target in row.targets.get(precision, ()):
         if target.of == "absolute":
-            judged.append(Verdict(f"{sign} {target.limit:g} {row.unit}", _met(row, by_engine, target.limit)))
+            results.append(Verdict(f"{sign} {target.limit:g} {row.unit}", _met(row, by_engine, target.limit)))
             continue
         peer = best_peer(row, by_engine) if target.of == "best" else target.of
         other = by_engine[peer].median if peer in by_engine else math.nan
         name = "the best peer" if target.of == "best" else target.of
         met = _met(row, by_engine, target.limit * other)
-        judged.append(Verdict(f"{sign} {target.limit:g}x {name}", met))
-    return judged
+        results.append(Verdict(f"{sign} {target.limit:g}x {name}", met))
+    return results
 
 
 def _met(row: Row, by_engine: Mapping[str, Figure], limit: float) -> bool | None:

@@ -65,13 +65,13 @@ def test_the_last_result_is_read_even_if_the_output_was_cut() -> None:
 
 @pytest.mark.parametrize("script", ["gpu.py", "gpu_speed.py"])
 def test_without_a_gpu_the_script_ends_at_once_with_the_reason(script: str, tmp_path: Path) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, str(BENCHMARKS / script)],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OUT": str(tmp_path / "out")},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 2
-    assert "torch sees no CUDA device; nothing was" in done.stderr
+    assert result.returncode == 2
+    assert "torch sees no CUDA device; nothing was" in result.stderr
     assert not (tmp_path / "out").exists()

@@ -76,16 +76,16 @@ def test_the_best_peer_is_the_lowest_or_the_highest_and_never_fovea(row: str, be
 
 
 def test_targets_are_ratios_to_the_best_or_to_a_named_peer() -> None:
-    def judged(row: str) -> list[tuple[str, bool | None]]:
+    def results(row: str) -> list[tuple[str, bool | None]]:
         by_engine = figures(BY_NAME[row], the_engines())
         return [(verdict.words, verdict.met) for verdict in verdicts(BY_NAME[row], "bf16", by_engine, 1400.0)]
 
-    assert judged("cold") == [("at most 0.85x the best peer", True)]
+    assert results("cold") == [("at most 0.85x the best peer", True)]
     # 42 tokens per second: 1.4 times 30 exactly, but less than 0.95 times 45.
-    assert judged("decode") == [("at least 1.4x vllm", True), ("at least 0.95x llamacpp", False)]
-    assert judged("stall") == [("at most 150 ms", True)]
-    assert judged("memory") == [("at most 1.3x the checkpoint, plus the configured caches (1,400)", False)]
-    assert judged("text") == [("at least 1.3x the best peer", None)]
+    assert results("decode") == [("at least 1.4x vllm", True), ("at least 0.95x llamacpp", False)]
+    assert results("stall") == [("at most 150 ms", True)]
+    assert results("memory") == [("at most 1.3x the checkpoint, plus the configured caches (1,400)", False)]
+    assert results("text") == [("at least 1.3x the best peer", None)]
     assert verdicts(BY_NAME["known"], "int8", {}) == []
 
 

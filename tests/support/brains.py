@@ -92,14 +92,14 @@ class SlotRunner:
         self.slots: dict[int, int] = {}
         self.saved: dict[int, int] = {}
         self.encoded: list[str] = []
-        self.computed = 0
+        self.computed_tokens = 0
 
     def step(self) -> StepPlan:
         """Schedule and execute a step, update the scheduler, end finished sequences; check everything."""
         scheduler = self.scheduler
         plan = scheduler.schedule()
         self._check_budgets(plan)
-        sampled, done = {}, []
+        sampled, finished_jobs = {}, []
         self._copy(plan)
         for work in plan.work:
             self._compute(work.seq, work.start, work.stop)
@@ -113,11 +113,11 @@ class SlotRunner:
             if left > 0:
                 break
             del self.left[job.span.key]
-            done.append(job)
-        for job in done:
+            finished_jobs.append(job)
+        for job in finished_jobs:
             scheduler.embeddings.put(job.span.key, job.span.key, self.image_bytes, set(job.holders))
             self.encoded.append(job.span.key)
-        self.computed += plan.tokens
+        self.computed_tokens += plan.tokens
         scheduler.update(plan, sampled)
         for seq in [s for s in scheduler.waiting if s.id in plan.encoded_ids]:
             scheduler.finish(seq, "length")
@@ -148,7 +148,7 @@ class SlotRunner:
     def _compute(self, seq: Sequence, start: int, stop: int) -> None:
         size = self.scheduler.kv.block_size
         truth = rows(seq)
-        assert start == seq.computed
+        assert start == seq.computed_tokens
         assert 0 < stop <= seq.length
         places = [seq.blocks[p // size] * size + p % size for p in range(stop)]
         for place in range(start, stop):

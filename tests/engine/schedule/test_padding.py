@@ -17,7 +17,7 @@ PADDING = Padding(sizes=padded_sizes(8), width=3, axes=3, shared_rows=4, least_r
 
 
 def decode(length: int = 5) -> Work:
-    seq = Sequence("s", [1] * (length - 1), SamplingParams(), 9, output_ids=[7], computed=length - 1)
+    seq = Sequence("s", [1] * (length - 1), SamplingParams(), 9, output_ids=[7], computed_tokens=length - 1)
     return Work(seq, length - 1, 1)
 
 
@@ -37,7 +37,7 @@ def test_a_step_gets_the_smallest_batch_that_holds_it() -> None:
 
 def test_a_step_that_does_more_than_decode_is_not_padded() -> None:
     prompt = Work(Sequence("p", [1, 2, 3], SamplingParams(), 9), 0, 3)
-    last = Work(Sequence("l", [1, 2, 3], SamplingParams(), 9, computed=2), 2, 1)
+    last = Work(Sequence("l", [1, 2, 3], SamplingParams(), 9, computed_tokens=2), 2, 1)
     assert PADDING.size([decode(), prompt]) is None
     assert PADDING.size([decode(), last]) is None, "the last token of a prompt may belong to an image"
 

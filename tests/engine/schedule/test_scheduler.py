@@ -246,7 +246,7 @@ def test_a_prefix_hit_over_an_image_needs_no_encoder() -> None:
 
 
 def test_followers_of_a_prefix_wait_until_it_is_computed() -> None:
-    """Of ten questions about one new image, the first computes the image's tokens for all."""
+    """The first of ten questions about one new image computes the tokens of the image for all of them."""
     brain = scheduler(blocks=200, max_step_tokens=16, max_running=16)
     runner = SlotRunner(brain)
     questions = [sequence(f"q{i}", [1, ("cat", 30), 2, 50 + i], arrival=i, max_tokens=2) for i in range(10)]
@@ -256,7 +256,7 @@ def test_followers_of_a_prefix_wait_until_it_is_computed() -> None:
     assert set(amounts(runner.step())) == {"q0"}
     runner.run()
     assert runner.encoded == ["cat"]
-    assert runner.computed == (33 + 1) + 9 * (33 - 32 + 1)
+    assert runner.computed_tokens == (33 + 1) + 9 * (33 - 32 + 1)
     assert [seq.output_ids for seq in questions] == [answer(seq) for seq in questions]
     assert {seq.cached_tokens for seq in questions[1:]} == {32}
 
@@ -272,7 +272,7 @@ def test_an_image_that_ends_inside_a_block_is_computed_once_to_its_last_token(st
     plans = runner.run()
     assert [seq.output_ids for seq in questions] == [answer(seq) for seq in questions]
     assert {seq.cached_tokens for seq in questions[1:]} == {33}
-    assert runner.computed == 35 + 1 + 4 * (2 + 1)
+    assert runner.computed_tokens == 35 + 1 + 4 * (2 + 1)
     assert sum(len(plan.moves) for plan in plans) == 4
 
 
@@ -322,7 +322,7 @@ def test_choices_of_one_prompt_share_its_blocks() -> None:
         brain.add(seq)
     runner.run()
     assert runner.encoded == ["cat"]
-    assert runner.computed == 16 + 2 + 3 * (1 + 2)
+    assert runner.computed_tokens == 16 + 2 + 3 * (1 + 2)
     assert all(seq.output_ids == answer(seq) for seq in choices)
 
 

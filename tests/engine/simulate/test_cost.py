@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_a_plan_is_counted_as_what_it_computes() -> None:
     decoding, prompt = sequence("a", 10), sequence("b", 100)
-    decoding.output_ids, decoding.computed = [1, 2], 11
+    decoding.output_ids, decoding.computed_tokens = [1, 2], 11
     plan = StepPlan((Work(decoding, 11, 1), Work(prompt, 20, 4)))
     # The chunk's tokens attend to 21, 22, 23 and 24 tokens, themselves included.
     assert Composition.of(plan) == Composition(1, 12, 4, 1, 21 + 22 + 23 + 24)

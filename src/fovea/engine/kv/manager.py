@@ -142,14 +142,14 @@ class KVManager:
         for block in match.blocks:
             self.pool.share(block)
         seq.blocks = list(match.blocks)
-        seq.computed = self.matched_tokens(match)
+        seq.computed_tokens = self.matched_tokens(match)
         self._tables[seq.id] = seq
         self._fetch(seq, match)
         if not seq.preemptions:
             # After a preemption the sequence finds blocks that it computed itself: they do not count as cache
             # hits.
-            seq.cached_tokens = min(seq.computed, len(seq.prompt_ids))
-            self.hit_tokens += seq.computed
+            seq.cached_tokens = min(seq.computed_tokens, len(seq.prompt_ids))
+            self.hit_tokens += seq.computed_tokens
             self.query_tokens += seq.length
         names = seq.block_hashes[len(match.blocks) :]
         if self.share_prefixes:
@@ -228,9 +228,9 @@ class KVManager:
         self.host.forget_all()
 
     def _future_part_names(self, seq: Sequence) -> list[bytes]:
-        ends = {span.end // self.block_size for span in seq.spans if span.end > seq.computed}
-        known = [index for index in ends if index <= len(seq.block_hashes)]
-        return [name for index in known for _, name in self._part_names(seq, index, seq.length)]
+        ends = {span.end // self.block_size for span in seq.spans if span.end > seq.computed_tokens}
+        named = [index for index in ends if index <= len(seq.block_hashes)]
+        return [name for index in named for _, name in self._part_names(seq, index, seq.length)]
 
     def can_extend(self, seq: Sequence, tokens: int) -> bool:
         return self.blocks_for(tokens) - len(seq.blocks) <= self.pool.free
@@ -245,14 +245,14 @@ class KVManager:
 
     def commit(self, seq: Sequence, count: int) -> None:
         """Count `count` more tokens as computed, and name the blocks and parts that became complete."""
-        first, before = seq.computed, seq.computed // self.block_size
-        seq.computed += count
-        after = seq.computed // self.block_size
+        first, before = seq.computed_tokens, seq.computed_tokens // self.block_size
+        seq.computed_tokens += count
+        after = seq.computed_tokens // self.block_size
         if not self.share_prefixes:
             return
         self._name_blocks(seq, after)
         for span in seq.spans:
-            if first < span.end <= seq.computed and span.end % self.block_size:
+            if first < span.end <= seq.computed_tokens and span.end % self.block_size:
                 index = span.end // self.block_size
                 for rows, name in self._part_names(seq, index, span.end):
                     self.pool.publish_part(seq.blocks[index], name, rows)
@@ -278,7 +278,7 @@ class KVManager:
         for name in self._promises.pop(seq.id, ()):
             del self._pending[name]
         seq.blocks = []
-        seq.computed = 0
+        seq.computed_tokens = 0
         self._tables.pop(seq.id, None)
 
     def check_integrity(self) -> None:

@@ -33,7 +33,7 @@ class ImageRequests:
         It is the oldest running sequence with an image that is not computed yet, or, if there is none, the
         sequence that has waited longest.
         """
-        reading = [s for s in running if s.spans and s.spans[-1].end > s.computed]
+        reading = [s for s in running if s.spans and s.spans[-1].end > s.computed_tokens]
         self._first = min(reading or waiting[:1], key=lambda s: (s.arrival, s.id), default=None)
 
     def tokens_before_missing(self, seq: Sequence, count: int, budget: Budget) -> int:
@@ -41,9 +41,9 @@ class ImageRequests:
 
         That image is requested, even if the `count` tokens end before it.
         """
-        stop = seq.computed + count
+        stop = seq.computed_tokens + count
         for span in seq.spans:
-            if span.end <= seq.computed:
+            if span.end <= seq.computed_tokens:
                 continue
             if span.start >= stop:
                 if span.key not in self.embeddings:
@@ -51,7 +51,7 @@ class ImageRequests:
                     return count
             elif not self.hold(span, seq, budget):
                 self.request(span, seq, budget)
-                return max(0, span.start - seq.computed)
+                return max(0, span.start - seq.computed_tokens)
         return count
 
     def request_next(self, seq: Sequence, computed: int, budget: Budget) -> bool:
@@ -119,7 +119,7 @@ class ImageRequests:
 
         An image that occurs again later in the prompt stays held.
         """
-        needed = {span.key for span in seq.spans if span.end > seq.computed}
+        needed = {span.key for span in seq.spans if span.end > seq.computed_tokens}
         for span in seq.spans:
             if span.key not in needed:
                 self.embeddings.release(span.key, seq.id)

@@ -138,7 +138,7 @@ class Scheduler:
             if seq.status is not Status.RUNNING:
                 continue
             self.kv.commit(seq, item.count)
-            if any(item.start < span.end <= seq.computed for span in seq.spans):
+            if any(item.start < span.end <= seq.computed_tokens for span in seq.spans):
                 self.images.release_computed(seq)
             if seq.id in sampled:
                 seq.first_token_step = seq.first_token_step or self.steps
@@ -169,10 +169,10 @@ class Scheduler:
         self.embeddings.check_integrity({seq.id for seq in (*self.running, *self.waiting)})
 
     def _continue(self, seq: Sequence, budget: Budget) -> None:
-        count = self.images.tokens_before_missing(seq, min(seq.wanted, budget.tokens), budget)
+        count = self.images.tokens_before_missing(seq, min(seq.missing_tokens, budget.tokens), budget)
         if count == 0:
             return
-        while not self.kv.can_extend(seq, seq.computed + count):
+        while not self.kv.can_extend(seq, seq.computed_tokens + count):
             victim = max(self.running, key=lambda s: (s.arrival, s.id))
             self._preempt(victim, budget)
             if victim is seq:
@@ -227,8 +227,8 @@ class Scheduler:
         self.images.release_computed(seq)
         seq.status = Status.RUNNING
         self.running.append(seq)
-        count = self.images.tokens_before_missing(seq, min(seq.wanted, budget.tokens), budget)
-        if count and self.kv.can_extend(seq, seq.computed + count):
+        count = self.images.tokens_before_missing(seq, min(seq.missing_tokens, budget.tokens), budget)
+        if count and self.kv.can_extend(seq, seq.computed_tokens + count):
             self._take(seq, count, budget)
 
     def _may_pass(self, seq: Sequence) -> bool:
@@ -238,9 +238,9 @@ class Scheduler:
         )
 
     def _take(self, seq: Sequence, count: int, budget: Budget) -> None:
-        self.kv.extend(seq, seq.computed + count)
+        self.kv.extend(seq, seq.computed_tokens + count)
         budget.tokens -= count
-        budget.work[seq.id] = Work(seq, seq.computed, count)
+        budget.work[seq.id] = Work(seq, seq.computed_tokens, count)
 
     def _preempt(self, seq: Sequence, budget: Budget) -> None:
         budget.refund(seq)
