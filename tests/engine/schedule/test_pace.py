@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from fovea.engine.schedule.pace import CROWDING, FEWEST_TOKENS, FIRST_TOKENS, LISTEN_S, Pace
+from fovea.engine.schedule.pace import CROWDING, FEWEST_TOKENS, FIRST_TOKENS, IDLE_STEP_S, Pace
 
 
 def trained_pace(
@@ -25,7 +25,7 @@ def trained_pace(
 def test_before_the_first_measurement_a_step_is_short_for_the_sake_of_new_requests() -> None:
     pace = Pace(3.0, 0.0, 2048)
     assert pace.prompt_tokens(4, 4, encoding=True) == FIRST_TOKENS
-    assert pace.encode_s(4, 4, FIRST_TOKENS) == LISTEN_S
+    assert pace.encode_s(4, 4, FIRST_TOKENS) == IDLE_STEP_S
 
 
 def test_a_step_may_take_the_pace_times_its_decodes() -> None:
@@ -47,8 +47,10 @@ def test_a_target_bounds_a_step_when_it_is_shorter_than_the_pace() -> None:
 
 
 def test_without_decodes_a_step_is_short_for_the_sake_of_new_requests() -> None:
-    assert trained_pace().prompt_tokens(0, 3, encoding=True) == pytest.approx(2 * LISTEN_S / 0.0005, rel=0.1)
-    assert trained_pace().encode_s(0, 3, 0) == LISTEN_S
+    assert trained_pace().prompt_tokens(0, 3, encoding=True) == pytest.approx(
+        2 * IDLE_STEP_S / 0.0005, rel=0.1
+    )
+    assert trained_pace().encode_s(0, 3, 0) == IDLE_STEP_S
 
 
 def test_prompts_advance_even_if_decodes_alone_miss_the_target() -> None:

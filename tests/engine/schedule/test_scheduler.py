@@ -1,4 +1,4 @@
-"""Who computes what: budgets, order, single flight, preemption.
+"""Tests of the scheduler: budgets, order, shared work, preemption.
 
 A fake runner checks every block that is read.
 """

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 
-LISTEN_S = 0.2
+IDLE_STEP_S = 0.2
 """Longest step without decodes, in seconds; twice that for prompts: short chunks take longer in all."""
 FEWEST_TOKENS = 16
 """The smallest chunk: below it, the fixed cost of a step dominates."""
@@ -57,12 +57,12 @@ class Pace:
         others: number of requests that wait for their first token.
         """
         if not decodes:
-            return LISTEN_S
+            return IDLE_STEP_S
         alone = self.decode_s(decodes)
         if not self.pace and not self.target_s:
             return math.inf
         if alone is None:
-            return self.target_s or LISTEN_S
+            return self.target_s or IDLE_STEP_S
         return self._bound(alone, (others - 1) / max(1.0, decodes / FEW_READERS)) - alone
 
     def prompt_tokens(self, decodes: int, others: int, *, encoding: bool) -> int:
@@ -73,7 +73,7 @@ class Pace:
         if self._token_s is None:
             return min(self.max_tokens, FIRST_TOKENS)
         if not decodes:
-            spare = 2 * LISTEN_S
+            spare = 2 * IDLE_STEP_S
         seconds = spare / 2 if encoding and decodes else spare
         return max(FEWEST_TOKENS, min(self.max_tokens, int(seconds / self._token_s)))
 
