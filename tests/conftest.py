@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 from hypothesis import settings
@@ -21,3 +22,9 @@ settings.load_profile("fovea")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_unconfigure() -> None:
+    forks = sys.modules.get("tests.support.forks")
+    if forks is not None:
+        forks.stop()

@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.forks import Fork
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 ENVIRONMENT = {
@@ -35,6 +37,13 @@ def run(command: list[str]) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def python(code: str) -> str:
+    process = Fork(code, [], ENVIRONMENT, ROOT)
+    out, told = process.communicate(timeout=120)
+    assert process.returncode == 0, told
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +85,7 @@ def test_curl(port: int) -> None:
 
 def test_openai_snippet(port: int) -> None:
     (snippet,) = blocks(README, "python")
-    assert run([sys.executable, "-c", snippet.replace("8000", str(port))]).strip()
+    assert python(snippet.replace("8000", str(port))).strip()
 
 
 def test_python_page() -> None:
@@ -86,5 +95,4 @@ def test_python_page() -> None:
         + "".join(f"    {line}\n" for line in second.splitlines())
         + "asyncio.run(main())\nengine.shutdown()\n"
     )
-    out = run([sys.executable, "-c", code])
-    assert "Usage(" in out
+    assert "Usage(" in python(code)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +12,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from gpu import last_result
 from gpu_page import Shape, decode_seconds, figures, page, prefill_operations
+from tests.support import forks
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=8, linear=1000, head=500)
@@ -65,13 +64,8 @@ def test_the_last_result_is_read_even_if_the_output_was_cut() -> None:
 
 @pytest.mark.parametrize("script", ["gpu.py", "gpu_speed.py"])
 def test_without_a_gpu_the_script_ends_at_once_with_the_reason(script: str, tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, str(BENCHMARKS / script)],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OUT": str(tmp_path / "out")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 2
-    assert "torch sees no CUDA device; nothing was" in result.stderr
+    process = forks.script(BENCHMARKS / script, CUDA_VISIBLE_DEVICES="", OUT=str(tmp_path / "out"))
+    told = process.communicate()[1]
+    assert process.returncode == 2
+    assert "torch sees no CUDA device; nothing was" in told
     assert not (tmp_path / "out").exists()

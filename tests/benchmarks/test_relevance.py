@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from fovea.core.types import StageTimings
 from fovea.evaluation.sweep import FULL, MedianTimes, Outcome, Setting, Sweep
 from relevance_page import BEGIN, END, Cost, body, replace_between_marks, report, verdicts
+from tests.support import forks
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/relevance.py"
 RESIZE, RELEVANCE = Setting("resize", 0.5), Setting("relevance", 0.5)
@@ -126,22 +125,10 @@ def test_a_quick_run_writes_all_three_files_and_the_document(tmp_path: Path) -> 
     page = tmp_path / "docs/page.md"
     page.parent.mkdir()
     page.write_text(f"before\n{BEGIN}\n{END}\n")
-    subprocess.run(
-        [
-            sys.executable,
-            str(BENCHMARK),
-            "--quick",
-            "--threads",
-            "1",
-            "--out",
-            str(tmp_path),
-            "--docs",
-            str(page),
-        ],
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        check=True,
-    )
+    words = ("--quick", "--threads", "1", "--out", str(tmp_path), "--docs", str(page))
+    process = forks.script(BENCHMARK, *words, HF_HUB_OFFLINE="1")
+    told = process.communicate()[1]
+    assert process.returncode == 0, told
     result = json.loads((tmp_path / "relevance.json").read_text())
     assert result["settings"][0]["scores"][-1]["cases"] == 3
     assert {verdict["met"] for verdict in result["verdicts"]} > {None}

@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 
 from fovea.cli.main import main
+from tests.support.forks import Fork
 
 PATIENCE = 90.0
 COMMAND = (sys.executable, "-m", "fovea.cli.main")
+FORKED = "import sys\nfrom fovea.cli.main import main\nsys.exit(main())"
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,13 @@ class Caller:
         return Outcome(code, *self._capsys.readouterr())
 
 
-def start(*words: object, **variables: str) -> subprocess.Popen[str]:
-    """A process of the command, its three streams piped."""
+def start(*words: object, **variables: str) -> Fork:
+    """A process of the command that has imported everything already. Its input is empty."""
+    return Fork(FORKED, [str(word) for word in words], os.environ | {"OMP_NUM_THREADS": "1", **variables})
+
+
+def launch(*words: object, **variables: str) -> subprocess.Popen[str]:
+    """A process of the command from its very beginning, which takes two seconds of imports. Its input is empty."""
     return subprocess.Popen(
         [*COMMAND, *map(str, words)],
         stdin=subprocess.DEVNULL,
@@ -71,13 +78,13 @@ def start(*words: object, **variables: str) -> subprocess.Popen[str]:
     )
 
 
-def interrupt(process: subprocess.Popen[str]) -> Outcome:
+def interrupt(process: subprocess.Popen[str] | Fork) -> Outcome:
     """Ctrl-C, and what comes of it."""
     process.send_signal(signal.SIGINT)
     return finish(process)
 
 
-def finish(process: subprocess.Popen[str]) -> Outcome:
+def finish(process: subprocess.Popen[str] | Fork) -> Outcome:
     try:
         out, err = process.communicate(timeout=PATIENCE)
     except subprocess.TimeoutExpired:

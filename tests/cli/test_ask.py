@@ -11,7 +11,7 @@ import pytest
 
 from fovea import Engine, VideoBudget
 from fovea.cli.show import write_text
-from tests.cli.support import Caller, finish, interrupt, start
+from tests.cli.support import Caller, finish, interrupt, launch, start
 from tests.support.clips import clip
 
 FEW = ("--max-tokens", "6")
@@ -230,7 +230,7 @@ def test_a_reader_that_goes_away_is_no_defect(tiny: Path, folder: Path) -> None:
 
 def test_what_the_locale_can_not_write_is_escaped(tiny: Path, folder: Path) -> None:
     words = ("ask", folder / "a.png", "what?", "--model", tiny, "--max-tokens", 200, "--json")
-    said = finish(start(*words, PYTHONIOENCODING="ascii"))
+    said = finish(launch(*words, PYTHONIOENCODING="ascii"))
     assert (said.code, said.err) == (0, "")
     assert said.out.isascii()
     assert json.loads(said.out)["usage"]["completion_tokens"] == 200

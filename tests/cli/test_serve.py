@@ -6,7 +6,6 @@ import base64
 import contextlib
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,12 @@ import pytest
 
 from fovea import Engine
 from tests.cli.support import Caller, finish, free_port, start, until, write_lines
+from tests.support.forks import Fork
 
 
 @dataclass(frozen=True)
 class Server:
-    process: subprocess.Popen[str]
+    process: Fork
     url: str
 
     def client(self, key: str = "none") -> openai.OpenAI:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from tests.server.support import (
     until,
     user,
 )
+from tests.support.forks import Fork
 
 CHAT = "/v1/chat/completions"
 ENDLESS = 3500
@@ -234,19 +234,18 @@ serve(create_app(engine, ServerSettings(drain_seconds=float(sys.argv[3]))), "127
 
 
 @contextlib.contextmanager
-def process(checkpoint: Path, drain_seconds: float) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]:
+def process(checkpoint: Path, drain_seconds: float) -> Iterator[tuple[Fork, httpx.Client]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-c", SERVE, str(checkpoint), str(port), str(drain_seconds)]
-    child = subprocess.Popen(command)
+    child = Fork(SERVE, [str(checkpoint), str(port), str(drain_seconds)], os.environ)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
             until(lambda: child.poll() is not None or is_ready(client))
             yield child, client
     finally:
         child.kill()
-        child.wait()
+        child.communicate()
 
 
 def is_ready(client: httpx.Client) -> bool:
