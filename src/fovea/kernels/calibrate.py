@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fovea.kernels.base import Product
 from fovea.kernels.quantize import Format
-from fovea.kernels.torch.kernels import Product, TorchKernels
+from fovea.kernels.torch.kernels import TorchKernels
 
 MIB = 1 << 20
 LEAST, MOST, MOST_WEIGHT = 4 * MIB, 1024 * MIB, 256 * MIB

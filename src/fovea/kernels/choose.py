@@ -11,6 +11,7 @@ import torch
 from fovea.core.errors import ConfigError
 from fovea.core.hardware import NATIVE_KERNELS_VARIABLE
 from fovea.kernels.attention import ChunkAttention, Heads, prefill_each
+from fovea.kernels.base import Kernels
 from fovea.kernels.flash import attention as flash
 from fovea.kernels.native.build import library
 from fovea.kernels.native.kernels import NativeKernels
@@ -19,11 +20,11 @@ from fovea.kernels.torch.kernels import TorchKernels
 log = logging.getLogger("fovea.kernels")
 
 
-def choose(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -> TorchKernels:
+def choose(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -> Kernels:
     """name: "auto" is the best that device, type and machine allow; "native", "onednn", "torch", "triton" and "flashinfer"
     ask for one. heads: the decoder's.
 
-    Raises ConfigError when "native", "triton" or "flashinfer" is asked for and can not be had.
+    Raises ConfigError when "native", "triton" or "flashinfer" is asked for and cannot be had.
     """
     if name == "native" and device.type != "cpu":
         raise ConfigError(f"native kernels are for CPUs, the device is {device}", param="kernels")
@@ -44,8 +45,8 @@ def choose(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) ->
     return TorchKernels(pack=True)
 
 
-def _triton(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -> TorchKernels:
-    """CUDA builds of torch bring Triton along; where it can not be had, torch does the work unless Triton was asked for."""
+def _triton(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -> Kernels:
+    """CUDA builds of torch bring Triton along; where it cannot be had, torch does the work unless Triton was asked for."""
     missing = _no_triton(device)
     if missing and name != "auto":
         raise ConfigError(missing, param="kernels")
@@ -73,7 +74,7 @@ def _chunks(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -
 
 
 def _no_triton(device: torch.device) -> str:
-    """Why its kernels can not run; empty: they can."""
+    """Why its kernels cannot run; empty: they can."""
     if find_spec("triton") is None:
         return "triton kernels need the package triton, which is not installed"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":

@@ -1,4 +1,4 @@
-"""Weights and rows in 8 or 4 bits, in plain torch: the twin of `cpu/quantize.cpp`, and what runs where that can not.
+"""Weights and rows in 8 or 4 bits, in plain torch: the twin of `cpu/quantize.cpp`, and what runs where that cannot.
 
 A value is a level times the scale of its group; a group is a run of k within one output or row. Both formats round
 to nearest; nothing is calibrated.

@@ -13,7 +13,7 @@ from fovea.engine.layers.decoder import DecoderConfig
 from fovea.engine.schedule.plan import Work
 from fovea.engine.schedule.shares import find_shares, write_shares
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Shares
-from fovea.kernels.torch.kernels import TorchKernels
+from fovea.kernels.base import Kernels
 
 PADDING_RATIO, PADDING_SLACK = 2, 64
 
@@ -23,7 +23,7 @@ class AttentionPlanner:
 
     def __init__(
         self,
-        kernels: TorchKernels,
+        kernels: Kernels,
         config: DecoderConfig,
         block_size: int,
         device: torch.device,

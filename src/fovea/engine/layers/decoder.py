@@ -17,8 +17,9 @@ from fovea.engine.layers.mlp import GatedMLP
 from fovea.engine.layers.norm import RMSNorm
 from fovea.engine.layers.rope import Rotary
 from fovea.kernels.attention import AttentionPlan, Heads
+from fovea.kernels.base import Kernels, Stack, StackLayer, StackShape
 from fovea.kernels.quantize import Format
-from fovea.kernels.torch.kernels import PLAIN, Stack, StackLayer, StackShape, TorchKernels
+from fovea.kernels.torch.kernels import PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Step:
 class Attention(nn.Module):
     """Grouped-query attention over the paged KV cache, with its projections."""
 
-    kernels: TorchKernels = PLAIN
+    kernels: Kernels = PLAIN
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -202,7 +203,7 @@ class Decoder(nn.Module):
             x = self.layers[index](x, kv[index], step)
         return x
 
-    def use_stack(self, kernels: TorchKernels) -> None:
+    def use_stack(self, kernels: Kernels) -> None:
         """Run the layers as one call from now on, if the kernels have such a call for this shape."""
         config = self.config
         shape = StackShape(
@@ -228,7 +229,7 @@ class LanguageHead(nn.Module):
         self.tied = config.tied
         self.lm_head = Linear(config.hidden, config.vocab_size if not config.tied else 0, bias=False)
 
-    def tie(self, embedding: Embedding, kernels: TorchKernels, format: Format | None, *, copy: bool) -> None:
+    def tie(self, embedding: Embedding, kernels: Kernels, format: Format | None, *, copy: bool) -> None:
         """Share the weight of the embedding table.
 
         format: format to which the shared table is quantized; None: it stays plain.

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fovea.kernels.activation import check_activation, finish
+from fovea.kernels.base import Kernels, Product, TableProduct
 from fovea.kernels.quantize import Format
-from fovea.kernels.torch.kernels import Product, TableProduct, TorchKernels
 
 
 class Linear(nn.Module):
@@ -47,7 +47,7 @@ class Linear(nn.Module):
         y = functional.linear(x, self.weight, self.bias)
         return finish(y, self.activation, self.gated, residual)
 
-    def pack(self, kernels: TorchKernels, format: Format | None = None, *, keep: bool = False) -> None:
+    def pack(self, kernels: Kernels, format: Format | None = None, *, keep: bool = False) -> None:
         """Pack the weight for the kernels and drop the plain weight. Does nothing if it is packed already.
 
         format: quantize it to this format; None: not quantized.
@@ -175,7 +175,7 @@ def _resolve(path: str) -> str:
     return f"{parent.rpartition('.')[0]}.{name}".lstrip(".")
 
 
-def use_kernels(module: nn.Module, kernels: TorchKernels) -> None:
+def use_kernels(module: nn.Module, kernels: Kernels) -> None:
     """Set the kernels of every layer in a module. Linear maps get theirs when they are packed."""
     for child in module.modules():
         if hasattr(child, "kernels"):

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fovea.kernels.torch.kernels import PLAIN, TorchKernels
+from fovea.kernels.base import Kernels
+from fovea.kernels.torch.kernels import PLAIN
 
 
 class RMSNorm(nn.Module):
     """RMSNorm (arXiv 1910.07467): scale rows to a root mean square of 1, then by a weight per column."""
 
-    kernels: TorchKernels = PLAIN
+    kernels: Kernels = PLAIN
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()

@@ -16,10 +16,13 @@ from fovea.engine.vision.built.engines import EncoderEngines
 from fovea.engine.vision.built.static import StaticEncoder
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
+from fovea.engine.vision.qwen import QwenVisionTower
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, run_to_end
+from fovea.engine.vision.tiler import Tiler
+from fovea.kernels.base import Kernels
 from fovea.kernels.quantize import Format
-from fovea.kernels.torch.kernels import PLAIN, TorchKernels
+from fovea.kernels.torch.kernels import PLAIN
 
 TIED_HEAD_PACK_SHARE = 0.15
 """Largest share of all parameters that a tied embedding table may have for the head to be a packed copy."""
@@ -51,7 +54,7 @@ class VisionLanguageModel(nn.Module, ABC):
         self.image_token_id = image_token_id
         self.video_token_id = video_token_id
         self.merge = merge
-        self.kernels = PLAIN
+        self.kernels: Kernels = PLAIN
         self.engines = EncoderEngines()
 
     @abstractmethod
@@ -64,6 +67,14 @@ class VisionLanguageModel(nn.Module, ABC):
 
     def static_encoder(self) -> StaticEncoder | None:
         """Return the vision tower as an encoder that can be built ahead of time; None: it cannot be built."""
+        return None
+
+    def any_size_tower(self) -> QwenVisionTower | None:
+        """The vision tower, if it encodes pictures of any size; then images can be encoded region by region."""
+        return None
+
+    def tiler(self) -> Tiler | None:
+        """The encoder of single tiles, if the tiles of an image can be encoded one by one."""
         return None
 
     @abstractmethod
@@ -96,7 +107,7 @@ class VisionLanguageModel(nn.Module, ABC):
         """Names that `checkpoint_targets` gives to the tensors of the layer at an attribute path."""
         return [name.removeprefix("head.") for name, _ in checkpoint_targets(layer, path + ".")]
 
-    def finish_loading(self, kernels: TorchKernels, head: Format | None, parameters: int) -> None:
+    def finish_loading(self, kernels: Kernels, head: Format | None, parameters: int) -> None:
         """Tie the head and set the kernels of all layers. All weights must be loaded and packed.
 
         head: format of a tied head; None: not quantized.

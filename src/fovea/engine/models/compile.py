@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from fovea.core.errors import ConfigError
 from fovea.engine.compile_modes import CompileModes
 from fovea.engine.models.base import VisionLanguageModel
+from fovea.kernels.base import Kernels
 from fovea.kernels.native.build import compiler
-from fovea.kernels.torch.kernels import TorchKernels
 
 Rowwise = Callable[..., Tensor]
 
 
-def check_compile(modes: CompileModes, kernels: TorchKernels, quantization: str) -> None:
+def check_compile(modes: CompileModes, kernels: Kernels, quantization: str) -> None:
     """Raise ConfigError if torch cannot compile the model's layers.
 
     The reasons are packed products, Fovea's own kernels, quantization, and a missing C++ compiler.

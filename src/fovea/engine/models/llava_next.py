@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from fovea.engine.models.llava import TiledLlava
+from fovea.engine.vision.tiler import Tiler
 
 
 class LlavaNext(TiledLlava):
     """LLaVA-NeXT, which keeps all patches of all tiles."""
+
+    def tiler(self) -> Tiler:
+        return self

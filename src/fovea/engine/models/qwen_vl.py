@@ -45,6 +45,9 @@ class QwenVL(VisionLanguageModel):
             embeds, deepstack = embeds[index], [features[index] for features in deepstack]
         return VisualFeatures(embeds, tuple(deepstack))
 
+    def any_size_tower(self) -> QwenVisionTower:
+        return self.vision
+
     def static_encoder(self) -> StaticQwen:
         return StaticQwen(self.vision)
 

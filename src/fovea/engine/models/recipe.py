@@ -9,9 +9,9 @@ from torch import nn
 
 from fovea.engine.layers.linear import Linear, PatchLinear
 from fovea.engine.models.base import VisionLanguageModel
+from fovea.kernels.base import Kernels
 from fovea.kernels.fp8 import FP8
 from fovea.kernels.quantize import INT4, INT8, Format
-from fovea.kernels.torch.kernels import TorchKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Packer:
     def __init__(
         self,
         model: VisionLanguageModel,
-        kernels: TorchKernels,
+        kernels: Kernels,
         recipe: Recipe,
         later: Iterable[nn.Module] = (),
     ) -> None:

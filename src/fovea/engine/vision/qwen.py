@@ -27,7 +27,8 @@ from fovea.engine.vision.qwen_config import QwenVisionConfig
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector, attend_slices, cuts, slice_rows
 from fovea.engine.vision.windows import bilinear_taps, patch_coordinates, taps_at, window_order
-from fovea.kernels.torch.kernels import PLAIN, TorchKernels
+from fovea.kernels.base import Kernels
+from fovea.kernels.torch.kernels import PLAIN
 
 MAX_GEOMETRIES = 64
 
@@ -62,7 +63,7 @@ class Geometry:
 
 
 class _Attention(nn.Module):
-    kernels: TorchKernels = PLAIN
+    kernels: Kernels = PLAIN
 
     def __init__(self, config: QwenVisionConfig) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fovea.core.stage import stage
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.kernels.torch.kernels import TorchKernels
+from fovea.kernels.base import Kernels
 
 Result = TypeVar("Result")
 Slices = Generator[None, None, Result]
@@ -73,9 +73,9 @@ def as_projector(layer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor
 
 
 def attend_slices(
-    kernels: TorchKernels, qkv: Tensor, runs: Sequence[tuple[int, int]], heads: int
+    kernels: Kernels, qkv: Tensor, runs: Sequence[tuple[int, int]], heads: int
 ) -> Slices[Tensor]:
-    """Apply `TorchKernels.attend_groups` to all runs, one slice at a time.
+    """Apply `Kernels.attend_groups` to all runs, one slice at a time.
 
     A slice is some groups of a run; of a group that is too large for one slice, it is some of the heads.
 

@@ -17,7 +17,8 @@ from fovea.engine.layers.mlp import PlainMLP
 from fovea.engine.layers.norm import LayerNorm
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, cuts, slice_rows
-from fovea.kernels.torch.kernels import PLAIN, TorchKernels
+from fovea.kernels.base import Kernels
+from fovea.kernels.torch.kernels import PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class _Embeddings(nn.Module):
 
 
 class _Attention(nn.Module):
-    kernels: TorchKernels = PLAIN
+    kernels: Kernels = PLAIN
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()

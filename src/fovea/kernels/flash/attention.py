@@ -93,11 +93,11 @@ def load(heads: Heads, device: torch.device, dtype: torch.dtype) -> FlashInfer:
     except Exception as problem:  # a foreign library, its compiler and its driver raise what they like
         said = (str(problem).splitlines() or [""])[0]
         raise ConfigError(
-            f"flashinfer can not be used: {type(problem).__name__}: {said}", param="kernels"
+            f"flashinfer cannot be used: {type(problem).__name__}: {said}", param="kernels"
         ) from problem
     if not error < TRIAL_ERROR:
         raise ConfigError(
-            f"flashinfer can not be used: its attention differs from torch's by {error:.2g}", param="kernels"
+            f"flashinfer cannot be used: its attention differs from torch's by {error:.2g}", param="kernels"
         )
     return found
 

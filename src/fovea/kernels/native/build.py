@@ -51,7 +51,7 @@ def _loaded() -> ctypes.CDLL | None:
         return ctypes.CDLL(str(_built()))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
-        log.warning("the CPU kernels can not be used, torch's own take their place: %s", detail)
+        log.warning("the CPU kernels cannot be used, torch's own take their place: %s", detail)
         return None
 
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from fovea.kernels.attention import AttentionPlan
+from fovea.kernels.base import Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.native.product import NativeProduct, fuses
 from fovea.kernels.native.stack import NativeStack, native_products, shares_struct
 from fovea.kernels.native.weights import PackedWeight, QuantizedWeight
 from fovea.kernels.quantize import Format
-from fovea.kernels.torch.kernels import Product, Stack, StackLayer, StackShape, TableProduct, TorchKernels
+from fovea.kernels.torch.kernels import TorchKernels
 
 MOST_SHARED_ROWS = 32
 _P, _L, _I, _F = c_void_p, c_int64, c_int, c_float
@@ -34,21 +35,27 @@ SIGNATURES = {
 }
 
 
-class NativeKernels(TorchKernels):
+class NativeKernels:
+    """Implements `kernels.base.Kernels` for bfloat16 rows on a CPU; delegates the rest to torch with packed weights."""
+
     least_shared_rows = 2
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        super().__init__(pack=True)
+        self._torch = TorchKernels(pack=True)
         self.library = library
         for name, signature in SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = signature, None
 
+    @property
+    def plain(self) -> bool:
+        return False
+
     def product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool
     ) -> Product | None:
         if weight.dtype is not torch.bfloat16 or weight.shape[1] % 2:
-            return super().product(weight, bias, activation, gated)
+            return self._torch.product(weight, bias, activation, gated)
         packed = PackedWeight(self.library, weight, bias, gated=gated and fuses(activation, gated))
         return NativeProduct(self.library, packed, activation, gated)
 
@@ -56,7 +63,7 @@ class NativeKernels(TorchKernels):
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format
     ) -> TableProduct:
         if weight.dtype is not torch.bfloat16:
-            return super().quantized(weight, bias, activation, gated, format)
+            return self._torch.quantized(weight, bias, activation, gated, format)
         fused = gated and fuses(activation, gated)
         return NativeProduct(
             self.library, QuantizedWeight(self.library, weight, bias, format, gated=fused), activation, gated
@@ -79,7 +86,7 @@ class NativeKernels(TorchKernels):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype is not torch.bfloat16:
-            return super().rms_norm(x, weight, eps)
+            return self._torch.rms_norm(x, weight, eps)
         x = x.contiguous()
         out, width = torch.empty_like(x), x.shape[-1]
         self.library.fovea_rms_norm(
@@ -89,7 +96,7 @@ class NativeKernels(TorchKernels):
 
     def rotate(self, x: Tensor, turned: int, cos: Tensor, sin: Tensor) -> Tensor:
         if x.dtype is not torch.bfloat16 or not x.is_contiguous():
-            return super().rotate(x, turned, cos, sin)
+            return self._torch.rotate(x, turned, cos, sin)
         rows, heads, dim = x.shape
         self.library.fovea_rotate(
             x.data_ptr(), rows, heads, turned, dim, cos.data_ptr(), sin.data_ptr(), torch.get_num_threads()
@@ -108,7 +115,7 @@ class NativeKernels(TorchKernels):
         slots: Tensor,
     ) -> Tensor:
         if qkv.dtype is not torch.bfloat16:
-            return super().rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots)
+            return self._torch.rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots)
         qkv = qkv.contiguous()
         rows, _, dim = qkv.shape
         query_weight, key_weight = (
@@ -123,7 +130,7 @@ class NativeKernels(TorchKernels):
     def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
         rows, heads, dim = query.shape
         if query.dtype is not torch.bfloat16 or not self.attends_in_place(dim):
-            return super().attend(query, kv, plan, scale)
+            return self._torch.attend(query, kv, plan, scale)
         if query.stride(1) != dim or query.stride(2) != 1:
             query = query.contiguous()
         out = query.new_empty((rows, heads, dim))
@@ -146,7 +153,7 @@ class NativeKernels(TorchKernels):
     def attend_groups(self, qkv: Tensor, groups: int, heads: int, part: slice, out: Tensor) -> None:
         rows, _, dim = qkv.shape
         if qkv.dtype is not torch.bfloat16 or dim % 2 or not (qkv.is_contiguous() and out.is_contiguous()):
-            return super().attend_groups(qkv, groups, heads, part, out)
+            return self._torch.attend_groups(qkv, groups, heads, part, out)
         self.library.fovea_group_attention(
             qkv.data_ptr(), groups, rows // groups, heads, part.start, part.stop, dim, dim**-0.5, out.data_ptr(),
             torch.get_num_threads(),

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fovea.kernels.attention import AttentionPlan, Decodes
+from fovea.kernels.base import StackLayer, StackShape
 from fovea.kernels.native.product import NativeProduct
-from fovea.kernels.torch.kernels import StackLayer, StackShape
 
 
 class _Layer(ctypes.Structure):

@@ -10,7 +10,9 @@ from torch.nn import functional
 
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, ChunkAttention, prefill_each
-from fovea.kernels.torch.kernels import Product, Stack, StackLayer, StackShape, TorchKernels
+from fovea.kernels.base import Product, Stack, StackLayer, StackShape, TableProduct
+from fovea.kernels.quantize import Format
+from fovea.kernels.torch.kernels import TorchKernels
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import rows as triton_rows
 
@@ -39,19 +41,32 @@ class TritonProduct:
         return finish(y, self._activation, self._gated, residual)
 
 
-class TritonKernels(TorchKernels):
+class TritonKernels:
+    """Implements `kernels.base.Kernels` for a GPU; delegates the rest to plain torch."""
+
+    least_shared_rows = 4
+
     def __init__(self, device: torch.device, chunks: ChunkAttention = prefill_each) -> None:
         """chunks: what computes those of prompts, for which there is no kernel of our own."""
-        super().__init__()
+        self._torch = TorchKernels()
         self._chunks = chunks
         self._processors = CPU_PROCESSORS
         if device.type == "cuda":
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
 
+    @property
+    def plain(self) -> bool:
+        return False
+
     def product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool
     ) -> Product | None:
         return TritonProduct(weight, bias, activation, gated)
+
+    def quantized(
+        self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format
+    ) -> TableProduct:
+        return self._torch.quantized(weight, bias, activation, gated, format)
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
         return TritonStack(self, shape, layers)
@@ -64,6 +79,9 @@ class TritonKernels(TorchKernels):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return triton_rows.rms_norm(x, weight, eps)
+
+    def rotate(self, x: Tensor, turned: int, cos: Tensor, sin: Tensor) -> Tensor:
+        return self._torch.rotate(x, turned, cos, sin)
 
     def rotate_store(
         self,
@@ -88,6 +106,9 @@ class TritonKernels(TorchKernels):
         if plan.chunks:
             self._chunks(query, kv, plan.chunks, scale, out)
         return out
+
+    def attend_groups(self, qkv: Tensor, groups: int, heads: int, part: slice, out: Tensor) -> None:
+        self._torch.attend_groups(qkv, groups, heads, part, out)
 
 
 class TritonStack:
