@@ -16,7 +16,7 @@ from fovea import Engine
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.image import Image, PixelBudget, VisualTokens, content_identity
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
-from fovea.engine.visual_budget.choose import Asked, Chosen, Reducing
+from fovea.engine.visual_budget.choose import ReducedPlan, RequestContext, VisualBudget
 from tests.engine.visual_budget.test_choose import SETTINGS, Letters, processor
 from tests.support.engines import ask, assert_idle, engine, picture
 from tests.support.reduced import GREEDY, patchy_page, prepared_prompt, reduced_budget, reduced_prompt
@@ -34,14 +34,14 @@ def noise(seed: int, width: int, height: int) -> Image:
 def chosen(images: list[Image], question: str, *wishes: VisualTokens | None) -> list[tuple[int, int]]:
     """Tokens of each, and of how many. wishes: of each image, or one for all."""
     tokenizer: Any = Letters()
-    reducing = Reducing(processor(), tokenizer.encode, None)
+    budget = VisualBudget(processor(), tokenizer.encode, None)
     parts = [
         ImagePart(image, PixelBudget("high", visual=wishes[index % len(wishes)]))
         for index, image in enumerate(images)
     ]
     plans = [processor().plan(part.image.width, part.image.height, part.budget) for part in parts]
-    asked = Asked(question, "salt", 0.0, ((question, len(images)),))
-    found = reducing.choose(parts, plans, asked)
+    asked = RequestContext(question, "salt", 0.0, ((question, len(images)),))
+    found = budget.reduce_all(parts, plans, asked)
     for part, plan, one in zip(parts, plans, found, strict=True):
         if one is not None:
             assert_as_resized(part, one, asked)
@@ -52,7 +52,7 @@ def chosen(images: list[Image], question: str, *wishes: VisualTokens | None) -> 
     ]
 
 
-def assert_as_resized(part: ImagePart, one: Chosen, asked: Asked) -> None:
+def assert_as_resized(part: ImagePart, one: ReducedPlan, asked: RequestContext) -> None:
     """It is a plan of the processor's own, without words in its key: the caches are those of that size."""
     height, width = one.plan.resized[0]
     by_hand = processor().plan(
@@ -230,4 +230,4 @@ def test_a_processor_that_does_not_resize_refuses_it_by_name(method: str) -> Non
     )
     tokenizer: Any = Letters()
     with pytest.raises(ConfigError, match="cannot be made smaller; accepted: uniform"):
-        Reducing(fixed, tokenizer.encode, VisualTokens(method, 0.5))
+        VisualBudget(fixed, tokenizer.encode, VisualTokens(method, 0.5))

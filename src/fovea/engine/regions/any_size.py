@@ -22,9 +22,8 @@ from fovea.engine.reduce.dpp import cells, choose_by_bands, dpp_kernel
 from fovea.engine.regions.pieces import Cutter, Piece
 from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.vision.features import VisualFeatures
-from fovea.engine.vision.processor.base import ProcessedImage, Reduction
-from fovea.engine.vision.processor.qwen import QwenProcessor
-from fovea.engine.vision.processor.regions import surveyed
+from fovea.engine.vision.processor.base import AnySizeProcessor, ProcessedImage, Reduction
+from fovea.engine.vision.processor.surveys import read_survey
 from fovea.engine.vision.qwen import QwenVisionTower
 from fovea.engine.vision.slices import Slices, UpcomingImages, cuts, slice_rows
 from fovea.engine.visual_budget.methods import METHODS
@@ -52,13 +51,13 @@ class _Begun:
     first: View
 
 
-class PartsEncoder:
+class AnySizeRegionEncoder:
     """For towers that take pictures of any size. What is kept of a view are all tokens of its shape, in reading order."""
 
     def __init__(
         self,
         tower: QwenVisionTower,
-        processor: QwenProcessor,
+        processor: AnySizeProcessor,
         relevance: RelevanceModel,
         tensor: Callable[[Array], Tensor],
         regions: RegionCache[VisualFeatures],
@@ -98,7 +97,7 @@ class PartsEncoder:
         """What is known before the encoder has seen anything."""
         plan, reduction = image.plan, image.plan.reduction
         assert reduction is not None
-        survey = surveyed(image, self._factor)
+        survey = read_survey(image, self._factor)
         tensions = self._relevance.tensions(survey, reduction, plan.tokens)
         shape = first_view(survey.grid, plan.tokens, tensions.compress)
         return _Begun(image, reduction, survey, tensions, View(whole(*survey.grid), shape, ()))
@@ -188,7 +187,7 @@ class PartsEncoder:
     def _wanted(self, image: ProcessedImage, shape: Shape) -> list[Piece]:
         """What would have to be encoded next of an image that is seen in parts, if at that shape."""
         reduction = image.plan.reduction
-        if reduction is None or not METHODS[reduction.method].in_parts:
+        if reduction is None or not METHODS[reduction.method].by_region:
             return []
         begun = self._begin(image)
         if begun.first.native:

@@ -1,7 +1,7 @@
-"""What encodes an image as its plan says: all of its tokens, some of them, or some parts of it.
+"""Encodes an image as its plan says: all of its tokens, some of them, or some of its regions.
 
-Where tokens are left out of the encoder's output, the whole output stays in the cache under its own name: another question,
-method or ratio chooses anew and encodes nothing.
+If tokens are left out of the encoder's output, the whole output stays in the cache under its own key. Another question,
+method or ratio then chooses again and encodes nothing.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ from fovea.core.stage import stage
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.regions import RegionCache
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.models.llava_next import LlavaNext
-from fovea.engine.models.qwen_vl import QwenVL
 from fovea.engine.reduce.base import ReductionInput
 from fovea.engine.reduce.registry import reducer
-from fovea.engine.regions.any_size import PartsEncoder
+from fovea.engine.regions.any_size import AnySizeRegionEncoder
 from fovea.engine.regions.relevance_model import RelevanceModel
-from fovea.engine.regions.tiles import PickedTiles
+from fovea.engine.regions.tiles import TileRegionEncoder
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage, Reduction
-from fovea.engine.vision.processor.qwen import QwenProcessor
-from fovea.engine.vision.processor.regions import plain_image
 from fovea.engine.vision.slices import Slices, UpcomingImages
 from fovea.engine.visual_budget.methods import METHODS
 
 
-class InParts(Protocol):
-    """What encodes an image that is seen in parts."""
+class RegionEncoder(Protocol):
+    """Encodes an image region by region."""
 
-    def slices(self, image: ProcessedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]: ...
+    def slices(self, image: ProcessedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]:
+        """The slices of an image. ahead: images whose regions may be encoded along with it."""
+        ...
 
 
 class VisualEncoder:
-    """judge, regions: what was seen where, and what is kept of it; for models whose images can be seen in parts."""
+    """The encoder of one model, reductions included.
+
+    relevance: the model's relevance, and its latest results.
+    regions: the cache of encoded regions.
+    """
 
     def __init__(
         self,
@@ -53,19 +55,33 @@ class VisualEncoder:
         *,
         head: Mapping[str, NDArray[np.float32]] | None = None,
     ) -> None:
-        """outputs: the encoder-output cache, for whole outputs. head: what was trained for this model's relevance."""
+        """outputs: the encoder-output cache, for whole outputs.
+
+        head: weights of the relevance head trained for this model; None: there is none.
+        """
         self._model = model
-        self._processor = processor
+        self._capabilities = processor.capabilities
         self._outputs = outputs
         self.relevance = RelevanceModel(partial(word_embeddings, model), head)
         self.regions = regions
-        self._parts = self._in_parts()
+        self._region_encoder = self._make_region_encoder()
 
-    def _in_parts(self) -> InParts | None:
-        model, processor = self._model, self._processor
-        if isinstance(model, QwenVL) and isinstance(processor, QwenProcessor):
-            return PartsEncoder(
-                model.vision,
+    def slices(self, image: ProcessedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]:
+        """The slices of an image. ahead: images whose regions may be encoded along with it."""
+        reduction = image.plan.reduction
+        if reduction is None:
+            return self._model.encode_slices(image)
+        if METHODS[reduction.method].by_region:
+            assert self._region_encoder is not None
+            return self._region_encoder.slices(image, ahead)
+        return self._reduced(image, reduction)
+
+    def _make_region_encoder(self) -> RegionEncoder | None:
+        model, processor = self._model, self._capabilities.any_size
+        tower, tiler = model.any_size_tower(), model.tiler()
+        if tower is not None and processor is not None:
+            return AnySizeRegionEncoder(
+                tower,
                 processor,
                 self.relevance,
                 lambda array: torch.from_numpy(array).to(model.device, model.dtype),
@@ -73,74 +89,74 @@ class VisualEncoder:
                 model.visual_token_bytes,
                 self._whole,
             )
-        return PickedTiles(model, self.relevance) if isinstance(model, LlavaNext) else None
-
-    def slices(self, image: ProcessedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]:
-        """ahead: images of which parts may be encoded along with parts of this one."""
-        reduction = image.plan.reduction
-        if reduction is None:
-            return self._model.encode_slices(image)
-        if METHODS[reduction.method].in_parts:
-            assert self._parts is not None
-            return self._parts.slices(image, ahead)
-        return self._reduced(image, reduction)
+        return None if tiler is None else TileRegionEncoder(tiler, self.relevance)
 
     def _reduced(self, image: ProcessedImage, reduction: Reduction) -> Slices[VisualFeatures]:
-        plain = plain_image(self._processor, image)
+        """Encode the whole image, then leave out tokens."""
+        plain = self._plain(image)
         whole = yield from self._whole(image)
         grid = self._grid(plain.plan.grid, reduction.full)
         with stage("reduce"):
-            chosen = reducer(reduction.method).reduce(
-                self._seen(plain, whole, grid, reduction), image.plan.tokens
-            )
-        index = chosen.index
+            inputs = self._reduction_input(plain, whole, grid, reduction)
+            tokens = reducer(reduction.method).reduce(inputs, image.plan.tokens)
+        index = tokens.index
         places = (
             torch.stack((index // grid[1], index % grid[1]), dim=1) if self._model.merge else index[:, None]
         )
         return VisualFeatures(
-            chosen.embeds,
-            tuple(map(chosen.gather, whole.deepstack)),
+            tokens.embeds,
+            tuple(map(tokens.gather, whole.deepstack)),
             created_at=whole.created_at,
             places=places.to(torch.int32),
         )
 
     def _whole(self, image: ProcessedImage) -> Slices[VisualFeatures]:
-        """All tokens of an image of which some will be kept, from the cache, or for it."""
+        """All tokens of an image that will lose some, from the cache if they are there."""
         reduction = image.plan.reduction
         assert reduction is not None
         if reduction.whole in self._outputs:
             whole = self._outputs.get(reduction.whole)
         else:
-            whole = yield from self._model.encode_slices(plain_image(self._processor, image))
+            whole = yield from self._model.encode_slices(self._plain(image))
         self._outputs.keep(reduction.whole, whole, whole.nbytes, whole.created_at)
         yield
         return whole
 
+    def _plain(self, image: ProcessedImage) -> ProcessedImage:
+        """The image with all of its tokens."""
+        reduction = image.plan.reduction
+        assert reduction is not None
+        if self._capabilities.regions is not None:
+            return self._capabilities.regions.whole(image)
+        return replace(image, plan=replace(image.plan, tokens=reduction.full, reduction=None))
+
     def _grid(self, grid: tuple[int, int, int], full: int) -> tuple[int, int]:
-        """Rows and columns of visual tokens; models without M-RoPE have them in a row."""
+        """Rows and columns of visual tokens; models without M-RoPE have them in one row."""
         merge = self._model.merge
         return (grid[1] // merge, grid[2] // merge) if merge else (1, full)
 
-    def _seen(
+    def _reduction_input(
         self, image: ProcessedImage, whole: VisualFeatures, grid: tuple[int, int], reduction: Reduction
     ) -> ReductionInput:
+        """Everything that the reduction's method looks at."""
         needs = METHODS[reduction.method].needs
-        seen = ReductionInput(whole.embeds, grid, reduction.whole)
+        inputs = ReductionInput(whole.embeds, grid, reduction.whole)
         if "query" in needs and reduction.words:
-            seen = replace(seen, query=word_embeddings(self._model, reduction.words))
+            inputs = replace(inputs, query=word_embeddings(self._model, reduction.words))
         if "attention" in needs or "keys" in needs:
-            assert isinstance(self._model, QwenVL)
             from fovea.engine.reduce.taps import encoder_taps
 
-            taps = encoder_taps(self._model.vision, self._model.pixels(image), image.plan.grid)
-            seen = replace(seen, attention=taps.attention, keys=taps.keys)
+            tower = self._model.any_size_tower()
+            assert tower is not None
+            taps = encoder_taps(tower, self._model.pixels(image), image.plan.grid)
+            inputs = replace(inputs, attention=taps.attention, keys=taps.keys)
         if "probe" in needs:
             from fovea.engine.reduce.probe import run_probe
 
-            # Without words the image's own last token looks back at it: any id will do to be what looks.
+            # Without words the image's own last token looks back at the image, so any id will do.
             words = reduction.words or (self._model.image_token_id,)
-            seen = replace(seen, probe=run_probe(self._model, (), whole, words, grid))
-        return seen
+            inputs = replace(inputs, probe=run_probe(self._model, (), whole, words, grid))
+        return inputs
 
 
 def word_embeddings(model: VisionLanguageModel, ids: Sequence[int]) -> Tensor:

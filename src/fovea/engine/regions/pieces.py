@@ -10,8 +10,7 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.engine.vision.processor.qwen import QwenProcessor
+from fovea.engine.vision.processor.base import AnySizeProcessor, ProcessedImage
 from fovea.relevance.realizing import Shape, View
 
 Pixels = NDArray[np.uint8]
@@ -35,7 +34,7 @@ class Piece:
 class Cutter:
     """crop_invariant: whether the tower makes the same of a picture wherever in a larger one it was cut out. For one thread."""
 
-    def __init__(self, processor: QwenProcessor, *, crop_invariant: bool) -> None:
+    def __init__(self, processor: AnySizeProcessor, *, crop_invariant: bool) -> None:
         self._processor = processor
         self._crop_invariant = crop_invariant
         self._names: OrderedDict[tuple[str, object, Shape], str] = OrderedDict()

@@ -6,7 +6,6 @@ The whole is encoded first, because what the question is coupled to is read off 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,26 +13,14 @@ from torch import Tensor
 from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
-from fovea.engine.vision.processor.regions import surveyed, tiling
+from fovea.engine.vision.processor.surveys import read_survey
+from fovea.engine.vision.processor.tile_regions import tiling
 from fovea.engine.vision.slices import Slices, UpcomingImages
+from fovea.engine.vision.tiler import Tiler
 from fovea.relevance.tiles import Tiling, attend_tiles, kept_tokens, needed_tiles
 
 
-class Tiler(Protocol):
-    """What is needed of a model whose images are tiles: `fovea.engine.models.llava.TiledLlava`."""
-
-    @property
-    def side(self) -> int: ...
-
-    @property
-    def newline(self) -> Tensor: ...
-
-    def tiles(self, image: ProcessedImage) -> Slices[Tensor]: ...
-
-    def picture(self, tiles: Tensor, grid: tuple[int, int, int]) -> Tensor: ...
-
-
-class PickedTiles:
+class TileRegionEncoder:
     def __init__(self, model: Tiler, relevance: RelevanceModel) -> None:
         self._model = model
         self._relevance = relevance
@@ -44,7 +31,7 @@ class PickedTiles:
         assert reduction is not None
         side = self._model.side
         tiles = tiling(plan, side, reduction.full)
-        survey = surveyed(image, image.arrays["pixel_values"].shape[-1] // side)
+        survey = read_survey(image, image.arrays["pixel_values"].shape[-1] // side)
         [base] = yield from self._tiles(image, [0])
         patches = base[len(base) - side**2 :]
         realized = self._relevance.realize(

@@ -1,8 +1,9 @@
-"""How many of its images' visual tokens a request gets, and who chooses them: from its wish, or the engine's policy.
+"""Decides how many visual tokens each image of a request gets, and by which method, from the request or the policy.
 
-The number follows from shape and ratio alone, so a prompt's length is known before a pixel is seen; only where nobody says a
-number, and relevance is to find one, or where images share a budget (`viewing.py`), pixels are looked at first. What changes which tokens there are (method, number, and
-for some the question) is in the key of the image, and so in that of its KV.
+The number follows from shape and ratio alone, so a prompt's length is known before any pixel is read. There are two
+exceptions: no number is given and relevance has to find one, and images that share a budget (`views`). Everything that
+changes which tokens an image has (method, number, for some methods the question) is part of the image's key, and so of
+the key of its KV.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from dataclasses import dataclass, replace
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.image import Image, PixelBudget, VisualTokens
 from fovea.core.types import ImagePart
-from fovea.engine.vision.processor.base import ImageProcessor, Reduction, VisualPlan
-from fovea.engine.vision.processor.idefics3 import Idefics3Processor
-from fovea.engine.vision.processor.qwen import QwenProcessor
-from fovea.engine.vision.processor.regions import fewest_tokens, own_tokens, takes_parts
+from fovea.engine.vision.processor.base import Capabilities, ImageProcessor, Reduction, VisualPlan
 from fovea.engine.visual_budget.methods import METHODS, PARAM, Method, keep_count, settled
-from fovea.engine.visual_budget.views import View, shown, shrunk
+from fovea.engine.visual_budget.views import SharingImage, share_budget
 from fovea.relevance.naming import Turn, last_mentions
 
-QWEN = "Qwen2-VL, Qwen2.5-VL, Qwen3-VL"
-SMALLER = "resize", "views"
-"""Of `Method.after`: pictures are made smaller."""
-WORDS = 64
-"""Of the question's ids, the last, are looked at."""
+QUESTION_IDS = 64
+"""Relevance looks at the last so many token ids of the question."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a request says beside its images. question: all that the user says, and turn by turn."""
+class RequestContext:
+    """The parts of a request, beside its images, that decide about visual tokens.
+
+    question: everything that the user says.
+    salt: the request's cache salt.
+    load: of the engine, from 0 on.
+    turns: what the user says, turn by turn.
+    """
 
     question: str
     salt: str
@@ -39,20 +40,21 @@ class Asked:
     turns: tuple[Turn, ...] = ()
 
     def key(self, image: Image, plan: VisualPlan) -> str:
+        """The key of an image with that plan in the encoder-output cache."""
         return f"{self.salt}\x00{image.identity}\x00{plan.key}"
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """A plan with fewer tokens, its key, and the method's name."""
+class ReducedPlan:
+    """A plan with fewer tokens, its cache key, and the name of the method."""
 
     plan: VisualPlan
     key: str
     method: str
 
 
-class Reducing:
-    """visual: the engine's policy for images whose request has no wish; None: all tokens."""
+class VisualBudget:
+    """Plans the visual tokens of one model's images."""
 
     def __init__(
         self,
@@ -61,33 +63,36 @@ class Reducing:
         visual: VisualTokens | None,
         learned: str = "",
     ) -> None:
-        """learned: names what was trained for this model's relevance; part of the key, as others choose otherwise.
+        """Raises ConfigError for a policy that this model's images cannot follow.
 
-        Raises ConfigError for a policy that this model's images cannot follow."""
-        self._processor = processor
+        encode: token ids of a text.
+        visual: the policy for images whose request does not choose; None: all tokens.
+        learned: digest of the relevance head; part of the key, because another head picks other tokens.
+        """
+        self._capabilities = processor.capabilities
         self._encode = encode
-        self._accepted = accepted(processor)
-        self._visual = None if visual is None else settled(visual, self._accepted)
+        self._methods = possible_methods(self._capabilities)
+        self._visual = None if visual is None else settled(visual, self._methods)
         self._learned = learned
         if self._visual is not None:
-            self.allow("visual_tokens", self._visual.method)
+            self.check_setting("visual_tokens", self._visual.method)
 
-    def allow(self, setting: str, name: str) -> None:
-        """Raises ConfigError for a setting that names a method which this model's images cannot follow: it would refuse
-        requests for what they did not ask for."""
-        refusal = _refusal(self._processor, name)
+    def check_setting(self, setting: str, method: str) -> None:
+        """Raise ConfigError if a setting names a method that this model's images cannot follow. Otherwise the engine would
+        refuse requests for something that they did not ask for."""
+        refusal = _refusal(self._methods, method)
         if refusal is not None:
             raise ConfigError(f"{setting}: {refusal}", param=setting)
 
-    def choose(
-        self, pictures: Sequence[ImagePart], plans: Sequence[VisualPlan], asked: Asked
-    ) -> list[Chosen | None]:
-        """What becomes of each of a request's images. plans: with all tokens. None: all of them stay. Raises InvalidRequest.
+    def reduce_all(
+        self, pictures: Sequence[ImagePart], plans: Sequence[VisualPlan], context: RequestContext
+    ) -> list[ReducedPlan | None]:
+        """Plan all images of a request. Images with method `views` and the same numbers share one budget.
 
-        Images that wish for views by the same numbers share one budget.
+        plans: with all tokens. Returns None for an image that keeps all of them. Raises InvalidRequest.
         """
-        found = [
-            self.plan(part.image, plan, part.budget, asked)
+        reduced = [
+            self.reduce(part.image, plan, part.budget, context)
             for part, plan in zip(pictures, plans, strict=True)
         ]
         groups: dict[tuple[float | None, int | None], list[int]] = {}
@@ -95,70 +100,78 @@ class Reducing:
             wish = self._wish(part.budget)
             if wish is not None and METHODS[wish.method].after == "views":
                 groups.setdefault((wish.keep, wish.budget), []).append(number)
-        named = last_mentions(asked.turns, len(pictures)) if groups else []
+        mentions = last_mentions(context.turns, len(pictures)) if groups else []
         for (keep, budget), numbers in groups.items():
-            views = [
-                View(pictures[number].image, plans[number], pictures[number].budget, named[number])
+            images = [
+                SharingImage(pictures[number].image, plans[number], pictures[number].budget, mentions[number])
                 for number in numbers
             ]
-            for number, chosen in zip(numbers, self._views(views, keep, budget, asked), strict=True):
-                found[number] = chosen
-        return found
+            for number, plan in zip(numbers, self._share(images, keep, budget, context), strict=True):
+                reduced[number] = plan
+        return reduced
 
-    def plan(self, image: Image, plan: VisualPlan, budget: PixelBudget, asked: Asked) -> Chosen | None:
-        """The same of one image by itself, of which views leave nothing out."""
+    def reduce(
+        self, image: Image, plan: VisualPlan, budget: PixelBudget, context: RequestContext
+    ) -> ReducedPlan | None:
+        """Plan one image by itself; `views` then leaves nothing out. None: it keeps all tokens. Raises InvalidRequest."""
         wish = self._wish(budget)
         if wish is None or METHODS[wish.method].after == "views":
             return None
-        known = METHODS[wish.method]
+        method = METHODS[wish.method]
         keep = self._count(image, plan, wish)
-        if budget.visual is None and known.in_parts:
-            keep = max(keep, fewest_tokens(self._processor))  # nobody asked for less than the model can
+        regions = self._capabilities.regions
+        if budget.visual is None and method.by_region and regions is not None:
+            keep = max(keep, regions.fewest_tokens)  # the request did not ask for less than the model can do
         if keep >= plan.tokens:
             return None
-        refusal = _refusal(self._processor, known.name)
+        refusal = _refusal(self._methods, method.name)
         if refusal is not None:
             raise InvalidRequest(f"{PARAM}: {refusal}", param=PARAM)
-        if known.after == "resize":
-            smaller = self._resized(plan, budget, keep)
-            return None if smaller is None else Chosen(smaller, asked.key(image, smaller), known.name)
-        self._check_fewest(plan, known, keep)
-        words = known.query_aware and asked.question.strip()
-        load = round(4 * min(1.0, asked.load)) / 4 if known.in_parts else 0.0
-        marks = [plan.key, known.name, str(keep)]
-        if known.in_parts:
+        if method.after == "resize":
+            return self._resized(image, plan, budget, keep, context)
+        self._check_fewest(plan, method, keep)
+        return self._with_reduction(image, plan, method, keep, context)
+
+    def _with_reduction(
+        self, image: Image, plan: VisualPlan, method: Method, keep: int, context: RequestContext
+    ) -> ReducedPlan:
+        """The plan with `keep` tokens and a `Reduction` that tells the encoder how to choose them."""
+        words = method.query_aware and context.question.strip()
+        load = round(4 * min(1.0, context.load)) / 4 if method.by_region else 0.0
+        marks = [plan.key, method.name, str(keep)]
+        if method.by_region:
             marks += [f"load={load}", self._learned]
         if words:
-            marks.append(hashlib.sha256(asked.question.encode()).hexdigest())
-        key = f"{asked.salt}\x00{image.identity}\x00{';'.join(marks)}"
+            marks.append(hashlib.sha256(context.question.encode()).hexdigest())
+        key = f"{context.salt}\x00{image.identity}\x00{';'.join(marks)}"
         reduction = Reduction(
-            known.name,
+            method.name,
             plan.tokens,
-            asked.key(image, plan),
+            context.key(image, plan),
             key,
-            salt=asked.salt,
-            question=asked.question if words else "",
-            words=tuple(self._encode(asked.question)[-WORDS:]) if words else (),
+            salt=context.salt,
+            question=context.question if words else "",
+            words=tuple(self._encode(context.question)[-QUESTION_IDS:]) if words else (),
             load=load,
         )
         marker = plan.text[: len(plan.text) // plan.tokens]
         reduced = replace(plan, tokens=keep, text=marker * keep, key=";".join(marks), reduction=reduction)
-        return Chosen(reduced, key, known.name)
+        return ReducedPlan(reduced, key, method.name)
 
     def _wish(self, budget: PixelBudget) -> VisualTokens | None:
-        """A method's name and numbers; None: all tokens. Raises InvalidRequest."""
-        return self._visual if budget.visual is None else settled(budget.visual, self._accepted)
+        """Method and numbers of the request, else of the policy; None: all tokens. Raises InvalidRequest."""
+        return self._visual if budget.visual is None else settled(budget.visual, self._methods)
 
-    def _views(
-        self, views: Sequence[View], keep: float | None, budget: int | None, asked: Asked
-    ) -> list[Chosen | None]:
-        """Of images that share a budget; a share is a token for each at least."""
-        full, least = sum(view.plan.tokens for view in views), len(views)
+    def _share(
+        self, images: Sequence[SharingImage], keep: float | None, budget: int | None, context: RequestContext
+    ) -> list[ReducedPlan | None]:
+        """Plan images that share a budget. A share (`keep`) is at least one token per image."""
+        full, least = sum(entry.plan.tokens for entry in images), len(images)
         total = max(least, keep_count(full, 0.5 if keep is None else keep)) if budget is None else budget
         if least == 1 or total >= full:
             return [None] * least
         name = "views"
-        refusal = _refusal(self._processor, name)
+        refusal = _refusal(self._methods, name)
         if refusal is not None:
             raise InvalidRequest(f"{PARAM}: {refusal}", param=PARAM)
         if total < least:
@@ -166,67 +179,70 @@ class Reducing:
                 f"{PARAM}: {total} tokens for {least} images, of which {name} shows each; accepted: {least} or more",
                 param=PARAM,
             )
-        assert isinstance(self._processor, QwenProcessor)
-        plans = shown(self._processor, views, asked.question, total)
+        assert self._capabilities.resize is not None
+        plans = share_budget(self._capabilities.resize, images, context.question, total)
         return [
-            None if plan.tokens == view.plan.tokens else Chosen(plan, asked.key(view.image, plan), name)
-            for view, plan in zip(views, plans, strict=True)
+            None
+            if plan.tokens == entry.plan.tokens
+            else ReducedPlan(plan, context.key(entry.image, plan), name)
+            for entry, plan in zip(images, plans, strict=True)
         ]
 
-    def _resized(self, plan: VisualPlan, budget: PixelBudget, keep: int) -> VisualPlan | None:
+    def _resized(
+        self, image: Image, plan: VisualPlan, budget: PixelBudget, keep: int, context: RequestContext
+    ) -> ReducedPlan | None:
         """The largest plan of at most `keep` tokens; None: there is no smaller one."""
-        assert isinstance(self._processor, QwenProcessor)
-        smaller = shrunk(self._processor, plan, budget, keep)
-        return smaller if smaller.tokens < plan.tokens else None
+        assert self._capabilities.resize is not None
+        smaller = self._capabilities.resize.shrink(plan, budget, keep)
+        if smaller.tokens >= plan.tokens:
+            return None
+        return ReducedPlan(smaller, context.key(image, smaller), "resize")
 
-    def _check_fewest(self, plan: VisualPlan, known: Method, keep: int) -> None:
-        fewest = fewest_tokens(self._processor)
-        if known.in_parts and keep < fewest:
+    def _check_fewest(self, plan: VisualPlan, method: Method, keep: int) -> None:
+        regions = self._capabilities.regions
+        if method.by_region and regions is not None and keep < regions.fewest_tokens:
+            fewest = regions.fewest_tokens
             raise InvalidRequest(
                 f"{PARAM}: {keep} of {plan.tokens} tokens; this model's view of the whole image has {fewest - 1}, which "
-                f"{known.name} always keeps, so {fewest} or more are accepted",
+                f"{method.name} always keeps, so {fewest} or more are accepted",
                 param=PARAM,
             )
 
     def _count(self, image: Image, plan: VisualPlan, wish: VisualTokens) -> int:
+        regions = self._capabilities.regions
         if wish.budget is not None:
             return min(plan.tokens, wish.budget)
-        if wish.keep is None and METHODS[wish.method].in_parts and takes_parts(self._processor):
-            return min(plan.tokens, own_tokens(self._processor, image, plan))
+        if wish.keep is None and METHODS[wish.method].by_region and regions is not None:
+            return min(plan.tokens, regions.own_tokens(image, plan))
         return keep_count(plan.tokens, 0.5 if wish.keep is None else wish.keep)
 
 
-def accepted(processor: ImageProcessor) -> tuple[str, ...]:
-    """Methods for images that this processor prepares."""
-    if isinstance(processor, Idefics3Processor):
-        return ()
-    if isinstance(processor, QwenProcessor):
-        return tuple(
-            name for name, known in METHODS.items() if processor.resizes or known.after not in SMALLER
-        )
-    return tuple(
-        name
-        for name, known in METHODS.items()
-        if (known.after == "encoder" and not _looks_into_encoder(known))
-        or (known.in_parts and takes_parts(processor))
-    )
+def possible_methods(capabilities: Capabilities) -> tuple[str, ...]:
+    """Names of the methods that images with these capabilities can follow."""
+    return tuple(name for name, method in METHODS.items() if _is_possible(method, capabilities))
 
 
-def _looks_into_encoder(known: Method) -> bool:
-    return bool(known.needs & {"attention", "keys"})
+def _is_possible(method: Method, can: Capabilities) -> bool:
+    if not can.droppable:
+        return False
+    if method.makes_smaller:
+        return can.resize is not None
+    if method.by_region:
+        return can.regions is not None
+    return can.encoder_taps or not method.looks_into_encoder
 
 
-def _refusal(processor: ImageProcessor, name: str) -> str | None:
-    """Why a model's images cannot be reduced so; None: they can."""
-    names, known = accepted(processor), METHODS[name]
-    if name in names:
+def _refusal(possible: tuple[str, ...], name: str) -> str | None:
+    """Why a model's images cannot follow the method; None: they can."""
+    if name in possible:
         return None
-    if not names:
+    if not possible:
         return "this model writes text between the tiles of an image, which cannot be left out; accepted: all tokens"
-    if known.after in SMALLER:
+    method = METHODS[name]
+    if method.makes_smaller:
         why = "this model's images have fixed sizes and cannot be made smaller"
-    elif _looks_into_encoder(known):
-        why = f"{name} looks into the vision encoder of {QWEN}"
+    elif method.looks_into_encoder:
+        why = f"{name} needs the attention inside the vision encoder, which this model does not give"
     else:
-        why = f"{name} is for models whose images can be seen in parts ({QWEN}, LLaVA-NeXT)"
-    return f"{why}; accepted: {', '.join(names)}"
+        why = f"{name} needs images that can be seen region by region, which this model cannot do"
+    return f"{why}; accepted: {', '.join(possible)} (docs/models.md has the models)"

@@ -45,9 +45,19 @@ class Method:
     merges: bool = False
 
     @property
-    def in_parts(self) -> bool:
+    def by_region(self) -> bool:
         """Whether it chooses before the encoder, region by region."""
         return self.after == "relevance"
+
+    @property
+    def makes_smaller(self) -> bool:
+        """Whether it makes pictures smaller instead of leaving out tokens."""
+        return self.after in ("resize", "views")
+
+    @property
+    def looks_into_encoder(self) -> bool:
+        """Whether it needs attention or keys from inside the vision tower."""
+        return bool(self.needs & {"attention", "keys"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL.Image import Resampling
 
 from fovea.core.errors import EngineError
 from fovea.core.image import Image, PixelBudget
@@ -82,18 +83,84 @@ class ProcessedImage:
     arrays: Arrays = field(repr=False, compare=False)
 
 
+class AnySizeProcessor(Protocol):
+    """A processor that prepares pictures of any size, so regions can be cut out and encoded as pictures of their own."""
+
+    @property
+    def factor(self) -> int:
+        """Side in pixels of what becomes one visual token."""
+        ...
+
+    @property
+    def resample(self) -> Resampling: ...
+
+    def patches(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """The encoder's input of a picture: (height, width, 3) bytes to (patches, values)."""
+        ...
+
+
+class ResizingProcessor(AnySizeProcessor, Protocol):
+    """A processor that can also make an image smaller than its plan."""
+
+    def shrink(self, plan: VisualPlan, budget: PixelBudget, most: int) -> VisualPlan:
+        """The largest plan of at most `most` tokens; the plan itself if it has no more."""
+        ...
+
+
+class RegionProcessor(Protocol):
+    """Prepares images that are seen region by region (`fovea.relevance`)."""
+
+    @property
+    def fewest_tokens(self) -> int:
+        """The least tokens that such an image can have."""
+        ...
+
+    def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
+        """The pixels of an image whose plan has such a reduction. CPU-bound, for a worker thread."""
+        ...
+
+    def whole(self, image: ProcessedImage) -> ProcessedImage:
+        """The processed image with all of its tokens, as the encoder takes it."""
+        ...
+
+    def own_tokens(self, image: Image, plan: VisualPlan) -> int:
+        """How many tokens the image needs by its content, if no request says. CPU-bound, some milliseconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a processor's images allow beside being encoded whole. A new model declares these and nothing else.
+
+    droppable: visual tokens can be left out; false if text stands between them.
+    encoder_taps: the vision tower shows its attention and keys (`reduce.taps`).
+    any_size: pictures of any size can be encoded; None: they have fixed sizes.
+    resize: images can be made smaller; None: they cannot.
+    regions: images can be seen region by region; None: they cannot.
+    """
+
+    droppable: bool = True
+    encoder_taps: bool = False
+    any_size: AnySizeProcessor | None = None
+    resize: ResizingProcessor | None = None
+    regions: RegionProcessor | None = None
+
+
 class ImageProcessor(Protocol):
     """Thread-safe: holds settings only."""
 
+    @property
+    def capabilities(self) -> Capabilities: ...
+
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
-        """images: how many the conversation holds; only LLaVA-OneVision treats an image in company otherwise.
+        """Plan an image. images: how many images the conversation holds; only LLaVA-OneVision uses it.
 
         Raises InvalidRequest for a budget that cannot be met, InvalidImage for unusable dimensions.
         """
         ...
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        """`plan` is this processor's own, for an image of these dimensions."""
+        """The encoder's input. plan: this processor's own, for an image of these dimensions."""
         ...
 
 

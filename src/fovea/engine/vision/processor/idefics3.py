@@ -16,7 +16,13 @@ from PIL.Image import Resampling
 
 from fovea.core.errors import InvalidRequest
 from fovea.core.image import Image, PixelBudget
-from fovea.engine.vision.processor.base import Arrays, ProcessedImage, VisualPlan, expect_planned
+from fovea.engine.vision.processor.base import (
+    Arrays,
+    Capabilities,
+    ProcessedImage,
+    VisualPlan,
+    expect_planned,
+)
 from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, middle, read
 from fovea.engine.vision.processor.palette import HALF, Palette
 from fovea.engine.vision.processor.pixels import cut_tiles, picture, read_filter, resize, to_bytes
@@ -72,6 +78,10 @@ class Idefics3Processor:
     splits: bool
     tile_tokens: int
     marker: str
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(droppable=False)
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         bounds = read(budget)

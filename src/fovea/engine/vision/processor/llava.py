@@ -11,7 +11,7 @@ from typing import Any
 
 from fovea.core.errors import CheckpointError
 from fovea.core.image import Image, PixelBudget
-from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan, expect_planned
+from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, expect_planned
 from fovea.engine.vision.processor.budget import expect_dimensions, expect_fixed, read
 from fovea.engine.vision.processor.fit import Fit
 from fovea.engine.vision.processor.palette import CLIP_MEAN, CLIP_STD, HALF, Palette
@@ -40,6 +40,10 @@ class LlavaProcessor:
     patch: int
     tokens: int
     marker: str
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         expect_fixed(read(budget), self.height * self.width, "this architecture (LLaVA-1.5)")

@@ -13,6 +13,7 @@ from fovea.core.image import Image, PixelBudget
 from fovea.engine.vision.processor.anyres import Anyres, Layout, expect_same_canvases, unpadded
 from fovea.engine.vision.processor.base import (
     Arrays,
+    Capabilities,
     ProcessedImage,
     VisualPlan,
     expect_planned,
@@ -20,6 +21,7 @@ from fovea.engine.vision.processor.base import (
 )
 from fovea.engine.vision.processor.settings import Settings, expect_equal
 from fovea.engine.vision.processor.size import Size
+from fovea.engine.vision.processor.tile_regions import TileRegions
 from fovea.engine.vision.processor.tower import Tower
 
 _CANVASES = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
@@ -33,6 +35,10 @@ class LlavaNextProcessor:
     anyres: Anyres
     tower: Tower
     marker: str
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(regions=TileRegions(self))
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         layout = self.anyres.lay(width, height, budget)

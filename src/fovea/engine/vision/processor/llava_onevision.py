@@ -16,6 +16,7 @@ from fovea.core.image import Image, PixelBudget
 from fovea.engine.vision.processor.anyres import Anyres, Layout, expect_same_canvases, unpadded
 from fovea.engine.vision.processor.base import (
     Arrays,
+    Capabilities,
     ProcessedImage,
     VisualPlan,
     expect_planned,
@@ -50,6 +51,10 @@ class LlavaOnevisionProcessor:
     tower: Tower
     max_tiles: int
     marker: str
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         side = self.tower.side

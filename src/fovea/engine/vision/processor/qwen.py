@@ -16,7 +16,14 @@ from PIL.Image import Resampling
 
 from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.image import Image, PixelBudget
-from fovea.engine.vision.processor.base import Arrays, ProcessedImage, VisualPlan, expect_planned
+from fovea.engine.vision.processor.any_size_regions import AnySizeRegions
+from fovea.engine.vision.processor.base import (
+    Arrays,
+    Capabilities,
+    ProcessedImage,
+    VisualPlan,
+    expect_planned,
+)
 from fovea.engine.vision.processor.budget import LEVEL_TOKENS, Bounds, expect_dimensions, read
 from fovea.engine.vision.processor.palette import Palette
 from fovea.engine.vision.processor.pixels import Bytes, read_filter, resized_bytes
@@ -85,6 +92,15 @@ class QwenProcessor:
         """Edge in pixels of what becomes one token."""
         return self.patch * self.merge
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            encoder_taps=True,
+            any_size=self,
+            resize=self if self.resizes else None,
+            regions=AnySizeRegions(self),
+        )
+
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         bounds = read(budget)
         new_height, new_width = self._target(height, width, bounds)
@@ -96,6 +112,13 @@ class QwenProcessor:
         )
         resized = ((new_height, new_width),)
         return VisualPlan(width, height, tokens, (1, rows, columns), self.marker * tokens, key, resized)
+
+    def shrink(self, plan: VisualPlan, budget: PixelBudget, most: int) -> VisualPlan:
+        """The largest plan of at most `most` tokens; the plan itself if it has no more."""
+        if plan.tokens <= most:
+            return plan
+        pixels = min(most * self.factor**2, self.max_pixels)
+        return self.plan(plan.width, plan.height, PixelBudget(budget.detail, max_pixels=pixels))
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         expect_planned(image, plan)

@@ -1,0 +1,58 @@
+"""Images seen region by region, for models that cut images into tiles: a region is a tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fovea.core.image import Image
+from fovea.engine.vision.processor.anyres import unpadded
+from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan, expect_planned
+from fovea.engine.vision.processor.pixels import resized_bytes
+from fovea.engine.vision.processor.surveys import survey_arrays
+from fovea.relevance.tiles import Tiling
+
+if TYPE_CHECKING:
+    from fovea.engine.vision.processor.llava_next import LlavaNextProcessor
+
+
+@dataclass(frozen=True, slots=True)
+class TileRegions:
+    """Implements `base.RegionProcessor`. The arrays are those of the plain image, and the survey."""
+
+    processor: LlavaNextProcessor
+
+    @property
+    def fewest_tokens(self) -> int:
+        """The view of the whole image is always kept, and one token beside it."""
+        tower = self.processor.tower
+        return tower.rows(tower.side**2) + 1
+
+    def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
+        expect_planned(image, plan)
+        assert plan.reduction is not None
+        tiles = tiling(plan, self.processor.tower.side, plan.reduction.full)
+        cell = self.processor.anyres.edge // tiles.side
+        size = tiles.rows * cell, tiles.columns * cell
+        pixels = np.ascontiguousarray(resized_bytes(image, *size, self.processor.anyres.fit.resample))
+        plain = self.processor.process(image, plan).arrays
+        return ProcessedImage(image.identity, plan, {**plain, **survey_arrays(pixels, cell)})
+
+    def whole(self, image: ProcessedImage) -> ProcessedImage:
+        reduction = image.plan.reduction
+        assert reduction is not None
+        return replace(image, plan=replace(image.plan, tokens=reduction.full, reduction=None))
+
+    def own_tokens(self, image: Image, plan: VisualPlan) -> int:
+        """Half of all tokens."""
+        return max(self.fewest_tokens, plan.tokens // 2)
+
+
+def tiling(plan: VisualPlan, side: int, full: int) -> Tiling:
+    """Where the picture lies in the grid of tiles. side: cells along a tile; full: tokens of the whole plan."""
+    down, across = side * plan.grid[1], side * plan.grid[2]
+    rows, columns = unpadded(plan.height, plan.width, down, across)
+    base = full - rows * (columns + 1)
+    return Tiling(rows, columns, side, (down - rows) // 2, (across - columns) // 2, base)
