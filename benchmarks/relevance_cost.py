@@ -24,7 +24,7 @@ from fovea.engine.vision.processor.base import Reduction
 from fovea.engine.vision.processor.pixels import resized_bytes
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.slices import run_to_end
-from fovea.engine.visual_budget.choose import WORDS
+from fovea.engine.visual_budget.choose import QUESTION_IDS
 from fovea.engine.visual_budget.methods import keep_count
 from fovea.evaluation.datasets import Case
 from fovea.relevance.pipeline import survey
@@ -53,7 +53,7 @@ def _measure_case(loaded: LoadedModel, case: Case, keep: float) -> Cost:
     pixels = np.ascontiguousarray(resized_bytes(image, height, width, processor.resample))
     total = keep_count(plan.tokens, keep)
     question = case.exchanges[0].question
-    words = tuple(loaded.tokenizer.encode(question)[-WORDS:])
+    words = tuple(loaded.tokenizer.encode(question)[-QUESTION_IDS:])
     reduction = Reduction("relevance", plan.tokens, "whole", "key", question=question, words=words)
     judge = RelevanceModel(partial(word_embeddings, loaded.model), loaded.relevance)
     surveyed, survey_s = _timed(partial(survey, pixels, processor.factor))
