@@ -147,8 +147,8 @@ def test_features_of_a_pruned_group_are_rows_of_the_whole(engine: Engine) -> Non
 
     processor = engine._preparer._pixels._processor
     model = engine.runner.model
-    whole = {p.key: model.encode(process(p, processor)) for p in build(engine, video).planned}
-    for part in build(engine, video, VideoBudget(pruning_rate=0.6)).planned:
+    whole = {p.key: model.encode(process(p, processor)) for p in build(engine, video).planned_inputs}
+    for part in build(engine, video, VideoBudget(pruning_rate=0.6)).planned_inputs:
         features = model.encode(process(part, processor))
         full = whole[part.key.split(";kept")[0]]
         assert part.plan.kept is not None
@@ -192,11 +192,11 @@ def test_an_outline_is_as_long_as_the_prompt(engine: Engine) -> None:
     video, source = counted(33, count=12)
     builder = engine._preparer.builder
     outline = builder.outline(prompt(video, VideoBudget(pruning_rate=0.7)))
-    assert (len(outline.unsettled), list(outline.planned), source.readings) == (1, [], [])
+    assert (len(outline.unsettled_videos), list(outline.planned_inputs), source.readings) == (1, [], [])
     settled = builder.settle(outline)
     assert len(settled.ids) == len(outline.ids)
-    assert not settled.unsettled
-    assert sum(planned.plan.tokens for planned in settled.planned) == outline.image_tokens
+    assert not settled.unsettled_videos
+    assert sum(planned.plan.tokens for planned in settled.planned_inputs) == outline.image_tokens
     assert builder.settle(settled) is settled
 
 
@@ -204,7 +204,7 @@ def test_what_is_remembered_of_pruned_videos_is_bounded() -> None:
     frames = noise(8, 96, 64, 1)
     rule = build_videos("qwen2_vl", {}, {}, {}, {})
     assert rule is not None
-    clips = Clips(kept_bytes=25_000)
+    clips = Clips(cache_bytes=25_000)
     budget = VideoBudget(pruning_rate=0.5)
     known = []
     for salt in "abc":
@@ -212,12 +212,12 @@ def test_what_is_remembered_of_pruned_videos_is_bounded() -> None:
         plan = rule.plan(video, budget)
         clip = clips.clip(video, plan, rule, salt)
         assert clips.clip(video, plan, rule, salt) is clip
-        assert clips.known(clip, plan.kept) is None
-        kept = clips.look(clip, plan.kept)
-        assert clips.look(clip, plan.kept) is kept
+        assert clips.get(clip, plan.kept) is None
+        kept = clips.get_or_find(clip, plan.kept)
+        assert clips.get_or_find(clip, plan.kept) is kept
         known.append((clip, plan.kept))
     assert 0 < clips._bytes <= 25_000
-    assert [clips.known(*pair) is not None for pair in known] == [False, True, True]
+    assert [clips.get(*pair) is not None for pair in known] == [False, True, True]
 
 
 def test_keys_hold_content_sampling_budget_and_salt(engine: Engine) -> None:

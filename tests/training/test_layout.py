@@ -33,7 +33,7 @@ def engine() -> Iterator[Engine]:
 def engine_pixels(engine: Engine, prepared: Any) -> NDArray[np.float32]:
     """The pixels of all images of a prompt, (patches, frames, channels, values)."""
     processor = engine._preparer._pixels._processor
-    pixels = [process(planned, processor).arrays["pixel_values"] for planned in prepared.planned]
+    pixels = [process(planned, processor).arrays["pixel_values"] for planned in prepared.planned_inputs]
     return np.concatenate(pixels).reshape(-1, 3, 2, 256).swapaxes(1, 2)
 
 

@@ -124,10 +124,10 @@ def prompt_builder(
         loaded.processor,
         model.image_token_id,
         known,
-        accepting=video_model_names(),
+        video_models=video_model_names(),
         detail=detail,
         visual=visual,
-        learned=relevance_digest(loaded.relevance),
+        relevance_digest=relevance_digest(loaded.relevance),
     )
 
 

@@ -1,4 +1,4 @@
-"""The engine as its users see it: load a checkpoint, ask about images, get text.
+"""The engine for Python programs: load a checkpoint, ask about images, get text.
 
     engine = Engine.from_pretrained("fovea-tiny")
     print(engine.generate("What is in the picture?", images=["photo.png"], temperature=0).text)
@@ -6,7 +6,7 @@
     async for delta in engine.stream("Describe it.", images=["photo.png"]):
         print(delta.text, end="")
 
-It is also the `EngineClient` that a server runs over. Preparing a request (template, tokens, pixels) happens in worker
+It is also the `EngineClient` that a server uses. Requests are prepared (template, tokens, pixels) in worker
 threads; everything that touches the model happens in the loop's thread.
 """
 
@@ -36,7 +36,7 @@ from fovea.engine.intake import Visit, walk, walk_async
 from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.request.inputs import ImageLike, PromptLike, RequestOptions, to_prompt
 from fovea.engine.request.prompt_plan import PreparedPrompt
-from fovea.engine.request.waiting import shared
+from fovea.engine.request.waiting import wait_for_shared
 from fovea.engine.stats import engine_stats
 from fovea.engine.visual_budget.detail import DetailPolicy
 
@@ -46,6 +46,13 @@ OWN_OPTIONS = frozenset(RequestOptions.__annotations__) - frozenset(SamplingOpti
 
 
 class Engine:
+    """A loaded model with its scheduler, caches and loop.
+
+    config: the engine's settings.
+    tokenizer: the checkpoint's tokenizer and chat template.
+    scheduler, loop, runner: parts of the engine, for tests and measurements.
+    """
+
     def __init__(
         self,
         loaded: LoadedModel,
@@ -53,7 +60,11 @@ class Engine:
         *,
         detail_policy: DetailPolicy | None = None,
     ) -> None:
-        """detail_policy: replaces the configured one."""
+        """Start an engine with a loaded model. Raises ConfigError for settings that the model cannot follow.
+
+        config: settings; None: the defaults.
+        detail_policy: replaces the configured policy for `detail: auto`.
+        """
         self.config = config or EngineConfig()
         if self.config.model.threads:
             torch.set_num_threads(self.config.model.threads)
@@ -92,7 +103,7 @@ class Engine:
 
     @property
     def unfinished(self) -> int:
-        """Choices of all requests that are inside the engine."""
+        """Number of unfinished choices of all requests."""
         return len(self.loop.board.jobs)
 
     @property
@@ -100,7 +111,7 @@ class Engine:
         return self._info
 
     def rename(self, name: str) -> None:
-        """The name that clients use for this model."""
+        """Set the name that clients use for this model."""
         self._info = replace(self._info, name=name)
 
     @property
@@ -110,11 +121,13 @@ class Engine:
     def generate(
         self, prompt: PromptLike, images: Sequence[ImageLike] = (), **options: Unpack[RequestOptions]
     ) -> Completion:
-        """The whole answer. Sampling options that are not given are the checkpoint's defaults.
+        """Return the whole answer.
 
         prompt: a question, OpenAI-style messages, or a Prompt.
-        images: put in front of a question. With messages, images are content assembly.
-        options: sampling options, and those of `RequestOptions`.
+        images: inserted before a question. With messages, images are content parts.
+        options: sampling options, and those of `RequestOptions`. Sampling options that are not given have the
+            checkpoint's defaults.
+        Raises RequestError for a request that cannot run, EngineError if the engine fails.
         """
         request = self.request(prompt, images, **options)
         answer = AnswerBuilder(request.sampling.n)
@@ -125,13 +138,16 @@ class Engine:
     async def stream(
         self, prompt: PromptLike, images: Sequence[ImageLike] = (), **options: Unpack[RequestOptions]
     ) -> AsyncIterator[Delta]:
-        """Deltas as they are generated. Leaving the loop early cancels the request and frees its blocks.
+        """Yield deltas as they are generated.
+
+        Leaving the loop early cancels the request and frees its blocks.
 
         Arguments as in `generate`. A GenerationRequest, which servers pass, must be given alone.
         """
         loop = asyncio.get_running_loop()
         build = partial(self.request, prompt, images, **options)
-        # A GenerationRequest has decoded images: without a detour over a thread it is admitted, and its clock starts, now.
+        # A GenerationRequest already has decoded images. It needs no worker thread, so it is admitted, and
+        # its timeout starts, at once.
         complete = isinstance(prompt, GenerationRequest)
         request = build() if complete else await loop.run_in_executor(self._prepare_pool, build)
         events: asyncio.Queue[Event] = asyncio.Queue()
@@ -150,13 +166,13 @@ class Engine:
     def request(
         self, prompt: PromptLike, images: Sequence[ImageLike] = (), **options: Unpack[RequestOptions]
     ) -> GenerationRequest:
-        """Build a request; decodes its images. Arguments as in `generate`.
+        """Build a request and decode its images. Arguments as in `generate`.
 
-        Raises InvalidRequest for unknown options and for what cannot be combined.
+        Raises InvalidRequest for unknown options and for options that exclude each other.
         """
         if isinstance(prompt, GenerationRequest):
             if images or any(options.values()):
-                raise InvalidRequest("a GenerationRequest is complete; nothing may be given beside it")
+                raise InvalidRequest("a GenerationRequest is complete; it takes no other argument")
             return prompt
         own = {name: options[name] for name in OWN_OPTIONS if name in options}  # type: ignore[literal-required]
         params = {name: value for name, value in options.items() if name not in OWN_OPTIONS}
@@ -175,7 +191,10 @@ class Engine:
         )
 
     def sampling(self, params: Mapping[str, Any]) -> SamplingParams:
-        """Sampling parameters over the checkpoint's defaults. Raises InvalidRequest for unknown names."""
+        """Return sampling parameters; those not in `params` have the checkpoint's defaults.
+
+        Raises InvalidRequest for unknown names.
+        """
         known = {field.name for field in fields(SamplingParams)}
         unknown = sorted(set(params) - known)
         if unknown:
@@ -185,7 +204,10 @@ class Engine:
         return SamplingParams(**{**self._info.default_sampling, **params})
 
     def outline(self, prompt: Prompt) -> PreparedPrompt:
-        """The prompt as the decoder will see it: tokens and the plans of its images. No pixel is touched."""
+        """Return the prompt's tokens and the plans of its images. No pixel is read.
+
+        Raises InvalidRequest or PromptTooLong.
+        """
         return self._preparer.builder.outline(prompt, "", self._info.max_context)
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
@@ -193,18 +215,19 @@ class Engine:
         outline = await loop.run_in_executor(self._prepare_pool, self.outline, prompt)
         claim = self._preparer.claim_frames(outline)
         try:
-            await shared(claim.granted)
+            await wait_for_shared(claim.granted)
             settled = self._preparer.settle(outline)
-            await shared(settled)
+            await wait_for_shared(settled)
         finally:
             claim.release()
         return settled.result().ids
 
     def clear_caches(self, *stages: CacheStage) -> None:
-        """Forget shared prefixes ("kv"), processed pixels ("pixels"), and encoder outputs: of the device ("encoder"),
-        those of images' regions ("regions"), in host memory ("host"), on disk ("disk"); all by default.
+        """Clear caches. Answers stay the same, but the cleared data has to be computed again.
 
-        Answers stay the same; they only cost again.
+        stages: "kv" (shared prefixes), "pixels" (processed pixels), "encoder" (encoder outputs on the
+            device), "regions" (encoded regions of images), "host" (encoder outputs in host memory), "disk"
+            (encoder outputs on disk); all if none is named.
         """
         chosen = stages or CACHE_STAGES
 
@@ -233,15 +256,15 @@ class Engine:
         )
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """Refuse new requests, give running ones `drain_s` seconds, abort the rest, stop."""
+        """Refuse new requests, wait up to `drain_s` seconds for running ones, abort the rest, and stop."""
         self._draining = True
-        until = time.monotonic() + drain_s
-        while self._admission.in_flight and time.monotonic() < until:
+        drain_end = time.monotonic() + drain_s
+        while self._admission.in_flight and time.monotonic() < drain_end:
             await asyncio.sleep(0.02)
         await asyncio.to_thread(self.shutdown)
 
     def shutdown(self) -> None:
-        """Stop at once; what runs is aborted."""
+        """Stop at once. Running requests are aborted."""
         self._draining = True
         self.loop.close()
         self._preparer.close()
@@ -255,7 +278,7 @@ class Engine:
         self.shutdown()
 
     def iterate(self, request: GenerationRequest) -> Iterator[Delta]:
-        """`stream` without asyncio. Closing the generator cancels the request."""
+        """Yield the deltas of a request, without asyncio. Closing the generator cancels the request."""
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         visit = self._visit(request, events.put)
         try:
@@ -266,6 +289,10 @@ class Engine:
             visit.leave()
 
     def check_room(self, choices: int, reserved: int = 0) -> None:
+        """Check whether a request has room, see `Admission.check`.
+
+        Raises Unavailable while the engine shuts down.
+        """
         if self._draining:
             raise Unavailable("the server is shutting down")
         self._admission.check(choices, reserved)

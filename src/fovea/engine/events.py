@@ -1,4 +1,4 @@
-"""What the engine's thread tells whoever waits for an answer."""
+"""Messages from the engine's thread to the callers that wait for answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from fovea.core.types import FinishReason, StageTimings, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One step's news of one choice. `error` ends the request; `finish_reason` ends the choice."""
+    """The result of one step for one choice.
+
+    choice: number of the choice.
+    text, token_ids, logprobs: the new part of the answer; text may lag behind the tokens.
+    finish_reason: why the choice has ended; None: it goes on.
+    error: an error, which ends the request.
+    cached_tokens: prompt tokens whose KV came from the cache.
+    timings: durations of the stages, in the choice's last event.
+    """
 
     choice: int
     text: str = ""
@@ -23,3 +31,4 @@ class Event:
 
 
 Sink = Callable[[Event], None]
+"""Receives the events of a request, in the engine's thread. It must not block."""

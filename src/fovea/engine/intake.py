@@ -1,7 +1,8 @@
-"""A request from admission to the engine's loop and out again, written once for callers with and without asyncio.
+"""The way of a request from admission to the engine's loop and back, with and without asyncio.
 
-`Visit.steps` is a generator of what has to be waited for: a callable is work for a worker thread, a future is work that
-is under way and that others may wait for, too. `walk_async` waits with an event loop, `walk` with the thread that asks.
+`Visit.steps` is a generator of the steps to wait for. A callable is work for a worker thread. A future is
+work in progress that other requests may wait for, too. `walk_async` waits in an event loop, `walk` in the
+calling thread.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from fovea.engine.job import Job
 from fovea.engine.request.admission import Admission, request_size
 from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.pixel_pool import Claim
-from fovea.engine.request.prepare import Prepared, Preparer, Ready
-from fovea.engine.request.waiting import deadline, shared, until
+from fovea.engine.request.prepare import Preparer, ReadyRequest, RequestOutline
+from fovea.engine.request.waiting import request_timeout, result_before, wait_for_shared
 from fovea.engine.step.loop import EngineLoop
 from fovea.relevance.pipeline import Realization
 
@@ -33,7 +34,7 @@ Steps = Generator[Callable[[], Any] | Future[Any], Any, None]
 
 
 class Intake:
-    """Where requests come in."""
+    """Admits requests and leads them to the engine's loop."""
 
     def __init__(
         self,
@@ -45,9 +46,10 @@ class Intake:
         refuse: bool,
         realization: Callable[[str], Realization | None],
     ) -> None:
-        """refuse: refuse a request instead of letting it wait for room for its pixels.
+        """loop, preparer, admission, info: parts of the engine.
 
-        realization: the latest relevance result of an image, by its key.
+        refuse: whether a request without room for its pixels is refused instead of queued.
+        realization: the latest relevance result of an image, by the image's key.
         """
         self.realization = realization
         self.loop = loop
@@ -57,12 +59,18 @@ class Intake:
         self.refuse = refuse
 
     def visit(self, request: GenerationRequest, sink: Sink) -> Visit:
-        """Raises Overloaded at once when as many are in as may be."""
+        """Admit a request. Raises Overloaded at once when the limit of requests in flight is reached."""
         return Visit(self, request, sink)
 
 
 class Visit:
-    """One request. `leave` gives back everything it holds, wherever it stands; leaving twice is no error."""
+    """One request on its way through the engine.
+
+    `leave` gives back everything that the request holds, at any point of the way. Leaving twice is no error.
+
+    request: the request.
+    arrival: time of arrival on the monotonic clock.
+    """
 
     def __init__(self, intake: Intake, request: GenerationRequest, sink: Sink) -> None:
         self.request = request
@@ -71,50 +79,61 @@ class Visit:
         self._sink = sink
         self._ticket = intake.admission.enter(request.sampling.n)
         self._claim: Claim | None = None
-        self._ready: Ready | None = None
+        self._ready: ReadyRequest | None = None
         self._answer: AnswerState | None = None
         self._jobs: list[Job] = []
 
     def steps(self) -> Steps:
-        """Template and tokens, room for the pixels, the pixels, then the loop's inbox."""
+        """Yield the steps: template and tokens, room for the pixels, the pixels.
+
+        Then submit the jobs to the loop.
+
+        Raises the errors of these steps, such as RequestError and Overloaded.
+        """
         intake, preparer, request = self._intake, self._intake.preparer, self.request
-        prepared: Prepared = yield partial(preparer.build, request, intake.info, intake.admission.load)
-        built = time.monotonic()
-        self._commit(prepared)
-        claim = self._claim = preparer.claim(prepared)
+        outline: RequestOutline = yield partial(preparer.build, request, intake.info, intake.admission.load)
+        built_at = time.monotonic()
+        self._commit(outline)
+        claim = self._claim = preparer.claim(outline)
         if intake.refuse and not claim.granted.done():
             raise Overloaded(
-                f"the request's images take about {claim.size / MIB:.1f} MiB of processed pixels; others have "
-                f"{preparer.pixel_bytes / MIB:.1f} of {preparer.pixels.capacity / MIB:.0f} MiB",
+                f"the request's images take about {claim.size / MIB:.1f} MiB of processed pixels; "
+                f"other requests have {preparer.pixel_bytes / MIB:.1f} of "
+                f"{preparer.pixels.capacity / MIB:.0f} MiB",
                 retry_after=1.0,
             )
         yield claim.granted
-        settled = yield preparer.settle(prepared.prompt)
-        ready: Ready = yield partial(preparer.read, prepared, settled, claim)
-        for made in [task.start() for task in ready.needed]:  # noqa: UP028 - a list cannot be sent what was found
-            yield made
-        pixels_s = time.monotonic() - built
+        prompt = yield preparer.settle(outline.prompt)
+        ready: ReadyRequest = yield partial(preparer.read, outline, prompt, claim)
+        futures = [task.start() for task in ready.needed_tasks]
+        for future in futures:  # noqa: UP028 - `yield from` a list cannot receive results
+            yield future
+        pixels_s = time.monotonic() - built_at
         self._ready, self._answer = ready, AnswerState(ready.prompt, request.sampling.n, intake.realization)
-        self._jobs = preparer.jobs(request, prepared, ready, claim, self._sink, self.arrival, pixels_s)
+        self._jobs = preparer.jobs(request, outline, ready, claim, self._sink, self.arrival, pixels_s)
         intake.loop.submit(self._jobs)
 
     @property
     def done(self) -> bool:
-        """Whether every choice has ended. For whoever has taken all steps."""
+        """Whether every choice has ended. Call it only after all steps."""
         assert self._answer is not None
         return self._answer.done
 
     def take(self, event: Event) -> Delta:
-        """What the loop said, as a delta; raises the event's error. With the first one the pixels have been used."""
+        """Turn an event of the loop into a delta. Raises the event's error.
+
+        The claim on pixels ends with the first event, because by then the pixels have been used.
+        """
         assert self._answer is not None
         assert self._claim is not None
         assert self._ready is not None
         delta = self._answer.take(event)
         self._claim.release()
-        self._ready.found.clear()
+        self._ready.features.clear()
         return delta
 
     def leave(self) -> None:
+        """Release the claim and the place in admission, and cancel unfinished jobs."""
         if self._claim is not None:
             self._claim.release()
         self._ticket.leave()
@@ -122,41 +141,50 @@ class Visit:
         if unfinished:
             self._intake.loop.cancel(unfinished)
 
-    def _commit(self, prepared: Prepared) -> None:
-        """What the request will take is known now; so is how closely its images are looked at."""
-        request, prompt = self.request, prepared.prompt
+    def _commit(self, outline: RequestOutline) -> None:
+        """Count the request's KV in admission, and log the detail level of its images. Both are known now."""
+        request, prompt = self.request, outline.prompt
         level = logging.DEBUG if self._intake.preparer.builder.detail.lossless else logging.INFO
         for index, image in enumerate(prompt.images):
-            seen = image.seen
-            said = (request.id, index, seen.detail, seen.tokens, seen.reason)
-            log.log(level, "%s: image %d at %s (%d tokens): %s", *said)
+            use = image.use
+            values = (request.id, index, use.detail, use.tokens, use.reason)
+            log.log(level, "%s: image %d at %s (%d tokens): %s", *values)
         if not request.encode_only:
-            asked = request.sampling.max_tokens or request.usual_tokens
-            self._ticket.commit(request_size(len(prompt.ids), prompt.image_tokens, asked, request.sampling.n))
+            answer = request.sampling.max_tokens or request.usual_tokens
+            size = request_size(len(prompt.ids), prompt.image_tokens, answer, request.sampling.n)
+            self._ticket.commit(size)
 
 
 async def walk_async(steps: Steps, workers: Executor, timeout: float | None) -> None:
-    """Take all steps. Raises DeadlineExceeded after `timeout` seconds, and whatever a step raises."""
+    """Take all steps in an event loop.
+
+    Raises DeadlineExceeded after `timeout` seconds, and the error of a step.
+    """
     loop = asyncio.get_running_loop()
-    async with deadline(timeout):
-        found: Any = None
-        while (step := _next(steps, found)) is not None:
+    async with request_timeout(timeout):
+        result: Any = None
+        while (step := _next(steps, result)) is not None:
             if isinstance(step, Future):
-                await shared(step)
-                found = step.result()
+                await wait_for_shared(step)
+                result = step.result()
             else:
-                found = await loop.run_in_executor(workers, step)
+                result = await loop.run_in_executor(workers, step)
 
 
-def walk(steps: Steps, ends: float | None) -> None:
-    """The same in this thread, which does the work itself. ends: on the monotonic clock; None: no deadline."""
-    found: Any = None
-    while (step := _next(steps, found)) is not None:
-        found = until(ends, step) if isinstance(step, Future) else step()
+def walk(steps: Steps, deadline: float | None) -> None:
+    """Take all steps in this thread, which also does the work of callables.
+
+    deadline: on the monotonic clock; None: no deadline.
+    Raises DeadlineExceeded after the deadline, and the error of a step.
+    """
+    result: Any = None
+    while (step := _next(steps, result)) is not None:
+        result = result_before(deadline, step) if isinstance(step, Future) else step()
 
 
-def _next(steps: Steps, found: Any) -> Callable[[], Any] | Future[Any] | None:
+def _next(steps: Steps, result: Any) -> Callable[[], Any] | Future[Any] | None:
+    """Send the result of the last step into the generator, and return the next step; None: there is none."""
     try:
-        return steps.send(found)
+        return steps.send(result)
     except StopIteration:
         return None

@@ -1,4 +1,7 @@
-"""The engine's metrics, by the names of `observe.table`. Other threads read them: each is one attribute."""
+"""The engine's metrics, by the names of `observe.table`.
+
+Other threads read them while the engine runs; each metric is one attribute, so no lock is needed.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ def engine_stats(
     slower: SlowerTiers,
     regions: RegionCache[Any],
 ) -> dict[str, float]:
+    """Return the current value of every metric of the engine."""
     pixels = preparer.pixels.stats()
     return slower.stats() | {
         "region_cache_bytes": regions.bytes,
@@ -34,7 +38,7 @@ def engine_stats(
         **scheduler_stats(scheduler),
         **waiting_ages(scheduler, time.monotonic()),
         "kv_block_bytes": runner.block_bytes,
-        "pixel_bytes": pixels.claimed,
+        "pixel_bytes": pixels.claimed_bytes,
         "pixel_cache_bytes": pixels.bytes,
         "pixel_cache_capacity_bytes": preparer.pixels.capacity,
         "pixel_cache_entries": pixels.entries,

@@ -46,7 +46,7 @@ def chat(video: Video, text: str = "what moved?", budget: VideoBudget | None = N
 
 def pixels_of(prepared: PreparedPrompt, engine: Engine) -> np.ndarray:
     processor = engine._preparer._pixels._processor
-    images = [process(planned, processor) for planned in prepared.planned]
+    images = [process(planned, processor) for planned in prepared.planned_inputs]
     return np.concatenate([image.arrays["pixel_values"] for image in images])
 
 

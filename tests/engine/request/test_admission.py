@@ -1,4 +1,4 @@
-"""Who may come in, counted in answers and in KV."""
+"""Admission by number of answers and by tokens of KV."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ def admission(room: int = 4, tokens: int = 1000, *, refuse: bool = True) -> Admi
     return Admission(room, tokens, 1 << 20, refuse=refuse)
 
 
-def test_a_cost_counts_the_prompt_once_and_every_answer() -> None:
+def test_a_size_counts_the_prompt_once_and_every_answer() -> None:
     assert request_size(100, 64, 10, 3) == RequestSize(100, 64, 30)
     assert request_size(100, 64, None, 2).tokens == 100 + 2 * USUAL_ANSWER
 
 
-def test_a_full_queue_is_overloaded_and_what_never_fits_is_wrong() -> None:
+def test_a_full_queue_is_overloaded_and_a_request_that_never_fits_is_invalid() -> None:
     crowd = admission()
     ticket = crowd.enter(3)
     with pytest.raises(Overloaded, match="3 requests are running or waiting, 4 is the limit"):
         crowd.enter(2)
-    with pytest.raises(InvalidRequest, match="5 answers are asked for; at most 4"):
+    with pytest.raises(InvalidRequest, match="5 answers are requested; at most 4"):
         crowd.enter(5)
     ticket.leave()
     crowd.check(4)
 
 
-def test_without_a_bound_everybody_comes_in() -> None:
+def test_without_a_bound_every_request_is_admitted() -> None:
     crowd = Admission(0, 10, 1, refuse=False)
     for _ in range(100):
         crowd.enter(1000)
@@ -52,14 +52,14 @@ def test_a_refusal_names_its_numbers() -> None:
         assert number in message
 
 
-def test_one_alone_is_never_refused() -> None:
-    """What cannot fit at all is refused by its length, with other words; what may fit alone runs alone."""
+def test_a_request_alone_is_never_refused() -> None:
+    """A prompt that cannot fit at all is refused elsewhere, by its length. A large request runs alone."""
     crowd = admission()
     crowd.enter(1).commit(RequestSize(900, 0, 500))
     assert crowd.load == pytest.approx(1.4)
 
 
-def test_waiting_is_the_other_policy() -> None:
+def test_without_refusal_requests_wait_for_kv() -> None:
     crowd = admission(refuse=False)
     for _ in range(4):
         crowd.enter(1).commit(RequestSize(900, 0, 0))
@@ -67,7 +67,7 @@ def test_waiting_is_the_other_policy() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 400), st.booleans()), max_size=30))
-def test_what_leaves_gives_back_what_it_took(steps: list[tuple[int, int, bool]]) -> None:
+def test_a_ticket_that_leaves_gives_back_what_it_counted(steps: list[tuple[int, int, bool]]) -> None:
     crowd, inside = admission(room=8), []
     for answers, tokens, leaves in steps:
         try:

@@ -1,4 +1,4 @@
-"""How an answer ends and what is told about it: stop strings and ids, lengths, logprobs, bias, usage, timings."""
+"""How an answer ends, and its report: stop strings and ids, lengths, logprobs, bias, usage, timings."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True
 
 @pytest.fixture(scope="module")
 def machine(qwen: Path) -> Iterator[Engine]:
-    with engine(qwen) as made:
-        yield made
-        assert_idle(made)
+    with engine(qwen) as running:
+        yield running
+        assert_idle(running)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_the_text_is_the_tokens(machine: Engine, plain: Completion) -> None:
 
 
 def test_a_stop_string_ends_the_text_before_it(machine: Engine, plain: Completion) -> None:
-    """Also one that lies across tokens: the text is searched, not the tokens."""
+    """This holds for a stop string across tokens, too: the text is searched, not the tokens."""
     place = len(plain.text) // 2
     stop = plain.text[place : place + 3]
     answer = machine.generate(QUESTION, **GREEDY, stop=(stop, "never written"))
@@ -118,7 +118,7 @@ def test_logprobs_name_each_token_and_its_rivals(machine: Engine, plain: Complet
     assert machine.generate(QUESTION, **GREEDY).logprobs == ((),)
 
 
-def test_choices_end_one_by_one_and_the_bill_comes_last(machine: Engine) -> None:
+def test_choices_end_one_by_one_and_usage_comes_last(machine: Engine) -> None:
     params = {**GREEDY, "temperature": 1.0, "seed": 3}
     deltas: list[Delta] = list(machine.iterate(machine.request(QUESTION, **params, n=3)))
     assert [bool(delta.usage) for delta in deltas] == [False] * (len(deltas) - 1) + [True]
@@ -141,7 +141,7 @@ def test_a_bare_continuation_of_ids(machine: Engine) -> None:
     )
 
 
-def test_greedy_is_the_default_where_the_checkpoint_says_so(machine: Engine, plain: Completion) -> None:
+def test_greedy_is_the_default_if_the_checkpoint_says_so(machine: Engine, plain: Completion) -> None:
     """The tiny checkpoint's generation_config.json says do_sample: false."""
     assert machine.sampling({}).greedy
     params = {name: value for name, value in GREEDY.items() if name != "temperature"}
@@ -161,18 +161,18 @@ def test_leaving_early_frees_everything_before_the_next_step(machine: Engine) ->
     assert_idle(machine)
 
 
-async def test_leaving_a_stream_early_does_too(machine: Engine) -> None:
+async def test_leaving_a_stream_early_frees_everything_too(machine: Engine) -> None:
     stream = machine.stream(QUESTION, **{**GREEDY, "max_tokens": 3000}, n=2)
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
     assert_idle(machine)
 
 
-def test_a_tokens_bytes_are_its_own(machine: Engine) -> None:
-    """Half a character used to be told as the three bytes of a replacement character."""
+def test_a_token_has_exactly_its_own_bytes(machine: Engine) -> None:
+    """Once, half a character was reported as the three bytes of a replacement character."""
     text = "né 図🙂 x"
     ids = machine.tokenizer.encode(text)
-    pieces = [machine.tokenizer.token_bytes(token) for token in ids]
-    assert b"".join(pieces) == text.encode()
-    assert any(piece.decode(errors="replace").endswith("\ufffd") for piece in pieces)
+    parts = [machine.tokenizer.token_bytes(token) for token in ids]
+    assert b"".join(parts) == text.encode()
+    assert any(part.decode(errors="replace").endswith("\ufffd") for part in parts)
     assert machine.tokenizer.token_bytes(2) == b"<|im_end|>"

@@ -1,4 +1,4 @@
-"""What happens between a request's arrival and its first step."""
+"""Requests between their arrival and their first step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def engine(folder: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """No image's pixels are made before the event is set."""
+    """No image's pixels are computed before the event is set."""
     gate = threading.Event()
     original = QwenProcessor.process
 
@@ -57,7 +57,7 @@ def picture(side: int) -> Image.Image:
 
 
 async def test_text_does_not_wait_for_other_requests_pixels(engine: Engine, stuck: threading.Event) -> None:
-    """Eight image requests held the four preparing threads, and a text request behind them took three seconds."""
+    """Once, eight image requests held all preparing threads, and a text request waited three seconds."""
     images = [asyncio.create_task(answer(engine, [picture(64 + 32 * i)])) for i in range(8)]
     await asyncio.sleep(0.05)
     assert await asyncio.wait_for(answer(engine, []), 20) == 4
@@ -68,8 +68,8 @@ async def test_text_does_not_wait_for_other_requests_pixels(engine: Engine, stuc
     assert engine.stats()["pixel_bytes"] == 0
 
 
-async def test_a_deadline_runs_while_pixels_are_made(engine: Engine, stuck: threading.Event) -> None:
-    """It began when a thread picked the request up, and was looked at only after the pixels were there."""
+async def test_a_deadline_runs_while_pixels_are_computed(engine: Engine, stuck: threading.Event) -> None:
+    """Once, the timeout began only when a thread took the request, and was checked only after the pixels."""
     with pytest.raises(DeadlineExceeded):
         await answer(engine, [picture(96)], timeout=0.05)
     other = asyncio.create_task(answer(engine, [picture(96)]))
@@ -80,24 +80,24 @@ async def test_a_deadline_runs_while_pixels_are_made(engine: Engine, stuck: thre
 
 
 async def test_text_does_not_wait_for_room_that_images_wait_for(engine: Engine) -> None:
-    """Claims are granted in the order of their arrival. A text, which claims nothing, stood in that line, too."""
+    """Once, a text request, which claims nothing, had to queue with the image requests."""
     pool = engine._preparer.pixels
-    held = pool.claim([], pool.capacity)
+    claim = pool.claim([], pool.capacity)
     images = asyncio.create_task(answer(engine, [picture(64)]))
     await asyncio.sleep(0.05)
     assert await asyncio.wait_for(answer(engine, []), 20) == 4
     assert not images.done()
-    held.release()
+    claim.release()
     assert await images == 4
 
 
 def test_a_deadline_runs_in_threads_that_wait_for_room(engine: Engine) -> None:
-    """`generate` looked at its timeout only once the room was there."""
+    """Once, `generate` checked its timeout only when the claim was granted."""
     pool = engine._preparer.pixels
-    held = pool.claim([], pool.capacity)
+    claim = pool.claim([], pool.capacity)
     with pytest.raises(DeadlineExceeded):
         engine.generate("what?", [picture(96)], timeout=0.05)
-    held.release()
+    claim.release()
     assert engine.stats()["pixel_bytes"] == 0
     assert engine.generate("what?", [picture(96)], max_tokens=2)
 
@@ -116,7 +116,7 @@ async def test_leaving_early_does_not_take_the_pixels_from_others(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_rotary_frequencies_are_float32_whatever_the_model_is(folder: Path, dtype: str) -> None:
-    """Rounded to bf16 they were wrong by 0.4%: nearly half a radian at position 1000."""
+    """Once they were rounded to bf16, an error of 0.4%: nearly half a radian at position 1000."""
     with Engine.from_pretrained(str(folder), dtype=dtype, kv_cache_mib=4, threads=1) as engine:
         config = engine.runner.model.decoder.config
         inverse = engine.runner.model.decoder.rotary.inverse

@@ -1,8 +1,9 @@
-"""What a Python caller may hand in, and what is said about the rest."""
+"""Inputs from Python callers, and the errors for inputs that are not accepted."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from fovea.engine.request.inputs import to_prompt
 RED = Image.new("RGB", (8, 4), "red")
 
 BAD_PROMPTS: list[tuple[Any, str]] = [
-    ([], "one at least"),
+    ([], "at least one"),
     (5, "text, messages"),
     ([{"role": "user"}], "role and content"),
     ([{"role": 3, "content": "x"}], "role must be text"),
@@ -30,12 +31,12 @@ BAD_PROMPTS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("prompt", "message"), BAD_PROMPTS, ids=range(len(BAD_PROMPTS)))
-def test_what_is_wrong_is_named(prompt: Any, message: str) -> None:
+def test_the_error_names_the_wrong_part(prompt: Any, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         to_prompt(prompt)
 
 
-def test_pictures_stand_before_a_question(tmp_path: Path) -> None:
+def test_images_come_before_a_question(tmp_path: Path) -> None:
     """A path, bytes and a PIL image of the same file: three parts in order, then the text."""
     path = tmp_path / "red.png"
     RED.save(path)
@@ -48,7 +49,7 @@ def test_pictures_stand_before_a_question(tmp_path: Path) -> None:
     assert first == second
 
 
-def test_the_index_of_a_bad_image_is_told() -> None:
+def test_the_error_names_the_index_of_a_bad_image() -> None:
     with pytest.raises(InvalidRequest, match="image 1: "):
         to_prompt("what?", [RED, b"nothing"])
 
@@ -58,26 +59,28 @@ def test_the_index_of_a_bad_image_is_told() -> None:
     [{"ignore_eos": "yes"}, {"logprobs": "no"}, {"logit_bias": {"5": 1.0}}, {"stop_token_ids": ("5",)}],
     ids=str,
 )
-def test_sampling_takes_no_look_alikes(values: dict[str, Any]) -> None:
+def test_sampling_parameters_of_a_wrong_type_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=next(iter(values))):
         SamplingParams(**values)
 
 
-def test_text_that_can_not_fit_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """48 MB of text kept one of four preparing threads busy for 53 seconds, only to be refused then."""
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, 48 MB of text kept one of four preparing threads busy for 53 seconds before its refusal."""
     from fovea.core.errors import PromptTooLong
     from fovea.core.types import TextPrompt
     from fovea.engine.request.prompt import PromptBuilder
     from fovea.engine.request.tokenizer import ChatTokenizer
+    from fovea.engine.vision.processor.base import Capabilities
     from tests.support.checkpoints import QWEN_TEMPLATE, tokenizer
 
     words = ChatTokenizer(tokenizer(QWEN_TEMPLATE), QWEN_TEMPLATE, eos_ids=frozenset({2}))
-    builder = PromptBuilder(words, processor=None, image_token_id=5)  # type: ignore[arg-type]
+    processor: Any = SimpleNamespace(capabilities=Capabilities())
+    builder = PromptBuilder(words, processor, image_token_id=5)
     fitting = builder.build(TextPrompt("the red circle " * 20), limit=4096)
     assert len(fitting.ids) >= words.fewest_tokens("the red circle " * 20)
 
     def encode(text: str) -> list[int]:
-        raise AssertionError("it was tokenized")
+        raise AssertionError("the text was tokenized")
 
     monkeypatch.setattr(words, "encode", encode)
     with pytest.raises(PromptTooLong, match="7500000 characters"):

@@ -1,4 +1,4 @@
-"""Claims in order within a ceiling, and a cache in what they leave."""
+"""Claims are granted in order within a ceiling; the cache uses the room that they leave."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from tests.support.disks import Clock
 PLAN = VisualPlan(1, 1, 1, (1, 2, 2), "@", "plan")
 
 
-class Thing:
+class Item:
+    """Something of `nbytes` bytes that counts its claims."""
+
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.users = 0
+        self.claims = 0
 
-    def use(self) -> None:
-        self.users += 1
+    def acquire(self) -> None:
+        self.claims += 1
 
-    def forget(self) -> None:
-        self.users -= 1
+    def release(self) -> None:
+        self.claims -= 1
 
 
 def pixels(size: int) -> ProcessedImage:
@@ -37,21 +39,21 @@ def granted(*claims: Claim) -> list[bool]:
 
 
 def test_claims_are_granted_in_order_within_the_ceiling() -> None:
-    pool = PixelPool(100, idle=0)
-    first = pool.claim([Thing(24) for _ in range(3)])
-    second, third, fourth = (pool.claim([Thing(24)]) for _ in range(3))
+    pool = PixelPool(100, cache_capacity=0)
+    first = pool.claim([Item(24) for _ in range(3)])
+    second, third, fourth = (pool.claim([Item(24)]) for _ in range(3))
     assert granted(first, second, third, fourth) == [True, True, False, False]
-    assert pool.stats().claimed == 96
+    assert pool.stats().claimed_bytes == 96
     second.release()
     assert granted(third, fourth) == [True, False]
     for claim in (first, third, fourth, second):
         claim.release()
-    assert pool.stats().claimed == 0
+    assert pool.stats().claimed_bytes == 0
 
 
-def test_who_claims_nothing_neither_waits_nor_is_waited_for() -> None:
-    """Texts come without end: they stood in line behind images, and while any of them ran, a large video could not begin."""
-    pool = PixelPool(100, idle=0)
+def test_a_claim_of_nothing_neither_waits_nor_blocks_others() -> None:
+    """Once, text requests queued behind images. And while any text ran, a large video could not begin."""
+    pool = PixelPool(100, cache_capacity=0)
     text, large, small, later = (pool.claim([], size) for size in (0, 101, 1, 0))
     assert granted(text, large, small, later) == [True, True, False, True]
     large.release()
@@ -59,10 +61,10 @@ def test_who_claims_nothing_neither_waits_nor_is_waited_for() -> None:
 
 
 def test_a_claim_beyond_the_ceiling_passes_alone() -> None:
-    pool = PixelPool(100, idle=50)
+    pool = PixelPool(100, cache_capacity=50)
     pool.keep("old", pixels(50))
-    small = pool.claim([Thing(24)])
-    large = pool.claim([], beside=168)
+    small = pool.claim([Item(24)])
+    large = pool.claim([], extra_bytes=168)
     assert granted(large) == [False]
     small.release()
     assert granted(large) == [True]
@@ -70,40 +72,40 @@ def test_a_claim_beyond_the_ceiling_passes_alone() -> None:
     large.release()
 
 
-def test_whoever_leaves_while_waiting_leaves_the_queue() -> None:
-    pool = PixelPool(100, idle=0)
-    held, gone, after = pool.claim([], 100), pool.claim([], 24), pool.claim([], 24)
-    gone.release()
-    held.release()
-    assert granted(gone, after) == [False, True]
-    assert pool.stats().claimed == 24
+def test_a_claim_released_while_waiting_leaves_the_queue() -> None:
+    pool = PixelPool(100, cache_capacity=0)
+    first, released, last = pool.claim([], 100), pool.claim([], 24), pool.claim([], 24)
+    released.release()
+    first.release()
+    assert granted(released, last) == [False, True]
+    assert pool.stats().claimed_bytes == 24
 
 
-def test_a_thing_claimed_twice_is_one() -> None:
-    thing = Thing(10)
-    pool = PixelPool(100, idle=0)
-    claim = pool.claim([thing, thing])
-    claim.add(thing)
-    assert (thing.users, pool.stats().claimed) == (1, 10)
-    late = Thing(5)
+def test_an_item_claimed_twice_counts_once() -> None:
+    item = Item(10)
+    pool = PixelPool(100, cache_capacity=0)
+    claim = pool.claim([item, item])
+    claim.add(item)
+    assert (item.claims, pool.stats().claimed_bytes) == (1, 10)
+    late = Item(5)
     claim.add(late)
-    claim.add(Thing(7), foreseen=True)
-    assert (late.users, pool.stats().claimed) == (1, 15)
+    claim.add(Item(7), already_counted=True)
+    assert (late.claims, pool.stats().claimed_bytes) == (1, 15)
     claim.release()
-    claim.add(Thing(5))
-    assert (thing.users, late.users, pool.stats().claimed) == (0, 0, 0)
+    claim.add(Item(5))
+    assert (item.claims, late.claims, pool.stats().claimed_bytes) == (0, 0, 0)
 
 
 def test_claims_never_wait_for_the_cache() -> None:
-    pool = PixelPool(100, idle=60)
+    pool = PixelPool(100, cache_capacity=60)
     for name in "abc":
         pool.keep(name, pixels(30))
     assert (pool.stats().bytes, pool.stats().evictions) == (60, 1)
     claim = pool.claim([], 60)
     assert granted(claim) == [True]
     assert (pool.stats().bytes, pool.take("b")) == (30, None)
-    claim.add(Thing(20))
-    assert pool.stats().bytes == 0, "what a claim grows by needs room, too"
+    claim.add(Item(20))
+    assert pool.stats().bytes == 0, "the bytes that a claim grows by need room, too"
     claim.release()
     pool.keep("too large", pixels(61))
     assert pool.stats().entries == 0
@@ -111,12 +113,12 @@ def test_claims_never_wait_for_the_cache() -> None:
 
 def test_the_least_recently_claimed_goes_first_and_age_counts_from_there() -> None:
     clock = Clock()
-    pool = PixelPool(100, idle=40, ttl_s=10, clock=clock)
+    pool = PixelPool(100, cache_capacity=40, ttl_s=10, clock=clock)
     pool.keep("a", pixels(20))
     pool.keep("b", pixels(20))
-    taken = pool.take("a")
-    assert taken is not None
-    pool.keep("a", taken)
+    cached = pool.take("a")
+    assert cached is not None
+    pool.keep("a", cached)
     pool.keep("c", pixels(20))
     assert pool.take("b") is None
     clock.now += 11
@@ -125,37 +127,37 @@ def test_the_least_recently_claimed_goes_first_and_age_counts_from_there() -> No
 
 
 def test_clearing_leaves_claims_alone() -> None:
-    pool = PixelPool(100, idle=100)
+    pool = PixelPool(100, cache_capacity=100)
     claim = pool.claim([], 10)
     pool.keep("a", pixels(20))
     pool.clear()
-    assert (pool.stats().bytes, pool.stats().claimed) == (0, 10)
+    assert (pool.stats().bytes, pool.stats().claimed_bytes) == (0, 10)
     claim.release()
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """A list of claims in order, and who has been let in."""
+    """A model of the pool: the claims in order of arrival, and the pixels without a claim."""
 
-    @initialize(capacity=st.integers(1, 60), idle=st.integers(0, 60), ttl=st.sampled_from([None, 5.0]))
-    def start(self, capacity: int, idle: int, ttl: float | None) -> None:
+    @initialize(capacity=st.integers(1, 60), cache_bytes=st.integers(0, 60), ttl=st.sampled_from([None, 5.0]))
+    def start(self, capacity: int, cache_bytes: int, ttl: float | None) -> None:
         self.clock = Clock()
-        self.pool = PixelPool(capacity, idle, ttl, self.clock)
-        self.idle = idle
+        self.pool = PixelPool(capacity, cache_bytes, ttl, self.clock)
+        self.cache_bytes = cache_bytes
         self.claims: list[Claim] = []
-        self.nothing: set[Claim] = set()
-        self.kept: dict[str, tuple[ProcessedImage, float]] = {}
+        self.empty_claims: set[Claim] = set()
+        self.cached: dict[str, tuple[ProcessedImage, float]] = {}
         self.ttl = ttl
 
     @rule(size=st.integers(0, 70))
     def claim(self, size: int) -> None:
-        self.claims.append(self.pool.claim([Thing(size)]))
+        self.claims.append(self.pool.claim([Item(size)]))
         if not size:
-            self.nothing.add(self.claims[-1])
+            self.empty_claims.add(self.claims[-1])
 
     @rule(data=st.data(), size=st.integers(1, 20))
     def grow(self, data: Any, size: int) -> None:
         if self.claims:
-            data.draw(st.sampled_from(self.claims)).add(Thing(size))
+            data.draw(st.sampled_from(self.claims)).add(Item(size))
 
     @rule(data=st.data())
     def release(self, data: Any) -> None:
@@ -166,17 +168,17 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from("abc"), size=st.integers(1, 30))
     def keep(self, key: str, size: int) -> None:
-        made = pixels(size)
-        self.pool.keep(key, made)
-        self.kept[key] = made, self.clock.now
+        image = pixels(size)
+        self.pool.keep(key, image)
+        self.cached[key] = image, self.clock.now
 
     @rule(key=st.sampled_from("abc"))
     def take(self, key: str) -> None:
-        found = self.pool.take(key)
-        if found is not None:
-            made, when = self.kept.pop(key)
-            assert found is made
-            assert self.ttl is None or self.clock.now - when < self.ttl
+        taken = self.pool.take(key)
+        if taken is not None:
+            image, added_at = self.cached.pop(key)
+            assert taken is image
+            assert self.ttl is None or self.clock.now - added_at < self.ttl
 
     @rule(seconds=st.integers(1, 10))
     def wait(self, seconds: int) -> None:
@@ -186,15 +188,15 @@ class PoolMachine(RuleBasedStateMachine):
     def bounded(self) -> None:
         if not hasattr(self, "pool"):
             return
-        held = [claim for claim in self.claims if claim.granted.done()]
+        granted_claims = [claim for claim in self.claims if claim.granted.done()]
         stats = self.pool.stats()
-        assert stats.claimed == sum(claim.size for claim in held)
-        assert stats.bytes <= max(0, min(self.idle, self.pool.capacity - stats.claimed))
-        lined_up = [claim for claim in self.claims if claim not in self.nothing]
+        assert stats.claimed_bytes == sum(claim.size for claim in granted_claims)
+        assert stats.bytes <= max(0, min(self.cache_bytes, self.pool.capacity - stats.claimed_bytes))
+        queued = [claim for claim in self.claims if claim not in self.empty_claims]
         waiting = [claim for claim in self.claims if not claim.granted.done()]
-        assert waiting == lined_up[len(lined_up) - len(waiting) :], "somebody was passed"
-        assert not waiting or stats.claimed, "somebody waits for nobody"
-        assert not waiting or stats.claimed + waiting[0].size > self.pool.capacity
+        assert waiting == queued[len(queued) - len(waiting) :], "a claim was granted before an earlier one"
+        assert not waiting or stats.claimed_bytes, "a claim waits although nothing is claimed"
+        assert not waiting or stats.claimed_bytes + waiting[0].size > self.pool.capacity
 
 
 TestPoolMachine = PoolMachine.TestCase

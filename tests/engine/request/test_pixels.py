@@ -1,4 +1,4 @@
-"""Pixels are made in worker threads, once for all who wait; what nobody claims any more is a cache's."""
+"""Pixels are computed in worker threads, once for all requests; pixels without a claim go to the cache."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ PIXEL_BYTES = 40
 PLAN = VisualPlan(1, 1, 1, (1, 2, 2), "@", "plan")
 
 
-class Slow:
-    """A processor that works when it is let, and counts."""
+class SlowProcessor:
+    """A processor that waits for its gate, and notes the images that it processed."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
-        self.made: list[str] = []
+        self.processed: list[str] = []
         self.error: Exception | None = None
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         assert self.gate.wait(20)
-        self.made.append(image.identity)
+        self.processed.append(image.identity)
         if self.error is not None:
             raise self.error
         return ProcessedImage(image.identity, plan, {"pixel_values": np.zeros(PIXEL_BYTES // 4, np.float32)})
@@ -43,48 +43,50 @@ def planned(name: str) -> PlannedImage:
 
 
 @pytest.fixture
-def slow() -> Slow:
-    return Slow()
+def slow() -> SlowProcessor:
+    return SlowProcessor()
 
 
 @pytest.fixture
-def store(slow: Slow) -> Iterator[PixelStore]:
+def store(slow: SlowProcessor) -> Iterator[PixelStore]:
     processor: Any = slow
-    made = PixelStore(processor, 2, PixelPool(100, idle=0))
-    yield made
+    store = PixelStore(processor, 2, PixelPool(100, cache_capacity=0))
+    yield store
     slow.gate.set()
-    made.close()
+    store.close()
 
 
-def test_all_who_wait_for_one_image_wait_for_one_piece_of_work(store: PixelStore, slow: Slow) -> None:
+def test_all_requests_for_one_image_share_one_computation(store: PixelStore, slow: SlowProcessor) -> None:
     tasks = [store.task(planned("cat")) for _ in range(5)]
     assert len({id(task) for task in tasks}) == 1
     with ThreadPoolExecutor(5) as pool:
         waiting = [pool.submit(task.start().result) for task in tasks]
         slow.gate.set()
         assert {future.result().identity for future in waiting} == {"cat"}
-    assert slow.made == ["cat"]
+    assert slow.processed == ["cat"]
 
 
-def test_reading_twice_makes_them_once_and_after_the_claim_again(store: PixelStore, slow: Slow) -> None:
-    """The fifth of ten questions about one image made its pixels again, because the first had read them."""
+def test_pixels_are_computed_once_per_claim_and_again_after_it(
+    store: PixelStore, slow: SlowProcessor
+) -> None:
+    """Once, the first question about an image consumed its pixels, and a later one computed them again."""
     slow.gate.set()
     task = store.task(planned("cat"))
     claim = store.pool.claim([task])
     assert task().identity == task().identity == "cat"
-    assert slow.made == ["cat"]
+    assert slow.processed == ["cat"]
     claim.release()
     assert task().identity == "cat"
-    assert slow.made == ["cat", "cat"]
+    assert slow.processed == ["cat", "cat"]
 
 
-def test_different_images_are_made_side_by_side(store: PixelStore, slow: Slow) -> None:
+def test_different_images_are_computed_in_parallel(store: PixelStore, slow: SlowProcessor) -> None:
     futures = [store.task(planned(name)).start() for name in ("cat", "dog")]
     slow.gate.set()
     assert [future.result(20).identity for future in futures] == ["cat", "dog"]
 
 
-def test_nothing_is_kept_when_nobody_asks_any_more(store: PixelStore, slow: Slow) -> None:
+def test_a_task_without_users_is_freed(store: PixelStore, slow: SlowProcessor) -> None:
     slow.gate.set()
     task = store.task(planned("cat"))
     task()
@@ -93,8 +95,8 @@ def test_nothing_is_kept_when_nobody_asks_any_more(store: PixelStore, slow: Slow
     assert len(store._tasks) == 0
 
 
-def test_a_failure_is_told_to_all_who_wait_and_not_remembered(store: PixelStore, slow: Slow) -> None:
-    """It stayed with the task for as long as any request held it, and failed every one that joined them."""
+def test_a_failure_reaches_all_requests_and_is_not_cached(store: PixelStore, slow: SlowProcessor) -> None:
+    """Once, an error stayed with the task while any request held it, and failed every request that joined."""
     slow.gate.set()
     slow.error = MemoryError("for a moment")
     task = store.task(planned("cat"))
@@ -106,11 +108,13 @@ def test_a_failure_is_told_to_all_who_wait_and_not_remembered(store: PixelStore,
     assert task.start().result().identity == "cat"
 
 
-def test_whoever_waits_when_the_store_closes_is_told(store: PixelStore, slow: Slow) -> None:
-    """It was a bare CancelledError, or a RuntimeError about futures, from deep inside the standard library."""
+def test_requests_that_wait_while_the_store_closes_get_unavailable(
+    store: PixelStore, slow: SlowProcessor
+) -> None:
+    """Once they got a bare CancelledError, or a RuntimeError about futures."""
     tasks = [store.task(planned(name)) for name in ("a", "b", "waits", "late")]
     for task in tasks[:3]:
-        task.start()  # two are being made, the third waits for a worker
+        task.start()  # two are being computed, the third waits for a worker
     store.close()
     slow.gate.set()
     for task in tasks[2:]:
@@ -119,8 +123,8 @@ def test_whoever_waits_when_the_store_closes_is_told(store: PixelStore, slow: Sl
     assert tasks[0]().identity == "a"
 
 
-def test_one_request_letting_go_does_not_take_the_pixels_from_another(store: PixelStore, slow: Slow) -> None:
-    """Pixels are shared; a cancelled request threw them away, and the engine's thread made them again."""
+def test_releasing_one_claim_leaves_the_pixels_to_another(store: PixelStore, slow: SlowProcessor) -> None:
+    """Once, a cancelled request dropped pixels that others shared, and they were computed again."""
     slow.gate.set()
     task = store.task(planned("cat"))
     first, second = store.pool.claim([task]), store.pool.claim([task])
@@ -130,39 +134,39 @@ def test_one_request_letting_go_does_not_take_the_pixels_from_another(store: Pix
     first.release()
     first.release()
     task()
-    assert slow.made == ["cat"]
+    assert slow.processed == ["cat"]
     second.release()
     task()
-    assert slow.made == ["cat", "cat"]
+    assert slow.processed == ["cat", "cat"]
 
 
-def test_kept_pixels_are_taken_by_whoever_claims_the_image_next(slow: Slow) -> None:
+def test_the_next_claim_of_an_image_takes_its_cached_pixels(slow: SlowProcessor) -> None:
     slow.gate.set()
     processor: Any = slow
-    store = PixelStore(processor, 1, PixelPool(1000, idle=500))
+    store = PixelStore(processor, 1, PixelPool(1000, cache_capacity=500))
     for _ in range(3):
         task = store.task(planned("cat"))
         claim = store.pool.claim([task])
         task.start().result(20)
-        assert store.pool.stats().bytes == 0, "claimed pixels are no cache's"
+        assert store.pool.stats().bytes == 0, "claimed pixels are not in the cache"
         claim.release()
         assert store.pool.stats().bytes == PIXEL_BYTES
         del task, claim
         gc.collect()
-        assert len(store._tasks) == 0, "the decoded image is not kept with them"
-    assert slow.made == ["cat"]
+        assert len(store._tasks) == 0, "the cache does not hold the decoded image"
+    assert slow.processed == ["cat"]
     assert (store.pool.stats().hits, store.pool.stats().misses) == (2, 1)
     store.close()
 
 
-def test_what_is_made_without_a_claim_is_the_caches(slow: Slow) -> None:
-    """The encoder asks for pixels that nobody foresaw, after the request has let go."""
+def test_pixels_computed_without_a_claim_go_to_the_cache(slow: SlowProcessor) -> None:
+    """The encoder may need pixels that were not claimed, after the request has released its claim."""
     slow.gate.set()
     processor: Any = slow
-    store = PixelStore(processor, 1, PixelPool(1000, idle=500))
+    store = PixelStore(processor, 1, PixelPool(1000, cache_capacity=500))
     task = store.task(planned("cat"))
     task()
     task()
-    assert slow.made == ["cat"]
+    assert slow.processed == ["cat"]
     assert store.pool.stats().entries == 1
     store.close()

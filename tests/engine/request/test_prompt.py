@@ -1,4 +1,4 @@
-"""A prompt as the decoder sees it: which ids stand for which image."""
+"""Prompts as token ids: which ids stand for which image."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fovea.core.image import Image, PixelBudget
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, TextPrompt, TokenPrompt
 from fovea.engine.request.prompt import PromptBuilder
 from fovea.engine.request.prompt_plan import PreparedPrompt
-from fovea.engine.vision.processor.base import VisualPlan
+from fovea.engine.vision.processor.base import Capabilities, VisualPlan
 
 MARKER, PAD = "@", ord("@")
 
 
 class Letters:
-    """A tokenizer of one id per letter; its template is the parts, one after the other."""
+    """A tokenizer with one id per letter. Its template writes the parts one after the other."""
 
     vocab_size = 0x110000
 
@@ -37,13 +37,15 @@ class Letters:
 
 
 class Squares:
-    """An image of width w is w visual tokens, with a bar between rows of two, the way tiled models have them."""
+    """A processor: width w gives w visual tokens, with a bar between rows of two, as tiled models do."""
+
+    capabilities = Capabilities()
 
     def __init__(self) -> None:
-        self.company: list[int] = []
+        self.image_counts: list[int] = []
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
-        self.company.append(images)
+        self.image_counts.append(images)
         if height == 1:
             raise InvalidImage("too flat")
         rows = [MARKER * min(2, width - at) for at in range(0, width, 2)]
@@ -74,7 +76,7 @@ def test_each_marker_becomes_its_image() -> None:
     assert prepared.image_tokens == 4
 
 
-def test_images_of_all_turns_count_in_their_order() -> None:
+def test_images_of_all_turns_keep_their_order() -> None:
     prompt = ChatPrompt(
         (
             Message("user", (ImagePart(image(2)), TextPart("x"))),
@@ -86,7 +88,7 @@ def test_images_of_all_turns_count_in_their_order() -> None:
     assert [planned.image.width for planned in prepared.images] == [2, 4]
 
 
-def test_the_key_is_the_content_the_plan_and_the_tenant() -> None:
+def test_the_key_depends_on_content_plan_and_salt() -> None:
     def key(part: ImagePart, salt: str = "") -> str:
         return builder().build(TextPrompt("@", (part,)), salt).spans[0].key
 
@@ -101,11 +103,11 @@ def test_the_key_is_the_content_the_plan_and_the_tenant() -> None:
     assert len({one, *others}) == 5
 
 
-def test_a_processor_is_told_how_many_images_there_are() -> None:
-    """LLaVA-OneVision cuts a lone image into tiles and an image in company not."""
+def test_a_processor_gets_the_number_of_images() -> None:
+    """LLaVA-OneVision cuts an image into tiles only if it is the only image."""
     processor = Squares()
     builder(processor).build(TextPrompt("@@@", (ImagePart(image(1)),) * 3))
-    assert processor.company == [3, 3, 3]
+    assert processor.image_counts == [3, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -123,18 +125,20 @@ def test_a_processor_is_told_how_many_images_there_are() -> None:
     ],
     ids=["marker without image", "image without marker", "a bad image", "empty", "marker as an id"],
 )
-def test_what_does_not_match_is_refused(prompt: Any, kind: type[InvalidRequest], says: str) -> None:
+def test_a_prompt_that_does_not_match_its_images_is_refused(
+    prompt: Any, kind: type[InvalidRequest], says: str
+) -> None:
     with pytest.raises(kind, match=says):
         builder().build(prompt)
 
 
-PIECES = st.lists(st.one_of(st.text("ab", max_size=3), st.integers(1, 7)), max_size=6)
+SEGMENTS = st.lists(st.one_of(st.text("ab", max_size=3), st.integers(1, 7)), max_size=6)
 
 
-@given(PIECES)
-def test_spans_cover_exactly_the_image_tokens(pieces: list[str | int]) -> None:
-    text = "x" + "".join(MARKER if isinstance(piece, int) else piece for piece in pieces)
-    images = tuple(ImagePart(image(piece)) for piece in pieces if isinstance(piece, int))
+@given(SEGMENTS)
+def test_spans_cover_exactly_the_image_tokens(segments: list[str | int]) -> None:
+    text = "x" + "".join(MARKER if isinstance(segment, int) else segment for segment in segments)
+    images = tuple(ImagePart(image(segment)) for segment in segments if isinstance(segment, int))
     prepared = builder().build(TextPrompt(text, images))
     places = [place for place, token in enumerate(prepared.ids) if token == PAD]
     covered = [p for span in prepared.spans for p in range(span.start, span.end) if prepared.ids[p] == PAD]

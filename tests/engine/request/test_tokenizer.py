@@ -1,4 +1,4 @@
-"""Text to ids with the checkpoint's own tokenizer, and messages to text with its own template."""
+"""The checkpoint's tokenizer turns text into ids, and its template turns messages into text."""
 
 from __future__ import annotations
 
@@ -54,30 +54,31 @@ def test_another_template_replaces_the_checkpoints_own(folder: Path) -> None:
     assert words.render([USER]) == "user;"
 
 
-def test_templates_that_want_text_get_text() -> None:
-    """Older templates join content as a string; a list of parts would be written out as Python shows it."""
+def test_templates_that_take_text_get_text() -> None:
+    """Older templates treat content as a string. They would print a list of parts as Python code."""
     words = chat("{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}{% endfor %}")
     assert words.render([Message("user", (TextPart("a"), TextPart("b")))]) == "user: ab"
-    printing = chat("{% for m in messages %}{{ m['content'] }}{% endfor %}")
-    assert printing.render([Message("user", (TextPart("a"),))]) == "a"
+    joining = chat("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    assert joining.render([Message("user", (TextPart("a"),))]) == "a"
 
 
 def test_a_template_may_refuse() -> None:
     words = chat(
-        "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}{% endfor %}"
+        "{% for m in messages %}{% if m['role'] == 'tool' %}"
+        "{{ raise_exception('no tools here') }}{% endif %}{% endfor %}"
     )
     with pytest.raises(InvalidRequest, match="the chat template refuses these messages: no tools here"):
         words.render([Message("tool", (TextPart("x"),))])
 
 
-def test_without_a_template_the_way_out_is_named() -> None:
+def test_without_a_template_the_error_names_the_alternatives() -> None:
     with pytest.raises(
         InvalidRequest, match="no chat template; use a text prompt, or start with --chat-template"
     ):
         chat(None).render([USER])
 
 
-def test_a_template_may_lie_in_a_file_of_its_own(folder: Path) -> None:
+def test_a_template_may_be_in_a_file_of_its_own(folder: Path) -> None:
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings.pop("chat_template", None)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -125,7 +126,7 @@ def test_every_id_that_ends_an_answer(
 
 
 def test_the_start_token_is_added_once() -> None:
-    """A template that writes it itself must not get it twice."""
+    """If the template writes the start token itself, the tokenizer must not add another."""
     raw = tokenizer(QWEN_TEMPLATE)
     raw.bos_token = "<|endoftext|>"
     added: list[bool] = []
@@ -142,6 +143,6 @@ def test_the_start_token_is_added_once() -> None:
     assert added == [False, True]
 
 
-def test_an_id_that_has_no_form_is_a_checkpoint_error() -> None:
+def test_an_unknown_id_is_a_checkpoint_error() -> None:
     with pytest.raises(CheckpointError, match="no token 100000"):
         chat(None).token_text(100_000)

@@ -1,7 +1,8 @@
-"""Who may come in: requests and answers in flight, and the KV that they may come to take.
+"""Admission of requests, by the answers in flight and by the KV that these may come to use.
 
-A request is counted twice: as so many answers when it arrives, and in blocks as soon as its tokens are known, which is
-from the headers of its images alone. Both are given back when it ends, however it ends.
+A request is counted twice: by its number of answers when it arrives, and by its tokens of KV as soon as these
+are known, for which the headers of its images suffice. Both are given back when the request ends, for any
+reason.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ from dataclasses import dataclass
 from fovea.core.errors import InvalidRequest, Overloaded
 
 USUAL_ANSWER = 256
-"""What an answer without a limit of its own is taken to need."""
+"""Assumed tokens of an answer whose request names no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSize:
-    """Tokens of KV that a request may take. Prefixes that are found make it cheaper; nobody relies on that."""
+    """Tokens of KV that a request may use. Prefix hits may make it cheaper; admission does not count on them.
+
+    prompt: tokens of the prompt.
+    visual: how many of these are visual tokens.
+    answers: tokens of all answers together.
+    """
 
     prompt: int
     visual: int
@@ -28,15 +34,25 @@ class RequestSize:
         return self.prompt + self.answers
 
 
-def request_size(prompt: int, visual: int, asked: int | None, choices: int) -> RequestSize:
-    """asked: the request's own limit for an answer. The prompt of several answers is there once."""
-    return RequestSize(prompt, visual, choices * (USUAL_ANSWER if asked is None else asked))
+def request_size(prompt: int, visual: int, max_tokens: int | None, choices: int) -> RequestSize:
+    """Return the size of a request. Its choices share the KV of the prompt.
+
+    prompt, visual: tokens of the prompt, and how many of them are visual.
+    max_tokens: the request's own limit for an answer; None: `USUAL_ANSWER` is assumed.
+    choices: number of answers.
+    """
+    return RequestSize(prompt, visual, choices * (USUAL_ANSWER if max_tokens is None else max_tokens))
 
 
 class Admission:
-    """room: answers that run and wait; 0 is no bound. refuse: whether one that finds no KV now is refused, not queued.
+    """Counts answers and KV tokens of the requests in flight, and refuses requests beyond the limits.
 
-    Thread-safe: requests come in on many threads.
+    Thread-safe.
+
+    room: most answers that may run or wait; 0: no limit.
+    kv_tokens: tokens of the KV pool.
+    token_bytes: bytes of KV per token, for messages.
+    refuse: whether a request for which there is no KV now is refused instead of queued.
     """
 
     def __init__(self, room: int, kv_tokens: int, token_bytes: int, *, refuse: bool) -> None:
@@ -54,35 +70,44 @@ class Admission:
 
     @property
     def load(self) -> float:
-        """What is in flight in parts of what there is room for; above 1 where requests wait for KV."""
+        """Answers in flight as a share of the room, or KV as a share of the pool, whichever is larger.
+
+        Above 1, requests wait for KV.
+        """
         with self._lock:
             answers = self._answers / self._room if self._room else 0.0
             return max(answers, self._tokens / self._kv_tokens)
 
     def check(self, answers: int, reserved: int = 0) -> None:
-        """Raises InvalidRequest for what never has room, Overloaded for what has none now.
+        """Check whether a request has room. Nothing is counted.
 
-        reserved: answers that a server has let in and whose images it still fetches.
+        answers: answers of the request.
+        reserved: answers that the server has admitted and whose images it still fetches.
+        Raises InvalidRequest for a request that can never have room, Overloaded for one that has none now.
         """
         with self._lock:
             self._check(answers, reserved)
 
     def enter(self, answers: int) -> Ticket:
-        """Raises as `check` does."""
+        """Count the answers of a request. Raises the errors of `check`."""
         with self._lock:
             self._check(answers)
             self._answers += answers
         return Ticket(self, answers)
 
-    def commit(self, ticket: Ticket, needed: RequestSize) -> None:
-        """What the request of the ticket will take. Raises Overloaded where that is not to be waited for."""
+    def commit(self, ticket: Ticket, size: RequestSize) -> None:
+        """Count the KV of the ticket's request.
+
+        Raises Overloaded if it does not fit beside the others and requests are refused instead of queued.
+        """
         with self._lock:
-            if self._refuse and self._tokens and self._tokens + needed.tokens > self._kv_tokens:
-                raise Overloaded(self._full(needed), retry_after=1.0)
-            self._tokens += needed.tokens
-            ticket.tokens = needed.tokens
+            if self._refuse and self._tokens and self._tokens + size.tokens > self._kv_tokens:
+                raise Overloaded(self._refusal(size), retry_after=1.0)
+            self._tokens += size.tokens
+            ticket.tokens = size.tokens
 
     def leave(self, ticket: Ticket) -> None:
+        """Give back everything that the ticket counted. A second call does nothing."""
         with self._lock:
             self._answers -= ticket.answers
             self._tokens -= ticket.tokens
@@ -93,18 +118,18 @@ class Admission:
             return
         if answers > self._room:
             raise InvalidRequest(
-                f"{answers} answers are asked for; at most {self._room} run and wait here", param="n"
+                f"{answers} answers are requested; at most {self._room} may run and wait here", param="n"
             )
-        taken = self._answers + reserved
-        if taken + answers > self._room:
+        occupied = self._answers + reserved
+        if occupied + answers > self._room:
             raise Overloaded(
-                f"{taken} requests are running or waiting, {self._room} is the limit", retry_after=1.0
+                f"{occupied} requests are running or waiting, {self._room} is the limit", retry_after=1.0
             )
 
-    def _full(self, needed: RequestSize) -> str:
+    def _refusal(self, size: RequestSize) -> str:
         return (
-            f"the request may take {self._mib(needed.tokens)} of KV ({needed.prompt} tokens of prompt, "
-            f"{needed.visual} of them visual, {needed.answers} of answers); requests in flight have "
+            f"the request may take {self._mib(size.tokens)} of KV ({size.prompt} tokens of prompt, "
+            f"{size.visual} of them visual, {size.answers} of answers); requests in flight have "
             f"{self._mib(self._tokens)} of {self._mib(self._kv_tokens)}"
         )
 
@@ -114,14 +139,21 @@ class Admission:
 
 @dataclass(slots=True)
 class Ticket:
-    """One request's place. Leaving with it twice is leaving once."""
+    """One admitted request.
+
+    owner: the admission that counts it.
+    answers: answers that are counted.
+    tokens: tokens of KV that are counted.
+    """
 
     owner: Admission
     answers: int
     tokens: int = 0
 
-    def commit(self, needed: RequestSize) -> None:
-        self.owner.commit(self, needed)
+    def commit(self, size: RequestSize) -> None:
+        """Count the request's KV, see `Admission.commit`."""
+        self.owner.commit(self, size)
 
     def leave(self) -> None:
+        """Give everything back. Leaving twice is no error."""
         self.owner.leave(self)

@@ -1,4 +1,7 @@
-"""Events of a request as deltas, with the bill at the end."""
+"""Turns the events of a request into deltas.
+
+The last delta carries the usage, the timings and the use of each image.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,20 @@ from fovea.relevance.pipeline import Realization
 
 
 class AnswerState:
-    """Counts what a request used while its events pass through."""
+    """Counts the tokens of a request while its events become deltas."""
 
     def __init__(
         self,
         prepared: PreparedPrompt,
         choices: int,
-        realized: Callable[[str], Realization | None] = lambda key: None,
+        realization: Callable[[str], Realization | None] = lambda key: None,
     ) -> None:
-        """realized: what was seen where of an image, by its key, if that is known."""
+        """choices: number of answers.
+
+        realization: the relevance result of an image, by the image's key; None if it is no longer known.
+        """
         self._images = prepared.images
-        self._realized = realized
+        self._realization = realization
         self._prompt = len(prepared.ids)
         self._image = prepared.image_tokens
         self._open = choices
@@ -36,11 +42,11 @@ class AnswerState:
         return self._open == 0
 
     def take(self, event: Event) -> Delta:
-        """The delta of an event; raises the event's error."""
+        """Return the delta of an event. Raises the event's error."""
         if event.error is not None:
             raise event.error
         if event.finish_reason == "abort":
-            # Whoever cancels does not read on, so this is the engine's own end.
+            # A client that cancels reads no further events, so the engine itself caused this end.
             raise Unavailable("the engine is shutting down")
         self._completion += len(event.token_ids)
         if event.choice == 0:
@@ -59,25 +65,25 @@ class AnswerState:
             event.finish_reason,
             usage,
             timings,
-            tuple(map(self._seen, self._images)) if self.done else (),
+            tuple(map(self._image_use, self._images)) if self.done else (),
         )
 
-    def _seen(self, image: PlannedImage) -> ImageUse:
-        found = None if image.chosen is None else self._realized(image.key)
-        if found is None:
-            return image.seen
+    def _image_use(self, image: PlannedImage) -> ImageUse:
+        realization = None if image.reduction is None else self._realization(image.key)
+        if realization is None:
+            return image.use
         wish = image.budget.visual
-        explained = found.explanation() if wish is not None and wish.explain else None
-        return replace(image.seen, record=_looked(found), relevance=explained)
+        explanation = realization.explanation() if wish is not None and wish.explain else None
+        return replace(image.use, record=_relevance_record(realization), relevance=explanation)
 
 
-def _looked(found: Realization) -> RelevanceRecord:
-    attended, tensions = found.allocation, found.tensions
-    maps = found.ways.propositional, found.ways.perspectival, found.ways.participatory
+def _relevance_record(realization: Realization) -> RelevanceRecord:
+    allocation, tensions, ways = realization.allocation, realization.tensions, realization.ways
+    maps = ways.propositional, ways.perspectival, ways.participatory
     propositional, perspectival, participatory = (float(values.mean()) for values in maps)
     return RelevanceRecord(
-        tuple(zip(attended.scores, attended.budgets, strict=True)),
+        tuple(zip(allocation.scores, allocation.budgets, strict=True)),
         (tensions.compress, tensions.exploit, tensions.focus),
         (propositional, perspectival, participatory),
-        found.seconds,
+        realization.seconds,
     )

@@ -1,4 +1,4 @@
-"""A planned video: its groups of frames as things to encode, and its frames, decoded once for all of them."""
+"""A planned video: groups of frames, encoded one by one and decoded once for all of them."""
 
 from __future__ import annotations
 
@@ -18,54 +18,60 @@ from fovea.engine.vision.processor.video import QwenVideos, VideoPlan
 
 
 class Clip:
-    """The sampled frames of one video, resized. They are decoded when the first is asked for, and forgotten when nobody
-    claims them any more; whoever needs them again decodes again. Thread-safe.
+    """The sampled frames of one video, resized. Thread-safe.
 
-    Frames are the same whatever pruning leaves of them, so requests that prune differently share a clip.
+    The frames are decoded at first use and freed when no request claims them any more. A later use decodes
+    them again. Pruning does not change the frames, so requests that prune differently share a clip.
+
+    name: names these frames in caches.
+    pruning: lock under which `Clips` finds the cells that pruning keeps.
+    video: the video.
     """
 
     def __init__(self, name: str, video: Video, plan: VideoPlan, videos: QwenVideos) -> None:
-        """name: of these frames, for whoever remembers something about them."""
         self.name = name
-        self.looking = threading.Lock()
+        self.pruning = threading.Lock()
         self.video = video
         self._indices = plan.indices
         self._size = plan.height, plan.width
         self._videos = videos
         self._frames: list[Bytes] | None = None
-        self._users = 0
+        self._claims = 0
         self._lock = threading.Lock()
         self._decoding = threading.Lock()
 
     @property
     def nbytes(self) -> int:
-        """What its frames take."""
+        """Size of the resized frames in memory."""
         return len(set(self._indices)) * self._size[0] * self._size[1] * 3
 
-    def use(self) -> None:
-        """One more claim on the frames."""
+    def acquire(self) -> None:
+        """Count one more claim on the frames."""
         with self._lock:
-            self._users += 1
+            self._claims += 1
 
-    def forget(self) -> None:
-        """One claim less; after the last one they are gone."""
+    def release(self) -> None:
+        """Count one claim less. After the last one the frames are freed."""
         with self._lock:
-            self._users -= 1
-            if not self._users:
+            self._claims -= 1
+            if not self._claims:
                 self._frames = None
 
     def frames(self) -> list[Bytes]:
-        """(height, width, 3) bytes each, in the order of the plan's indices. Raises InvalidVideo."""
+        """Return the frames, (height, width, 3) bytes each, in the order of the plan's indices.
+
+        Raises InvalidVideo.
+        """
         with self._decoding:
             frames = self._frames
             if frames is None:
-                frames = list(self._decoded())
+                frames = list(self._decode())
                 with self._lock:
                     self._frames = frames
             return frames
 
-    def moving(self, count: int) -> Kept:
-        """The `count` cells of all groups that move most."""
+    def most_moving_cells(self, count: int) -> Kept:
+        """Return the `count` cells, of all groups together, that move most. Raises InvalidVideo."""
         return moving_cells(self.frames(), self._videos.rule.together, self._videos.factor, count)
 
     def group(self, number: int, plan: VisualPlan) -> ProcessedImage:
@@ -73,24 +79,30 @@ class Clip:
         frames = self.frames()[number * size : (number + 1) * size]
         return self._videos.group(self.video.identity, frames, plan)
 
-    def _decoded(self) -> Iterator[Bytes]:
+    def _decode(self) -> Iterator[Bytes]:
         video, (height, width) = self.video, self._size
-        before: tuple[int, Bytes] | None = None
+        previous: tuple[int, Bytes] | None = None
         for index, rgb in zip(self._indices, video.source.read(self._indices), strict=True):
-            if before is None or before[0] != index:
+            if previous is None or previous[0] != index:
                 if len(rgb) != video.width * video.height * 3:
                     raise InvalidVideo(f"frame {index} holds {len(rgb)} bytes")
                 image = Image("", video.width, video.height, rgb)
                 resized = resized_bytes(image, height, width, self._videos.resample)
-                before = index, np.ascontiguousarray(resized)
-            yield before[1]
+                previous = index, np.ascontiguousarray(resized)
+            yield previous[1]
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedFrames:
-    """A group of a video's frames, as the encoder and the caches see it: like a planned image.
+    """A group of a video's frames and its visual plan.
 
-    video: its number in the request, for errors.
+    The encoder and the caches treat it like a planned image.
+
+    clip: the frames.
+    video: number of the video in the request, for errors.
+    number: number of the group in the video.
+    plan: visual plan of the group.
+    key: name of the encoder output in the caches.
     """
 
     clip: Clip = field(repr=False)
@@ -101,11 +113,11 @@ class PlannedFrames:
 
     @property
     def pixels(self) -> str:
-        """As `PlannedImage` has it."""
+        """The name of the pixels that the encoder reads."""
         return self.key
 
     def process(self) -> ProcessedImage:
-        """Raises InvalidVideo."""
+        """Return the pixels of the group. Raises InvalidVideo."""
         try:
             return self.clip.group(self.number, self.plan)
         except InvalidMedia as error:
@@ -114,9 +126,14 @@ class PlannedFrames:
 
 @dataclass(frozen=True, slots=True)
 class PlannedVideo:
-    """groups: those that keep any token. times and `joined` as in VideoPlan.
+    """A video of a request, its plan and its frames.
 
-    settled: the groups' tokens are those that pruning leaves; else they stand for as many that nobody knows yet.
+    index: number of the video in the request.
+    plan: frames, groups, times and tokens.
+    clip: the frames.
+    salt: the request's cache salt.
+    settled: whether the plan's groups have the tokens that pruning keeps. Otherwise only the number of tokens
+        is right, and the groups are placeholders until the frames are decoded.
     """
 
     index: int
@@ -127,6 +144,7 @@ class PlannedVideo:
 
     @property
     def groups(self) -> tuple[PlannedFrames, ...]:
+        """The groups that keep at least one token."""
         name = f"{self.salt}\x00{self.clip.video.identity}\x00"
         return tuple(
             PlannedFrames(self.clip, self.index, number, group, name + group.key)
@@ -136,13 +154,13 @@ class PlannedVideo:
 
     @property
     def pixels(self) -> int:
-        """Of all its groups, a group's frames counted once."""
+        """Number of pixels of all groups; the frames of a group count once."""
         return len(self.plan.groups) * self.plan.height * self.plan.width
 
     @property
     def cost(self) -> str:
-        """For messages: what makes it expensive."""
+        """Frames, size and tokens, for messages."""
         return (
-            f"video {self.index}: {len(set(self.plan.indices))} frames of {self.plan.width}x{self.plan.height} pixels, "
-            f"{self.plan.kept} tokens"
+            f"video {self.index}: {len(set(self.plan.indices))} frames of "
+            f"{self.plan.width}x{self.plan.height} pixels, {self.plan.kept} tokens"
         )

@@ -1,7 +1,7 @@
-"""Videos that requests share: one clip, decoded once, for all who ask at a time, and what pruning left, for all who come later.
+"""Videos that requests share: one clip at a time, and the cells that pruning keeps.
 
-Which cells of a pruned video are kept is a look at its frames. The answer is small and is remembered, least recently used
-out first, so that another question about the video decodes nothing where the encoder's outputs are known, too.
+Pruning has to decode the frames to find the cells that it keeps. The result is small and is cached (LRU), so
+another question about the video decodes nothing if the encoder outputs are cached, too.
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ from fovea.engine.request.clip import Clip
 from fovea.engine.vision.processor.pruning import Kept
 from fovea.engine.vision.processor.video import QwenVideos, VideoPlan
 
-KEPT_BYTES = 16 << 20
+CACHE_BYTES = 16 << 20
 CELL_BYTES = 40
-"""A number in a tuple."""
+"""Memory of one number in a tuple."""
 
 
 class Clips:
-    """Thread-safe. kept_bytes: ceiling of what is remembered of pruned videos, as Python holds it."""
+    """Registry of clips, and cache of the cells that pruning keeps. Thread-safe.
 
-    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
-        self._capacity = kept_bytes
+    cache_bytes: ceiling of the cache, in bytes of Python objects.
+    """
+
+    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
+        self._capacity = cache_bytes
         self._bytes = 0
         self._lock = threading.Lock()
         self._clips: WeakValueDictionary[str, Clip] = WeakValueDictionary()
-        self._kept: OrderedDict[tuple[str, int], Kept] = OrderedDict()
+        self._cells: OrderedDict[tuple[str, int], Kept] = OrderedDict()
 
     def clip(self, video: Video, plan: VideoPlan, videos: QwenVideos, salt: str) -> Clip:
-        """The clip of these frames. Tenants share none."""
+        """Return the clip of these frames. Requests with different salts share none."""
         indices = ",".join(map(str, plan.indices))
         name = f"{salt}\x00{video.identity}\x00{plan.height}x{plan.width};{indices}"
         with self._lock:
@@ -40,31 +43,36 @@ class Clips:
                 clip = self._clips[name] = Clip(name, video, plan, videos)
             return clip
 
-    def known(self, clip: Clip, count: int) -> Kept | None:
-        """The `count` cells that move most, if somebody has looked already."""
+    def get(self, clip: Clip, count: int) -> Kept | None:
+        """Return the `count` cells that move most, if they are cached."""
         with self._lock:
             key = clip.name, count
-            if key in self._kept:
-                self._kept.move_to_end(key)
-            return self._kept.get(key)
+            if key in self._cells:
+                self._cells.move_to_end(key)
+            return self._cells.get(key)
 
-    def look(self, clip: Clip, count: int) -> Kept:
-        """The same, by decoding the clip if need be; once, however many look. Raises InvalidVideo. For worker threads."""
-        with clip.looking:
-            kept = self.known(clip, count)
-            if kept is None:
-                kept = clip.moving(count)
-                self._remember((clip.name, count), kept)
-            return kept
+    def get_or_find(self, clip: Clip, count: int) -> Kept:
+        """Return the `count` cells that move most.
 
-    def _remember(self, key: tuple[str, int], kept: Kept) -> None:
+        If they are not cached, the clip is decoded, once for all callers.
+
+        Raises InvalidVideo. For worker threads.
+        """
+        with clip.pruning:
+            cells = self.get(clip, count)
+            if cells is None:
+                cells = clip.most_moving_cells(count)
+                self._put((clip.name, count), cells)
+            return cells
+
+    def _put(self, key: tuple[str, int], cells: Kept) -> None:
         with self._lock:
-            old = self._kept.pop(key, None)
-            self._bytes += _size(key, kept) - (0 if old is None else _size(key, old))
-            self._kept[key] = kept
+            old = self._cells.pop(key, None)
+            self._bytes += _size(key, cells) - (0 if old is None else _size(key, old))
+            self._cells[key] = cells
             while self._bytes > self._capacity:
-                self._bytes -= _size(*self._kept.popitem(last=False))
+                self._bytes -= _size(*self._cells.popitem(last=False))
 
 
-def _size(key: tuple[str, int], kept: Kept) -> int:
-    return len(key[0]) + CELL_BYTES * (sum(map(len, kept)) + len(kept) + 2)
+def _size(key: tuple[str, int], cells: Kept) -> int:
+    return len(key[0]) + CELL_BYTES * (sum(map(len, cells)) + len(cells) + 2)

@@ -1,8 +1,8 @@
-"""Tokens to text as they come, never half a character, never a stop string.
+"""Turns tokens into text one by one, never emitting half a character or a part of a stop string.
 
-A byte-level token may hold part of a character. `decode` shows that as replacement characters at the end, so those are
-held back until what follows settles them, and everything before them is shown. Decoding starts a few tokens back,
-because some tokenizers write a token differently at the start of a text.
+A byte-level token may contain part of a character. `decode` writes that part as replacement characters at the
+end. They are held back until the following tokens complete the character; everything before them is emitted.
+Decoding starts a few tokens back, because some tokenizers write a token differently at the start of a text.
 """
 
 from __future__ import annotations
@@ -12,13 +12,19 @@ from collections.abc import Callable, Sequence
 Decode = Callable[[Sequence[int]], str]
 REPLACEMENT = "\ufffd"
 LONGEST_CHARACTER = 4
+"""Bytes of the longest character in UTF-8, so also the most tokens that one character takes."""
 PATIENCE = 64
+"""Tokens after which bytes that form no character are emitted as replacement characters."""
 
 
 class TextStream:
-    """The text of one answer. `stopped` once a stop string was found; what follows it is never shown.
+    """The text of one answer.
 
-    Stop strings are looked for from token `min_tokens` on; text before it is no part of any match.
+    decode: turns ids into text.
+    stop: stop strings. The text from the first one on is never emitted.
+    min_tokens: number of the first token in which stop strings are searched for; text before it is part of no
+        match.
+    stopped: whether a stop string occurred.
     """
 
     def __init__(self, decode: Decode, stop: Sequence[str] = (), *, min_tokens: int = 0) -> None:
@@ -26,54 +32,55 @@ class TextStream:
         self._stop = tuple(stop)
         self._min_tokens = min_tokens
         self._count = 0
-        # The window: tokens whose text is still needed. The first `_shown` of them, `_given` characters, were shown.
+        # The window: tokens whose text is still needed. The text of its first `_emitted_ids` tokens was
+        # emitted; the first `_emitted_chars` characters of the window's text were emitted.
         self._ids: list[int] = []
-        self._shown = 0
-        self._given = 0
-        self._held = ""
+        self._emitted_ids = 0
+        self._emitted_chars = 0
+        self._held_text = ""
         self.stopped = False
 
     def push(self, token_id: int) -> str:
-        """One more token; returns the text that can be shown now."""
+        """Add one token. Returns the text that can be emitted now."""
         self._count += 1
         self._ids.append(token_id)
-        now = self._decode(self._ids)
-        settled = now.rstrip(REPLACEMENT)
-        if len(settled) < len(now):
-            text = settled[self._given :]
-            self._given += len(text)
-            if len(self._ids) - self._shown > PATIENCE:
-                text += self._give_up(now)
+        window = self._decode(self._ids)
+        complete = window.rstrip(REPLACEMENT)
+        if len(complete) < len(window):
+            text = complete[self._emitted_chars :]
+            self._emitted_chars += len(text)
+            if len(self._ids) - self._emitted_ids > PATIENCE:
+                text += self._give_up(window)
             return self._release(text)
-        text = now[self._given :]
+        text = window[self._emitted_chars :]
         if text:
             self._slide(len(self._ids))
-        elif now:
-            self._ids.pop()  # a token without text, such as a special one that is skipped
+        elif window:
+            self._ids.pop()  # a token without text, such as a special token that is skipped
         return self._release(text)
 
     def finish(self) -> str:
-        """The answer is over: what was held back for a character or a stop string that never came."""
-        text = self._release(self._decode(self._ids)[self._given :])
+        """End the answer. Returns the text that was held back for an incomplete character or stop string."""
+        text = self._release(self._decode(self._ids)[self._emitted_chars :])
         if self.stopped:
             return text
-        text, self._held = text + self._held, ""
+        text, self._held_text = text + self._held_text, ""
         return text
 
-    def _slide(self, shown: int) -> None:
-        """The first `shown` tokens are shown; those that were before this one are not needed any more."""
-        del self._ids[: self._shown]
-        self._shown = shown - self._shown
-        self._given = len(self._decode(self._ids[: self._shown]))
+    def _slide(self, emitted: int) -> None:
+        """Note that the first `emitted` tokens are emitted, and drop those that had been emitted before."""
+        del self._ids[: self._emitted_ids]
+        self._emitted_ids = emitted - self._emitted_ids
+        self._emitted_chars = len(self._decode(self._ids[: self._emitted_ids]))
 
-    def _give_up(self, now: str) -> str:
-        """Bytes that are no text, for long: show them as such, but for the last few, which may be a character yet."""
+    def _give_up(self, window: str) -> str:
+        """Emit bytes that have long formed no character, except the last few, which may still become one."""
         for cut in range(len(self._ids) - 1, len(self._ids) - 1 - LONGEST_CHARACTER, -1):
             head = self._decode(self._ids[:cut])
-            if head + self._decode(self._ids[cut:]) == now:
-                text = head[self._given :]
+            if head + self._decode(self._ids[cut:]) == window:
+                text = head[self._emitted_chars :]
                 del self._ids[:cut]
-                self._shown = self._given = 0
+                self._emitted_ids = self._emitted_chars = 0
                 return text
         return ""
 
@@ -82,18 +89,18 @@ class TextStream:
             return ""
         if self._count < self._min_tokens:
             return text
-        text = self._held + text
-        found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
-        if found:
-            self.stopped, self._held = True, ""
-            return text[: min(found)]
+        text = self._held_text + text
+        matches = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        if matches:
+            self.stopped, self._held_text = True, ""
+            return text[: min(matches)]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
-        self._held = text[len(text) - keep :]
+        self._held_text = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Return the length of the longest end of `text` with which `stop` begins."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):
             return size

@@ -1,4 +1,4 @@
-"""Converts what a Python caller passes in (text, messages, pictures and videos in any usual form) into a prompt."""
+"""Converts the text, messages, images and videos that a Python caller passes into a prompt."""
 
 from __future__ import annotations
 
@@ -34,23 +34,25 @@ if TYPE_CHECKING:
 
 LIMITS = MediaLimits()
 ImageLike: TypeAlias = "Image | str | Path | bytes | bytearray | PIL.Image.Image"
-"""An image as callers have it: a path, encoded bytes, a PIL image, or a `fovea.core.image.Image`."""
+"""An image from a Python caller: a path, encoded bytes, a PIL image, or a `fovea.core.image.Image`."""
 VideoLike: TypeAlias = "Video | str | Path | bytes | bytearray | Sequence[ImageLike]"
-"""A video as callers have it: a path, encoded bytes, frames of one size in order, or a `fovea.core.video.Video`."""
+"""A video from a Python caller: a path, encoded bytes, frames of one size in order, or a
+`fovea.core.video.Video`.
+"""
 PromptLike: TypeAlias = "str | Prompt | GenerationRequest | Sequence[Mapping[str, Any]]"
-"""A prompt as callers have it: a question, OpenAI-style messages, a Prompt, or a whole request."""
+"""A prompt from a Python caller: a question, OpenAI-style messages, a Prompt, or a whole request."""
 
 
 class RequestOptions(SamplingOptions, total=False):
-    """Keyword arguments of `Engine.generate`, `Engine.stream` and `Engine.request`, beside the sampling options.
+    """Keyword arguments of `Engine.generate`, `stream` and `request`, beside the sampling options.
 
     sampling: all sampling parameters in one value; then no sampling option may be given.
-    budget: how closely images are looked at.
-    videos: put after the images, in front of the question.
-    video_budget: which frames are looked at.
+    budget: detail level and bounds of the images.
+    videos: inserted after the images, before the question.
+    video_budget: which frames of the videos are used.
     cache_salt: requests with different salts share no cache.
     timeout: seconds after which the request is given up.
-    priority: smaller numbers first, with the policy "priority".
+    priority: with the policy "priority", requests with smaller numbers go first.
     """
 
     sampling: SamplingParams | None
@@ -63,7 +65,7 @@ class RequestOptions(SamplingOptions, total=False):
 
 
 def to_image(value: ImageLike) -> Image:
-    """Decode an image. Raises InvalidImage."""
+    """Return the decoded image. Raises InvalidImage."""
     if isinstance(value, Image):
         return value
     if isinstance(value, bytes | bytearray):
@@ -81,7 +83,7 @@ def to_image(value: ImageLike) -> Image:
 
 
 def to_video(value: VideoLike) -> Video:
-    """Open a video. Raises InvalidVideo."""
+    """Return the opened video. Raises InvalidVideo."""
     if isinstance(value, Video):
         return value
     if isinstance(value, bytes | bytearray):
@@ -95,7 +97,7 @@ def to_video(value: VideoLike) -> Video:
         return open_video(data, LIMITS)
     if isinstance(value, Sequence):
         try:
-            return video_of_images([_at(index, frame) for index, frame in enumerate(value)])
+            return video_of_images([_image_at(index, frame) for index, frame in enumerate(value)])
         except InvalidImage as error:
             raise InvalidVideo(f"frame {error.index}: {error.reason}") from error
         except ValueError as error:
@@ -106,7 +108,7 @@ def to_video(value: VideoLike) -> Video:
 
 
 def is_video(path: str | Path) -> bool:
-    """Whether a file exists and begins like a supported video."""
+    """Tell whether a file exists and begins like a supported video."""
     try:
         with Path(path).expanduser().open("rb") as file:
             return container_of(file.read(16)) is not None
@@ -121,29 +123,31 @@ def to_prompt(
     videos: Sequence[VideoLike] = (),
     video_budget: VideoBudget | None = None,
 ) -> Prompt:
-    """A question with its images and videos in front, OpenAI-style messages, or a Prompt, as a Prompt.
+    """Convert a question, OpenAI-style messages, or a Prompt into a Prompt.
 
+    images, videos: come before a question. With messages they are content parts instead.
+    budget, video_budget: apply to all images and videos.
     Raises InvalidRequest or InvalidMedia, naming the message and the part.
     """
     if isinstance(prompt, ChatPrompt | TextPrompt | TokenPrompt):
-        given = {"images": images, "budget": budget, "videos": videos, "video_budget": video_budget}
-        what = next((name for name, value in given.items() if value), None)
-        if what is not None:
-            raise InvalidRequest(f"{what} must be in the prompt itself when it is not plain text", param=what)
+        arguments = {"images": images, "budget": budget, "videos": videos, "video_budget": video_budget}
+        name = next((name for name, value in arguments.items() if value), None)
+        if name is not None:
+            raise InvalidRequest(f"{name} must be in the prompt itself when it is not plain text", param=name)
         return prompt
     budget = budget or PixelBudget()
     if isinstance(prompt, str):
-        pictures = tuple(ImagePart(_at(index, image), budget) for index, image in enumerate(images))
+        pictures = tuple(ImagePart(_image_at(index, image), budget) for index, image in enumerate(images))
         clips = tuple(
             VideoPart(_video_at(index, video), video_budget or VideoBudget())
             for index, video in enumerate(videos)
         )
         return ChatPrompt((Message("user", (*pictures, *clips, TextPart(prompt))),))
-    for name, given_beside in (("image", images), ("video", videos)):
-        if given_beside:
-            raise InvalidRequest(f"with messages, {name}s are content parts of type {name}", param=f"{name}s")
+    for kind, media in (("image", images), ("video", videos)):
+        if media:
+            raise InvalidRequest(f"with messages, {kind}s are content parts of type {kind}", param=f"{kind}s")
     if not isinstance(prompt, Sequence) or not prompt:
-        raise InvalidRequest("a prompt is text, messages (one at least), or a Prompt", param="messages")
+        raise InvalidRequest("a prompt is text, messages (at least one), or a Prompt", param="messages")
     conversation = _Conversation(budget, video_budget or VideoBudget())
     return ChatPrompt(tuple(_message(m, f"messages[{i}]", conversation) for i, m in enumerate(prompt)))
 
@@ -158,7 +162,7 @@ class _Conversation:
     videos: int = 0
 
 
-def _at(index: int, value: Any) -> Image:
+def _image_at(index: int, value: Any) -> Image:
     try:
         return to_image(value)
     except InvalidImage as error:
@@ -200,7 +204,7 @@ def _part(value: Any, where: str, conversation: _Conversation) -> Part:
         if "image" not in value:
             raise InvalidRequest("a part of type image needs image", param=f"{where}.image")
         conversation.images += 1
-        return ImagePart(_at(conversation.images - 1, value["image"]), conversation.budget)
+        return ImagePart(_image_at(conversation.images - 1, value["image"]), conversation.budget)
     if kind == "video":
         if "video" not in value:
             raise InvalidRequest("a part of type video needs video", param=f"{where}.video")

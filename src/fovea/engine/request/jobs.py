@@ -1,4 +1,4 @@
-"""A prepared request becomes jobs here: one per choice, for a real engine and for a simulated one."""
+"""Turns a prepared request into jobs, one per choice. The real and the simulated engine both use it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def build_jobs(
     preprocess_s: float,
     inputs: Callable[[int], SequenceInputs] = SequenceInputs,
 ) -> list[Job]:
-    """One job per choice of the request.
+    """Return one job per choice of the request.
 
     max_tokens: length limit of each answer.
-    arrival: on the monotonic clock; deadlines count from it.
+    arrival: time of arrival on the monotonic clock; deadlines count from it.
     preprocess_s: seconds spent on template, tokens and pixels.
-    inputs: makes the executor's inputs of a choice.
+    inputs: returns the executor's inputs of a choice, by the choice's number.
     """
     sampling = request.sampling
 

@@ -1,114 +1,134 @@
-"""Room for processed pixels: claims in the order of their arrival, and a cache in what they leave.
+"""Memory for processed pixels: claims in order of arrival, and a cache in the room that they leave.
 
-A request claims the bytes of its pixels before they are made, and lets go of them with its first token. Pixels that
-nobody claims any more may stay, least recently used out first, until a claim needs the room: a claim waits for other
-claims, never for them. The ceiling is on both together. Who claims nothing, as text and known images do, never waits.
+A request claims the bytes of its pixels before they are computed, and releases the claim with its first
+token. Pixels without a claim may stay in the cache until a claim needs the room; the least recently used ones
+leave first. So a claim waits for other claims, but never for the cache. The ceiling is on claims and cache
+together. A request that claims nothing, such as text or known images, never waits.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
+from fovea.core.ledger import Ledger
 from fovea.engine.vision.processor.base import ProcessedImage
 
 
-class Claimed(Protocol):
-    """What can be claimed: something of about `nbytes` bytes that is needed from `use` to `forget`."""
+class PoolItem(Protocol):
+    """Something of about `nbytes` bytes that claims can cover.
+
+    It counts its claims: `acquire` adds one, `release` ends one.
+    """
 
     @property
     def nbytes(self) -> int: ...
 
-    def use(self) -> None: ...
+    def acquire(self) -> None: ...
 
-    def forget(self) -> None: ...
+    def release(self) -> None: ...
 
 
 class Claim:
-    """One request's right to have things in memory. `granted` is done when there is room for them."""
+    """One request's right to have items in memory.
 
-    def __init__(self, pool: PixelPool, things: Iterable[Claimed], beside: int) -> None:
-        self._things = dict.fromkeys(things)
-        self.size = beside + sum(thing.nbytes for thing in self._things)
+    size: bytes of all items and of the extra bytes.
+    granted: a future that is done when there is room for them.
+    """
+
+    def __init__(self, pool: PixelPool, items: Iterable[PoolItem], extra_bytes: int) -> None:
+        self._items = dict.fromkeys(items)
+        self.size = extra_bytes + sum(item.nbytes for item in self._items)
         self.granted: Future[None] = Future()
         self._pool = pool
         self._lock = threading.Lock()
         self._released = False
-        for thing in self._things:
-            thing.use()
+        for item in self._items:
+            item.acquire()
 
-    def add(self, thing: Claimed, *, foreseen: bool = False) -> None:
-        """One more, unless it is claimed already or all was let go. What was not foreseen is counted from now on, beyond
-        the ceiling if need be."""
+    def add(self, item: PoolItem, *, already_counted: bool = False) -> None:
+        """Claim one more item. Nothing happens if the item is claimed already, or if the claim was released.
+
+        already_counted: the claim's extra bytes cover the item. Otherwise its bytes are added now, beyond the
+            ceiling if need be.
+        """
         with self._lock:
-            if self._released or thing in self._things:
+            if self._released or item in self._items:
                 return
-            self._things[thing] = None
-            thing.use()
-        if not foreseen:
-            self._pool.grow(self, thing.nbytes)
+            self._items[item] = None
+            item.acquire()
+        if not already_counted:
+            self._pool.grow(self, item.nbytes)
 
     def release(self) -> None:
-        """None of it is needed any more, or ever was. Twice is once."""
+        """End the claim on all items, granted or not. Releasing twice is no error."""
         with self._lock:
             if self._released:
                 return
             self._released = True
-            things, self._things = self._things, {}
-        # First the room, so that what is forgotten now finds some to stay in.
+            items, self._items = self._items, {}
+        # The room is freed first, so that the items released below find room in the cache.
         self._pool.release(self)
-        for thing in things:
-            thing.forget()
+        for item in items:
+            item.release()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PixelStats:
-    """claimed: bytes that requests have claimed. bytes, entries: pixels that nobody claims; the rest counts them, too."""
+    """Counters of a pool.
 
-    claimed: int = 0
-    bytes: int = 0
-    entries: int = 0
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-    expired: int = 0
+    claimed_bytes: bytes of the granted claims.
+    bytes, entries: size of the cache, which holds pixels without a claim.
+    hits, misses, evictions, expired: events of the cache.
+    """
 
-
-class _Kept(NamedTuple):
-    pixels: ProcessedImage
-    size: int
-    since: float
+    claimed_bytes: int
+    bytes: int
+    entries: int
+    hits: int
+    misses: int
+    evictions: int
+    expired: int
 
 
 class PixelPool:
-    """`capacity` bytes; a claim larger than that passes alone. At most `idle` of them are a cache, of pixels that were
-    claimed less than `ttl_s` seconds ago. Thread-safe."""
+    """Room for claims and for a cache of pixels without a claim. Thread-safe.
+
+    capacity: ceiling of claims and cache together, in bytes. A larger claim is granted only when nothing else
+        is claimed.
+    """
 
     def __init__(
         self,
         capacity: int,
-        idle: int,
+        cache_capacity: int,
         ttl_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """cache_capacity: ceiling of the cache alone, in bytes.
+
+        ttl_s: seconds after its last claim at which a cached image expires; None: never.
+        """
         self.capacity = capacity
-        self._idle = idle
-        self._ttl_s = ttl_s
-        self._clock = clock
-        self._held: set[Claim] = set()
+        self._cache: Ledger[str, ProcessedImage] = Ledger(cache_capacity, ttl_s=ttl_s, clock=clock)
+        self._granted: set[Claim] = set()
         self._waiting: deque[Claim] = deque()
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self._stats = PixelStats()
+        self._claimed_bytes = 0
+        self._hits = 0
+        self._misses = 0
         self._lock = threading.Lock()
 
-    def claim(self, things: Iterable[Claimed], beside: int = 0) -> Claim:
-        """beside: bytes of other things that live as long."""
-        claim = Claim(self, things, beside)
+    def claim(self, items: Iterable[PoolItem], extra_bytes: int = 0) -> Claim:
+        """Claim room for items. A claim of 0 bytes is granted at once.
+
+        extra_bytes: bytes of other data that lives as long as the claim.
+        """
+        claim = Claim(self, items, extra_bytes)
         with self._lock:
             if claim.size:
                 self._waiting.append(claim)
@@ -118,81 +138,75 @@ class PixelPool:
         return claim
 
     def grow(self, claim: Claim, size: int) -> None:
+        """Add bytes to a claim, granted or not."""
         with self._lock:
             claim.size += size
-            if claim in self._held:
-                self._stats.claimed += size
+            if claim in self._granted:
+                self._claimed_bytes += size
                 self._shrink()
 
     def release(self, claim: Claim) -> None:
+        """Free the room of a claim, or its place in the queue."""
         with self._lock:
-            if claim in self._held:
-                self._held.discard(claim)
-                self._stats.claimed -= claim.size
+            if claim in self._granted:
+                self._granted.discard(claim)
+                self._claimed_bytes -= claim.size
             elif claim in self._waiting:
                 self._waiting.remove(claim)
             self._grant()
 
     def keep(self, key: str, pixels: ProcessedImage) -> None:
-        """Pixels that nobody claims: they stay if there is room."""
+        """Put pixels without a claim into the cache, if there is room."""
         size = sum(array.nbytes for array in pixels.arrays.values())
         with self._lock:
-            self._drop(key)
-            self._kept[key] = _Kept(pixels, size, self._clock())
-            self._stats.bytes += size
-            self._stats.entries += 1
+            self._cache.add(key, pixels, size)
             self._shrink()
 
     def take(self, key: str) -> ProcessedImage | None:
-        """Pixels that were kept, for one who has claimed them; None: they have to be made."""
+        """Remove pixels from the cache and return them, for a request that has claimed them.
+
+        None: they are not cached.
+        """
         with self._lock:
             self._shrink()
-            kept = self._drop(key)
-            self._stats.hits += kept is not None
-            self._stats.misses += kept is None
-            return None if kept is None else kept.pixels
+            entry = self._cache.remove(key)
+            self._hits += entry is not None
+            self._misses += entry is None
+            return None if entry is None else entry.value
 
     def clear(self) -> None:
-        """Forget what nobody claims."""
+        """Empty the cache. Claims stay."""
         with self._lock:
-            for key in list(self._kept):
-                self._drop(key)
+            self._cache.clear()
 
     def stats(self) -> PixelStats:
         with self._lock:
-            return replace(self._stats)
+            cache = self._cache
+            return PixelStats(
+                self._claimed_bytes,
+                cache.bytes,
+                len(cache),
+                self._hits,
+                self._misses,
+                cache.evictions,
+                cache.expirations,
+            )
 
     def _grant(self) -> None:
         while self._waiting:
             claim = self._waiting[0]
-            if self._stats.claimed and self._stats.claimed + claim.size > self.capacity:
+            if self._claimed_bytes and self._claimed_bytes + claim.size > self.capacity:
                 return
             self._waiting.popleft()
             self._admit(claim)
 
     def _admit(self, claim: Claim) -> None:
-        self._held.add(claim)
-        self._stats.claimed += claim.size
+        self._granted.add(claim)
+        self._claimed_bytes += claim.size
         self._shrink()
         claim.granted.set_result(None)
 
     def _shrink(self) -> None:
-        """Remove what is too old, then what claims have no room for beside them."""
-        # Whoever stayed last was claimed last, so age and use have one order.
-        while self._kept and self._ttl_s is not None:
-            key, kept = next(iter(self._kept.items()))
-            if self._clock() - kept.since < self._ttl_s:
-                break
-            self._drop(key)
-            self._stats.expired += 1
-        room = min(self._idle, self.capacity - self._stats.claimed)
-        while self._kept and self._stats.bytes > room:
-            self._drop(next(iter(self._kept)))
-            self._stats.evictions += 1
-
-    def _drop(self, key: str) -> _Kept | None:
-        kept = self._kept.pop(key, None)
-        if kept is not None:
-            self._stats.bytes -= kept.size
-            self._stats.entries -= 1
-        return kept
+        """Remove expired entries, then evict entries until the cache fits beside the claims."""
+        self._cache.expire()
+        self._cache.evict(min(self._cache.capacity, self.capacity - self._claimed_bytes))

@@ -1,8 +1,9 @@
-"""Pixels for the encoder, made in worker threads, once per image however many ask, within a ceiling in bytes.
+"""Computes the encoder's pixels in worker threads: once per image, within a ceiling in bytes.
 
-Processed pixels are several times larger than the image they come from. They are claimed from before they are made until
-the request's first token: by then the encoder has read them, or a cache has made them unnecessary. After that they are
-a cache's (`pixel_pool`); whoever needs pixels that it has lost makes them again.
+Processed pixels are several times larger than the image they come from. A request claims them before they are
+computed, and until its first token: by then the encoder has read them, or a cached output has made them
+unnecessary. After that they belong to the cache of `pixel_pool`. Pixels that the cache has lost are computed
+again when they are needed.
 """
 
 from __future__ import annotations
@@ -15,24 +16,25 @@ from weakref import WeakValueDictionary
 
 from fovea.core.errors import Unavailable
 from fovea.engine.request.clip import PlannedFrames
-from fovea.engine.request.pixel_pool import Claimed, PixelPool
-from fovea.engine.request.prompt_plan import Planned, process
+from fovea.engine.request.pixel_pool import PixelPool, PoolItem
+from fovea.engine.request.prompt_plan import PlannedInput, process
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 BYTES_PER_PIXEL = 24
-"""Three float32 channels, twice: temporal patches come in pairs, and tiles overlap a base view."""
+"""Three float32 channels, doubled: temporal patches come in pairs, and tiles overlap a base view."""
 
 
 class PixelTask:
-    """The pixels of one planned image or group of frames, made at most once at a time; all who wait for them share it, even
-    where they keep other tokens of it: the plan is that of whoever came first.
+    """The computation of one image's or frame group's pixels. All requests that need the pixels share it.
 
-    It knows the decoded image, so it lives no longer than the requests about it; kept pixels do not know their task.
+    Requests share a task even if they keep different visual tokens; the plan is that of the first request. A
+    task refers to the decoded image, so it lives no longer than the requests about it. Cached pixels do not
+    refer to their task.
     """
 
     def __init__(
-        self, planned: Planned, processor: ImageProcessor, workers: ThreadPoolExecutor, pool: PixelPool
+        self, planned: PlannedInput, processor: ImageProcessor, workers: ThreadPoolExecutor, pool: PixelPool
     ) -> None:
         self._planned = planned
         self._processor = processor
@@ -40,52 +42,65 @@ class PixelTask:
         self._pool = pool
         self._lock = threading.Lock()
         self._future: Future[ProcessedImage] | None = None
-        self._users = 0
+        self._claims = 0
 
     @property
     def nbytes(self) -> int:
-        """About what the pixels take, from the plan alone."""
+        """An estimate of the size of the pixels, from the plan alone."""
         plan = self._planned.plan
         area = sum(height * width for height, width in plan.resized) or plan.width * plan.height
         return area * BYTES_PER_PIXEL
 
     @property
-    def things(self) -> tuple[Claimed, ...]:
-        """What is in memory while they are made."""
+    def items(self) -> tuple[PoolItem, ...]:
+        """Everything that is in memory while the pixels are computed."""
         return (self, self._planned.clip) if isinstance(self._planned, PlannedFrames) else (self,)
 
     def start(self) -> Future[ProcessedImage]:
-        """Begin, or join the work in progress, or take what was kept. What failed is tried again."""
+        """Start the computation, join it if it runs, or take cached pixels.
+
+        A failed computation is tried again.
+
+        Raises Unavailable when the engine has stopped.
+        """
         with self._lock:
             if self._future is None or _failed(self._future):
-                kept = self._pool.take(self._planned.pixels)
-                self._future = self._submit() if kept is None else _done(kept)
+                cached = self._pool.take(self._planned.pixels)
+                self._future = self._submit() if cached is None else _future_of(cached)
             return self._future
 
     def __call__(self) -> ProcessedImage:
-        """The pixels, for the encoder. Raises Unavailable when nobody will make them any more."""
+        """Return the pixels, for the encoder.
+
+        Raises Unavailable when the engine has stopped, and errors of the image.
+
+        Pixels that no request claims go to the cache.
+        """
         try:
             pixels = self.start().result()
         except CancelledError as error:
             raise Unavailable("the engine has stopped") from error
         with self._lock:
-            unclaimed = not self._users
+            unclaimed = not self._claims
             if unclaimed:
                 self._future = None
         if unclaimed:
             self._pool.keep(self._planned.pixels, pixels)
         return pixels
 
-    def use(self) -> None:
-        """One more claim on the pixels."""
+    def acquire(self) -> None:
+        """Count one more claim on the pixels."""
         with self._lock:
-            self._users += 1
+            self._claims += 1
 
-    def forget(self) -> None:
-        """One claim less. After the last one they are the cache's; work in progress is left to finish, for nobody."""
+    def release(self) -> None:
+        """Count one claim less. After the last one the pixels go to the cache.
+
+        A computation that still runs is left to finish; its result is dropped.
+        """
         with self._lock:
-            self._users -= 1
-            if self._users:
+            self._claims -= 1
+            if self._claims:
                 return
             future, self._future = self._future, None
         if future is not None and future.done() and not _failed(future):
@@ -102,14 +117,19 @@ def _failed(future: Future[ProcessedImage]) -> bool:
     return future.done() and (future.cancelled() or future.exception() is not None)
 
 
-def _done(pixels: ProcessedImage) -> Future[ProcessedImage]:
+def _future_of(pixels: ProcessedImage) -> Future[ProcessedImage]:
     future: Future[ProcessedImage] = Future()
     future.set_result(pixels)
     return future
 
 
 class PixelStore:
-    """Whose pixels are being made, or claimed."""
+    """Registry of pixel tasks: one per image for all requests, and the threads that run them.
+
+    processor: computes pixels.
+    workers: number of threads.
+    pool: room for the pixels, and their cache.
+    """
 
     def __init__(self, processor: ImageProcessor, workers: int, pool: PixelPool) -> None:
         self.pool = pool
@@ -118,7 +138,8 @@ class PixelStore:
         self._lock = threading.Lock()
         self._tasks: WeakValueDictionary[str, PixelTask] = WeakValueDictionary()
 
-    def task(self, planned: Planned) -> PixelTask:
+    def task(self, planned: PlannedInput) -> PixelTask:
+        """Return the task of these pixels, a new one if there is none. Thread-safe."""
         with self._lock:
             task = self._tasks.get(planned.pixels)
             if task is None:
@@ -126,8 +147,8 @@ class PixelStore:
                 self._tasks[planned.pixels] = task
             return task
 
-    def run(self, work: Callable[[], Made]) -> Future[Made]:
-        """Other work on pixels, by the same threads. Raises Unavailable when they have ended."""
+    def run(self, work: Callable[[], T]) -> Future[T]:
+        """Run other work on pixels in the same threads. Raises Unavailable when the engine has stopped."""
         try:
             return self._workers.submit(work)
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Everything before a request's first step: template, tokens, limits, pixels."""
+"""Prepares a request before its first step: template, tokens, limits, pixels."""
 
 from __future__ import annotations
 
@@ -23,16 +23,20 @@ from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 
-if TYPE_CHECKING:  # tensors pass through here, and nothing of torch is needed for that
+if TYPE_CHECKING:  # this module only passes tensors on, so it does not import torch
     from fovea.engine.tiers.slower import SlowerTiers
     from fovea.engine.vision.features import VisualFeatures
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """The outline of a prompt that fits, and who makes its pixels, by image key. seconds: what building it took.
+class RequestOutline:
+    """A request whose prompt fits, before its videos are decoded.
 
-    stored: images whose encoder output lies in a slower tier, so that no pixels are needed if it can be read.
+    prompt: the prompt; pruned videos may be placeholders.
+    max_tokens: length limit of each answer.
+    tasks: the computations of the pixels, by image key.
+    stored: keys of images whose encoder output is in a slower tier. They need no pixels if it can be read.
+    seconds: time that building the outline took.
     """
 
     prompt: PreparedPrompt
@@ -43,17 +47,28 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A prompt whose pixels have room. found: outputs of slower tiers, by image key, until they are a cache's or the claim
-    ends. needed: those whose pixels are."""
+class ReadyRequest:
+    """A request whose pixels have room in memory.
+
+    prompt: the whole prompt.
+    tasks: the computations of the pixels, by image key.
+    features: encoder outputs read from slower tiers, by image key. An output leaves when the runner moves it
+        into the encoder-output cache; the rest is cleared when the claim ends.
+    needed_tasks: the tasks whose pixels have to be computed.
+    """
 
     prompt: PreparedPrompt
     tasks: dict[str, PixelTask]
-    found: dict[str, VisualFeatures]
-    needed: tuple[PixelTask, ...]
+    features: dict[str, VisualFeatures]
+    needed_tasks: tuple[PixelTask, ...]
 
 
 class Preparer:
+    """Turns requests into jobs: prompt, room for pixels, outputs of slower tiers, pixels.
+
+    builder: builds prompts.
+    """
+
     def __init__(
         self,
         tokenizer: ChatTokenizer,
@@ -63,7 +78,7 @@ class Preparer:
         slower: SlowerTiers,
         token_bytes: int,
     ) -> None:
-        """token_bytes: of the encoder's output, per visual token."""
+        """token_bytes: bytes of encoder output per visual token."""
         self.builder = builder
         self._tokenizer = tokenizer
         self._pixels = pixels
@@ -71,10 +86,11 @@ class Preparer:
         self._slower = slower
         self._token_bytes = token_bytes
 
-    def build(self, request: GenerationRequest, info: ModelInfo, load: float = 0.0) -> Prepared:
-        """Template, tokens and limits. Raises RequestError for what cannot run. For a worker thread: milliseconds.
+    def build(self, request: GenerationRequest, info: ModelInfo, load: float = 0.0) -> RequestOutline:
+        """Apply the template, tokenize and check limits. For a worker thread: it takes milliseconds.
 
-        load: of the engine, which may lower the level at which images are looked at.
+        load: load of the engine, which may lower the detail level of images.
+        Raises RequestError for a request that cannot run.
         """
         started = time.monotonic()
         fits = partial(check_lengths, sampling=request.sampling, info=info, usual=request.usual_tokens)
@@ -82,114 +98,133 @@ class Preparer:
             prompt = self.builder.outline(request.prompt, request.cache_salt, info.max_context, load)
             max_tokens = fits(prompt)
             check_token_ids(prompt, request.sampling, info.vocab_size)
-        tasks = {planned.key: self._pixels.task(planned) for planned in prompt.planned}
+        tasks = {planned.key: self._pixels.task(planned) for planned in prompt.planned_inputs}
         stored = self._slower.find(key for key in tasks if key not in self._embeddings)
-        return Prepared(prompt, max_tokens, tasks, stored, time.monotonic() - started)
+        return RequestOutline(prompt, max_tokens, tasks, stored, time.monotonic() - started)
 
-    def claim(self, prepared: Prepared) -> Claim:
-        """Room for the pixels that the encoder will need, or for its outputs in slower tiers. What memory holds needs none.
+    def claim(self, outline: RequestOutline) -> Claim:
+        """Claim room for the pixels that the encoder will need, and for outputs in slower tiers.
 
-        A pruned video that nobody has looked at claims its frames and the pixels of all of them.
+        Images whose output is in the encoder-output cache need no room. An unsettled video claims its frames
+        and the pixels of all its groups.
         """
-        missing = [image for image in prepared.prompt.planned if image.key not in self._embeddings]
-        tasks = [prepared.tasks[image.key] for image in missing if image.key not in prepared.stored]
-        outputs = sum(image.plan.tokens for image in missing if image.key in prepared.stored)
-        unseen = prepared.prompt.unsettled
-        things = [thing for task in tasks for thing in task.things] + [video.clip for video in unseen]
-        pixels = sum(video.pixels for video in unseen)
-        return self._pixels.pool.claim(things, outputs * self._token_bytes + pixels * BYTES_PER_PIXEL)
+        missing = [image for image in outline.prompt.planned_inputs if image.key not in self._embeddings]
+        tasks = [outline.tasks[image.key] for image in missing if image.key not in outline.stored]
+        outputs = sum(image.plan.tokens for image in missing if image.key in outline.stored)
+        videos = outline.prompt.unsettled_videos
+        items = [item for task in tasks for item in task.items] + [video.clip for video in videos]
+        pixels = sum(video.pixels for video in videos)
+        return self._pixels.pool.claim(items, outputs * self._token_bytes + pixels * BYTES_PER_PIXEL)
 
     def claim_frames(self, outline: PreparedPrompt) -> Claim:
-        """Room for no more than a look at the videos."""
-        return self._pixels.pool.claim(video.clip for video in outline.unsettled)
+        """Claim room for the frames that `settle` decodes, and for nothing else."""
+        return self._pixels.pool.claim(video.clip for video in outline.unsettled_videos)
 
     def settle(self, outline: PreparedPrompt) -> Future[PreparedPrompt]:
-        """The prompt itself, when its videos have been looked at. For whoever's claim is granted.
+        """Return a future of the whole prompt, for which videos are decoded.
+
+        The claim must be granted before.
 
         Raises Unavailable when the engine has stopped.
         """
-        if outline.unsettled:
+        if outline.unsettled_videos:
             return self._pixels.run(partial(self.builder.settle, outline))
         settled: Future[PreparedPrompt] = Future()
         settled.set_result(outline)
         return settled
 
-    def read(self, prepared: Prepared, prompt: PreparedPrompt, claim: Claim) -> Ready:
-        """What lies in slower tiers, and whose pixels have to be made. For a worker thread. prompt: settled.
+    def read(self, outline: RequestOutline, prompt: PreparedPrompt, claim: Claim) -> ReadyRequest:
+        """Read outputs from slower tiers, and list the pixels that have to be computed. For a worker thread.
 
-        An output that is gone after all becomes pixels of the claim.
+        prompt: the whole prompt.
+        claim: the request's claim. If an output can no longer be read, it claims the image's pixels instead.
         """
-        tasks = prepared.tasks | {
+        tasks = outline.tasks | {
             planned.key: self._pixels.task(planned)
-            for planned in prompt.planned
-            if planned.key not in prepared.tasks
+            for planned in prompt.planned_inputs
+            if planned.key not in outline.tasks
         }
-        missing = [planned for planned in prompt.planned if planned.key not in self._embeddings]
-        later = self._slower.find(planned.key for planned in missing if planned.key not in prepared.tasks)
-        found: dict[str, VisualFeatures] = {}
+        missing = [planned for planned in prompt.planned_inputs if planned.key not in self._embeddings]
+        stored = outline.stored | self._slower.find(
+            planned.key for planned in missing if planned.key not in outline.tasks
+        )
+        features: dict[str, VisualFeatures] = {}
         needed: dict[PixelTask, None] = {}
         for planned in missing:
             key = planned.key
-            stored = key in prepared.stored or key in later
-            features = self._slower.get(key, planned.plan.tokens) if stored else None
-            if features is not None:
-                found[key] = features
+            output = self._slower.get(key, planned.plan.tokens) if key in stored else None
+            if output is not None:
+                features[key] = output
                 continue
             needed[tasks[key]] = None
-            for thing in tasks[key].things:
-                claim.add(thing, foreseen=key not in prepared.tasks)
-        return Ready(prompt, tasks, found, tuple(needed))
+            for item in tasks[key].items:
+                claim.add(item, already_counted=key not in outline.tasks)
+        return ReadyRequest(prompt, tasks, features, tuple(needed))
 
     def jobs(
         self,
         request: GenerationRequest,
-        prepared: Prepared,
-        ready: Ready,
+        outline: RequestOutline,
+        ready: ReadyRequest,
         claim: Claim,
         sink: Sink,
         arrival: float,
         pixels_s: float,
     ) -> list[Job]:
-        """One job per choice, ready for the loop. arrival: on the monotonic clock; deadlines count from it."""
+        """Return one job per choice, ready for the loop.
+
+        arrival: time of arrival on the monotonic clock; deadlines count from it.
+        pixels_s: seconds spent on the pixels.
+        """
         pixels: dict[str, PixelSource] = {
-            planned.key: partial(_made, ready.tasks[planned.key], planned.plan, claim)
-            for planned in ready.prompt.planned
+            planned.key: partial(_compute_pixels, ready.tasks[planned.key], planned.plan, claim)
+            for planned in ready.prompt.planned_inputs
         }
         return build_jobs(
             request,
             ready.prompt,
-            prepared.max_tokens,
+            outline.max_tokens,
             self._tokenizer,
             sink,
             arrival=arrival,
-            preprocess_s=prepared.seconds + pixels_s,
-            inputs=lambda choice: SequenceInputs(choice, pixels, ready.found),
+            preprocess_s=outline.seconds + pixels_s,
+            inputs=lambda choice: SequenceInputs(choice, pixels, ready.features),
         )
 
     @property
     def pixel_bytes(self) -> int:
-        """Processed pixels and outputs read from slower tiers that wait for their step, about."""
-        return self._pixels.pool.stats().claimed
+        """Estimated bytes of pixels, and of outputs read from slower tiers, that wait for their step."""
+        return self._pixels.pool.stats().claimed_bytes
 
     @property
     def pixels(self) -> PixelPool:
+        """The room for pixels, and their cache."""
         return self._pixels.pool
 
     def close(self) -> None:
+        """Stop the threads that compute pixels. Computations that have not begun are cancelled."""
         self._pixels.close()
 
 
-def _made(task: PixelTask, plan: VisualPlan, claim: Claim) -> ProcessedImage:
-    """Pixels for the encoder, and what is to become of them. Where a cache has lost what made them needless, they are claimed now."""
-    for thing in task.things:
-        claim.add(thing)
+def _compute_pixels(task: PixelTask, plan: VisualPlan, claim: Claim) -> ProcessedImage:
+    """Return the pixels with this request's plan.
+
+    If the pixels were not claimed because a cache had the output, and the cache has lost it, they are claimed
+    now.
+    """
+    for item in task.items:
+        claim.add(item)
     return replace(task(), plan=plan)
 
 
 def check_lengths(
     prepared: PreparedPrompt, sampling: SamplingParams, info: ModelInfo, usual: int | None = None
 ) -> int:
-    """How many tokens the answer may have. Raises PromptTooLong with the numbers."""
+    """Return how many tokens the answer may have.
+
+    usual: length of an answer whose request names no limit; None: as much as fits.
+    Raises PromptTooLong, with the numbers, if prompt and answer do not fit into the context.
+    """
     length, limit = len(prepared.ids), info.max_context
     room = limit - length
     if room < 1:
@@ -200,15 +235,19 @@ def check_lengths(
         )
     if sampling.max_tokens is not None and sampling.max_tokens > room:
         raise PromptTooLong(
-            f"max_tokens is {sampling.max_tokens}, but after the prompt's {length} tokens the context of {limit} "
-            f"has room for {room}",
+            f"max_tokens is {sampling.max_tokens}, but after the prompt's {length} tokens "
+            f"the context of {limit} has room for {room}",
             param="max_tokens",
         )
     return sampling.max_tokens if sampling.max_tokens is not None else min(room, usual or room)
 
 
 def check_token_ids(prepared: PreparedPrompt, sampling: SamplingParams, size: int) -> None:
-    """Some tokenizers know more tokens than their model has embeddings for."""
+    """Refuse ids outside the model's embeddings, because some tokenizers have more tokens than their model.
+
+    size: number of embeddings.
+    Raises InvalidRequest.
+    """
     if max(prepared.ids) >= size:
         raise InvalidRequest(
             f"token {max(prepared.ids)} of the prompt is outside [0, {size})", param="prompt"

@@ -1,7 +1,7 @@
-"""A prompt as the decoder sees it: ids, and which of them stand for which image or frames of a video.
+"""Builds a prompt for the decoder: token ids, and the spans that stand for images and video frames.
 
-Pure arithmetic on text: the processors' plans say how many visual tokens an image or a video becomes before any pixel
-is touched, so a prompt that cannot fit is refused from the headers alone.
+This is arithmetic on text. The processors' plans tell how many visual tokens an image or a video becomes
+before any pixel is read, so a prompt that cannot fit is refused from the headers alone.
 """
 
 from __future__ import annotations
@@ -21,15 +21,22 @@ from fovea.engine.sequence import ImageSpan
 from fovea.engine.vision.processor.base import ImageProcessor, VisualPlan
 from fovea.engine.vision.processor.pruning import Kept
 from fovea.engine.vision.processor.video import QwenVideos
-from fovea.engine.visual_budget.choose import Asked, Reducing
+from fovea.engine.visual_budget.choose import RequestContext, VisualBudget
 from fovea.engine.visual_budget.detail import DetailRule, Full
 from fovea.relevance.naming import Turn
 
 
 class PromptBuilder:
-    """videos: what becomes of videos, and the id that stands for them; None for models that take none.
+    """Turns a core `Prompt` into token ids, spans and planned images.
 
-    detail: what `auto` is.
+    tokenizer: tokenizer and chat template.
+    processor: plans images.
+    image_token_id: the id that stands for one visual token of an image.
+    videos: plans videos, and the id of one of their visual tokens; None: the model takes no videos.
+    video_models: names of models that take videos, for the error message of one that takes none.
+    detail: the rule for `detail: auto`; None: the model's own resolution.
+    visual: how many visual tokens images keep whose request does not say it; None: all.
+    relevance_digest: digest of the trained relevance head, see `VisualBudget`.
     """
 
     def __init__(
@@ -38,19 +45,18 @@ class PromptBuilder:
         processor: ImageProcessor,
         image_token_id: int,
         videos: tuple[QwenVideos, int] | None = None,
-        accepting: str = "",
+        video_models: str = "",
         detail: DetailRule | None = None,
         visual: VisualTokens | None = None,
-        learned: str = "",
+        relevance_digest: str = "",
     ) -> None:
-        """learned: as `Reducing` has it. visual: for images whose request does not say how many tokens to keep; None: all. accepting: models that take videos, for the message of one that does not."""
         self._tokenizer = tokenizer
         self._processor = processor
-        self._accepting = accepting
+        self._video_models = video_models
         self.detail = detail or DetailRule(Full())
-        self._reducing = Reducing(processor, tokenizer.encode, visual, learned)
+        self._visual_budget = VisualBudget(processor, tokenizer.encode, visual, relevance_digest)
         if self.detail.degrade_from and self.detail.degrade_by != "detail":
-            self._reducing.allow("degrade_by", self.detail.degrade_by)
+            self._visual_budget.check_setting("degrade_by", self.detail.degrade_by)
         self._videos = videos[0] if videos else None
         self._clips = Clips()
         self._tokens = (image_token_id, *((videos[1],) if videos else ()))
@@ -60,18 +66,23 @@ class PromptBuilder:
     def build(
         self, prompt: Prompt, salt: str = "", limit: int | None = None, load: float = 0.0
     ) -> PreparedPrompt:
-        """`outline` and `settle` in one."""
+        """Build the whole prompt: `outline`, then `settle`."""
         return self.settle(self.outline(prompt, salt, limit, load))
 
     def outline(
         self, prompt: Prompt, salt: str = "", limit: int | None = None, load: float = 0.0
     ) -> PreparedPrompt:
-        """The prompt, but for pruned videos that nobody has looked at: in their place stand as many tokens, in other groups.
+        """Build the prompt without decoding videos.
 
-        Raises InvalidRequest when images and markers do not match, or a budget cannot be met.
-        limit: tokens of the context. Text that cannot fit by its length alone is refused before it is tokenized,
-        which takes seconds for megabytes.
-        load: of the engine, for the rule that says what `auto` is.
+        A pruned video whose kept cells are not known yet gets placeholders: the right number of tokens, in
+        other groups.
+
+        salt: the request's cache salt, part of every key.
+        limit: tokens of the context. Text that is too long by its number of characters is refused before it
+            is tokenized, because tokenizing megabytes takes seconds.
+        load: load of the engine, for the rule that chooses the level of `auto`.
+        Raises InvalidRequest when images and markers do not match, or a budget cannot be met; PromptTooLong
+        when text or videos cannot fit.
         """
         if isinstance(prompt, TokenPrompt):
             return self._from_ids(prompt)
@@ -84,12 +95,12 @@ class PromptBuilder:
             text, parts = prompt.text, list(prompt.images)
         if limit is not None and self._tokenizer.fewest_tokens(text) > limit:
             raise PromptTooLong(
-                f"the text has {len(text)} characters, which is more than the context of {limit} tokens can hold",
+                f"the text has {len(text)} characters, more than the context of {limit} tokens can hold",
                 param="messages",
             )
         turns = _turns(prompt)
-        pictures = self._look(parts, _question(turns), load)
-        images = self._plan_images(pictures, Asked(_question(turns), salt, load, turns))
+        pictures = self._resolve_detail(parts, _question(turns), load)
+        images = self._plan_images(pictures, RequestContext(_question(turns), salt, load, turns))
         clips = (part for part in parts if isinstance(part, VideoPart))
         videos = [self._plan_video(index, part, salt) for index, part in enumerate(clips)]
         _check_visual(videos, limit)
@@ -97,8 +108,12 @@ class PromptBuilder:
         return self._lay_out(text, images, videos, what)
 
     def settle(self, outline: PreparedPrompt) -> PreparedPrompt:
-        """The prompt itself, as long as its outline; decodes videos, so it is for a worker thread that has room for them."""
-        if not outline.unsettled:
+        """Replace the placeholders of an outline. The number of tokens stays.
+
+        This decodes videos, so it is for a worker thread, after memory for the frames was claimed. Raises
+        InvalidVideo.
+        """
+        if not outline.unsettled_videos:
             return outline
         videos = [video if video.settled else self._settle(video) for video in outline.videos]
         text, what = outline.source
@@ -107,15 +122,16 @@ class PromptBuilder:
     def _lay_out(
         self, text: str, images: Sequence[PlannedImage], videos: Sequence[PlannedVideo], what: str
     ) -> PreparedPrompt:
-        pieces = self._split.split(text)
-        self._check_markers(pieces, images, videos, what)
+        # Texts and markers in turn: every odd segment is a marker.
+        segments = self._split.split(text)
+        self._check_markers(segments, images, videos, what)
         order: list[PlannedImage | PlannedVideo] = []
-        rest_images, rest_videos = iter(images), iter(videos)
-        for at in range(1, len(pieces), 2):
-            planned = next(rest_images) if pieces[at] == self._markers[0] else next(rest_videos)
-            pieces[at] = planned.plan.text
+        next_images, next_videos = iter(images), iter(videos)
+        for at in range(1, len(segments), 2):
+            planned = next(next_images) if segments[at] == self._markers[0] else next(next_videos)
+            segments[at] = planned.plan.text
             order.append(planned)
-        ids = self._tokenizer.encode("".join(pieces))
+        ids = self._tokenizer.encode("".join(segments))
         if not ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
         return PreparedPrompt(ids, self._spans(ids, order), tuple(images), tuple(videos), (text, what))
@@ -135,10 +151,10 @@ class PromptBuilder:
                 )
         return PreparedPrompt(list(prompt.ids), (), ())
 
-    def _look(
+    def _resolve_detail(
         self, parts: Sequence[ImagePart | VideoPart], question: str, load: float
     ) -> list[tuple[ImagePart, str]]:
-        """The images, each with a level in place of `auto` and the reason for it."""
+        """Return the images, each with a level in place of `auto`, and the reason for the level."""
         pictures = [part for part in parts if isinstance(part, ImagePart)]
         settled = [self.detail.settle(part.budget, question, load) for part in pictures]
         return [
@@ -146,24 +162,26 @@ class PromptBuilder:
             for part, (budget, reason) in zip(pictures, settled, strict=True)
         ]
 
-    def _plan_images(self, pictures: Sequence[tuple[ImagePart, str]], asked: Asked) -> list[PlannedImage]:
-        """pictures: each with the reason for its level."""
+    def _plan_images(
+        self, pictures: Sequence[tuple[ImagePart, str]], context: RequestContext
+    ) -> list[PlannedImage]:
+        """pictures: images, each with the reason for its level."""
         parts = [part for part, _ in pictures]
         plans = [self._plan(index, part, len(parts)) for index, part in enumerate(parts)]
         planned = []
         for (part, reason), plan, chosen in zip(
-            pictures, plans, self._reducing.choose(parts, plans, asked), strict=True
+            pictures, plans, self._visual_budget.reduce_all(parts, plans, context), strict=True
         ):
             image, budget = part.image, part.budget
             if chosen is None:
-                planned.append(PlannedImage(image, plan, asked.key(image, plan), budget, reason))
+                planned.append(PlannedImage(image, plan, context.key(image, plan), budget, reason))
                 continue
             left = chosen.method, plan.tokens
             planned.append(PlannedImage(image, chosen.plan, chosen.key, budget, reason, left))
         return planned
 
     def _plan(self, index: int, part: ImagePart, count: int) -> VisualPlan:
-        """With all of its tokens."""
+        """Return the plan of an image with all of its tokens."""
         try:
             return self._processor.plan(part.image.width, part.image.height, part.budget, images=count)
         except InvalidImage as error:
@@ -172,7 +190,8 @@ class PromptBuilder:
     def _check_videos(self, parts: Sequence[ImagePart | VideoPart]) -> None:
         if self._videos is None and any(isinstance(part, VideoPart) for part in parts):
             raise InvalidRequest(
-                f"this model takes no videos; models that do: {self._accepting}. Send frames as images instead",
+                f"this model takes no videos; models that do: {self._video_models}. Send frames as images "
+                "instead",
                 param="messages",
                 code="video_not_supported",
             )
@@ -184,72 +203,72 @@ class PromptBuilder:
         except InvalidMedia as error:
             raise InvalidVideo(error.reason, index=index, param=error.param) from error
         clip = self._clips.clip(part.video, plan, self._videos, salt)
-        kept = self._clips.known(clip, plan.kept) if plan.pruned else None
+        cells = self._clips.get(clip, plan.kept) if plan.pruned else None
         video = PlannedVideo(index, plan, clip, salt, settled=not plan.pruned)
-        return video if kept is None else self._keeping(video, kept)
+        return video if cells is None else self._prune(video, cells)
 
     def _settle(self, video: PlannedVideo) -> PlannedVideo:
-        """A pruned video with the cells that its frames choose."""
+        """Find the cells that a pruned video keeps, by decoding its frames if need be."""
         try:
-            return self._keeping(video, self._clips.look(video.clip, video.plan.kept))
+            return self._prune(video, self._clips.get_or_find(video.clip, video.plan.kept))
         except InvalidMedia as error:
             raise error.at(video.index) from error
 
-    def _keeping(self, video: PlannedVideo, kept: Kept) -> PlannedVideo:
+    def _prune(self, video: PlannedVideo, cells: Kept) -> PlannedVideo:
         assert self._videos is not None
-        return replace(video, plan=self._videos.settle(video.clip.video, video.plan, kept), settled=True)
+        return replace(video, plan=self._videos.settle(video.clip.video, video.plan, cells), settled=True)
 
     def _check_markers(
         self,
-        pieces: Sequence[str],
+        segments: Sequence[str],
         images: Sequence[PlannedImage],
         videos: Sequence[PlannedVideo],
         what: str,
     ) -> None:
         wanted = (("image", len(images)), ("video", len(videos)))
         for marker, (noun, count) in zip(self._markers, wanted, strict=False):
-            found = pieces[1::2].count(marker)
-            if found != count:
+            markers = segments[1::2].count(marker)
+            if markers != count:
                 raise InvalidRequest(
-                    f"the prompt holds {found} {noun} markers {marker!r} for {count} {noun}s; "
-                    "the marker itself may not stand in the text of a message",
+                    f"the prompt holds {markers} {noun} markers {marker!r} for {count} {noun}s; "
+                    "the text of a message may not contain the marker itself",
                     param=what,
                 )
 
     def _spans(self, ids: list[int], order: Sequence[PlannedImage | PlannedVideo]) -> tuple[ImageSpan, ...]:
-        places = [i for i, token in enumerate(ids) if token in self._tokens]
-        cut = list(_cut(order))
-        wanted = sum(span.tokens for span in cut)
-        if len(places) != wanted:
-            raise InvalidRequest(f"{len(places)} image tokens in the prompt, the images make {wanted}")
-        spans, taken = [], 0
-        for span in cut:
-            first, last = places[taken], places[taken + span.tokens - 1]
-            taken += span.tokens
+        positions = [i for i, token in enumerate(ids) if token in self._tokens]
+        templates = list(_unplaced_spans(order))
+        planned = sum(span.tokens for span in templates)
+        if len(positions) != planned:
+            raise InvalidRequest(f"{len(positions)} image tokens in the prompt, the images make {planned}")
+        spans, used = [], 0
+        for span in templates:
+            first, last = positions[used], positions[used + span.tokens - 1]
+            used += span.tokens
             spans.append(replace(span, start=first, length=last - first + 1))
         return tuple(spans)
 
 
 def _turns(prompt: ChatPrompt | TextPrompt) -> tuple[Turn, ...]:
-    """What the user says, turn by turn, and how many images there are by then."""
+    """Return the user's text turn by turn, each with the number of images up to then."""
     if isinstance(prompt, TextPrompt):
         return ((prompt.text, len(prompt.images)),)
     turns, images = [], 0
     for message in prompt.messages:
         images += sum(isinstance(part, ImagePart) for part in message.parts)
-        said = [part.text for part in message.parts if isinstance(part, TextPart)]
-        if said and message.role == "user":
-            turns.append(("\n".join(said), images))
+        texts = [part.text for part in message.parts if isinstance(part, TextPart)]
+        if texts and message.role == "user":
+            turns.append(("\n".join(texts), images))
     return tuple(turns)
 
 
 def _question(turns: Sequence[Turn]) -> str:
-    """All that the user says: an image in the first turn may be asked about in the last."""
-    return "\n".join(words for words, _ in turns)
+    """Return the text of all turns of the user, because the last turn may ask about an image of the first."""
+    return "\n".join(text for text, _ in turns)
 
 
-def _cut(order: Sequence[PlannedImage | PlannedVideo]) -> Iterator[ImageSpan]:
-    """Spans in the order of the prompt, without their places yet."""
+def _unplaced_spans(order: Sequence[PlannedImage | PlannedVideo]) -> Iterator[ImageSpan]:
+    """Yield the spans in the order of the prompt, with start and length 0."""
     images = 0
     for planned in order:
         if isinstance(planned, PlannedImage):
@@ -274,11 +293,15 @@ def _cut(order: Sequence[PlannedImage | PlannedVideo]) -> Iterator[ImageSpan]:
 
 
 def _check_visual(videos: Sequence[PlannedVideo], limit: int | None) -> None:
-    """Videos that are too long by themselves, before their text is written: that may be hundreds of thousands of tokens."""
+    """Refuse videos that do not fit even without text, before their text is written.
+
+    That text may have hundreds of thousands of tokens.
+    """
     tokens = sum(video.plan.kept for video in videos)
     if limit is not None and tokens >= limit:
         raise PromptTooLong(
-            f"the videos have {tokens} tokens ({'; '.join(video.cost for video in videos)}); the context holds {limit}, "
-            "answer included; ask for fewer frames (fps, max_frames) or pixels (max_pixels)",
+            f"the videos have {tokens} tokens ({'; '.join(video.cost for video in videos)}); "
+            f"the context holds {limit}, answer included; ask for fewer frames (fps, max_frames) "
+            "or pixels (max_pixels)",
             param="messages",
         )

@@ -1,4 +1,4 @@
-"""What a prompt was made into: its ids, and the images and frames that have to be encoded for it, with their pixels' names."""
+"""A prepared prompt: its token ids, and the images and frames that are encoded for it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from fovea.core.stage import stage
 from fovea.engine.request.clip import PlannedFrames, PlannedVideo
 from fovea.engine.sequence import ImageSpan
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage, VisualPlan
-from fovea.engine.vision.processor.regions import process_parts
 from fovea.engine.visual_budget.methods import METHODS
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedImage:
-    """An image and what the processor will make of it. `key` names the result in the encoder-output cache.
+    """An image and its visual plan.
 
-    budget, reason: at which level it is looked at, and why. chosen: the method that leaves out tokens, and of how many.
+    key: name of the encoder output in the caches.
+    budget: detail level and bounds; "auto" is replaced by a level.
+    reason: why the image has this level.
+    reduction: the method that leaves out visual tokens, and their number without it; None: all tokens stay.
     """
 
     image: Image
@@ -26,42 +28,58 @@ class PlannedImage:
     key: str
     budget: PixelBudget = PixelBudget("high")
     reason: str = "asked for"
-    chosen: tuple[str, int] | None = None
+    reduction: tuple[str, int] | None = None
 
     @property
     def pixels(self) -> str:
-        """Names what the encoder needs of it: that does not depend on which tokens are left out, nor on what is asked."""
+        """The name of the pixels that the encoder reads.
+
+        Requests that leave out other tokens, or ask other questions, share these pixels.
+        """
         reduction = self.plan.reduction
         if reduction is None:
             return self.key
-        return f"{reduction.whole}\x00in parts" if METHODS[reduction.method].in_parts else reduction.whole
+        return f"{reduction.whole}\x00in parts" if METHODS[reduction.method].by_region else reduction.whole
 
     @property
-    def seen(self) -> ImageUse:
+    def use(self) -> ImageUse:
+        """Detail level, tokens and reasons, as they are reported to the client."""
         level = "high" if self.budget.detail == "auto" else self.budget.detail
-        method, full = (None, None) if self.chosen is None else self.chosen
+        method, full = (None, None) if self.reduction is None else self.reduction
         return ImageUse(
             "pixels" if self.budget.explicit else level, self.plan.tokens, self.reason, method, full
         )
 
 
-Planned = PlannedImage | PlannedFrames
+PlannedInput = PlannedImage | PlannedFrames
+"""Something that the encoder turns into visual tokens."""
 
 
-def process(planned: Planned, processor: ImageProcessor) -> ProcessedImage:
-    """The pixels of either. CPU-bound: for a worker thread."""
+def process(planned: PlannedInput, processor: ImageProcessor) -> ProcessedImage:
+    """Return the pixels of an image or of a group of frames. CPU-bound: for a worker thread.
+
+    Raises InvalidVideo for frames that cannot be decoded.
+    """
     with stage("patchify"):
         if isinstance(planned, PlannedFrames):
             return planned.process()
         reduction = planned.plan.reduction
-        if reduction is not None and METHODS[reduction.method].in_parts:
-            return process_parts(processor, planned.image, planned.plan)
+        if reduction is not None and METHODS[reduction.method].by_region:
+            assert processor.capabilities.regions is not None
+            return processor.capabilities.regions.process(planned.image, planned.plan)
         return processor.process(planned.image, planned.plan)
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """source: the text with a marker for each image and video, and what errors call it."""
+    """A prompt as token ids, with its images and videos.
+
+    ids: token ids.
+    spans: positions of the images and frame groups, in the order of the prompt.
+    images: planned images, in the order of the request.
+    videos: planned videos, in the order of the request.
+    source: the text with a marker for each image and video, and the name of the request's field for errors.
+    """
 
     ids: list[int]
     spans: tuple[ImageSpan, ...]
@@ -74,13 +92,13 @@ class PreparedPrompt:
         return sum(span.tokens for span in self.spans)
 
     @property
-    def unsettled(self) -> tuple[PlannedVideo, ...]:
-        """Pruned videos whose frames decide what is kept, and nobody has looked at them."""
+    def unsettled_videos(self) -> tuple[PlannedVideo, ...]:
+        """Pruned videos whose kept cells are not known yet, because their frames were not decoded."""
         return tuple(video for video in self.videos if not video.settled)
 
     @property
-    def planned(self) -> Iterator[Planned]:
-        """All that is encoded for this prompt, as far as it is known."""
+    def planned_inputs(self) -> Iterator[PlannedInput]:
+        """Everything that is encoded for this prompt, except unsettled videos."""
         yield from self.images
         for video in self.videos:
             if video.settled:
@@ -88,5 +106,5 @@ class PreparedPrompt:
 
     @property
     def contents(self) -> str:
-        """For messages: how many images, and what each video costs."""
+        """The number of images and the cost of each video, for messages."""
         return "; ".join((f"{len(self.images)} images", *(video.cost for video in self.videos)))

@@ -1,4 +1,4 @@
-"""Text to ids and back with a checkpoint's tokenizer, and messages to text with its chat template."""
+"""A checkpoint's tokenizer and chat template: text to ids, ids to text, and messages to text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ BYTE_LEVEL_SPACE, SENTENCEPIECE_SPACE = "\u0120", "\u2581"
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level vocabularies write each byte as one printable character: itself where it is one, else from 256 on."""
+    """Return the byte of every character of a byte-level vocabulary.
+
+    Such a vocabulary writes each byte as one printable character: a printable byte as itself, the others as
+    the characters from 256 on.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -24,7 +28,12 @@ BYTE_OF = _byte_alphabet()
 
 
 class ChatTokenizer:
-    """A transformers tokenizer and the template that turns messages into its text."""
+    """A transformers tokenizer and the chat template that turns messages into text.
+
+    tokenizer: an object with the interface of a transformers tokenizer.
+    template: Jinja source; None: conversations are refused.
+    eos_ids: ids that end an answer.
+    """
 
     def __init__(self, tokenizer: Any, template: str | None, *, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -33,7 +42,7 @@ class ChatTokenizer:
         self._specials = frozenset(tokenizer.added_tokens_decoder)
         self._byte_level = BYTE_LEVEL_SPACE in tokenizer.get_vocab()
         self._longest = max((len(token) for token in tokenizer.get_vocab()), default=1)
-        self._content_as_list = self._wants_lists()
+        self._content_as_list = self._accepts_lists()
 
     @property
     def vocab_size(self) -> int:
@@ -44,23 +53,24 @@ class ChatTokenizer:
         return self._eos_ids
 
     def fewest_tokens(self, text: str) -> int:
-        """A lower bound on the tokens of `text`, without tokenizing it.
+        """Return a lower bound on the number of tokens of `text`, without tokenizing it.
 
-        No token is longer than the vocabulary's longest; normalisation may merge characters, hence the margin.
+        No token is longer than the vocabulary's longest. Normalisation may merge characters, hence the
+        margin.
         """
         return len(text) // (self._longest * NORMALISATION_MARGIN)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, with the special tokens that the tokenizer adds unless the text begins with them.
+        """Return the ids of `text`. The tokenizer adds its special tokens, unless the text begins with them.
 
         Raises InvalidRequest for text that is not Unicode.
         """
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            at = text[error.start : error.end]
+            half = text[error.start : error.end]
             raise InvalidRequest(
-                f"the text holds {at!r}, half of a surrogate pair", param="messages"
+                f"the text holds {half!r}, half of a surrogate pair", param="messages"
             ) from error
         bos = self._tokenizer.bos_token
         add = not (bos and text.startswith(bos))
@@ -74,7 +84,7 @@ class ChatTokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one id stands for, be they whole characters or not."""
+        """Return the bytes that one id stands for. They need not be whole characters."""
         token = self.token_text(token_id) if token_id < self.vocab_size else ""
         if token_id in self._specials:
             return token.encode()
@@ -84,14 +94,22 @@ class ChatTokenizer:
         return bytes([int(byte.group(1), 16)]) if byte else token.replace(SENTENCEPIECE_SPACE, " ").encode()
 
     def token_text(self, token_id: int) -> str:
-        """The written form of one id, special tokens included; the image marker is such a form."""
+        """Return the written form of one id, special tokens included. The image marker is such a form.
+
+        Raises CheckpointError if the tokenizer has no such id.
+        """
         token = self._tokenizer.convert_ids_to_tokens(token_id)
         if not isinstance(token, str):
             raise CheckpointError(f"the tokenizer has no token {token_id}")
         return token
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The model's text of a conversation, ready for its answer. Each image and each video is one marker."""
+        """Return a conversation as the model's text, ready for the answer.
+
+        Each image and each video is one marker.
+
+        Raises InvalidRequest if there is no template, or if the template refuses the messages.
+        """
         if self._template is None:
             raise InvalidRequest(
                 "this checkpoint has no chat template; use a text prompt, or start with --chat-template FILE",
@@ -123,8 +141,8 @@ class ChatTokenizer:
             for part in message.parts
         ]
 
-    def _wants_lists(self) -> bool:
-        """Some templates take content as a list of parts, some as one string: ask with a probe."""
+    def _accepts_lists(self) -> bool:
+        """Test with a probe message whether the template takes content as a list of parts or as one string."""
         if self._template is None:
             return True
         probe = "fovea-probe-7f3a"

@@ -15,8 +15,11 @@ T = TypeVar("T")
 
 
 @asynccontextmanager
-async def deadline(seconds: float | None) -> AsyncIterator[None]:
-    """A request's own timeout, for what happens before the loop watches it."""
+async def request_timeout(seconds: float | None) -> AsyncIterator[None]:
+    """Raise DeadlineExceeded if the body takes longer than the request's own timeout; None: no timeout.
+
+    It covers the time before the engine's loop watches the deadline.
+    """
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -24,8 +27,11 @@ async def deadline(seconds: float | None) -> AsyncIterator[None]:
         raise DeadlineExceeded("the request's timeout ran out", param="timeout") from error
 
 
-async def shared(future: Future[Any]) -> None:
-    """Wait for what others may wait for too: leaving early must not cancel it for them."""
+async def wait_for_shared(future: Future[Any]) -> None:
+    """Wait for a future that other requests may wait for, too. A cancelled waiter does not cancel the future.
+
+    Raises Unavailable if the engine cancelled the future.
+    """
     try:
         await asyncio.shield(asyncio.wrap_future(future))
     except asyncio.CancelledError:
@@ -34,10 +40,14 @@ async def shared(future: Future[Any]) -> None:
         raise
 
 
-def until(ends: float | None, future: Future[T]) -> T:
-    """The same for a thread, with the result. ends: on the monotonic clock; None: no deadline."""
+def result_before(deadline: float | None, future: Future[T]) -> T:
+    """Wait in this thread for a future that other requests may wait for, too, and return its result.
+
+    deadline: on the monotonic clock; None: no deadline.
+    Raises DeadlineExceeded after the deadline, Unavailable if the engine cancelled the future.
+    """
     try:
-        return future.result(None if ends is None else max(0.0, ends - time.monotonic()))
+        return future.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
     except CancelledError as error:
         raise Unavailable("the engine has stopped") from error
     except TimeoutError as error:
