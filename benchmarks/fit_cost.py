@@ -28,7 +28,7 @@ from fovea.core.hardware import available_memory
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
 from fovea.engine.simulate.cost import Composition, CostModel
-from fovea.engine.simulate.fit import (
+from least_squares import (
     Error,
     ImageSeen,
     StepSeen,

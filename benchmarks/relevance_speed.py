@@ -1,12 +1,11 @@
 """Time the steps of a relevance decision on one core: texture, ways of knowing, balancing and attending.
 
     OMP_NUM_THREADS=1 python benchmarks/relevance_speed.py [--width 896] [--height 896] [--cell 28]
-                                                           [--repeats 50] [--device cpu]
+                                                           [--repeats 50]
 
 It prints the median and the quickest of the repeats, in milliseconds. The steps take turns, so that other
 processes on the machine disturb all of them alike. The image is a held-out page with small text, and half of
-its tokens are kept. `texture, torch` is fovea.kernels.texture on --device, with the image already on that
-device. The last line is JSON.
+its tokens are kept. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-import torch
 
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
-from fovea.kernels.texture import texture as in_torch
 from fovea.relevance.balancing import Balancer, Tensions, Ways
 from fovea.relevance.coupling import couple_without_head
 from fovea.relevance.knowing import keywords, perspectival, propositional
@@ -35,7 +32,7 @@ TARGET_MS = 7.0
 """Target for the texture of 896x896 pixels on one core."""
 
 
-def steps(pixels: np.ndarray, cell: int, question: str, device: str) -> dict[str, Callable[[], object]]:
+def steps(pixels: np.ndarray, cell: int, question: str) -> dict[str, Callable[[], object]]:
     surveyed = survey(pixels, cell)
     maps, keyword_map = surveyed.texture, surveyed.keyword_map(question)
     ways = Ways(surveyed.propositional, surveyed.perspectival, keyword_map)
@@ -51,16 +48,8 @@ def steps(pixels: np.ndarray, cell: int, question: str, device: str) -> dict[str
     features, words = (
         draw.normal(size=(n, DIMENSIONS)).astype(np.float32) for n in (VIEW[0] * VIEW[1], WORDS)
     )
-    device_pixels = torch.from_numpy(pixels.copy()).to(device)
-
-    def on_device() -> None:
-        in_torch(device_pixels, cell)
-        if device != "cpu":
-            torch.cuda.synchronize()
-
     return {
         "texture": lambda: texture(pixels, cell),
-        "texture, torch": on_device,
         "propositional": lambda: propositional(maps),
         "perspectival": lambda: perspectival(maps),
         "keywords": lambda: keywords(maps, question),
@@ -91,22 +80,17 @@ def main() -> None:
     parser.add_argument("--height", type=int, default=896)
     parser.add_argument("--cell", type=int, default=28)
     parser.add_argument("--repeats", type=int, default=50)
-    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
-    torch.set_num_threads(1)
     [sample] = generate(HELD_OUT_SEED, 1, ("small_text",), [(args.width, args.height)])
     pixels = np.asarray(sample.images[0].convert("RGB"))
-    durations = milliseconds(steps(pixels, args.cell, sample.turns[0].question, args.device), args.repeats)
-    print(
-        f"{args.width}x{args.height} pixels, cells of {args.cell}; torch on {args.device}; "
-        f"{args.repeats} repeats"
-    )
+    durations = milliseconds(steps(pixels, args.cell, sample.turns[0].question), args.repeats)
+    print(f"{args.width}x{args.height} pixels, cells of {args.cell}; {args.repeats} repeats")
     print(f"{'step':<16}{'median ms':>11}{'quickest ms':>13}")
     for name, samples in durations.items():
         print(f"{name:<16}{statistics.median(samples):11.2f}{min(samples):13.2f}")
     medians = {name: statistics.median(samples) for name, samples in durations.items()}
-    total = sum(medians[name] for name in medians if name != "texture, torch")
-    print(f"{'all, in numpy':<16}{total:11.2f}")
+    total = sum(medians.values())
+    print(f"{'all':<16}{total:11.2f}")
     print(f"texture below {TARGET_MS:g} ms: {'yes' if medians['texture'] < TARGET_MS else 'no'}")
     quickest = {name: min(samples) for name, samples in durations.items()}
     shape = {"width": args.width, "height": args.height, "cell": args.cell}

@@ -16,6 +16,7 @@ from random import Random
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
@@ -30,6 +31,7 @@ from fovea.evaluation.scenes.reading import reading
 from fovea.evaluation.scenes.sample import Turn
 from fovea.evaluation.scenes.scene import Scene
 from fovea.evaluation.scenes.small import compose_small
+from fovea.relevance.attending import Policy, Scores
 from fovea.relevance.balancing import Balancer, Tensions, Ways
 from fovea.relevance.knowing import perspectival, propositional
 from fovea.relevance.policy import LARGE_IMAGE, attend, content_mask
@@ -43,7 +45,20 @@ Tower = Callable[[np.ndarray], Tensor]
 """An image's pixels (height, width, 3) to its visual tokens, (tokens, hidden)."""
 CELL, MERGE = 32, 2
 """Side of a token's cell in pixels, and patches per side of it."""
-POLICIES = ("thresholds", "thresholds", "power", "sharp")
+FLOOR, CEILING, EXPONENT = 64, 400, 4.02
+"""Least and most tokens of a region under `power`, and the exponent that the ARR-COC design begins with."""
+
+
+def power(scores: Scores, natives: NDArray[np.int64]) -> NDArray[np.float64]:
+    """A policy for `attending.allocate` that gives a region any number of tokens: a power of its score.
+
+    Only training uses it, so that the model also meets regions between the levels.
+    """
+    share = np.clip(np.asarray(scores, np.float64) ** EXPONENT, 0, 1)
+    return natives * (FLOOR + (CEILING - FLOOR) * share) / CEILING
+
+
+POLICIES: tuple[str | Policy, ...] = ("thresholds", "thresholds", power, "sharp")
 
 
 def tower() -> Tower:

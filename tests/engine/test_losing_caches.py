@@ -32,7 +32,7 @@ def lose_something(machine: Engine, rng: random.Random) -> None:
     kind = rng.random()
     known = [span.key for job in machine.loop.board.jobs.values() for span in job.seq.spans]
     if kind < 0.4 and len(embeddings):
-        embeddings.drop(rng.choice(list(embeddings._entries)))
+        embeddings.drop(rng.choice(embeddings.keys))
     elif kind < 0.55 and known:
         slower.drop(rng.choice(known))
     elif kind < 0.65:

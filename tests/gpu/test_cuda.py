@@ -72,7 +72,7 @@ def test_images_are_encoded_beside_decodes(tmp_path: Path) -> None:
     options = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
     settings = {"dtype": "float32", "device": "cuda", "kv_cache_mib": 64, "prefix_cache": False}
     with Engine.from_pretrained(str(folder), **settings) as engine:
-        assert isinstance(engine.loop.runner._encoder._stream, CudaStream)
+        assert isinstance(engine.runner._encoder._stream, CudaStream)
         alone = [engine.generate("what?", [image], **options).token_ids[0] for image in images]
         text = engine.generate("tell", **{**options, "max_tokens": 200}).token_ids[0]
         engine.clear_caches()

@@ -160,7 +160,7 @@ def test_graphs_change_no_answer(tmp_path: Path) -> None:
                     for i, prompt in enumerate(prompts)
                 ]
             answers.append([future.result().token_ids for future in said])
-            padded = engine.loop.runner._padded
+            padded = engine.runner._padded
             assert (padded is not None) == (graphs != "off")
             if padded is not None:
                 assert all(

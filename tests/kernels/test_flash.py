@@ -211,7 +211,7 @@ def test_a_library_that_does_not_compile_is_refused_in_its_words(
         raise RuntimeError("Ninja build failed\nand the whole of its output")
 
     monkeypatch.setattr(library, "plan", fail)
-    with pytest.raises(ConfigError, match="can not be used: RuntimeError: Ninja build failed$"):
+    with pytest.raises(ConfigError, match="cannot be used: RuntimeError: Ninja build failed$"):
         flash.load(HEADS, CPU, HALF)
 
 

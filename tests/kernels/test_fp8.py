@@ -110,7 +110,7 @@ def test_other_devices_are_refused_before_weights_are_read(
     with pytest.raises(
         ConfigError, match="compute capability 9.0 and bfloat16: the device is cpu; accepted here: none"
     ):
-        load_model("fovea-tiny", EngineConfig(device="cpu", quantization="fp8"))
+        load_model("fovea-tiny", EngineConfig.of(device="cpu", quantization="fp8"))
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A card")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))

@@ -290,7 +290,7 @@ def test_a_set_that_can_not_be_had_is_refused_and_auto_takes_the_next(
     build._loaded.cache_clear()
     try:
         assert type(choose("auto", torch.device("cpu"), BF16, HEADS)) is TorchKernels
-        assert "the CPU kernels can not be used" in caplog.text
+        assert "the CPU kernels cannot be used" in caplog.text
         with pytest.raises(ConfigError, match="C\\+\\+ compiler"):
             choose("native", torch.device("cpu"), BF16, HEADS)
         with pytest.raises(ConfigError, match="float32"):

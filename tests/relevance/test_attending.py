@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 from hypothesis import given
+from numpy.typing import NDArray
 
 from fovea.relevance.attending import (
-    CONTINUOUS,
     LADDER,
     POLICIES,
     WHOLE_SHARE,
     Levels,
+    Scores,
     allocate,
     entropy_total,
-    power,
     sharp,
     thresholds,
     whole_tokens,
@@ -81,15 +80,6 @@ def test_the_thresholds_of_the_design() -> None:
     assert thresholds(relevance, np.full(8, 64)).tolist() == [16, 16, 64, 64, 64, 64, 64, 64]
 
 
-def test_power_gives_64_to_400_tokens_of_400() -> None:
-    relevance = np.array([0.0, 0.5, 1.0])
-    assert power(relevance, np.full(3, 400)) == pytest.approx([64, 64 + 336 * 0.5**4.02, 400])
-    assert power(relevance, np.full(3, 100)) == pytest.approx([16, 16 + 84 * 0.5**4.02, 100])
-    assert power(relevance, np.full(3, 400), exponent=1.0) == pytest.approx([64, 232, 400])
-    assert power(relevance, np.full(3, 400), offset=9.0)[0] == pytest.approx(64 + 336 * 0.3, rel=1e-6)
-    assert power(relevance, np.full(3, 400), offset=-9.0)[1] == 64
-
-
 def test_sharp_gives_all_to_the_most_relevant() -> None:
     """A remainder that is too small for another whole region goes to the next regions by levels."""
     assert not sharp(np.ones(3), np.full(3, 64)).any()
@@ -129,7 +119,7 @@ def test_levels() -> None:
     assert Levels.for_region(0).above(0) is None
 
 
-@given(regions, totals, st.sampled_from(sorted(set(POLICIES) - CONTINUOUS)))
+@given(regions, totals, st.sampled_from(sorted(POLICIES)))
 def test_under_policies_of_levels_one_region_at_most_is_between_levels(
     cases: list[tuple[float, int, int]], total: int, policy: str
 ) -> None:
@@ -144,14 +134,17 @@ def test_under_policies_of_levels_one_region_at_most_is_between_levels(
     assert len(between) <= 1
 
 
-def test_power_gives_any_number_of_tokens() -> None:
-    """The power policy gives 84 tokens to a score of 0.5; policies of levels would give 64."""
-    assert frozenset({"power"}) == CONTINUOUS
-    assert allocate([0.0, 0.5, 1.0], [400] * 3, 64 + 84 + 400, "power") == (64, 84, 400)
+def test_a_policy_of_ones_own_gives_any_number_of_tokens() -> None:
+    """A function gives 84 tokens to a score of 0.5; policies of levels would give 64."""
+
+    def own(scores: Scores, natives: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.interp(scores, [0.0, 0.5, 1.0], [64.0, 84.0, 400.0])
+
+    assert allocate([0.0, 0.5, 1.0], [400] * 3, 64 + 84 + 400, own) == (64, 84, 400)
     relevance = [0.6, 0.7, 0.8, 0.9]
-    targets = tuple(int(want) for want in power(np.array(relevance), np.full(4, 400)))
+    targets = tuple(int(want) for want in own(np.array(relevance), np.full(4, 400)))
     assert not set(targets) & set(LADDER)
-    assert allocate(relevance, [400] * 4, sum(targets), "power") == targets
+    assert allocate(relevance, [400] * 4, sum(targets), own) == targets
 
 
 @given(st.integers(1, 100_000), st.floats(0, 1), st.floats(0, 1))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fovea.engine.cache import disk_files
 from fovea.engine.cache.disk import DiskStore
-from tests.support.disks import value_of
+from tests.support.disks import arrays_of, value_of
 
 VALUE = 18_000
 CAPACITY = 8 * (VALUE + 2000)
@@ -30,7 +30,7 @@ def hammer(folder: str, seed: int, seconds: float, answer: Connection) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         key = random_.choice(KEYS)
-        value = store.get(key)
+        value = arrays_of(store, key)
         if value is None:
             store.put(key, value_of(key, VALUE))
         elif value != value_of(key, VALUE):
@@ -88,4 +88,4 @@ def use_without_rights(folder: str, answer: Connection) -> None:
     store.put("key", value_of("key", VALUE))
     store.flush()
     stats = store.stats()
-    answer.send((store.get("key"), "key" in store, stats.dropped, stats.off))
+    answer.send((arrays_of(store, "key"), "key" in store, stats.dropped, stats.off))

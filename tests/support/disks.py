@@ -45,3 +45,9 @@ def stored_keys(store: DiskStore, keys: str) -> str:
 
 def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def arrays_of(store: DiskStore, key: str) -> Arrays | None:
+    """The arrays of an entry, without the time at which it was written."""
+    entry = store.read(key)
+    return None if entry is None else entry.arrays

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fovea.kernels.base import Product
+from fovea.kernels.base import Kernels, Product
 from fovea.kernels.quantize import Format
-from fovea.kernels.torch.kernels import TorchKernels
 
 MIB = 1 << 20
 LEAST, MOST, MOST_WEIGHT = 4 * MIB, 1024 * MIB, 256 * MIB
@@ -51,7 +50,7 @@ class Machine:
 
 
 def calibrate(
-    kernels: TorchKernels,
+    kernels: Kernels,
     dtype: torch.dtype,
     device: torch.device,
     formats: Iterable[Format | None],
@@ -71,7 +70,7 @@ def calibrate(
     )
 
 
-def _bandwidth(kernels: TorchKernels, dtype: torch.dtype, device: torch.device, size: int) -> float:
+def _bandwidth(kernels: Kernels, dtype: torch.dtype, device: torch.device, size: int) -> float:
     """The better of two readers: a sum over numbers, and a product of one row with a weight, as packed for it."""
     numbers = torch.ones(size // 4, device=device)
     best = size / _seconds(lambda: numbers.sum(), device)
@@ -86,7 +85,7 @@ def _bandwidth(kernels: TorchKernels, dtype: torch.dtype, device: torch.device, 
     return best
 
 
-def _peak(kernels: TorchKernels, dtype: torch.dtype, device: torch.device, format: Format | None) -> float:
+def _peak(kernels: Kernels, dtype: torch.dtype, device: torch.device, format: Format | None) -> float:
     rows, side = CUDA_PRODUCT if device.type == "cuda" else CPU_PRODUCT
     product = _product(kernels, _weight(side, side, dtype, device), format)
     best = 0.0
@@ -97,7 +96,7 @@ def _peak(kernels: TorchKernels, dtype: torch.dtype, device: torch.device, forma
     return best
 
 
-def _product(kernels: TorchKernels, weight: Tensor, format: Format | None) -> Product:
+def _product(kernels: Kernels, weight: Tensor, format: Format | None) -> Product:
     if format is not None:
         return kernels.quantized(weight, None, None, False, format)
     packed = kernels.product(weight, None, None, False)

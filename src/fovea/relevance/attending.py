@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 Scores = NDArray[np.floating[Any]]
 LADDER: tuple[int, ...] = (16, 64, 200, 400)
 """Tokens of a region at each level. Zero, and the region's native number of tokens, are levels, too."""
-FLOOR, CEILING = 64, 400
-"""Least and most tokens of a region under the policies that give any number in between."""
 WHOLE_SHARE = 0.1, 0.9
 """The share of the total that the view of the whole takes: at a compress tension of 0, and of 1."""
 
@@ -63,28 +61,12 @@ def thresholds(scores: Scores, natives: NDArray[np.int64]) -> NDArray[np.float64
     return targets
 
 
-def power(
-    scores: Scores, natives: NDArray[np.int64], exponent: float = 4.02, offset: float = 0.0
-) -> NDArray[np.float64]:
-    """A target between FLOOR and CEILING by a power of the score, scaled by native tokens / CEILING.
-
-    Training takes it for some of its layouts (training/varied.py).
-
-    exponent: of the score; the default is the first value of the ARR-COC design.
-    offset: raises (or lowers) all targets, by 0.3 * tanh(offset) of the range.
-    """
-    share = np.clip(np.asarray(scores, np.float64) ** exponent + 0.3 * math.tanh(offset), 0, 1)
-    return natives * (FLOOR + (CEILING - FLOOR) * share) / CEILING
-
-
 def sharp(scores: Scores, natives: NDArray[np.int64]) -> NDArray[np.float64]:
     """Targets of 0, so that the most relevant regions get all of their tokens while the total lasts."""
     return np.zeros(len(scores))
 
 
-POLICIES: dict[str, Policy] = {"thresholds": thresholds, "power": power, "sharp": sharp}
-CONTINUOUS = frozenset({"power"})
-"""Policies whose targets may be any number of tokens. The targets of the others are levels."""
+POLICIES: dict[str, Policy] = {"thresholds": thresholds, "sharp": sharp}
 
 
 def entropy_total(relevance: Scores) -> int:
@@ -119,14 +101,14 @@ def allocate(
     scores: Sequence[float] | Scores,
     natives: Sequence[int],
     total: int,
-    policy: str = "thresholds",
+    policy: str | Policy = "thresholds",
     demands: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
     """Tokens of each region. They add up to `total` exactly, or to the sum of `natives` where that is less.
 
     scores: relevance in [0, 1]; of two equal regions the earlier counts as the more relevant.
     natives: tokens of each region at its native resolution.
-    policy: a name in POLICIES.
+    policy: a name in POLICIES, whose targets are levels; or a function, whose targets may be any number of tokens.
     demands: how many tokens of each region have content; all of them by default. No region gets more than its
         demand before every region has its demand.
     """
@@ -136,10 +118,10 @@ def allocate(
         return tuple(int(native) for native in limits)
     needs = limits if demands is None else np.minimum(np.asarray(demands, np.int64), limits)
     levels = [Levels.for_region(int(need)) for need in needs]
-    targets = np.minimum(POLICIES[policy](values, limits), needs)
-    if policy in CONTINUOUS:
-        budgets = [int(target) for target in targets]
+    if callable(policy):
+        budgets = [int(target) for target in np.minimum(policy(values, limits), needs)]
     else:
+        targets = np.minimum(POLICIES[policy](values, limits), needs)
         budgets = [level.at_most(float(target)) for level, target in zip(levels, targets, strict=True)]
     order = sorted(range(len(budgets)), key=lambda index: (-float(values[index]), index))
     _shrink(budgets, levels, order, total)

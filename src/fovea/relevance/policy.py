@@ -65,7 +65,7 @@ def attend(
     content: Mask,
     total: int,
     compress: float = 0.5,
-    policy: str = "thresholds",
+    policy: str | attending.Policy = "thresholds",
     side: int = SIDE,
 ) -> Allocation:
     """Lay out an image with exactly `total` tokens.
@@ -74,7 +74,7 @@ def attend(
     content: whether each cell has content, (rows, columns).
     total: tokens, at least one and fewer than cells; otherwise ValueError is raised.
     compress: the tension between compress and particularize, in [0, 1].
-    policy: a name in `attending.POLICIES`.
+    policy: a name in `attending.POLICIES`, or a function, as in `attending.allocate`.
     side: usual side of a region, in tokens.
     """
     grid = relevance.shape[0], relevance.shape[1]

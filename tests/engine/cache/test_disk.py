@@ -11,23 +11,32 @@ from pathlib import Path
 import pytest
 
 from fovea.engine.cache import disk_files
-from fovea.engine.cache.arrays import Array, Arrays
 from fovea.engine.cache.disk import DiskStore
 from fovea.engine.cache.disk_files import path_of
-from tests.support.disks import CAPACITY, ENTRY, Clock, Open, files, store_values, stored_keys, value_of
+from tests.support.disks import (
+    CAPACITY,
+    ENTRY,
+    Clock,
+    Open,
+    arrays_of,
+    files,
+    store_values,
+    stored_keys,
+    value_of,
+)
 
 
 def test_what_is_put_is_found_also_after_a_restart(opened: Open) -> None:
     first = opened()
-    assert first.get("a") is None
+    assert arrays_of(first, "a") is None
     store_values(first, "a")
-    assert first.get("a") == value_of("a", ENTRY)
+    assert arrays_of(first, "a") == value_of("a", ENTRY)
     first.close()
     second = opened()
     stats = second.stats()
     assert (stats.entries, stats.bytes > ENTRY, stats.off) == (1, True, None)
     assert "a" in second
-    assert second.get("a") == value_of("a", ENTRY)
+    assert arrays_of(second, "a") == value_of("a", ENTRY)
     assert (first.stats().hits, first.stats().misses, first.stats().writes) == (1, 1, 1)
 
 
@@ -43,7 +52,7 @@ def test_the_least_recently_used_goes_first_and_the_ceiling_is_never_passed(
 ) -> None:
     store = opened(5 * ENTRY)
     store_values(store, *"abcd")
-    assert store.get("a") is not None
+    assert arrays_of(store, "a") is not None
     store_values(store, "e")
     assert stored_keys(store, "abcde") == "acde"
     assert sum(file.stat().st_size for file in files(folder)) == store.stats().bytes <= 5 * ENTRY
@@ -88,10 +97,10 @@ def test_age_counts_from_the_writing(opened: Open, clock: Clock, folder: Path) -
     store = opened(ttl_s=60.0)
     store_values(store, "a", "b")
     clock.now += 50
-    assert store.get("a") is not None
+    assert arrays_of(store, "a") is not None
     clock.now += 15
     assert "a" not in store
-    assert store.get("a") is None
+    assert arrays_of(store, "a") is None
     store.sweep()
     assert (files(folder), store.stats().expired, store.stats().bytes) == ([], 2, 0)
 
@@ -106,7 +115,7 @@ def test_drop_and_clear(opened: Open, folder: Path) -> None:
     store.clear()
     assert (files(folder), store.stats().entries, store.stats().bytes) == ([], 0, 0)
     store_values(store, "a")
-    assert store.get("a") is not None
+    assert arrays_of(store, "a") is not None
 
 
 def test_what_waits_is_found_and_a_full_queue_drops(
@@ -128,7 +137,7 @@ def test_what_waits_is_found_and_a_full_queue_drops(
         3 * ENTRY,
         "abc",
     )
-    assert all(store.get(key) == value_of(key, ENTRY) for key in "abc")
+    assert all(arrays_of(store, key) == value_of(key, ENTRY) for key in "abc")
     store.drop("c")
     store.put("b", value_of("b", ENTRY))
     assert (stored_keys(store, "abcde"), store.stats().queued_bytes) == ("ab", 2 * ENTRY)
@@ -168,7 +177,7 @@ def test_close_writes_what_waits_and_takes_no_more(opened: Open) -> None:
     store.close()
     store.put("d", value_of("d", ENTRY))
     assert (stored_keys(store, "abcd"), store.stats().writes, store.stats().dropped) == ("abc", 3, 1)
-    assert store.get("a") == value_of("a", ENTRY)
+    assert arrays_of(store, "a") == value_of("a", ENTRY)
     store.close()
 
 
@@ -202,11 +211,3 @@ def test_a_store_looks_at_its_folder_also_when_nothing_is_written(folder: Path) 
     assert store.stats().entries == 1
     store.close()
     other.close()
-
-
-def test_durable_writes_are_the_same_files(opened: Open) -> None:
-    store = opened(durable=True)
-    store_values(store, "a")
-    assert store.get("a") == Arrays(
-        (Array("embeds", "bfloat16", (5000,), value_of("a", ENTRY).items[0].data),)
-    )

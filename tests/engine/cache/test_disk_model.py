@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fovea.engine.cache.arrays import Array, Arrays
 from fovea.engine.cache.disk import DiskStore
 from fovea.engine.cache.disk_files import path_of
+from tests.support.disks import arrays_of
 
 KEYS = st.sampled_from("abcdef")
 FOREIGN = b"not an entry"
@@ -56,11 +57,11 @@ class DiskMachine(RuleBasedStateMachine):
         self.values[key], self.written[key] = value, self.now
         assert self.store.flush(10)
         assert key in self.store
-        assert self.store.get(key) == value, "what was just written is not there"
+        assert arrays_of(self.store, key) == value, "what was just written is not there"
 
     @rule(key=KEYS)
     def get(self, key: str) -> None:
-        got = self.store.get(key)
+        got = arrays_of(self.store, key)
         if got is None:
             return
         assert got == self.values[key]
@@ -71,7 +72,7 @@ class DiskMachine(RuleBasedStateMachine):
         self.store.drop(key)
         self.values.pop(key, None)
         assert key not in self.store
-        assert self.store.get(key) is None
+        assert arrays_of(self.store, key) is None
 
     @rule()
     def clear(self) -> None:
@@ -88,7 +89,7 @@ class DiskMachine(RuleBasedStateMachine):
                 data[int(where * len(data))] ^= flip
             path.write_bytes(data)
             before = self.store.stats()
-            assert self.store.get(key) is None
+            assert arrays_of(self.store, key) is None
             after = self.store.stats()
             assert (after.corrupt + after.expired) - (before.corrupt + before.expired) == 1
             assert not path.exists()
@@ -123,7 +124,7 @@ class DiskMachine(RuleBasedStateMachine):
         if source.is_file():
             target.parent.mkdir(exist_ok=True)
             os.replace(source, target)
-            assert self.store.get("other") is None
+            assert arrays_of(self.store, "other") is None
 
     @rule(key=KEYS, name=st.sampled_from(["notes.txt", "model.safetensors"]))
     def add_foreign(self, key: str, name: str) -> None:

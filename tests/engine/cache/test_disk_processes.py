@@ -21,7 +21,7 @@ from fovea.engine.cache.arrays import decode
 from fovea.engine.cache.disk import DiskStore
 from fovea.engine.cache.disk_files import path_of
 from tests.support import disk_workers as workers
-from tests.support.disks import value_of
+from tests.support.disks import arrays_of, value_of
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -95,7 +95,7 @@ def test_half_a_file_of_a_killed_writer_is_never_seen_and_goes_in_time(tmp_path:
     assert len(list(folder.rglob("*.tmp"))) == 1
     store = DiskStore(folder, 1 << 30, clock=lambda: time.time() + 1000)
     assert store.flush(10)
-    assert (store.get("whole"), store.get("half")) == (value_of("whole", workers.VALUE), None)
+    assert (arrays_of(store, "whole"), arrays_of(store, "half")) == (value_of("whole", workers.VALUE), None)
     assert (store.stats().entries, store.stats().corrupt, list(folder.rglob("*.tmp"))) == (1, 0, [])
     store.close()
 
@@ -123,7 +123,7 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
     def work(seed: int) -> None:
         for i in range(300):
             key = workers.KEYS[(i * 7 + seed * 5) % len(workers.KEYS)]
-            got = store.get(key)
+            got = arrays_of(store, key)
             if got is None:
                 store.put(key, value_of(key, workers.VALUE))
             elif got != value_of(key, workers.VALUE):

@@ -188,7 +188,7 @@ class TwoTiers(RuleBasedStateMachine):
         held = {key for key, holders in self.held.items() if holders}
         for key in held:
             assert self.device.get(key)[0] == key, "something that is held was lost"
-        loose = [key for key in self.device._entries if key not in held]
+        loose = [key for key in self.device.keys if key not in held]
         assert self.device.bytes <= self.device.capacity or not loose
 
 

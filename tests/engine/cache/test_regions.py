@@ -123,10 +123,10 @@ def test_clearing_keeps_the_counts() -> None:
 def test_a_lost_count_is_told() -> None:
     cache: RegionCache[str] = RegionCache(10)
     cache.put("a", "a", 5, 0.2)
-    cache.bytes = 4
+    cache._ledger.bytes = 4
     with pytest.raises(RuntimeError, match="lost count of its bytes"):
         cache.check_integrity()
-    cache.bytes, cache.capacity = 5, 4
+    cache._ledger.bytes, cache._ledger.capacity = 5, 4
     with pytest.raises(RuntimeError, match="5 bytes of regions kept, 4 allowed"):
         cache.check_integrity()
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from fovea import Engine
 from fovea.core.types import ChatPrompt, Completion
 from fovea.engine.models.qwen_vl import QwenVL
-from fovea.engine.regions.any_size import PartsEncoder
+from fovea.engine.regions.any_size import AnySizeRegionEncoder
 from fovea.engine.request.prompt_plan import PlannedImage, process
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
@@ -49,9 +49,9 @@ def machine(request: pytest.FixtureRequest, checkpoint: Checkpoints) -> Iterator
         yield made
 
 
-def parts(machine: Engine) -> PartsEncoder:
+def parts(machine: Engine) -> AnySizeRegionEncoder:
     reducing = machine.runner._encoder._encode.__self__  # type: ignore[attr-defined]
-    found: PartsEncoder = reducing._parts
+    found: AnySizeRegionEncoder = reducing._region_encoder
     return found
 
 
@@ -338,7 +338,7 @@ def test_nobody_goes_along_where_it_would_take_longer_or_be_lost(
     expected = list(seen)
     for rows, capacity in ((64, encoder.regions.capacity), (1 << 14, 0)):
         monkeypatch.setattr("fovea.engine.vision.slices.CPU_ROWS", rows)
-        monkeypatch.setattr(encoder.regions, "capacity", capacity)
+        monkeypatch.setattr(encoder.regions._ledger, "capacity", capacity)
         encoder.regions.clear()
         seen.clear()
         run_to_end(encoder.slices(first, lambda: iter([second])))

@@ -261,7 +261,9 @@ def test_outputs_age_from_when_they_were_encoded(machine: Engine) -> None:
     say(machine, prompt)
     (span,) = prepared_prompt(machine, prompt).spans
     assert features_of(machine, span).created_at == whole.created_at
-    assert machine._embeddings._entries[span.key].made == whole.created_at
+    entry = machine._embeddings._ledger.entry(span.key)
+    assert entry is not None
+    assert entry.created == whole.created_at
 
 
 MIXED = [
@@ -301,7 +303,7 @@ def test_entries_vanish_during_a_run(
         def losing() -> None:
             lose_something(machine, rng)
             if rng.random() < 0.2 and len(regions):
-                regions._drop(rng.choice(list(regions._entries)))
+                regions._ledger.remove(rng.choice(list(regions._ledger)))
             step()
 
         machine.loop._step = losing  # type: ignore[method-assign]

@@ -291,9 +291,9 @@ def test_positions_of_one_number(llava: Pair, method: str) -> None:
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("relevance", "relevance is for models whose images can be seen in parts"),
+        ("relevance", "relevance needs images that can be seen region by region"),
         ("resize", "this model's images have fixed sizes"),
-        ("visionzip", "visionzip looks into the vision encoder of Qwen2-VL"),
+        ("visionzip", "visionzip needs the attention inside the vision encoder"),
     ],
 )
 def test_what_a_model_can_not_is_refused(llava: Pair, method: str, message: str) -> None:
@@ -307,8 +307,8 @@ def test_what_a_model_can_not_is_refused(llava: Pair, method: str, message: str)
 @pytest.mark.parametrize(
     ("architecture", "settings", "message"),
     [
-        ("llava", {"visual_tokens": "relevance:0.5"}, "visual_tokens: relevance is for models whose images"),
-        ("llava", {"degrade_by": "visionzip", "degrade_from": 0.5}, "degrade_by: visionzip looks into"),
+        ("llava", {"visual_tokens": "relevance:0.5"}, "visual_tokens: relevance needs images that"),
+        ("llava", {"degrade_by": "visionzip", "degrade_from": 0.5}, "degrade_by: visionzip needs the attention"),
         ("idefics3", {"visual_tokens": "fast"}, "visual_tokens: this model writes text between"),
     ],
 )

@@ -112,5 +112,5 @@ def test_the_whole_is_always_kept(machine: Engine) -> None:
 
 def test_what_looks_into_the_encoder_is_refused(machine: Engine) -> None:
     wish = PixelBudget(visual=VisualTokens("visionzip", keep=0.5))
-    with pytest.raises(InvalidRequest, match="looks into the vision encoder"):
+    with pytest.raises(InvalidRequest, match="needs the attention inside the vision encoder"):
         machine.generate(QUESTION, [_page(90, 60)], budget=wish, max_tokens=1)

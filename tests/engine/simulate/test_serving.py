@@ -108,7 +108,7 @@ async def test_images_cost_what_the_bundled_models_plan_says_and_are_found_again
     assert again.usage.cached >= 64
     await whole(engine, ask(pictures=(picture("b"),), encode_only=True))
     assert engine.stats()["images_encoded"] == 2
-    assert "b" * 64 in next(reversed(list(engine.scheduler.embeddings._entries)))
+    assert "b" * 64 in next(reversed(engine.scheduler.embeddings.keys))
 
 
 async def test_steps_take_the_time_that_they_cost() -> None:

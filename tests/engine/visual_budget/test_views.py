@@ -180,7 +180,7 @@ def test_one_image_and_a_budget_for_all_are_the_plain_path(machine: Engine) -> N
         plain = prepared_prompt(machine, ask("what is it?", *images))
         found = prepared_prompt(machine, reduced_prompt("what is it?", *images, method=VIEWS, **wish))
         assert (found.ids, found.spans) == (plain.ids, plain.spans)
-        assert [image.chosen for image in found.images] == [None] * len(images)
+        assert [image.reduction for image in found.images] == [None] * len(images)
 
 
 def test_a_follow_up_looks_at_what_it_names(machine: Engine) -> None:

@@ -46,7 +46,7 @@ class DiskStats:
     off: str | None  # why the store has given up on its folder
 
 
-class Dated(NamedTuple):
+class DatedArrays(NamedTuple):
     """An entry, and when it was written, in seconds of the store's clock."""
 
     arrays: Arrays
@@ -56,9 +56,9 @@ class Dated(NamedTuple):
 class DiskStore:
     """At most `capacity_bytes` of entries in `folder`, least recently used first out, none older than `ttl_s` seconds.
 
-    The arrays given to `put` must not change until they are written; those of `get` are read in the calling thread and
+    The arrays given to `put` must not change until they are written; those of `read` are read in the calling thread and
     held against their checksum (a second per gigabyte, without holding the interpreter's lock). At most `queue_bytes`
-    wait in memory to be written. `durable` waits for the disk at each write. Whatever other processes do to the folder
+    wait in memory to be written. Whatever other processes do to the folder
     is noticed after `rescan_s` seconds at the latest.
     """
 
@@ -69,7 +69,6 @@ class DiskStore:
         *,
         ttl_s: float | None = None,
         queue_bytes: int = 256 << 20,
-        durable: bool = False,
         rescan_s: float = 300.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -77,7 +76,6 @@ class DiskStore:
             Path(folder).absolute(),
             capacity_bytes,
             ttl_s=ttl_s,
-            durable=durable,
             rescan_s=rescan_s,
             clock=clock,
         )
@@ -91,17 +89,12 @@ class DiskStore:
             self._store, self.sweep, name="fovea-disk", limit=queue_bytes, every_s=rescan_s
         )
 
-    def get(self, key: str) -> Arrays | None:
-        """The entry, marked as used, or None."""
-        found = self.look(key)
-        return None if found is None else found.arrays
-
-    def look(self, key: str) -> Dated | None:
-        """`get`, and when it was written."""
+    def read(self, key: str) -> DatedArrays | None:
+        """The entry with the time at which it was written, marked as used; None if there is none."""
         found = None
         if self._off is None:
             waiting = self._queue.pending(key)
-            found = self._read(key) if waiting is None else Dated(waiting, self._clock())
+            found = self._read(key) if waiting is None else DatedArrays(waiting, self._clock())
         self._count("misses" if found is None else "hits")
         return found
 
@@ -112,7 +105,7 @@ class DiskStore:
             self._count("dropped")
 
     def __contains__(self, key: str) -> bool:
-        """Whether there is an entry, without opening it: `get` may still find it damaged."""
+        """Whether there is an entry, without opening it: `read` may still find it damaged."""
         if self._off is not None:
             return False
         return self._queue.pending(key) is not None or self._find(key) is not None
@@ -172,14 +165,14 @@ class DiskStore:
             self._trouble(error)
         return None
 
-    def _read(self, key: str) -> Dated | None:
+    def _read(self, key: str) -> DatedArrays | None:
         found = self._find(key)
         if found is None:
             if not self._folder.path.is_dir():
                 self._trouble(FileNotFoundError("it is gone"))
             return None
         try:
-            return Dated(decode(self._folder.read(found), key), found.written)
+            return DatedArrays(decode(self._folder.read(found), key), found.written)
         except FileNotFoundError:
             return None  # another process has evicted it between the two looks
         except BadFile as error:

@@ -87,10 +87,10 @@ def read_file(path: str, limit: int, now: float) -> bytearray:
     return data
 
 
-def write_file(path: Path, pieces: Sequence[memoryview], now: float, *, durable: bool) -> None:
+def write_file(path: Path, pieces: Sequence[memoryview], now: float) -> None:
     """Write beside `path` and rename, so that nobody ever sees a part. Raises NotOurs, OSError and leaves nothing behind.
 
-    `durable` waits for the disk. Without it a power cut may leave a damaged file, which its checksum betrays.
+    A power cut may leave a damaged file, which its checksum betrays.
     """
     with suppress(FileExistsError):
         os.mkdir(path.parent, 0o700)
@@ -103,8 +103,6 @@ def write_file(path: Path, pieces: Sequence[memoryview], now: float, *, durable:
         try:
             write_all(descriptor, pieces)
             os.utime(descriptor, ns=(int(now * 1e9), int(now * 1e9)))
-            if durable:
-                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         os.replace(temporary, path)
@@ -112,8 +110,6 @@ def write_file(path: Path, pieces: Sequence[memoryview], now: float, *, durable:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-    if durable:
-        _sync_folder(path.parent)
 
 
 def write_all(descriptor: int, pieces: Sequence[memoryview]) -> None:
@@ -121,14 +117,6 @@ def write_all(descriptor: int, pieces: Sequence[memoryview]) -> None:
         done = 0
         while done < len(piece):
             done += os.write(descriptor, piece[done:])
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def scan(folder: Path) -> Iterator[Found]:

@@ -43,14 +43,12 @@ class DiskFolder:
         capacity: int,
         *,
         ttl_s: float | None,
-        durable: bool,
         rescan_s: float,
         clock: Callable[[], float],
     ) -> None:
         self.path = path
         self.capacity = capacity
         self._ttl_s = ttl_s
-        self._durable = durable
         self._rescan_s = rescan_s
         self._clock = clock
         self._counting = threading.Lock()  # guards `_usage`; held for no input or output
@@ -92,7 +90,7 @@ class DiskFolder:
             if not self._make_room(size):
                 return False
             old = measure(path)
-            write_file(path, pieces, self._clock(), durable=self._durable)
+            write_file(path, pieces, self._clock())
             self._account(size - (old.size if old else 0), 0 if old else 1)
             self._unseen += size
             return True

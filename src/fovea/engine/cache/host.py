@@ -1,30 +1,29 @@
-"""What faster memory had no room for, bounded in bytes: the tier between the device and the disk.
+"""Encoder outputs in host memory, bounded in bytes: the tier between the device and the disk.
 
-Values are opaque. Room is made before a value is copied here, so the ceiling holds while it is copied, too. What is read
-stays, and is not copied again when it is evicted from faster memory the next time. Thread-safe.
+Values are opaque. Room is made before a value is copied here, so the ceiling holds during the copy. A value that is read
+stays, and is not copied again when it is evicted from the device the next time. Thread-safe.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from fovea.core.ledger import Ledger
 
 Value = TypeVar("Value")
 
 
-class _Entry(NamedTuple, Generic[Value]):
-    value: Value
-    size: int
-    made: float
-
-
 @dataclass(slots=True)
 class HostStats:
-    """bytes: of entries and of what is being copied here. dropped: values too large or too old to be kept."""
+    """Counters of a host store.
+
+    bytes: of all entries, and of values that are being copied here.
+    dropped: values that were too large or too old to be stored.
+    """
 
     bytes: int = 0
     entries: int = 0
@@ -36,108 +35,100 @@ class HostStats:
 
 
 class HostStore(Generic[Value]):
-    """At most `capacity` bytes, least recently used first out, nothing made more than `ttl_s` seconds ago."""
+    """At most `capacity` bytes; the least recently used value is evicted first, and values expire after `ttl_s` seconds."""
 
     def __init__(
         self, capacity: int, *, ttl_s: float | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        self.capacity = capacity
-        self._ttl_s = ttl_s
-        self._clock = clock
+        self._ledger: Ledger[str, Value] = Ledger(capacity, ttl_s=ttl_s, clock=clock)
         self._lock = threading.Lock()
-        self._stats = HostStats()
-        self._entries: OrderedDict[str, _Entry[Value]] = OrderedDict()
+        self._hits = 0
+        self._misses = 0
+        self._dropped = 0
+
+    @property
+    def capacity(self) -> int:
+        return self._ledger.capacity
 
     def __contains__(self, key: str) -> bool:
         with self._lock:
-            entry = self._entries.get(key)
-            return entry is not None and not self._is_stale(entry.made)
+            return self._ledger.fresh(key) is not None
 
     def get(self, key: str) -> Value | None:
         """The value, marked as used, or None."""
         with self._lock:
-            self._expire()
-            entry = self._entries.get(key)
-            if entry is None:
-                self._stats.misses += 1
+            self._ledger.expire()
+            value = self._ledger.get(key)
+            if value is None:
+                self._misses += 1
                 return None
-            self._stats.hits += 1
-            self._entries.move_to_end(key)
-            return entry.value
+            self._hits += 1
+            self._ledger.touch(key)
+            return value
 
-    def put(self, key: str, size: int, made: float, copy: Callable[[], Value]) -> bool:
-        """Keep what `copy` makes, `size` bytes; nothing is copied if `key` is here already. False: there is no place."""
-        if not self._reserve(key, size, made):
+    def put(self, key: str, size: int, created: float, copy: Callable[[], Value]) -> bool:
+        """Store the value that `copy` returns, of `size` bytes. If the key is here already, nothing is copied.
+
+        created: when the value was made. False: there is no room.
+        """
+        if not self._reserve(key, size, created):
             return key in self
         try:
             value = copy()
         except BaseException:
             with self._lock:
-                self._stats.bytes -= size
+                self._ledger.unreserve(size)
             raise
         with self._lock:
-            if key in self._entries:
-                self._remove(key)
-            self._entries[key] = _Entry(value, size, made)
-            self._stats.entries += 1
+            self._ledger.unreserve(size)
+            self._ledger.add(key, value, size, created)
             return True
 
     def drop(self, key: str) -> None:
         with self._lock:
-            if key in self._entries:
-                self._remove(key)
+            self._ledger.remove(key)
 
     def clear(self) -> None:
         with self._lock:
-            for key in list(self._entries):
-                self._remove(key)
+            self._ledger.clear()
 
     def sweep(self) -> None:
-        """Remove what is too old."""
+        """Remove expired values."""
         with self._lock:
-            self._expire()
+            self._ledger.expire()
 
     def stats(self) -> HostStats:
         with self._lock:
-            return replace(self._stats)
+            ledger = self._ledger
+            return HostStats(
+                bytes=ledger.bytes,
+                entries=len(ledger),
+                hits=self._hits,
+                misses=self._misses,
+                dropped=self._dropped,
+                evictions=ledger.evictions,
+                expired=ledger.expirations,
+            )
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless the bytes add up. For a moment in which nothing is copied here."""
+        """Raise RuntimeError unless the bytes add up."""
         with self._lock:
-            total = sum(entry.size for entry in self._entries.values())
-            if (self._stats.bytes, self._stats.entries) != (total, len(self._entries)):
-                raise RuntimeError("the host tier of encoder outputs lost count of its bytes")
+            self._ledger.check_integrity("the host tier of encoder outputs")
 
-    def _reserve(self, key: str, size: int, made: float) -> bool:
-        """Make room and take it. False where nothing has to be copied."""
+    def _reserve(self, key: str, size: int, created: float) -> bool:
+        """Make room for a value and count its bytes. False: nothing has to be copied."""
         with self._lock:
-            self._expire()
-            if key in self._entries:
-                self._entries.move_to_end(key)
+            self._ledger.expire()
+            if key in self._ledger:
+                self._ledger.touch(key)
                 return False
-            if size > self.capacity or self._is_stale(made):
-                self._stats.dropped += 1
+            if size > self.capacity or self._ledger.is_stale(created):
+                self._dropped += 1
                 return False
-            # What is being copied by others cannot be removed: then there may be no place after all.
-            while self._entries and self._stats.bytes + size > self.capacity:
-                self._remove(next(iter(self._entries)))
-                self._stats.evictions += 1
-            if self._stats.bytes + size > self.capacity:
-                self._stats.dropped += 1
+            # Bytes that other threads have reserved cannot be evicted, so there may be no room after all.
+            self._ledger.evict(self.capacity - size)
+            if self._ledger.bytes + size > self.capacity:
+                self._dropped += 1
                 return False
-            self._stats.bytes += size
+            self._ledger.reserve(size)
             return True
-
-    def _is_stale(self, made: float) -> bool:
-        return self._ttl_s is not None and self._clock() - made >= self._ttl_s
-
-    def _expire(self) -> None:
-        if self._ttl_s is None:
-            return
-        for key in [key for key, entry in self._entries.items() if self._is_stale(entry.made)]:
-            self._remove(key)
-            self._stats.expired += 1
-
-    def _remove(self, key: str) -> None:
-        self._stats.bytes -= self._entries.pop(key).size
-        self._stats.entries -= 1

@@ -1,110 +1,100 @@
-"""Encoded regions of images by content, bounded in bytes: the least relevant leave first.
+"""The cache of encoded regions of images, bounded in bytes: the least relevant region is evicted first.
 
-A region is named by its pixels, the shape it was encoded at, and where in its image it stood, if the tower minds. Its
-relevance is what questions made of it so far: the latest counts in full, those before half as much each time. So what
-many questions were about stays, and margins go.
+A region is named by its pixels, the shape at which it was encoded and, if the tower depends on it, its place in the
+image. Its relevance is accumulated over the questions so far: the latest counts in full, every earlier one half as much as
+the one after it. So regions that many questions were about stay, and margins go.
 """
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from fovea.core.ledger import Ledger
+
 Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
-class _Entry(Generic[Value]):
+class _Region(Generic[Value]):
+    """A region's features, its accumulated relevance, and the number of its latest use."""
+
     value: Value
-    size: int
     relevance: float
     used: int
-    made: float
 
 
 class RegionCache(Generic[Value]):
-    """Values are opaque. For one thread. ttl_s: what was put so many seconds ago is a miss; None: no bound."""
+    """Regions by name. Values are opaque. For one thread."""
 
     def __init__(
         self, capacity: int, *, ttl_s: float | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        self.capacity = capacity
-        self._ttl_s = ttl_s
-        self._clock = clock
-        self.bytes = 0
+        """capacity: ceiling in bytes. ttl_s: regions expire after so many seconds; None: no bound."""
         self.hits = 0
         self.misses = 0
-        self.evictions = 0
         self._uses = 0
-        self._entries: dict[str, _Entry[Value]] = {}
+        self._ledger: Ledger[str, _Region[Value]] = Ledger(
+            capacity, ttl_s=ttl_s, clock=clock, rank=lambda region: (region.relevance, region.used)
+        )
+
+    @property
+    def capacity(self) -> int:
+        return self._ledger.capacity
+
+    @property
+    def bytes(self) -> int:
+        return self._ledger.bytes
+
+    @property
+    def evictions(self) -> int:
+        return self._ledger.evictions
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._ledger)
 
     def __contains__(self, key: str) -> bool:
         return self.peek(key) is not None
 
     def get(self, key: str, relevance: float) -> Value | None:
-        """relevance: of the region to whoever asks, in [0, 1]."""
-        self._expire()
-        entry = self._entries.get(key)
-        if entry is None:
+        """The features, or None. relevance: of the region for the current question, in [0, 1]."""
+        self._ledger.expire()
+        region = self._ledger.get(key)
+        if region is None:
             self.misses += 1
             return None
         self.hits += 1
         self._uses += 1
-        entry.relevance, entry.used = relevance + entry.relevance / 2, self._uses
-        return entry.value
+        region.relevance, region.used = relevance + region.relevance / 2, self._uses
+        return region.value
 
     def peek(self, key: str) -> Value | None:
-        """Without being a use of it."""
-        self._expire()
-        entry = self._entries.get(key)
-        return None if entry is None else entry.value
+        """The features, or None, without counting as a use."""
+        self._ledger.expire()
+        region = self._ledger.get(key)
+        return None if region is None else region.value
 
     def put(self, key: str, value: Value, size: int, relevance: float) -> None:
-        """Of several equally irrelevant ones, the one that was not used for longest leaves first; it may be this one. What is
-        larger than the ceiling is not kept, and costs no other."""
-        self._drop(key)
+        """Store features of `size` bytes.
+
+        Among equally irrelevant regions the least recently used one is evicted first; it may be this one. Features larger
+        than the ceiling are not stored and evict nothing.
+        """
+        self._ledger.remove(key)
         if size > self.capacity:
             return
         self._uses += 1
-        self._entries[key] = _Entry(value, size, relevance, self._uses, self._clock())
-        self.bytes += size
-        self._expire()
-        self._shrink()
+        self._ledger.add(key, _Region(value, relevance, self._uses), size)
+        self._ledger.expire()
+        self._ledger.evict()
 
     def clear(self) -> None:
-        self._entries.clear()
-        self.bytes = 0
+        self._ledger.clear()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the bytes add up and are within the ceiling."""
-        if self.bytes != sum(entry.size for entry in self._entries.values()):
-            raise RuntimeError("the region cache lost count of its bytes")
+        self._ledger.check_integrity("the region cache")
         if self.bytes > self.capacity:
             raise RuntimeError(f"{self.bytes} bytes of regions kept, {self.capacity} allowed")
-
-    def _drop(self, key: str) -> None:
-        entry = self._entries.pop(key, None)
-        self.bytes -= 0 if entry is None else entry.size
-
-    def _expire(self) -> None:
-        if self._ttl_s is None:
-            return
-        oldest = self._clock() - self._ttl_s
-        for key in [key for key, entry in self._entries.items() if entry.made <= oldest]:
-            self._drop(key)
-
-    def _shrink(self) -> None:
-        if self.bytes <= self.capacity:
-            return
-        order = [(entry.relevance, entry.used, key) for key, entry in self._entries.items()]
-        heapq.heapify(order)
-        while self.bytes > self.capacity:
-            _, _, key = heapq.heappop(order)
-            self._drop(key)
-            self.evictions += 1

@@ -38,7 +38,7 @@ class DiskTier:
         self._link = link
 
     def get(self, key: str) -> VisualFeatures | None:
-        entry = self._store.look(self._name(key))
+        entry = self._store.read(self._name(key))
         if entry is None:
             return None
         tensors = [_tensor(array) for array in entry.arrays.items]

@@ -1,0 +1,199 @@
+"""The account of a byte-bounded store: its entries, their sizes and ages, and which one is evicted next.
+
+Every store in memory keeps its books here: encoder outputs on the device and in host memory, encoded regions, processed
+pixels, downloads, decoded images. What a store adds (holding, claiming, locking, tenants) stays with it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[V]):
+    """One entry. size: bytes; created: on the ledger's clock, or earlier if it comes from elsewhere."""
+
+    value: V
+    size: int
+    created: float
+
+
+class Ledger(Generic[K, V]):
+    """Entries in order of use, the least recently used first. Not thread-safe: the store that owns it locks.
+
+    capacity: ceiling in bytes. Adding does not enforce it; the store calls `evict`.
+    bytes: of all entries, and of what is reserved.
+    evictions: entries removed for lack of room. expirations: entries removed because of their age.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        ttl_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        pinned: Callable[[V], bool] = lambda value: False,
+        rank: Callable[[V], Any] | None = None,
+    ) -> None:
+        """ttl_s: an entry is stale this many seconds after its creation; None: never.
+
+        pinned: tells whether an entry's value must stay, whatever its age and the ceiling.
+        rank: the entry of the lowest rank is evicted first; None: the least recently used one.
+        """
+        self.capacity = capacity
+        self.ttl_s = ttl_s
+        self.bytes = 0
+        self.evictions = 0
+        self.expirations = 0
+        self._clock = clock
+        self._pinned = pinned
+        self._rank = rank
+        self._reserved = 0
+        self._entries: OrderedDict[K, Entry[V]] = OrderedDict()
+        # (created, number, key), smallest first. Entries that were replaced or removed leave dead items behind.
+        self._ages: list[tuple[float, int, K]] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[K]:
+        """The keys, least recently used first. The entries may be removed meanwhile."""
+        return iter(list(self._entries))
+
+    def __contains__(self, key: K) -> bool:
+        """Whether there is an entry, stale or not."""
+        return key in self._entries
+
+    def get(self, key: K) -> V | None:
+        """The value, stale or not; not a use of it."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.value
+
+    def entry(self, key: K) -> Entry[V] | None:
+        return self._entries.get(key)
+
+    def fresh(self, key: K) -> V | None:
+        """The value unless it is stale; not a use of it."""
+        entry = self._entries.get(key)
+        return None if entry is None or self.is_stale(entry.created) else entry.value
+
+    def is_stale(self, created: float) -> bool:
+        """Whether an entry of that age is stale."""
+        return self.ttl_s is not None and self._clock() - created >= self.ttl_s
+
+    def add(self, key: K, value: V, size: int, created: float | None = None) -> None:
+        """Add an entry as the most recently used one, in place of an older one of the same key. created: None is now."""
+        self.remove(key)
+        created = self._clock() if created is None else created
+        self._entries[key] = Entry(value, size, created)
+        self.bytes += size
+        if self.ttl_s is not None:
+            heapq.heappush(self._ages, (created, next(self._numbers), key))
+
+    def touch(self, key: K) -> None:
+        """Make an entry the most recently used one."""
+        self._entries.move_to_end(key)
+
+    def remove(self, key: K) -> Entry[V] | None:
+        """Remove an entry, pinned or not. Returns it, or None if there was none."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.bytes -= entry.size
+            if len(self._ages) > 64 + 2 * len(self._entries):
+                self._compact()
+        return entry
+
+    def clear(self) -> None:
+        """Remove all entries that are not pinned."""
+        for key in self:
+            if not self._pinned(self._entries[key].value):
+                self.remove(key)
+
+    def reserve(self, size: int) -> None:
+        """Count bytes of an entry that is still being made."""
+        self._reserved += size
+        self.bytes += size
+
+    def unreserve(self, size: int) -> None:
+        """Take back what `reserve` counted."""
+        self._reserved -= size
+        self.bytes -= size
+
+    def expire(self) -> list[K]:
+        """Remove the stale entries that are not pinned. Returns their keys."""
+        removed: list[K] = []
+        pinned = []
+        while self._ages and self.is_stale(self._ages[0][0]):
+            item = heapq.heappop(self._ages)
+            entry = self._entries.get(item[2])
+            if entry is None or entry.created != item[0]:
+                continue
+            if self._pinned(entry.value):
+                pinned.append(item)
+                continue
+            self.remove(item[2])
+            self.expirations += 1
+            removed.append(item[2])
+        for item in pinned:
+            heapq.heappush(self._ages, item)
+        return removed
+
+    def evict(self, room: int | None = None) -> list[tuple[K, Entry[V]]]:
+        """Remove entries until all bytes are within `room`, or nothing is left that may go. room: None is the capacity.
+
+        Returns what was removed, in that order.
+        """
+        excess = self.bytes - (self.capacity if room is None else room)
+        victims = []
+        for key, entry in self._eviction_order() if excess > 0 else ():
+            if excess <= 0:
+                break
+            if not self._pinned(entry.value):
+                victims.append((key, entry))
+                excess -= entry.size
+        for key, _ in victims:
+            self.remove(key)
+        self.evictions += len(victims)
+        return victims
+
+    def check_integrity(self, name: str) -> None:
+        """Raise RuntimeError unless the bytes add up. name: of the store, for the message."""
+        total = self._reserved + sum(entry.size for entry in self._entries.values())
+        if self.bytes != total:
+            raise RuntimeError(f"{name} lost count of its bytes: {self.bytes} counted, {total} present")
+
+    def _eviction_order(self) -> Iterator[tuple[K, Entry[V]]]:
+        """Entries, first those that are evicted first. No entry may be removed meanwhile."""
+        if self._rank is None:
+            yield from self._entries.items()
+            return
+        order = [
+            (self._rank(entry.value), number, key)
+            for number, (key, entry) in enumerate(self._entries.items())
+        ]
+        heapq.heapify(order)
+        while order:
+            key = heapq.heappop(order)[2]
+            yield key, self._entries[key]
+
+    def _compact(self) -> None:
+        """Drop the dead items of the heap."""
+        alive = [
+            (created, number, key) for created, number, key in self._ages if self._is_alive(key, created)
+        ]
+        heapq.heapify(alive)
+        self._ages = alive
+
+    def _is_alive(self, key: K, created: float) -> bool:
+        entry = self._entries.get(key)
+        return entry is not None and entry.created == created
