@@ -62,6 +62,7 @@ def test_the_bundled_model_by_every_method(fovea: Caller, tmp_path: Path) -> Non
     """What a user gets without naming anything but how little is to be asked."""
     chart = tmp_path / "sweep.png"
     words = ("--sweep", "--count", 1, "--timed", 1, "--kinds", "colour", "--shares", "0.5", "--plot", chart)
+    words += ("--max-pixels", 60_000)  # large pictures are timed as well
     said = fovea("eval", *words)
     found = body(said)
     assert [setting["method"] for setting in found["settings"]] == [

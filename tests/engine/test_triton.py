@@ -12,7 +12,7 @@ import pytest
 from fovea import Engine
 from fovea.core.types import ChatPrompt
 from fovea.kernels.flash import attention as flash
-from tests.support import fake_flashinfer
+from tests.support import checkpoints, fake_flashinfer
 from tests.support.checkpoints import write
 from tests.support.engines import ask, assert_idle, picture
 
@@ -23,8 +23,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 SETTINGS = {"dtype": "float32", "device": "cpu", "threads": 1, "kv_blocks": 64}
 
 
-def test_a_model_says_what_it_says_on_torchs(tmp_path: Path) -> None:
+def test_a_model_says_what_it_says_on_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that normalises queries and keys, and adds features of the image after layers."""
+    monkeypatch.setattr(checkpoints, "TEXT_LAYERS", 2)
     folder = str(write("qwen3_vl", tmp_path))
     prompts = [ask("what is it?", picture(1, 64, 64)), ask("the red circle")]
     answers = {}
@@ -42,6 +43,7 @@ def test_a_model_says_the_same_with_flashinfers_attention_of_prompts(
     monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
     monkeypatch.setattr(flash, "HEAD_DIMS", (16,))
     monkeypatch.setattr(flash, "WORKSPACE_BYTES", 16)
+    monkeypatch.setattr(checkpoints, "TEXT_LAYERS", 2)
     settings: dict[str, Any] = {**SETTINGS, "dtype": "float16", "max_step_tokens": 8}
     folder, prompt, answers = str(write("qwen3_vl", tmp_path)), ask("what is it?", picture(1, 64, 64)), {}
     for kernels in ("triton", "flashinfer"):

@@ -303,6 +303,12 @@ def test_a_set_that_can_not_be_had_is_refused_and_auto_takes_the_next(
 def test_a_build_is_kept_and_found_again(
     lib: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """A build of two short sources. Building the kernels takes seconds, and the fixture has done it."""
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for name in ("one", "two"):
+        (sources / f"{name}.cpp").write_text(f'extern "C" int {name}() {{ return 1; }}\n')
+    monkeypatch.setattr(build, "SOURCES", sources)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = build._built()
     assert made.parent == tmp_path / "fovea"

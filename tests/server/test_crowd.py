@@ -16,7 +16,7 @@ from fovea.server.settings import ServerSettings
 from tests.server.support import Server, chat, data_url, image, picture, running, until, user
 
 CHAT = "/v1/chat/completions"
-REQUESTS = 80
+REQUESTS = 36
 DISCONNECT_EVERY = 3
 """Every third client disconnects early."""
 
