@@ -13,7 +13,7 @@ helps or does not.
     answer is measured for several shares, and the expected loss of a soft choice among them, around the
     tension, is minimised.
 
-It writes relevance.safetensors, and prints the accuracy with and without each part.
+It writes fovea/relevance.safetensors, and prints the accuracy with and without each part.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from torch.nn import functional as F
 
 from batches import fit_image, questions
 from common import ASSETS
+from fovea.engine.models.relevance_head import PATH as HEAD_PATH
 from fovea.evaluation.scenes.compose import compose, random_size
 from fovea.evaluation.scenes.draw import draw
 from fovea.evaluation.scenes.sample import Turn
@@ -420,7 +421,9 @@ def main() -> None:
         parameters = {
             name: value for name, value in parameters.items() if not name.startswith(("raw.", "context."))
         }
-    save_file(parameters, options.out / "relevance.safetensors")
+    path = options.out / HEAD_PATH
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(parameters, path)
     print(
         json.dumps(
             {

@@ -16,8 +16,9 @@ from fovea.engine.intake import Intake
 from fovea.engine.kv.blocks import BlockPool
 from fovea.engine.kv.host_blocks import HostBlocks
 from fovea.engine.kv.manager import KVManager
-from fovea.engine.load import LoadedModel, relevance_digest
+from fovea.engine.load import LoadedModel
 from fovea.engine.models.registry import video_model_names
+from fovea.engine.models.relevance_head import head_digest
 from fovea.engine.regions.encoder import VisualEncoder
 from fovea.engine.request.admission import Admission
 from fovea.engine.request.pixel_pool import PixelPool
@@ -127,7 +128,7 @@ def prompt_builder(
         video_models=video_model_names(),
         detail=detail,
         visual=visual,
-        relevance_digest=relevance_digest(loaded.relevance),
+        relevance_digest=head_digest(loaded.relevance),
     )
 
 

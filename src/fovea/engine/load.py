@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fovea.core.errors import CheckpointError, ConfigError, InvalidRequest, UnsupportedModel
 from fovea.core.hardware import has_bf16_units
@@ -26,8 +22,9 @@ from fovea.engine.models.compile import check_compile, compile_modules
 from fovea.engine.models.engines import find_engines, install, site
 from fovea.engine.models.recipe import RECIPES, Packer
 from fovea.engine.models.registry import architecture, build
+from fovea.engine.models.relevance_head import Head, read_head
 from fovea.engine.models.tokenizer import load_tokenizer
-from fovea.engine.models.weights import RELEVANCE_FILE, checkpoint_dtype, load_weights, shard_files
+from fovea.engine.models.weights import checkpoint_dtype, load_weights, shard_files
 from fovea.engine.reduce.probe import probe_modules
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.tiers.disk import fingerprint
@@ -52,7 +49,7 @@ class LoadedModel:
     info: ModelInfo
     fingerprint: str = ""
     videos: QwenVideos | None = None
-    relevance: dict[str, NDArray[np.float32]] | None = None
+    relevance: Head | None = None
 
 
 def bundled_model() -> Path:
@@ -141,31 +138,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         created=int(time.time()),
         default_sampling=_default_sampling(folder),
     )
-    return LoadedModel(model, tokenizer, processor, info, mark, videos, relevance_head(folder))
-
-
-def relevance_head(folder: Path) -> dict[str, NDArray[np.float32]] | None:
-    """What training/relevance.py left beside the checkpoint. Raises CheckpointError."""
-    path = folder / RELEVANCE_FILE
-    if not path.is_file():
-        return None
-    from safetensors.numpy import load_file
-
-    try:
-        return {name: array.astype(np.float32) for name, array in load_file(path).items()}
-    except Exception as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-
-def relevance_digest(arrays: Mapping[str, NDArray[np.float32]] | None) -> str:
-    """Names what was learned; empty: nothing was."""
-    if arrays is None:
-        return ""
-    digest = hashlib.blake2b(digest_size=8)
-    for name, array in sorted(arrays.items()):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+    return LoadedModel(model, tokenizer, processor, info, mark, videos, read_head(folder))
 
 
 def read_config(folder: Path) -> Any:

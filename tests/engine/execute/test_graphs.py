@@ -111,7 +111,7 @@ def test_padding_changes_no_answer_on_tritons_kernels(
 def test_padding_needs_kernels_that_read_pages_in_place(tmp_path: Path) -> None:
     folder = str(write("llava", tmp_path))
     with pytest.raises(
-        ConfigError, match="decode_graphs is 'padded', and these kernels cut decodes by length"
+        ConfigError, match="decode_graphs is 'padded', and these kernels group decodes by length"
     ):
         Engine.from_pretrained(folder, dtype="float32", kernels="torch", decode_graphs="padded")
     with Engine.from_pretrained(folder, dtype="float32", device="cpu", kv_blocks=8) as engine:

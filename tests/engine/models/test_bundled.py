@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.numpy import save_file as save_numpy
+from safetensors.torch import load_file
+from transformers import Qwen3VLForConditionalGeneration
 
 from fovea import Engine
 from fovea.core.types import Completion
 from fovea.engine.load import bundled_model
+from fovea.engine.models.relevance_head import head_digest, read_head
+from fovea.engine.models.weights import shard_files
 from fovea.evaluation.scenes import HELD_OUT_SEED, Sample, generate
 from tests.support.reference import Reference
 
@@ -88,3 +95,25 @@ def test_size_and_type_of_the_model(reference: Reference) -> None:
     assert 4e6 <= count <= 15e6
     assert reference.model.config.vision_config.deepstack_visual_indexes
     assert reference.model.dtype is torch.float32
+
+
+def test_the_folder_holds_no_foreign_tensors() -> None:
+    """vLLM reads every *.safetensors file in a checkpoint's folder, and refused the one with the relevance head."""
+    folder = bundled_model()
+    stored = {name for path in folder.glob("*.safetensors") for name in load_file(path)}
+    _, report = Qwen3VLForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
+    assert not report["unexpected_keys"]
+    assert not report["missing_keys"]
+    assert stored == set(load_file(folder / "model.safetensors"))
+
+
+def test_a_relevance_head_is_read_from_its_folder_and_from_where_older_versions_wrote_it(tmp_path: Path) -> None:
+    head = read_head(bundled_model())
+    assert head
+    assert read_head(tmp_path) is None
+    save_numpy(head, tmp_path / "relevance.safetensors")
+    older = read_head(tmp_path)
+    assert older is not None
+    assert head_digest(older) == head_digest(head) != ""
+    save_numpy({"model.weight": np.zeros(1, np.float32)}, tmp_path / "model.safetensors")
+    assert shard_files(tmp_path) == [tmp_path / "model.safetensors"]

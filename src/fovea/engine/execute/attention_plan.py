@@ -1,4 +1,4 @@
-"""The attention of a step: where its rows are kept, and who reads which blocks together."""
+"""Plans the attention of a step: KV slots of its rows, and blocks that several rows read together."""
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Shares
 from fovea.kernels.base import Kernels
 
 PADDING_RATIO, PADDING_SLACK = 2, 64
+"""Limits of a group of decodes that share a padded length: ratio of their contexts, and extra tokens."""
 
 
 class AttentionPlanner:
-    """What a step's work, decodes first, asks of the attention kernels."""
+    """Turns the work of a step into the inputs of the attention kernels.
+
+    kernels: the kernels in use.
+    config: shape of the decoder.
+    block_size: tokens per KV block.
+    device, dtype: of the tensors.
+    """
 
     def __init__(
         self,
@@ -35,6 +42,7 @@ class AttentionPlanner:
         self._least_rows = kernels.least_shared_rows
 
     def plan(self, work: Sequence[Work]) -> AttentionPlan:
+        """Return the plan of a step. work: decodes first, as `by_length` sorts them."""
         decodes = next((i for i, item in enumerate(work) if item.count != 1), len(work))
         chunks, row = [], decodes
         for item in work[decodes:]:
@@ -68,13 +76,15 @@ class AttentionPlanner:
         return Decodes(row, self._tensor(tables), self._tensor(lengths), longest, mask, shared)
 
     def _shares(self, tables: NDArray[np.int64], lengths: NDArray[np.int64]) -> Shares | None:
-        found = find_shares(tables, lengths, self._block_size, self._shared_rows, least_rows=self._least_rows)
-        if not found:
+        groups = find_shares(
+            tables, lengths, self._block_size, self._shared_rows, least_rows=self._least_rows
+        )
+        if not groups:
             return None
         starts = np.empty(len(tables), dtype=np.int64)
-        members = np.empty((len(found), self._shared_rows), dtype=np.int64)
-        prefixes = np.empty(len(found), dtype=np.int64)
-        write_shares(found, self._block_size, starts, members, prefixes)
+        members = np.empty((len(groups), self._shared_rows), dtype=np.int64)
+        prefixes = np.empty(len(groups), dtype=np.int64)
+        write_shares(groups, self._block_size, starts, members, prefixes)
         return Shares(self._tensor(starts), self._tensor(members), self._tensor(prefixes))
 
     def _tensor(self, array: NDArray[np.int64]) -> Tensor:
@@ -82,29 +92,32 @@ class AttentionPlanner:
 
 
 def slots(work: Sequence[Work], block_size: int) -> NDArray[np.int64]:
-    """Where the KV of each row of the step goes, as block * block_size + offset."""
-    found = []
+    """Return the KV slot of each row of the step: block * block_size + offset."""
+    parts = []
     for item in work:
         blocks = np.asarray(item.seq.blocks, dtype=np.int64)
         places = np.arange(item.start, item.stop)
-        found.append(blocks[places // block_size] * block_size + places % block_size)
-    return np.concatenate(found)
+        parts.append(blocks[places // block_size] * block_size + places % block_size)
+    return np.concatenate(parts)
 
 
 def fill_tables(tables: NDArray[np.int64], work: Sequence[Work], block_size: int) -> None:
-    """The blocks that each sequence has filled, in its row."""
+    """Write each sequence's blocks into its row of `tables`, (sequences, blocks). Other entries stay."""
     for number, item in enumerate(work):
         used = -(-item.stop // block_size)
         tables[number, :used] = item.seq.blocks[:used]
 
 
 def by_length(work: Sequence[Work]) -> list[Work]:
-    """Single tokens first, short contexts before long ones, so that neighbours can share a gathered length."""
+    """Sort the work: single tokens first, those with short contexts before the others, as `similar` needs."""
     return sorted(work, key=lambda item: (item.count != 1, item.stop if item.count == 1 else 0))
 
 
 def similar(work: Sequence[Work]) -> list[list[Work]]:
-    """Runs of sorted single tokens whose contexts differ by less than PADDING_RATIO: padding is read like keys."""
+    """Split sorted single tokens into groups of similar context length: padding costs as much as keys.
+
+    The longest context of a group is at most PADDING_RATIO times the shortest, plus PADDING_SLACK.
+    """
     groups: list[list[Work]] = []
     for item in work:
         if groups and item.stop <= PADDING_RATIO * groups[-1][0].stop + PADDING_SLACK:

@@ -1,10 +1,11 @@
-"""Encodes images a slice at a time, for the seconds that a step has for them.
+"""Encodes images slice by slice, for the seconds that a step has for them.
 
-Slices are launched on the encoder's stream (`vision.stream`). On CUDA they run beside the step's tokens: as many slices
-are launched as the step has seconds for, judged by the slices measured before, and no more before these are done. An
-image is handed over when its last slice is done, so a step never reads features that are still being computed, and never
-waits for them. A step without tokens has nothing else to do, so it waits for its slices. On a CPU a slice is done as soon
-as it was launched, and all of this is one loop.
+Slices are launched on the encoder's stream (`vision.stream`). On CUDA they run beside the step's tokens. A
+step launches as many slices as its seconds allow, judged by the durations of earlier slices, and launches no
+others before these are done. An image is handed over when its last slice is done, so a step never reads
+features that are still being computed, and never waits for them. A step without tokens waits for its slices,
+because it has nothing else to do. On a CPU a slice is done as soon as it is launched, and all of this is one
+loop.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fovea.engine.vision.stream import EncoderStream, Mark
 
 @dataclass(slots=True)
 class _Encoding:
-    """The state of one image.
+    """The state of an image that is partly encoded.
 
     slices: the generator of the remaining slices.
     holders: ids of the sequences that wait for it.
@@ -47,7 +48,8 @@ class EncodedImage:
     """A finished image.
 
     holders: ids of the sequences that wait for it.
-    seconds: encoder time of the image's own slices; regions of other images encoded along with it are included.
+    seconds: encoder time of the image's own slices; regions of other images encoded along with it are
+        included.
     """
 
     features: VisualFeatures
@@ -72,9 +74,9 @@ class EncodeResult:
 class EncodeQueue:
     """Runs the vision tower between and beside the decoder's steps.
 
-    encode: makes the slices of an image; it may take regions of upcoming images along.
-    pixels: makes the pixels of a job's image.
-    alive: tells whether a sequence still exists.
+    encode: returns the slices of an image; it may encode regions of upcoming images along with it.
+    pixels: returns the pixels of a job's image.
+    alive: tells whether the sequence with an id still exists.
     """
 
     def __init__(
@@ -100,7 +102,10 @@ class EncodeQueue:
         return bool(self._queue.states)
 
     def step(self, jobs: Sequence[EncodeJob], seconds: float, *, alone: bool) -> EncodeResult:
-        """Encode for about `seconds`, at least one slice if the encoder is free. alone: the step has no tokens."""
+        """Encode for about `seconds`, at least one slice if the encoder is free.
+
+        alone: whether the step has no tokens.
+        """
         started, result = time.perf_counter(), EncodeResult()
         self._jobs = jobs
         self._update(jobs)
@@ -122,7 +127,7 @@ class EncodeQueue:
         for encoding in self._queue.update(jobs):
             encoding.slices.close()
 
-    def _launch(self, jobs: Sequence[EncodeJob], until: float, result: EncodeResult) -> None:
+    def _launch(self, jobs: Sequence[EncodeJob], deadline: float, result: EncodeResult) -> None:
         def complete(job: EncodeJob) -> bool:
             encoding = self._queue.states.get(job.span.key)
             return job.span.key in result.failures or (encoding is not None and encoding.features is not None)
@@ -135,7 +140,7 @@ class EncodeQueue:
             jobs,
             complete=complete,
             advance=advance,
-            fits=lambda: time.perf_counter() + (len(self._launched) + 1) * self._slice_s <= until,
+            fits=lambda: time.perf_counter() + (len(self._launched) + 1) * self._slice_s <= deadline,
         )
 
     def _slice(self, job: EncodeJob, result: EncodeResult) -> None:
@@ -156,7 +161,7 @@ class EncodeQueue:
         encoding.pending += 1
 
     def _upcoming(self) -> Iterator[ProcessedImage]:
-        """Images of this step that are to lose tokens and have not begun."""
+        """Yield the images of this step that will lose tokens and have not begun."""
         for job in self._jobs:
             if job.span.full_tokens and job.span.key not in self._queue.states:
                 with suppress(Exception):  # the error is raised again at the image's own turn
@@ -184,7 +189,7 @@ class EncodeQueue:
 
     @staticmethod
     def _advance(encoding: _Encoding, planned: int) -> None:
-        """Compute one slice. Raises RuntimeError when the image does not become the planned number of visual tokens."""
+        """Compute one slice. Raises RuntimeError if the number of visual tokens is not the planned one."""
         try:
             next(encoding.slices)
         except StopIteration as stop:

@@ -1,7 +1,7 @@
-"""Decode steps in batches of fixed sizes, recorded once as CUDA graphs and replayed: one launch in place of hundreds.
+"""Decode steps in batches of fixed sizes, recorded once as CUDA graphs and replayed with one launch.
 
-`schedule.padding` says where each number stands. A batch without a graph runs the same launches on the same memory one by
-one, on any device; that is how the padding is tested where there is no card.
+`schedule.padding` defines the layout of the inputs. A batch without a graph runs the same launches on the
+same memory one by one, on any device. This is how the padding is tested without a GPU.
 """
 
 from __future__ import annotations
@@ -20,38 +20,47 @@ from fovea.engine.schedule.shares import find_shares, write_shares
 from fovea.kernels.attention import AttentionPlan, Decodes, Shares
 
 Forward = Callable[[Tensor, Tensor, AttentionPlan], Tensor]
-"""ids (T,), positions and a plan to hidden states (T, hidden)."""
+"""Computes hidden states (T, hidden) from ids (T,), positions and an attention plan."""
 WARM_UPS = 2
 
 
 class PaddedDecodes:
-    """All batches over one KV pool. capture: record each as a CUDA graph, now."""
+    """All batches over one KV pool.
+
+    padding: sizes and layout of the batches.
+    forward: runs the decoder.
+    capture: whether each batch is recorded as a CUDA graph, now.
+    """
 
     def __init__(self, padding: Padding, forward: Forward, device: torch.device, *, capture: bool) -> None:
         self.padding = padding
         self._batches = {key: _Batch(padding, *key, forward, device) for key in padding.batches()}
         if capture:
-            # Graphs share the memory of what they compute, which the largest sizes first: no two run at once.
+            # The graphs share one memory pool, because no two run at once. The largest size is recorded
+            # first.
             pool = torch.cuda.graph_pool_handle()
             for batch in self._batches.values():
                 batch.capture(pool)
 
     def run(self, rows: int, work: Sequence[Work], ids: Array, positions: Array) -> Tensor:
-        """Hidden states of a step that decodes, (len(work), hidden), valid until the next one. rows: `padding.size`."""
+        """Return the hidden states of a decode step, (len(work), hidden). They are valid until the next call.
+
+        rows: size of the batch, from `padding.size`.
+        """
         padding, size = self.padding, self.padding.block_size
         lengths = np.array([item.stop for item in work])
         tables = np.zeros((len(work), -(-int(lengths.max()) // size)), dtype=np.int64)
         fill_tables(tables, work, size)
-        found = find_shares(tables, lengths, size, padding.shared_rows, least_rows=padding.least_rows)
-        batch = self._batches[rows, bool(found)]
+        groups = find_shares(tables, lengths, size, padding.shared_rows, least_rows=padding.least_rows)
+        batch = self._batches[rows, bool(groups)]
         fill(batch.arrays, padding, ids, positions, slots(work, size), tables, lengths)
-        if found:
-            write_shares(found, size, *(batch.arrays[name] for name in ("starts", "members", "prefixes")))
+        if groups:
+            write_shares(groups, size, *(batch.arrays[name] for name in ("starts", "members", "prefixes")))
         return batch.run()[: len(work)]
 
 
 class _Batch:
-    """The memory of one size, on the host and on the device, and what runs over it."""
+    """The memory of one batch size, on the host and on the device, and the launches that use it."""
 
     def __init__(
         self, padding: Padding, rows: int, shared: bool, forward: Forward, device: torch.device
@@ -76,7 +85,10 @@ class _Batch:
 
     @torch.inference_mode()
     def capture(self, pool: Any) -> None:
-        """Kernels are compiled and libraries allocate on the first calls, which a graph may not record."""
+        """Record the launches as a CUDA graph, after warm-up runs.
+
+        On the first runs kernels are compiled and libraries allocate memory, which a graph must not record.
+        """
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -84,12 +96,15 @@ class _Batch:
                 self._launch()
         torch.cuda.current_stream().wait_stream(aside)
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads pin memory meanwhile, which is none of the graph's business.
+        # Other threads may pin memory meanwhile. This mode keeps their calls from invalidating the graph.
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._hidden = self._launch()
 
     def run(self) -> Tensor:
-        """(rows, hidden) of what stands in `arrays`, which may change again when the step's tokens are on the host."""
+        """Return the hidden states (rows, hidden) of the inputs in `arrays`.
+
+        `arrays` may change again when the step's tokens are on the host.
+        """
         self._device.copy_(self._host, non_blocking=True)
         if self._graph is None or self._hidden is None:
             return self._launch()

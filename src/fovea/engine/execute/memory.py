@@ -1,4 +1,4 @@
-"""How many KV blocks fit, and which batches are recorded: all memory has a ceiling before the first request."""
+"""Sizes of the KV pool, of its host memory and of padded decodes, fixed before the first request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CUDA_SHARE = 0.8
 
 
 def pool_blocks(config: EngineConfig, model: VisionLanguageModel) -> int:
-    """Blocks of the KV pool. Raises ConfigError when not even one fits."""
+    """Return the number of blocks of the KV pool. Raises ConfigError when not even one fits."""
     if config.kv.kv_blocks:
         return config.kv.kv_blocks
     decoder = model.decoder.config
@@ -31,7 +31,10 @@ def pool_blocks(config: EngineConfig, model: VisionLanguageModel) -> int:
 
 
 def host_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
-    """Blocks of host memory for image prefixes that the pool gives up. Raises ConfigError when they could hold none."""
+    """Return the number of host memory blocks for image prefixes that the pool evicts.
+
+    Raises ConfigError when not even one fits, or when prefixes are not cached.
+    """
     if not config.kv.kv_host_mib:
         return 0
     if not config.kv.prefix_cache:
@@ -50,15 +53,19 @@ def host_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
 def decode_padding(
     config: EngineConfig, model: VisionLanguageModel, blocks: int, max_context: int
 ) -> Padding | None:
-    """What decodes are padded to, or None: they are not. Raises ConfigError where that is asked for and cannot be."""
-    asked, decoder = config.model.decode_graphs, model.decoder.config
+    """Return the padding of decodes; None: they are not padded.
+
+    blocks: blocks of the KV pool; the block after them takes the KV of padding rows.
+    Raises ConfigError when padding is configured and the kernels do not allow it.
+    """
+    mode, decoder = config.model.decode_graphs, model.decoder.config
     in_place = model.kernels.attends_in_place(decoder.head_dim)
-    if asked == "off" or (asked == "auto" and not (in_place and model.device.type == "cuda")):
+    if mode == "off" or (mode == "auto" and not (in_place and model.device.type == "cuda")):
         return None
     if not in_place:
         raise ConfigError(
-            "decode_graphs is 'padded', and these kernels cut decodes by length; accepted with triton, flashinfer and "
-            "native kernels",
+            "decode_graphs is 'padded', and these kernels group decodes by length; accepted with triton, flashinfer "
+            "and native kernels",
             param="decode_graphs",
         )
     return Padding(
@@ -69,7 +76,7 @@ def decode_padding(
         least_rows=model.kernels.least_shared_rows,
         block_size=config.kv.block_size,
         scrap=blocks,
-        launch_only=asked == "padded",
+        launch_only=mode == "padded",
     )
 
 

@@ -1,4 +1,4 @@
-"""What a step of tokens is called by whoever measures, and how much it is."""
+"""Marks the stage of a step's tokens for profiles, with its amount of work."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from fovea.engine.schedule.plan import Work
 
 
 def forward_stage(work: Sequence[Work]) -> AbstractContextManager[None]:
-    """ "decode step", "prefill", or "mixed step" where both are in one.
+    """Return the stage of a step: "decode step", "prefill", or "mixed step" if it has both.
 
-    rows: tokens computed. keys: positions whose KV is read, each sequence's once. pairs: of a query and a key that it sees.
+    Its notes are: rows, the tokens computed; keys, the positions whose KV is read, counted once per sequence;
+    pairs, the pairs of a query and a key that it attends to.
     """
     if active_recorder() is None:
         return NO_SPAN

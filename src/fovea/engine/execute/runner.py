@@ -1,7 +1,7 @@
-"""A step plan becomes tensors here, and nowhere else.
+"""Turns step plans into tensors. No other module does this.
 
-The runner owns what the brains only number: the KV tensor, the pixels that wait for the encoder, each prompt's
-positions. It keeps no opinion about who goes next.
+The runner owns the data that the scheduler only counts: the KV tensor, the pixels that wait for the encoder,
+the positions of each prompt. It does not decide which sequence goes next.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from fovea.kernels.attention import AttentionPlan
 
 @dataclass(slots=True)
 class _Prompt:
-    """A sequence's prompt as arrays.
+    """The prompt of a sequence as arrays.
 
     ids: (P,) token ids.
     positions: (3, P) with M-RoPE, else (P,).
-    delta: added to an index after the prompt, gives its position.
+    delta: offset from the index of a token after the prompt to its position.
     visual: (P,) number of visual tokens up to and including each index; empty without images.
     inputs: pixel sources and restored features.
-    placed: starts of the spans of reduced images whose tokens have their positions.
+    positioned: starts of the spans of reduced images whose tokens have their own positions.
     """
 
     ids: NDArray[np.int64]
@@ -57,10 +57,16 @@ class _Prompt:
     delta: int
     visual: NDArray[np.int64]
     inputs: SequenceInputs
-    placed: set[int] = field(default_factory=set)
+    positioned: set[int] = field(default_factory=set)
 
 
 class Runner:
+    """Computes step plans with a model: the executor of the real engine (`step.executor.Executor`).
+
+    kv: the KV pool, (layers, blocks, block_size, 2, kv_heads, head_dim).
+    host_kv: KV blocks in host memory, of the same shape but for the number of blocks.
+    """
+
     def __init__(
         self,
         model: VisionLanguageModel,
@@ -74,15 +80,20 @@ class Runner:
         padding: Padding | None = None,
         encode: Callable[[ProcessedImage, UpcomingImages], Slices[VisualFeatures]] | None = None,
     ) -> None:
-        """encode: an image as its plan says; None: the model's own way, all tokens. padding: of steps that only decode,
-        recorded as CUDA graphs where there is CUDA; None: they run as they come."""
+        """blocks, block_size: size of the KV pool.
+
+        host_blocks: KV blocks in host memory.
+        slower: slower tiers for encoder outputs; None: none.
+        padding: padding of steps that only decode, recorded as CUDA graphs on CUDA; None: no padding.
+        encode: returns the slices of an image by its plan; None: the model's own method, with all tokens.
+        """
         self.model = model
         self.embeddings = embeddings
         self.sampler = sampler
         self.block_size = block_size
         self.slower = slower or SlowerTiers()
         config = model.decoder.config
-        pool = blocks if padding is None else blocks + 1  # the scrap block is nobody's
+        pool = blocks if padding is None else blocks + 1  # the scrap block takes the KV of padding rows
         shape = (config.layers, pool, block_size, 2, config.kv_heads, config.head_dim)
         # Zeroed, not empty: rows past a sequence's end are masked, but 0 * NaN would still be NaN.
         self.kv = torch.zeros(shape, dtype=model.dtype, device=model.device)
@@ -106,19 +117,20 @@ class Runner:
 
     @property
     def block_bytes(self) -> int:
-        """Of one KV block, all layers."""
+        """Size of one KV block, all layers together."""
         return self.kv[:, 0].nbytes
 
     @property
     def encoding(self) -> bool:
-        """Whether an image is encoded in part."""
+        """Whether an image is partly encoded."""
         return self._encoder.working
 
     def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
-        """Keep a sequence's prompt, positions and pixel sources.
+        """Store a sequence's prompt, positions and pixel sources.
 
-        Features that were read from slower tiers move into the encoder-output cache, as far as they fit beside the held
-        outputs. The others stay with the sequence, claimed like pixels, until the scheduler asks for their image.
+        Features that were read from slower tiers move into the encoder-output cache, as far as they fit
+        beside the held outputs. The others stay with the sequence, claimed like pixels, until the scheduler
+        plans their image.
         """
         ids = np.asarray(seq.prompt_ids, dtype=np.int64)
         merge = self.model.merge
@@ -137,12 +149,12 @@ class Runner:
     def remove(self, seq: Sequence) -> None:
         self._prompts.pop(seq.id, None)
         self.sampler.remove(seq)
-        if not self._prompts:  # no further step would do it
+        if not self._prompts:  # no further step would drop the images
             self._encoder.drop()
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, encode_s: float = math.inf) -> StepResult:
-        """The plan's tokens, and about `encode_s` seconds of its images: at least one slice if there is any."""
+        """Compute the plan's tokens, and encode its images for about `encode_s` seconds."""
         result = StepResult()
         for move in plan.moves:
             self._move(move)
@@ -165,7 +177,10 @@ class Runner:
         return result
 
     def _move(self, move: Move) -> None:
-        """On CUDA in the order of the stream, like everything that reads and writes the pool."""
+        """Copy a KV block.
+
+        On CUDA the copies are ordered by the stream, like all reads and writes of the pool.
+        """
         if move.kind == "save":
             self.host_kv[:, move.target].copy_(self.kv[:, move.source], non_blocking=True)
         elif move.kind == "load":
@@ -176,24 +191,25 @@ class Runner:
 
     def _encode(self, plan: StepPlan, seconds: float, result: StepResult) -> None:
         jobs = [job for job in plan.encode if not self._restore(job.span.key, job.holders)]
-        made = self._encoder.step(jobs, seconds, alone=not plan.work)
-        result.encode_s = made.seconds
+        encoding = self._encoder.step(jobs, seconds, alone=not plan.work)
+        result.encode_s = encoding.seconds
         for job in plan.encode:
-            if job.span.key in made.failures:
-                result.failures.update(dict.fromkeys(job.holders, made.failures[job.span.key]))
-        for key, image in made.images.items():
+            if job.span.key in encoding.failures:
+                result.failures.update(dict.fromkeys(job.holders, encoding.failures[job.span.key]))
+        for key, image in encoding.images.items():
             features = image.features
             self.embeddings.put(key, features, features.nbytes, image.holders, features.created_at)
             self.slower.add_encoded(key, features)
             result.encoded[key] = image.seconds
 
     def _restore(self, key: str, holders: Sequences[str], within: int | None = None) -> bool:
-        """Move features that one of the holders brought along into the encoder-output cache, held for all of them.
+        """Move features that one of the holders has into the encoder-output cache, held for all holders.
 
-        within: bound on the held bytes, in bytes. False: nobody brought them, or they do not fit.
+        within: limit of the held bytes.
+        Returns False if no holder has the features, or if they do not fit.
         """
         owner = next((holder for holder in holders if key in self._prompts[holder].inputs.features), None)
-        # A client may leave at any time, and its features are cleared from another thread then.
+        # A client may leave at any time, and another thread then clears its features.
         features = None if owner is None else self._prompts[owner].inputs.features.get(key)
         if owner is None or features is None:
             return False
@@ -251,9 +267,9 @@ class Runner:
         return np.concatenate((known, later), axis=-1)
 
     def _visual(self, work: list[Work]) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
-        """Which rows of the step are visual, their embeddings, and DeepStack's additions for the same rows.
+        """Return the step's visual rows, their embeddings, and DeepStack's additions for these rows.
 
-        Tokens of reduced images get their positions here.
+        The tokens of reduced images get their positions here.
         """
         rows: list[NDArray[np.int64]] = []
         parts: list[tuple[VisualFeatures, slice]] = []
@@ -282,8 +298,8 @@ class Runner:
 
     @staticmethod
     def _place(prompt: _Prompt, span: ImageSpan, features: VisualFeatures) -> None:
-        if not span.full_tokens or span.start in prompt.placed:
+        if not span.full_tokens or span.start in prompt.positioned:
             return
         assert features.places is not None
         place(prompt.positions, span, features.places.cpu().numpy().astype(np.int64))
-        prompt.placed.add(span.start)
+        prompt.positioned.add(span.start)

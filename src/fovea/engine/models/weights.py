@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fovea.core.errors import CheckpointError
 from fovea.engine.models.names import ALWAYS_IGNORED, canonical
+from fovea.engine.models.relevance_head import OLD_NAME
 
 DTYPES = {
     "F64": torch.float64,
@@ -44,10 +45,6 @@ class TensorEntry:
     stop: int
 
 
-RELEVANCE_FILE = "relevance.safetensors"
-"""File with a relevance head, beside the checkpoint's own files. training/relevance.py writes it."""
-
-
 def shard_files(folder: Path) -> list[Path]:
     """Return the checkpoint's safetensors files. Raises CheckpointError if any or all are missing."""
     index = folder / "model.safetensors.index.json"
@@ -62,7 +59,7 @@ def shard_files(folder: Path) -> list[Path]:
                 f"{folder}: {len(missing)} of {len(names)} shards are missing: {missing[:3]}"
             )
         return [folder / name for name in names]
-    files = sorted(path for path in folder.glob("*.safetensors") if path.name != RELEVANCE_FILE)
+    files = sorted(path for path in folder.glob("*.safetensors") if path.name != OLD_NAME)
     if not files:
         others = [p.name for p in folder.glob("*.bin")][:3]
         hint = f"; {others} are pickles, which are not read: convert them to safetensors" if others else ""

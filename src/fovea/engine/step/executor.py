@@ -1,4 +1,4 @@
-"""The protocol between the stepper and whatever carries out its plans: a model, or a cost model."""
+"""The protocol of an executor, which carries out the stepper's plans with a model or with a cost model."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ class SampledToken:
 
 @dataclass(slots=True)
 class StepResult:
-    """The outcome of one step.
+    """The result of one step.
 
     sampled: the new token of each sequence that got one, by sequence id.
     failures: the error of each sequence whose image could not be encoded, by sequence id.
-    encoded: for each image whose encoding ended in this step, the seconds that the encoder spent on it in all steps.
-    encode_s: seconds of this step that went into encoding. On CUDA, where the encoder runs beside the decoder, only the
-        time of launching it.
+    encoded: for each image whose encoding ended in this step, the seconds that the encoder spent on it in all
+        steps.
+    encode_s: seconds of this step that went into encoding. On CUDA, where the encoder runs beside the
+        decoder, only the time of launching it.
     seconds: duration of the step by the executor's own clock; None: the caller measures it.
     """
 
@@ -43,10 +44,10 @@ class StepResult:
 
 
 class Executor(Protocol):
-    """Carries out step plans. It has no opinion about which sequence goes next.
+    """Carries out step plans. The scheduler alone decides which sequence goes next.
 
-    Two classes implement it: `execute.runner.Runner` computes a plan with a model, `simulate.executor.CostExecutor`
-    says how long a plan would take.
+    Two classes implement it: `execute.runner.Runner` computes a plan with a model,
+    `simulate.executor.CostExecutor` says how long a plan would take.
     """
 
     @property
@@ -55,13 +56,13 @@ class Executor(Protocol):
         ...
 
     def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
-        """Prepare for a sequence that the scheduler is about to get. May raise; then the sequence is not added."""
+        """Prepare a sequence before it enters the scheduler. It may raise; then the sequence is not added."""
         ...
 
     def remove(self, seq: Sequence) -> None:
-        """Free everything kept for a sequence. Removing an unknown sequence is no error."""
+        """Free everything that belongs to a sequence. Removing an unknown sequence is no error."""
         ...
 
     def execute(self, plan: StepPlan, encode_s: float) -> StepResult:
-        """Compute the plan's tokens, and encode its images for about `encode_s` seconds (one slice at least)."""
+        """Compute the plan's tokens, and encode its images for about `encode_s` seconds, at least one slice."""
         ...

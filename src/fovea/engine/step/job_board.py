@@ -1,4 +1,4 @@
-"""The jobs inside the engine, and everything that their clients are told: tokens, errors, ends, timings."""
+"""The jobs inside the engine, and the events that go to their clients: tokens, errors, ends, timings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ log = logging.getLogger("fovea.engine")
 
 
 class JobBoard:
-    """All unfinished jobs, by sequence id. For the thread that runs the steps."""
+    """All unfinished jobs. For the thread that runs the steps.
+
+    jobs: by sequence id.
+    generated_tokens: number of tokens that were sent.
+    """
 
     def __init__(self, stepper: Stepper, tokenizer: ChatTokenizer) -> None:
         self.jobs: dict[str, Job] = {}
@@ -28,7 +32,7 @@ class JobBoard:
         self._tokenizer = tokenizer
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Take jobs into the scheduler. A job that cannot be taken in ends with an error event."""
+        """Add jobs to the scheduler. A job that cannot be added ends with an error event."""
         for job in jobs:
             if job.seq.status is Status.FINISHED:
                 continue
@@ -45,7 +49,7 @@ class JobBoard:
             self.jobs[job.seq.id] = job
 
     def cancel(self, sequence_ids: Iterable[str]) -> None:
-        """End jobs with finish_reason "abort". Ids that are unknown, or have ended, are no error."""
+        """End jobs with finish_reason "abort". Unknown and ended ids are no error."""
         for seq_id in sequence_ids:
             job = self.jobs.get(seq_id)
             if job is not None:
@@ -61,13 +65,16 @@ class JobBoard:
                 self._end(job, "error", Event(job.choice, finish_reason="error", error=error))
 
     def fail_all(self, error: EngineError) -> None:
-        """Tell every client that the engine is dead. Nothing is freed: nothing will run again."""
+        """Send an error to every client when the engine is dead.
+
+        Nothing is freed, because no step will run again.
+        """
         for job in self.jobs.values():
             self._send(job, Event(job.choice, finish_reason="error", error=error))
         self.jobs.clear()
 
     def begin_step(self, step: Step, now: float) -> None:
-        """Note admissions; end the requests that only wanted their images encoded."""
+        """Note the first step of each job, and end encode-only requests whose images are encoded."""
         for item in step.plan.work:
             self._mark_admitted(self.jobs[item.seq.id], now)
         for seq_id in step.plan.encoded_ids:
@@ -76,7 +83,10 @@ class JobBoard:
             self._end(job, "length", Event(job.choice, finish_reason="length", timings=job.timings))
 
     def end_step(self, step: Step, result: StepResult, now: float) -> None:
-        """Send the step's tokens and failures. An image's encoding time is charged to the request that needed it first."""
+        """Send the step's tokens and failures.
+
+        An image's encoding time counts for the request that needed it first.
+        """
         for encode in step.plan.encode:
             job = self.jobs.get(encode.holders[0])
             if job is not None:
@@ -98,7 +108,7 @@ class JobBoard:
             job.encoded_before_s = job.encode_s
 
     def _refuse(self, job: Job, error: FoveaError) -> None:
-        """End a job that was never added. It must not cancel another job that has the same id."""
+        """End a job that was never added, without ending another job that has the same id."""
         job.seq.status, job.seq.finish_reason = Status.FINISHED, "error"
         self._send(job, Event(job.choice, finish_reason="error", error=error))
 
@@ -143,11 +153,14 @@ class JobBoard:
         self._send(job, event)
 
     def _send(self, job: Job, event: Event) -> None:
-        """Call the job's sink. If its event loop is closed, only this job ends, never the engine."""
+        """Call the job's sink.
+
+        If the sink fails, for example because its event loop is closed, only this job ends.
+        """
         try:
             job.sink(event)
         except Exception:  # noqa: BLE001 - a sink may raise anything; the other jobs go on
-            log.warning("nobody receives the events of %s any more", job.seq.id)
+            log.warning("the events of %s can no longer be delivered", job.seq.id)
             if event.finish_reason is None:
                 self.cancel([job.seq.id])
 

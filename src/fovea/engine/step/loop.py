@@ -1,8 +1,8 @@
-"""The engine's one thread: take commands from the inbox, plan a step, execute it, fold the result back in, send events.
+"""The engine's thread: take commands, plan a step, execute it, fold the result back in, send events.
 
-Everything that touches the scheduler or the model happens in this thread, so neither needs a lock. Other threads put
-commands into the inbox and get events through sinks. An error in a step ends the requests of that step and leaves the
-others running. An error in the loop itself ends all requests, and `alive` becomes false.
+Everything that touches the scheduler or the model happens in this thread, so neither needs a lock. Other
+threads put commands into the inbox and get events through sinks. An error in a step ends the requests of that
+step and leaves the others running. An error in the loop itself ends all requests, and `alive` becomes false.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ FATAL_FAILURES = 10
 
 
 class EngineLoop:
-    """The thread, its inbox, and the counters of what it did."""
+    """The engine's thread and its inbox.
+
+    stepper: scheduler and executor.
+    board: the unfinished jobs.
+    integrity_errors: how often a leak was found when the engine became idle.
+    failed_steps: number of steps that raised.
+    """
 
     def __init__(self, stepper: Stepper, tokenizer: ChatTokenizer) -> None:
         self.stepper = stepper
@@ -53,11 +59,11 @@ class EngineLoop:
         return self._thread.is_alive() and self._failure is None
 
     def submit(self, jobs: list[Job]) -> None:
-        """Thread-safe. Raises Unavailable when the loop has ended."""
+        """Add jobs. Thread-safe. Raises Unavailable when the loop has ended."""
         self._put(lambda: self._add(jobs))
 
     def cancel(self, sequence_ids: list[str]) -> None:
-        """Thread-safe. The sinks get finish_reason "abort"; sequences that have ended are ignored."""
+        """End sequences with finish_reason "abort"; ended ones are ignored. Thread-safe."""
         self._inbox.put(lambda: self.board.cancel(sequence_ids))
 
     def call(self, action: Callable[[], None]) -> None:
@@ -106,7 +112,7 @@ class EngineLoop:
             self._fail_all(EngineError("the engine stopped unexpectedly; see the server's log"))
 
     def _fail_all(self, error: EngineError) -> None:
-        """Answer every job, those in the inbox included: no client may wait for an event that will never come."""
+        """Send an error to every job, also to those in the inbox, so that no client waits for ever."""
         with suppress(queue.Empty):
             while True:
                 command = self._inbox.get_nowait()
@@ -162,8 +168,10 @@ class EngineLoop:
         self.board.end_step(step, result, time.monotonic())
 
     def _abandon(self, step: Step, error: Exception) -> None:
-        """A broken device fails every step at once. After FATAL_FAILURES in a row the loop ends, so that the process
-        can be restarted."""
+        """A broken device fails every step at once.
+
+        After FATAL_FAILURES in a row the loop ends, so that the process can be restarted.
+        """
         self.stepper.abandon()
         self.board.fail(step.involved, EngineError(f"the step failed: {error}"))
         self.failed_steps += 1
@@ -172,8 +180,10 @@ class EngineLoop:
             raise RuntimeError(f"{FATAL_FAILURES} steps in a row failed")
 
     def _audit(self) -> None:
-        """Check once whenever the engine becomes idle that nothing is held. A leak is logged and counted; the engine
-        keeps serving."""
+        """Check once whenever the engine becomes idle that nothing is held.
+
+        A leak is logged and counted; the engine keeps serving.
+        """
         if self._audited or self.board.jobs:
             return
         self._audited = True

@@ -1,11 +1,13 @@
-"""Where each prompt token stands, for models whose positions have three coordinates (M-RoPE).
+"""Positions of prompt tokens, for models with three coordinates per position (M-RoPE) and with one.
 
-Text advances all three coordinates together. An image's tokens share one time and spread over height and width on the
-merged grid; text goes on after the larger of the two sides, not after the token count (arXiv 2409.12191, section 2.1).
-A video's frame groups begin where the video began and differ in time; tokens that pruning left out leave holes.
+With M-RoPE, text advances all three coordinates together. The tokens of an image share one time and spread
+over height and width on the merged grid. The text after an image continues after the larger of the two sides,
+not after the token count (arXiv 2409.12191, section 2.1). The frame groups of a video all begin at the
+position of the video and differ in time. Tokens that pruning left out leave holes.
 
-Of a reduced image (`ImageSpan.full_tokens`) only the encoder will know which tokens there are: until then all of them stand where
-the image begins, and `place` moves them. Where text goes on does not depend on it.
+For a reduced image (`ImageSpan.full_tokens`) only the encoder finds out which tokens remain. Until then all
+of them have the position at which the image begins; `place` moves them later. The position of the text after
+it does not depend on that.
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ from fovea.engine.sequence import ImageSpan
 
 
 def mrope_positions(length: int, spans: Sequence[ImageSpan], merge: int) -> tuple[NDArray[np.int64], int]:
-    """Positions (3, length) of a prompt, and what to add to a later token's index to get its position."""
+    """Return the positions of a prompt for M-RoPE, and the offset from index to position of later tokens.
+
+    spans: images and frame groups, in the order of the prompt.
+    merge: patches per side of a visual token.
+    Returns positions of shape (3, length), and the offset.
+    """
     positions = np.empty((3, length), dtype=np.int64)
     cursor = token = 0
     for span in spans:
@@ -39,13 +46,17 @@ def mrope_positions(length: int, spans: Sequence[ImageSpan], merge: int) -> tupl
             cursor += max(height, width)
         token = span.end
     positions[:, token:] = np.arange(cursor, cursor + length - token)
-    # The time of a long video may have run ahead of the text that follows it; what is generated goes on after the text.
+    # The time of a long video may exceed the position of the text after it. Generated tokens continue after
+    # the text.
     delta = cursor + (length - token) - length
     return positions, delta
 
 
 def plain_positions(length: int, spans: Sequence[ImageSpan]) -> tuple[NDArray[np.int64], int]:
-    """The same for models whose positions are one number: (length,), as if no token had been left out."""
+    """Return the positions of a prompt for models with one coordinate, and the offset of later tokens.
+
+    The positions, of shape (length,), are those of a prompt in which no visual token is left out.
+    """
     positions = np.arange(length, dtype=np.int64)
     left_out = 0
     for span in spans:
@@ -57,8 +68,13 @@ def plain_positions(length: int, spans: Sequence[ImageSpan]) -> tuple[NDArray[np
 
 
 def place(positions: NDArray[np.int64], span: ImageSpan, places: NDArray[np.int64]) -> None:
-    """Move the tokens of a reduced image from where it begins to their places: (tokens, 2) rows and columns, or (tokens, 1)
-    numbers; in `positions`' place."""
+    """Move the tokens of a reduced image from the position at which it begins to their own.
+
+    Changes `positions`.
+
+    positions: of the whole prompt, (3, length) or (length,).
+    places: the tokens' places in the image: rows and columns, (tokens, 2), or numbers, (tokens, 1).
+    """
     begin = positions[..., span.start].copy()
     if positions.ndim == 1:
         positions[span.start : span.end] = begin + places[:, 0]

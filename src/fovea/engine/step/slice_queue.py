@@ -1,4 +1,4 @@
-"""The order in which images are encoded, slice by slice, whoever computes the slices."""
+"""The order in which images are encoded, slice by slice. Real and simulated encoders both use it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from fovea.engine.schedule.plan import EncodeJob
 
 
 class PartlyEncoded(Protocol):
-    """The state of an image between two slices. holders: ids of the sequences that wait for it."""
+    """The state of an image between two slices.
+
+    holders: ids of the sequences that wait for it.
+    """
 
     holders: tuple[str, ...]
 
@@ -18,9 +21,10 @@ State = TypeVar("State", bound=PartlyEncoded)
 
 
 class SliceQueue(Generic[State]):
-    """Images that are partly encoded, by key.
+    """The partly encoded images.
 
-    alive: tells whether a sequence still exists.
+    alive: tells whether the sequence with an id still exists.
+    states: by image key.
     """
 
     def __init__(self, alive: Callable[[str], bool]) -> None:
@@ -28,7 +32,10 @@ class SliceQueue(Generic[State]):
         self._alive = alive
 
     def update(self, jobs: Iterable[EncodeJob]) -> list[State]:
-        """Take over the holders of the jobs. Returns the states that were dropped: nobody waits for them any more."""
+        """Replace the holders of each image by those of its job, and drop images that no sequence waits for.
+
+        An image without a job stays as long as one of its holders exists. Returns the dropped states.
+        """
         wanted = {job.span.key: job for job in jobs}
         dropped = []
         for key, state in list(self.states.items()):
@@ -46,8 +53,12 @@ class SliceQueue(Generic[State]):
         advance: Callable[[EncodeJob], None],
         fits: Callable[[], bool],
     ) -> None:
-        """Continue the images that have begun, then begin others. One slice is always computed, further ones while
-        `fits` says that the next one ends in time."""
+        """Continue partly encoded images first, then begin others. At least one slice is computed.
+
+        complete: tells whether an image is encoded, or has failed.
+        advance: computes one slice of an image.
+        fits: tells whether one more slice ends in time.
+        """
         first = True
         for job in sorted(jobs, key=lambda job: job.span.key not in self.states):
             while not complete(job):

@@ -6,7 +6,7 @@ from fovea.engine.step.loop import EngineLoop
 
 
 def loop_stats(loop: EngineLoop) -> dict[str, float]:
-    """The counters of steps and tokens, for a real engine and a simulated one."""
+    """Return the counters of steps and tokens. The real and the simulated engine both report them."""
     stepper = loop.stepper
     return {
         "images_encoded": stepper.encoded_images,

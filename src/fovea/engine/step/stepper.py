@@ -1,8 +1,8 @@
 """One step of the engine, without a clock and without a device.
 
     plan(now)                       which tokens, and how many seconds of encoding
-    executor.execute(...)           somebody computes it, or says what it would take
-    fold(step, result, seconds)     tokens are computed, the pace learns, sequences have new tokens
+    executor.execute(...)           computes the step, or estimates its duration
+    fold(step, result, seconds)     notes computed and new tokens, and teaches the pace
 
 The engine's loop, the simulated server and the virtual clock of `fovea simulate` all run on this one class.
 """
@@ -40,7 +40,7 @@ class Step:
 
     @property
     def involved(self) -> set[str]:
-        """Ids of all sequences that lose something if the step fails."""
+        """Ids of all sequences for which the step computes or moves something."""
         return {
             *(item.seq.id for item in self.plan.work),
             *(holder for job in self.plan.encode for holder in job.holders),
@@ -49,9 +49,10 @@ class Step:
 
 
 class Stepper:
-    """Scheduler, pace and batch control over an executor; for one thread.
+    """Scheduler, pace and batch control over an executor. For one thread.
 
     sequences: all unfinished sequences, by id.
+    steps, computed_tokens, encoded_images, encode_seconds: counters since the start.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, control: BatchControl | None = None) -> None:
@@ -73,7 +74,7 @@ class Stepper:
         return self.scheduler.idle
 
     def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
-        """Raises what the executor raises; then nothing of the sequence is kept."""
+        """Add a sequence. If the executor raises, nothing of the sequence is kept."""
         try:
             self.executor.add(seq, inputs)
         except BaseException:
@@ -83,15 +84,17 @@ class Stepper:
         self.scheduler.add(seq)
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """End a sequence at any point of its life and free what it held. Ending twice is no error."""
+        """End a sequence at any time and free its blocks, images and inputs. Ending twice is no error."""
         self.scheduler.finish(seq, reason)
         if self.sequences.pop(seq.id, None) is not None:
             self.executor.remove(seq)
 
     def plan(self, now: float) -> Step:
-        """Decide the next step. now: on the clock of arrivals and deadlines.
+        """Decide the next step.
 
         Expired sequences are ended first. The plan is empty when nothing can advance.
+
+        now: time on the clock of arrivals and deadlines.
         """
         expired = tuple(self.scheduler.expired(now))
         for seq in expired:
@@ -107,7 +110,10 @@ class Stepper:
         return Step(plan, encode_s, decodes, prompt_tokens, expired)
 
     def fold(self, step: Step, result: StepResult, seconds: float) -> None:
-        """Take in the result of a step that lasted `seconds`. Sequences whose image failed are ended."""
+        """Take in the result of a step. Sequences whose image could not be encoded are ended.
+
+        seconds: duration of the step.
+        """
         self.pace.observe(step.decodes, step.prompt_tokens, seconds, result.encode_s)
         beside_s = result.encode_s + self.pace.prompt_s(step.prompt_tokens)
         self.batch.observe(step.decodes, seconds, beside_s)
@@ -121,5 +127,5 @@ class Stepper:
         self.scheduler.update(step.plan, {seq_id: pick.token for seq_id, pick in result.sampled.items()})
 
     def abandon(self) -> None:
-        """Give up a step that failed. Whoever ran it ends the sequences in `Step.involved`."""
+        """Give up a step that failed. The caller then ends the sequences in `Step.involved`."""
         self.scheduler.abandon()
