@@ -8,14 +8,14 @@ from fovea.evaluation.pairs import PairedCounts
 from fovea.evaluation.sweep import ALL, FULL, Score, Setting, Sweep
 
 DIFFERENCES = (
-    "Accuracy of the first less that of the second on the same questions, in points, with 95% intervals (Newcombe, paired) "
-    "and p of McNemar's exact test"
+    "Differences in accuracy between two settings on the same questions, first minus second, in points, "
+    "with 95% intervals (Newcombe, paired) and the p-value of McNemar's exact test"
 )
 
 
 def markdown(sweep: Sweep) -> str:
     """Accuracy, tokens and times per setting; accuracy per kind, share by share; and comparisons."""
-    parts = [table(_settings(sweep)), f"Times: medians of {sweep.time(FULL).requests}, {sweep.timed_on}."]
+    parts = [table(_settings(sweep)), f"Times are medians of {sweep.time(FULL).requests} requests, {sweep.timed_on}."]
     shares = dict.fromkeys(setting.keep for setting in sweep.settings if setting != FULL)
     for keep in shares:
         parts += [f"Per kind, {keep:g} of the tokens kept:", table(_kinds(sweep, keep))]
