@@ -10,6 +10,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from fovea import Engine
+from fovea.engine.config import EngineConfig
+from fovea.engine.load import LoadedModel, load_model
 from tests.cli.support import Caller
 from tests.support.checkpoints import SPECIALS, write
 
@@ -41,6 +43,26 @@ def engine(tiny: Path) -> Iterator[Engine]:
     """What the commands should say, from the engine itself."""
     with Engine.from_pretrained(str(tiny), threads=1, kv_cache_mib=16) as engine:
         yield engine
+
+
+_LOADED: dict[tuple[object, ...], LoadedModel] = {}
+
+
+@pytest.fixture(autouse=True)
+def _weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that run in this process share the weights of a checkpoint, as long as its files are the same."""
+
+    def load(name: str, settings: EngineConfig, *, chat_template: str | None = None) -> LoadedModel:
+        path = Path(name)
+        if settings.model.encoder_engines not in ("", "auto", "off") or not path.is_dir():
+            return load_model(name, settings, chat_template=chat_template)
+        files = sorted((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in path.iterdir())
+        key = (path.resolve(), *files, repr(settings.model), settings.outputs.embed_disk_dir, chat_template)
+        if key not in _LOADED:
+            _LOADED[key] = load_model(name, settings, chat_template=chat_template)
+        return _LOADED[key]
+
+    monkeypatch.setattr("fovea.engine.engine.load_model", load)
 
 
 @pytest.fixture

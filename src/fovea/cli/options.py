@@ -139,9 +139,10 @@ def misspelt_variables(known: Sequence[str]) -> list[str]:
     """One line for every FOVEA_* variable that is no setting but resembles one. Other variables are ignored."""
     names = [PREFIX + name.upper() for name in (*known, "config")]
     lines = []
-    for variable in sorted(set(os.environ) - set(names)):
+    unknown = {variable for variable in os.environ if variable.startswith(PREFIX)} - set(names)
+    for variable in sorted(unknown):
         near = difflib.get_close_matches(variable, names, n=1, cutoff=0.85)
-        if variable.startswith(PREFIX) and near:
+        if near:
             lines.append(f"{variable} is not a setting; did you mean {near[0]}?")
     return lines
 
