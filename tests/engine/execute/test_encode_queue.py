@@ -1,4 +1,4 @@
-"""Slices on a stream: what is launched beside a step, what waits for what, and when an image is there to be read."""
+"""Slices on a stream: how many are launched beside a step, and when an image is handed over."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLICES = 3
 
 @dataclass
 class FakeStream:
-    """A device that works when it is told; a slice takes a second of its own clock."""
+    """A device that finishes slices when a test says so. A slice takes one second of its clock."""
 
     events: list[str] = field(default_factory=list)
     marks: list[FakeMark] = field(default_factory=list)
@@ -68,7 +68,7 @@ class FakeMark:
 
 
 class Tower:
-    """Three slices an image; the fourth call ends it."""
+    """An encoder of three slices per image, over a stream."""
 
     def __init__(self, stream: EncoderStream) -> None:
         self.begun: list[str] = []
@@ -104,69 +104,69 @@ def job(key: str, *holders: str) -> EncodeJob:
     return EncodeJob(ImageSpan(0, 0, 2, 2, key, (1, 2, 4)), list(holders or ("s1",)))
 
 
-def test_on_a_cpu_an_image_is_there_when_its_last_slice_returns() -> None:
+def test_on_a_cpu_an_image_is_handed_over_when_its_last_slice_returns() -> None:
     assert isinstance(encoder_stream(torch.device("cpu")), InlineStream)
     tower = Tower(InlineStream())
-    made = tower.encoder.step([job("a", "s1", "s2"), job("b")], 60.0, alone=False)
-    assert list(made.images) == ["a", "b"]
-    assert made.images["a"].holders == {"s1", "s2"}
-    assert made.seconds >= made.images["a"].seconds + made.images["b"].seconds > 0
+    result = tower.encoder.step([job("a", "s1", "s2"), job("b")], 60.0, alone=False)
+    assert list(result.images) == ["a", "b"]
+    assert result.images["a"].holders == {"s1", "s2"}
+    assert result.seconds >= result.images["a"].seconds + result.images["b"].seconds > 0
     assert not tower.encoder.working
 
 
-def test_who_is_encoded_knows_which_reduced_images_come_next() -> None:
-    """Those that have begun do not count, nor plain ones; one whose pixels failed is told of when its own turn comes."""
+def test_the_encoder_sees_which_reduced_images_come_next() -> None:
+    """Partly encoded and plain images are not among them. An image without pixels fails at its own turn."""
     tower = Tower(InlineStream())
     tower.encoder.step([job("a")], 0.0, alone=False)
-    wanted = [job("a"), job("plain"), *(part(key) for key in ("b", "broken", "c"))]
+    wanted = [job("a"), job("plain"), *(reduced_job(key) for key in ("b", "broken", "c"))]
     tower.encoder.step(wanted, 0.0, alone=False)
     assert tower.ahead == [[]]
-    made = tower.encoder.step(wanted, 60.0, alone=False)
+    result = tower.encoder.step(wanted, 60.0, alone=False)
     assert tower.begun == ["a", "plain", "b", "c"]
     assert tower.ahead == [[], ["b", "c"], ["c"], []]
-    assert list(made.failures) == ["broken"]
+    assert list(result.failures) == ["broken"]
 
 
-def part(key: str) -> EncodeJob:
-    """Two of eight tokens."""
+def reduced_job(key: str) -> EncodeJob:
+    """An image that keeps two of eight tokens."""
     return EncodeJob(ImageSpan(0, 0, 2, 2, key, (1, 2, 4), full_tokens=8), ["s1"])
 
 
-def test_no_seconds_are_one_slice() -> None:
+def test_a_step_without_seconds_computes_one_slice() -> None:
     tower = Tower(InlineStream())
     for slices in range(1, SLICES + 1):
-        made = tower.encoder.step([job("a")], 0.0, alone=False)
+        result = tower.encoder.step([job("a")], 0.0, alone=False)
         assert tower.slices == slices
-        assert bool(made.images) == (slices == SLICES)
+        assert bool(result.images) == (slices == SLICES)
 
 
-def test_what_has_begun_is_finished_first() -> None:
+def test_a_partly_encoded_image_is_finished_first() -> None:
     tower = Tower(InlineStream())
     tower.encoder.step([job("a")], 0.0, alone=False)
     tower.encoder.step([job("b"), job("a")], 0.0, alone=False)
     assert tower.begun == ["a"]
 
 
-def test_beside_tokens_nobody_waits_and_nothing_is_handed_on_early() -> None:
+def test_a_step_with_tokens_does_not_wait_and_hands_nothing_over_early() -> None:
     stream = FakeStream()
     tower = Tower(stream)
-    made = tower.encoder.step([job("a")], 60.0, alone=False)
-    assert (tower.slices, made.images, stream.events) == (SLICES, {}, []), "launched, and not done"
+    result = tower.encoder.step([job("a")], 60.0, alone=False)
+    assert (tower.slices, result.images, stream.events) == (SLICES, {}, []), "launched, but not done"
     for _ in range(3):
         assert not tower.encoder.step([job("a"), job("b")], 60.0, alone=False).images
-    assert tower.begun == ["a"], "no other lot before this one is done"
+    assert tower.begun == ["a"], "no further slices before these are done"
     stream.finish(SLICES - 1)
     assert not tower.encoder.step([job("a")], 60.0, alone=False).images, "its last slice is not done"
     stream.finish(1)
-    made = tower.encoder.step([job("a"), job("b")], 60.0, alone=False)
-    assert list(made.images) == ["a"]
-    assert made.images["a"].seconds == SLICES
+    result = tower.encoder.step([job("a"), job("b")], 60.0, alone=False)
+    assert list(result.images) == ["a"]
+    assert result.images["a"].seconds == SLICES
     assert stream.events == ["handed over"]
     assert tower.begun == ["a", "b"]
 
 
-def test_a_lot_is_what_the_step_has_seconds_for() -> None:
-    """A slice takes a second of this device, which is known once the first ones are done."""
+def test_a_step_launches_as_many_slices_as_its_seconds_allow() -> None:
+    """A slice takes one second on this device. That is known once the first slices are done."""
     stream = FakeStream()
     tower = Tower(stream)
     tower.encoder.step([job("a")], 60.0, alone=False)
@@ -175,18 +175,18 @@ def test_a_lot_is_what_the_step_has_seconds_for() -> None:
     assert tower.slices == SLICES + 2
     stream.finish(2)
     tower.encoder.step([job("b"), job("c")], 0.1, alone=False)
-    assert tower.slices == SLICES + 3, "one at least"
+    assert tower.slices == SLICES + 3, "at least one slice"
 
 
 def test_a_step_without_tokens_waits_for_its_slices() -> None:
     stream = FakeStream()
     tower = Tower(stream)
-    made = tower.encoder.step([job("a")], 60.0, alone=True)
-    assert list(made.images) == ["a"]
+    result = tower.encoder.step([job("a")], 60.0, alone=True)
+    assert list(result.images) == ["a"]
     assert stream.events == ["waited", "handed over"]
 
 
-def test_nobody_waits_for_it_any_more() -> None:
+def test_an_image_whose_sequences_are_gone_is_dropped() -> None:
     stream = FakeStream()
     tower = Tower(stream)
     tower.encoder.step([job("a", "s1")], 0.0, alone=True)
@@ -201,7 +201,7 @@ def test_nobody_waits_for_it_any_more() -> None:
     assert not tower.encoder.working
 
 
-def test_whoever_left_meanwhile_holds_nothing() -> None:
+def test_a_sequence_that_has_left_holds_nothing() -> None:
     stream = FakeStream()
     tower = Tower(stream)
     tower.encoder.step([job("a", "s1", "s2")], 60.0, alone=False)
@@ -213,9 +213,9 @@ def test_whoever_left_meanwhile_holds_nothing() -> None:
 @pytest.mark.parametrize("stream", [InlineStream(), FakeStream()])
 def test_an_image_that_fails_fails_alone(stream: EncoderStream) -> None:
     tower = Tower(stream)
-    made = tower.encoder.step([job("broken"), job("a")], 60.0, alone=True)
-    assert (list(made.failures), list(made.images)) == (["broken"], ["a"])
+    result = tower.encoder.step([job("broken"), job("a")], 60.0, alone=True)
+    assert (list(result.failures), list(result.images)) == (["broken"], ["a"])
     tower.rows = 1
-    made = tower.encoder.step([job("b")], 60.0, alone=True)
-    assert "1 visual tokens encoded, 2 planned" in str(made.failures["b"])
+    result = tower.encoder.step([job("b")], 60.0, alone=True)
+    assert "1 visual tokens encoded, 2 planned" in str(result.failures["b"])
     assert not tower.encoder.working

@@ -1,4 +1,4 @@
-"""Padded decodes without a card: the same launches over the same buffers, one by one."""
+"""Padded decodes without a GPU: the same launches over the same buffers, one by one."""
 
 from __future__ import annotations
 
@@ -35,50 +35,50 @@ TOGETHER = [
 
 
 def answers(folder: str, prompts: list[ChatPrompt], tokens: int, **settings: Any) -> list[tuple[int, ...]]:
-    """Of some that run together, and end one after the other, so that every size is had and left."""
+    """Return the answers of requests that run together and end one by one, so every batch size occurs."""
     with Engine.from_pretrained(folder, **SETTINGS, **settings) as engine:
         with ThreadPoolExecutor(len(prompts)) as pool, all_at_once(engine, len(prompts)):
-            said = [
+            futures = [
                 pool.submit(
                     engine.generate, prompt, temperature=0, max_tokens=tokens + 2 * number, ignore_eos=True
                 )
                 for number, prompt in enumerate(prompts)
             ]
-        found = [future.result().token_ids[0] for future in said]
+        tokens_of = [future.result().token_ids[0] for future in futures]
         assert_idle(engine)
-    return found
+    return tokens_of
 
 
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """Of every padded step, and whether its rows shared a prefix."""
-    seen: list[tuple[int, bool]] = []
+    """The size of every padded step, and whether its rows share a prefix."""
+    steps: list[tuple[int, bool]] = []
     run = _Batch.run
 
-    def noted(self: _Batch) -> Any:
-        seen.append((len(self.arrays["ids"]), "members" in self.arrays))
+    def recording_run(self: _Batch) -> Any:
+        steps.append((len(self.arrays["ids"]), "members" in self.arrays))
         return run(self)
 
-    monkeypatch.setattr(_Batch, "run", noted)
-    return seen
+    monkeypatch.setattr(_Batch, "run", recording_run)
+    return steps
 
 
 def test_padding_changes_no_answer(sizes: list[tuple[int, bool]]) -> None:
-    """On the CPU's kernels, which give the same to the last bit in any company."""
+    """On the CPU's kernels, which give bit-identical results in every batch."""
     if library() is None:
         pytest.skip("this machine cannot run the C++ kernels")
     plain = answers("fovea-tiny", PROMPTS, 10, dtype="bfloat16")
     assert not sizes
     assert answers("fovea-tiny", PROMPTS, 10, dtype="bfloat16", decode_graphs="padded") == plain
-    seen = {size for size, _ in sizes}
-    assert seen <= {1, 2, 4, 8}
-    assert max(seen) > 1, "nobody shared a step"
+    padded = {size for size, _ in sizes}
+    assert padded <= {1, 2, 4, 8}
+    assert max(padded) > 1, "no two requests shared a step"
 
 
 def test_two_that_share_a_prefix_read_it_together_on_the_cpus_kernels(
     sizes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many as they do unpadded: the kernels say how few are worth it."""
+    """Padded decodes share prefixes from as few rows on as unpadded ones: the kernels set that number."""
     if library() is None:
         pytest.skip("this machine cannot run the C++ kernels")
     monkeypatch.setattr(shares.find_shares, "__kwdefaults__", {"least_tokens": 8})
@@ -93,10 +93,10 @@ def test_two_that_share_a_prefix_read_it_together_on_the_cpus_kernels(
 def test_padding_changes_no_answer_on_tritons_kernels(
     tmp_path: Path, sizes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four questions about one picture; what they share need not be long here to be read together."""
+    """Four questions about one picture. In this test a short prefix is read together, too."""
     pytest.importorskip("triton", reason="triton is not installed")
     if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("there is a card: tests/gpu runs them on it")
+        pytest.skip("there is a GPU: tests/gpu runs these kernels on it")
     monkeypatch.setattr(checkpoints, "TEXT_LAYERS", 1)
     folder = str(write("llava", tmp_path))
     plain = answers(folder, TOGETHER, 5, dtype="float32", block_size=4, kernels="torch")
@@ -118,7 +118,7 @@ def test_padding_needs_kernels_that_read_pages_in_place(tmp_path: Path) -> None:
         assert engine.runner._padded is None
 
 
-def test_the_pool_is_as_large_as_before_for_everybody_else() -> None:
+def test_padding_leaves_the_pool_as_large_as_before() -> None:
     if library() is None:
         pytest.skip("this machine cannot run the C++ kernels")
     counts = []

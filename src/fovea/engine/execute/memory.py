@@ -64,8 +64,8 @@ def decode_padding(
         return None
     if not in_place:
         raise ConfigError(
-            "decode_graphs is 'padded', and these kernels group decodes by length; accepted with triton, flashinfer "
-            "and native kernels",
+            "decode_graphs is 'padded', and these kernels group decodes by length; "
+            "accepted with triton, flashinfer and native kernels",
             param="decode_graphs",
         )
     return Padding(

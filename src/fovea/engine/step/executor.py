@@ -64,5 +64,8 @@ class Executor(Protocol):
         ...
 
     def execute(self, plan: StepPlan, encode_s: float) -> StepResult:
-        """Compute the plan's tokens, and encode its images for about `encode_s` seconds, at least one slice."""
+        """Compute the plan's tokens, and encode its images for about `encode_s` seconds.
+
+        At least one slice is encoded if there is an image.
+        """
         ...

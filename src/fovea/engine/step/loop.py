@@ -67,7 +67,7 @@ class EngineLoop:
         self._inbox.put(lambda: self.board.cancel(sequence_ids))
 
     def call(self, action: Callable[[], None]) -> None:
-        """Run `action` between two steps in the loop's thread. Returns when it is done, or raises its error."""
+        """Run `action` in the loop's thread, between two steps. Returns when it is done; raises its error."""
         done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
         def run() -> None:

@@ -56,7 +56,7 @@ class Stepper:
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, control: BatchControl | None = None) -> None:
-        """control: bounds the number of sequences that run; None: `DecodeBound` with the configured target."""
+        """control: limits the number of running sequences; None: `DecodeBound` with the configured target."""
         config = scheduler.config
         self.scheduler = scheduler
         self.executor = executor

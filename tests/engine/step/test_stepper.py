@@ -1,0 +1,226 @@
+"""One step over an executor without tensors: plan, execute, fold, and the failures of each part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fovea.engine.job import SequenceInputs
+from fovea.engine.kv.moves import Move
+from fovea.engine.schedule.batch import BatchRule
+from fovea.engine.schedule.pace import FEWEST_TOKENS, FIRST_TOKENS, IDLE_STEP_S
+from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
+from fovea.engine.schedule.scheduler import Scheduler
+from fovea.engine.sequence import Sequence, Status
+from fovea.engine.step.executor import SampledToken, StepResult
+from fovea.engine.step.stepper import Step, Stepper
+from tests.support.brains import image, scheduler, sequence
+
+IMAGE_BYTES = 10
+IMAGE_S = 0.5
+TOKEN = 7
+
+
+class FakeExecutor:
+    """Samples TOKEN everywhere, and encodes every image in the step that plans it."""
+
+    def __init__(self, brain: Scheduler) -> None:
+        self.embeddings = brain.embeddings
+        self.encoding = False
+        self.inputs: dict[str, SequenceInputs] = {}
+        self.refused: set[str] = set()
+        self.broken: set[str] = set()
+        self.encode_s: list[float] = []
+
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
+        self.inputs[seq.id] = inputs
+        if seq.id in self.refused:
+            raise ValueError("no such choice")
+
+    def remove(self, seq: Sequence) -> None:
+        self.inputs.pop(seq.id, None)
+
+    def execute(self, plan: StepPlan, encode_s: float) -> StepResult:
+        self.encode_s.append(encode_s)
+        result = StepResult()
+        for job in plan.encode:
+            key = job.span.key
+            if key in self.broken:
+                result.failures.update(dict.fromkeys(job.holders, ValueError(key)))
+                continue
+            self.embeddings.put(key, key, IMAGE_BYTES, set(job.holders))
+            result.encoded[key] = IMAGE_S
+            result.encode_s += IMAGE_S
+        result.sampled = {
+            item.seq.id: SampledToken(TOKEN)
+            for item in plan.work
+            if item.samples and item.seq.id not in result.failures
+        }
+        return result
+
+
+class Engine:
+    """A stepper over a fake executor, and a clock that stands still unless a test moves it."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.scheduler = scheduler(**settings)
+        self.executor = FakeExecutor(self.scheduler)
+        self.stepper = Stepper(self.scheduler, self.executor)
+        self.now = 0.0
+
+    def add(self, *sequences: Sequence) -> None:
+        for seq in sequences:
+            self.stepper.add(seq, SequenceInputs())
+
+    def step(self, seconds: float = 0.01) -> Step:
+        step = self.stepper.plan(self.now)
+        if step.plan:
+            self.stepper.fold(step, self.executor.execute(step.plan, step.encode_s), seconds)
+        return step
+
+
+def test_a_step_plans_executes_and_folds() -> None:
+    engine, seq = Engine(), sequence("a", 9)
+    engine.add(seq)
+    assert not engine.stepper.idle
+    step = engine.step()
+    assert [(item.seq, item.start, item.count) for item in step.plan.work] == [(seq, 0, 9)]
+    assert (step.decodes, step.prompt_tokens, step.expired) == (0, 9, ())
+    assert (seq.computed_tokens, seq.output_ids, seq.decoding) == (9, [TOKEN], True)
+    step = engine.step()
+    assert (step.decodes, step.prompt_tokens) == (1, 0)
+    assert seq.output_ids == [TOKEN, TOKEN]
+    assert (engine.stepper.steps, engine.stepper.computed_tokens) == (2, 10)
+    engine.stepper.finish(seq, "length")
+    engine.stepper.finish(seq, "stop")
+    assert (seq.finish_reason, engine.stepper.idle, engine.executor.inputs) == ("length", True, {})
+    engine.scheduler.check_integrity()
+
+
+def test_an_idle_stepper_plans_nothing() -> None:
+    step = Engine().step()
+    assert (bool(step.plan), step.encode_s, step.involved) == (False, 0.0, set())
+
+
+def test_an_image_is_encoded_for_the_seconds_of_its_step_and_counted() -> None:
+    engine, seq = Engine(), sequence("a", [1, ("cat", 4), 2])
+    engine.add(seq)
+    step = engine.step()
+    assert [job.span.key for job in step.plan.encode] == ["cat"]
+    assert engine.executor.encode_s == [step.encode_s]
+    assert step.encode_s > 0
+    assert (engine.stepper.encoded_images, engine.stepper.encode_seconds) == (1, IMAGE_S)
+    while not seq.output_ids:
+        engine.step()
+    assert engine.stepper.encoded_images == 1
+
+
+def test_a_failed_image_ends_its_sequences_and_no_others() -> None:
+    engine = Engine()
+    first, second = (sequence(name, [1, ("broken", 4), 2]) for name in "ab")
+    text = sequence("c", 6)
+    engine.executor.broken.add("broken")
+    engine.add(first, second, text)
+    engine.step()
+    assert [seq.finish_reason for seq in (first, second, text)] == ["error", "error", None]
+    assert list(engine.stepper.sequences) == list(engine.executor.inputs) == ["c"]
+    assert (engine.stepper.encoded_images, text.output_ids) == (0, [TOKEN])
+    engine.stepper.finish(text, "length")
+    engine.scheduler.check_integrity()
+
+
+def test_a_failure_of_a_sequence_that_has_ended_meanwhile_is_no_error() -> None:
+    engine, seq = Engine(), sequence("a", [1, ("broken", 4), 2])
+    engine.executor.broken.add("broken")
+    engine.add(seq)
+    step = engine.stepper.plan(0.0)
+    result = engine.executor.execute(step.plan, step.encode_s)
+    engine.stepper.finish(seq, "abort")
+    engine.stepper.fold(step, result, 0.01)
+    assert (seq.finish_reason, engine.stepper.idle) == ("abort", True)
+    engine.scheduler.check_integrity()
+
+
+def test_expired_sequences_end_before_the_step_is_planned() -> None:
+    engine = Engine()
+    late, patient = sequence("late", 6, deadline=5.0), sequence("patient", 6)
+    engine.add(late, patient)
+    engine.step()
+    engine.now = 5.5
+    step = engine.step()
+    assert step.expired == (late,)
+    assert (late.status, late.finish_reason, late.output_ids) == (Status.FINISHED, "error", [TOKEN])
+    assert [item.seq for item in step.plan.work] == [patient]
+    assert list(engine.executor.inputs) == ["patient"]
+
+
+def test_when_all_sequences_expire_the_plan_is_empty() -> None:
+    engine, seq = Engine(), sequence("late", 6, deadline=5.0)
+    engine.add(seq)
+    engine.now = 6.0
+    step = engine.step()
+    assert (step.expired, bool(step.plan), engine.stepper.idle) == ((seq,), False, True)
+    engine.scheduler.check_integrity()
+
+
+def test_fold_teaches_the_pace() -> None:
+    """The first chunk has a fixed size. The measured seconds per token then give the sizes of the next ones."""
+    engine, seq = Engine(blocks=512, max_step_tokens=1024), sequence("a", 900)
+    engine.add(seq)
+    assert engine.step(seconds=1e-3 * FIRST_TOKENS).prompt_tokens == FIRST_TOKENS
+    slow = engine.step(seconds=100.0).prompt_tokens
+    assert slow == pytest.approx(2 * IDLE_STEP_S / 1e-3, abs=1), "the longest step without decodes"
+    assert engine.step().prompt_tokens == FEWEST_TOKENS, "a step of 100 seconds was far too long"
+
+
+def test_fold_teaches_the_batch_control() -> None:
+    """The batch control bounds the number of sequences that run, by the durations of earlier steps."""
+    brain = scheduler()
+    executor = FakeExecutor(brain)
+    stepper = Stepper(brain, executor, BatchRule(0.01, 8))
+    allowed = stepper.batch.allowed()
+    for name in "abc":
+        stepper.add(sequence(name, 4, max_tokens=99), SequenceInputs())
+    for _ in range(20):
+        step = stepper.plan(0.0)
+        stepper.fold(step, executor.execute(step.plan, step.encode_s), 1.0)
+    assert stepper.batch.allowed() < allowed
+
+
+def test_a_sequence_that_the_executor_refuses_leaves_nothing_behind() -> None:
+    engine = Engine()
+    engine.executor.refused.add("a")
+    with pytest.raises(ValueError, match="no such choice"):
+        engine.add(sequence("a", 4))
+    assert (engine.stepper.sequences, engine.executor.inputs, engine.stepper.idle) == ({}, {}, True)
+    engine.scheduler.check_integrity()
+
+
+def test_a_step_names_all_sequences_that_a_failure_concerns() -> None:
+    """Computed sequences, those that wait for an image, and owners of moved blocks."""
+    plan = StepPlan(
+        work=(Work(sequence("computes", 4), 0, 4),),
+        encode=(EncodeJob(image(0, 4, "cat"), ["waits", "also waits"]),),
+        moves=(Move("load", 0, 1, 4, owner="moves"), Move("save", 1, 0, 4)),
+    )
+    assert Step(plan).involved == {"computes", "waits", "also waits", "moves"}
+
+
+def test_an_abandoned_step_is_forgotten() -> None:
+    engine, seq = Engine(), sequence("a", 6)
+    engine.add(seq)
+    step = engine.stepper.plan(0.0)
+    engine.stepper.abandon()
+    for name in step.involved:
+        engine.stepper.finish(engine.stepper.sequences[name], "error")
+    assert (engine.stepper.idle, engine.stepper.steps, seq.computed_tokens) == (True, 0, 0)
+    engine.scheduler.check_integrity()
+
+
+def test_the_stepper_needs_no_torch() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, fovea.engine.step.stepper; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
