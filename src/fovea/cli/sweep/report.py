@@ -15,7 +15,10 @@ DIFFERENCES = (
 
 def markdown(sweep: Sweep) -> str:
     """Accuracy, tokens and times per setting; accuracy per kind, share by share; and comparisons."""
-    parts = [table(_settings(sweep)), f"Times are medians of {sweep.time(FULL).requests} requests, {sweep.timed_on}."]
+    parts = [
+        table(_settings(sweep)),
+        f"Times are medians of {sweep.time(FULL).requests} requests, {sweep.timed_on}.",
+    ]
     shares = dict.fromkeys(setting.keep for setting in sweep.settings if setting != FULL)
     for keep in shares:
         parts += [f"Per kind, {keep:g} of the tokens kept:", table(_kinds(sweep, keep))]
