@@ -38,7 +38,7 @@ class LlavaNextProcessor:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(regions=TileRegions(self))
+        return Capabilities(regions=TileRegions(self.anyres, self.tower, self.process))
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         layout = self.anyres.lay(width, height, budget)

@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fovea.core.image import Image
-from fovea.engine.vision.processor.anyres import unpadded
+from fovea.engine.vision.processor.anyres import Anyres, unpadded
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan, expect_planned
 from fovea.engine.vision.processor.pixels import resized_bytes
 from fovea.engine.vision.processor.surveys import survey_arrays
+from fovea.engine.vision.processor.tower import Tower
 from fovea.relevance.tiles import Tiling
-
-if TYPE_CHECKING:
-    from fovea.engine.vision.processor.llava_next import LlavaNextProcessor
 
 
 @dataclass(frozen=True, slots=True)
 class TileRegions:
     """Implements `base.RegionProcessor`. The arrays are those of the plain image, and the survey."""
 
-    processor: LlavaNextProcessor
+    anyres: Anyres
+    tower: Tower
+    plain: Callable[[Image, VisualPlan], ProcessedImage]
+    """Prepares an image with all of its tokens."""
 
     @property
     def fewest_tokens(self) -> int:
         """The view of the whole image is always kept, and one token beside it."""
-        tower = self.processor.tower
-        return tower.rows(tower.side**2) + 1
+        return self.tower.rows(self.tower.side**2) + 1
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         expect_planned(image, plan)
         assert plan.reduction is not None
-        tiles = tiling(plan, self.processor.tower.side, plan.reduction.full)
-        cell = self.processor.anyres.edge // tiles.side
+        tiles = tiling(plan, self.tower.side, plan.reduction.full)
+        cell = self.anyres.edge // tiles.side
         size = tiles.rows * cell, tiles.columns * cell
-        pixels = np.ascontiguousarray(resized_bytes(image, *size, self.processor.anyres.fit.resample))
-        plain = self.processor.process(image, plan).arrays
+        pixels = np.ascontiguousarray(resized_bytes(image, *size, self.anyres.fit.resample))
+        plain = self.plain(image, plan).arrays
         return ProcessedImage(image.identity, plan, {**plain, **survey_arrays(pixels, cell)})
 
     def whole(self, image: ProcessedImage) -> ProcessedImage:
