@@ -7,6 +7,7 @@ skips only what takes two seconds each time: importing. What a process does befo
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import selectors
@@ -144,6 +145,8 @@ def _import_everything() -> None:
     import fovea.server.run
 
     fovea.cli.main.build_parser()
+    gc.collect()
+    gc.freeze()  # the end of a fork is quick if it does not look for garbage in everything imported
 
 
 def _serve(link: socket.socket) -> dict[str, Any]:
