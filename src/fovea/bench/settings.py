@@ -1,4 +1,4 @@
-"""Who is asked, what, and how often."""
+"""Settings of a benchmark: the server, the requests, and how often they are sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fovea.core.workload import ARRIVALS, Workload
 
 FIXED = ("cold", "images", "questions", "followup", "known", "text", "stall")
 LOADS = ("open", "closed", "chat", "trace")
-"""The workloads."""
+"""Workloads with random or recorded arrivals. FIXED are those that always send the same requests."""
 IMAGES_AS = ("data", "sent", "encoded")
 
 
@@ -34,7 +34,8 @@ class Target:
     )
     images_as: str = setting(
         "data",
-        "How images travel: data (as data URLs in every request), sent (sent ahead to /v1/images and named by fovea-image://ID), encoded (sent ahead and encoded ahead).",
+        "How images are sent: data (as data URLs in every request), sent (ahead, to /v1/images, and named by "
+        "fovea-image://ID), encoded (sent ahead and encoded ahead).",
         choices=IMAGES_AS,
     )
 
@@ -82,7 +83,8 @@ class Traffic:
     )
     arrivals: str = setting(
         "poisson",
-        "Arrival times of open: poisson (independent), ramp (from 0.2 to 1.8 times the rate), burst (16 at a time).",
+        "Arrival times of open: poisson (independent), ramp (from 0.2 to 1.8 times the rate), "
+        "burst (16 at a time).",
         choices=tuple(ARRIVALS),
     )
     clients: int = setting(
@@ -102,7 +104,8 @@ class Traffic:
     images: int = setting(300, "Number of distinct images.", low=1, high=10**6)
     zipf: float = setting(
         1.1,
-        "Exponent of the images' popularity: the n-th most popular is used n**-zipf times as often as the first. 0: all alike.",
+        "Exponent of the images' popularity: the n-th most popular is used n**-zipf times as often as the "
+        "first. 0: all equally often.",
         low=0,
         high=10,
     )
@@ -113,7 +116,10 @@ class Traffic:
         check_settings(self)
 
     def load(self, shape: Shape, rate: float) -> Workload:
-        """The load as `fovea simulate` knows it: the same seed asks the same there."""
+        """Return the workload for `fovea simulate`; a seed gives the same requests there.
+
+        rate: requests per second.
+        """
         return Workload(
             requests=self.requests,
             rate=rate,
@@ -143,7 +149,11 @@ class Price:
 
 
 def _base_url(text: str) -> str:
-    """With the path that OpenAI's clients have in it, too. Credentials would end up in results: there is --api-key."""
+    """Return the URL with a path; /v1, as in OpenAI's clients, if it has none.
+
+    Raises ConfigError for a wrong URL. Credentials in a URL are refused, because results would contain them;
+    there is --api-key for them.
+    """
     try:
         url = urlsplit(text)
         good = (

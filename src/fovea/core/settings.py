@@ -1,4 +1,4 @@
-"""Settings declared once: type, default, range and help in one place, read by one checker.
+"""Declarations of settings: type, default, range and help in one place, read by one checker.
 
     @dataclass(frozen=True, slots=True)
     class CacheSettings:
@@ -34,13 +34,14 @@ _RULE = "fovea.setting"
 class Rule:
     """The accepted values of one setting, and its help text.
 
+    help: what the setting does.
     low, high: bounds of a number, or of every number of a tuple; both included.
     or_zero: 0 is accepted beside the range.
     choices: the only values of a text, or of every text of a tuple.
-    check: of a value, or of every item of a tuple: raises ConfigError or returns the accepted values in words; an empty
-        text accepts.
-    words: the accepted values in words, if neither bounds nor choices say it.
-    nonempty: a tuple needs one item at least.
+    check: a function of a value, or of every item of a tuple. It returns an empty text if the value is
+        accepted; otherwise it returns the accepted values in words, or raises ConfigError.
+    words: the accepted values in words, if neither bounds nor choices tell them.
+    nonempty: a tuple needs at least one item.
     internal: set by code, never by users.
     """
 
@@ -56,7 +57,7 @@ class Rule:
 
     @property
     def accepted(self) -> str:
-        """The accepted values in words; empty if every value of the type is."""
+        """The accepted values in words; empty if every value of the type is accepted."""
         if self.choices:
             return ", ".join(self.choices)
         if self.low is None or self.high is None:
@@ -67,7 +68,14 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting as users see it. hint: the type; default: the value when nothing is said; subject: path to its class."""
+    """One setting of a settings class.
+
+    name: name of the field.
+    hint: type of the field.
+    default: value if none is given; MISSING if one has to be given.
+    rule: accepted values and help.
+    subject: names of the fields that lead from the outer settings class to the one that declares it.
+    """
 
     name: str
     hint: Any
@@ -100,13 +108,16 @@ def required(help: str) -> Any:
 
 
 def check_settings(settings: Any) -> None:
-    """Raise ConfigError for the first field whose value is not accepted. For `__post_init__`."""
+    """Raise ConfigError for the first setting whose value is not accepted. For use in `__post_init__`."""
     for entry in settings_of(type(settings), nested=False):
         check_value(entry, getattr(settings, entry.name))
 
 
 def check_value(entry: Setting, value: Any) -> None:
-    """Raise ConfigError, naming the setting, its value (of a tuple, the first wrong item) and what is accepted."""
+    """Raise ConfigError unless a value is accepted.
+
+    The message names the setting, the value (of a tuple, the first wrong item) and the accepted values.
+    """
     rule, hint = entry.rule, entry.hint
     if isinstance(hint, types.UnionType):
         if value is None:
@@ -126,16 +137,19 @@ def check_value(entry: Setting, value: Any) -> None:
 
 
 def _problem(value: Any, kind: Any, rule: Rule, accepted: str) -> str:
-    """The accepted values if this one is not among them, else an empty text."""
+    """Return an empty text if the value is accepted, otherwise the accepted values in words."""
     if not _fits(value, kind, rule):
         return accepted
     return "" if rule.check is None else rule.check(value)
 
 
 def _fits(value: Any, kind: Any, rule: Rule) -> bool:
-    """Whether one value has the type and is within the rule. NaN is within no range."""
-    wanted = (int, float) if kind is float else kind
-    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
+    """Tell whether one value has the type and is within the rule.
+
+    NaN is within no range; a bool is no number.
+    """
+    types_of_kind = (int, float) if kind is float else kind
+    if not isinstance(value, types_of_kind) or (isinstance(value, bool) and kind is not bool):
         return False
     if rule.choices:
         return value in rule.choices
@@ -145,7 +159,10 @@ def _fits(value: Any, kind: Any, rule: Rule) -> bool:
 
 
 def settings_of(cls: type, *, nested: bool = True) -> tuple[Setting, ...]:
-    """All settings of a class in order of declaration; with `nested`, those of its subjects in place of these."""
+    """Return the settings of a class in order of declaration.
+
+    nested: whether the settings of its subjects are included, each subject at its place.
+    """
     return tuple(entry for entry in _all_settings(cls) if nested or not entry.subject)
 
 
@@ -165,7 +182,10 @@ def _settings(cls: type, path: tuple[str, ...]) -> Iterator[Setting]:
 
 
 def build_settings(cls: type[T], values: Mapping[str, Any]) -> T:
-    """An instance from a flat mapping of names to values. Raises ConfigError for unknown names and wrong values."""
+    """Build an instance from a flat mapping of names to values.
+
+    Raises ConfigError for unknown names and wrong values.
+    """
     known = {entry.name: entry for entry in settings_of(cls)}
     for name in values:
         if name not in known:
@@ -183,7 +203,7 @@ def _build(cls: type[T], path: tuple[str, ...], values: Mapping[str, tuple[tuple
 
 
 def flat_values(settings: Any) -> dict[str, Any]:
-    """The values of all settings by name: the inverse of `build_settings`."""
+    """Return the values of all settings by name. This is the inverse of `build_settings`."""
     values = {}
     for entry in settings_of(type(settings)):
         owner = settings
@@ -194,12 +214,12 @@ def flat_values(settings: Any) -> dict[str, Any]:
 
 
 def inner_type(hint: Any) -> Any:
-    """The type beside None of an optional one."""
+    """Return the type T of the optional type `T | None`."""
     return next(arg for arg in typing.get_args(hint) if arg is not type(None))
 
 
 def type_in_words(hint: Any) -> str:
-    """What a value of that type looks like, for messages."""
+    """Describe the values of a type, for messages."""
     if isinstance(hint, types.UnionType):
         return f"{type_in_words(inner_type(hint))}, or none"
     if typing.get_origin(hint) is tuple:

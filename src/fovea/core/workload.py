@@ -30,14 +30,16 @@ class Workload:
     rate: float = setting(4.0, "Mean requests per second.", low=1e-06, high=1e6)
     arrivals: str = setting(
         "poisson",
-        "Arrival times: poisson (independent), ramp (poisson, from 0.2 to 1.8 times the rate), burst (16 at a time).",
+        "Arrival times: poisson (independent), ramp (poisson, from 0.2 to 1.8 times the rate), "
+        "burst (16 at a time).",
         check=_arrivals,
     )
     text: float = setting(0.5, "Share of requests without an image.", low=0, high=1)
     images: int = setting(300, "Number of distinct images.", low=1, high=10**6)
     zipf: float = setting(
         1.1,
-        "Exponent of the images' popularity: the n-th most popular is used n**-zipf times as often as the first; 0: all alike.",
+        "Exponent of the images' popularity: the n-th most popular is used n**-zipf times as often as the first; "
+        "0: all equally often.",
         low=0,
         high=10,
     )

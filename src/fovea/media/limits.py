@@ -74,7 +74,8 @@ class MediaLimits:
     allow_remote: bool = setting(True, "false refuses every http and https URL.")
     allowed_hosts: tuple[str, ...] | None = setting(
         None,
-        "Host names that may be contacted; *.example.com means all names beneath example.com. none: every public host.",
+        "Host names that may be contacted; *.example.com means all names beneath example.com. "
+        "none: every public host.",
         check=_host,
     )
     allowed_ports: tuple[int, ...] = setting(

@@ -21,14 +21,15 @@ class ServerSettings:
     """Keys, caches and limits of the HTTP server."""
 
     api_keys: tuple[str, ...] = setting(
-        (), "Keys of which any opens /v1; without any, /v1 is open.", check=_key, internal=True
+        (), "Keys for /v1; each opens it. Without keys, /v1 is open to all.", check=_key, internal=True
     )
     admin_keys: tuple[str, ...] = setting(
-        (), "Keys of which any opens /admin; without any, api_keys open it.", check=_key, internal=True
+        (), "Keys for /admin; each opens it. Without any, the api_keys open it.", check=_key, internal=True
     )
     cache_scope: str = setting(
         "shared",
-        "shared: requests with the same cache_salt share all caches; key: only requests with the same API key, too.",
+        "shared: requests with the same cache_salt share all caches; "
+        "key: only requests that also have the same API key share them.",
         choices=SCOPES,
     )
     max_body_mib: int = setting(64, "Largest request body, data URLs included.", low=1, high=4096)

@@ -165,7 +165,7 @@ def test_when_all_sequences_expire_the_plan_is_empty() -> None:
 
 
 def test_fold_teaches_the_pace() -> None:
-    """The first chunk has a fixed size. The measured seconds per token then give the sizes of the next ones."""
+    """The first chunk has a fixed size. The seconds per token that it took give the size of the next ones."""
     engine, seq = Engine(blocks=512, max_step_tokens=1024), sequence("a", 900)
     engine.add(seq)
     assert engine.step(seconds=1e-3 * FIRST_TOKENS).prompt_tokens == FIRST_TOKENS
