@@ -1,5 +1,5 @@
-// Attention of many queries at once, a chunk of a prompt or the patches of an image: they multiply tiles of keys and
-// values, packed once per head.
+// Attention of many queries at once: a chunk of a prompt, or the patches of an image. Keys and values are
+// packed into tiles once per head, and all queries multiply these tiles.
 
 #include <algorithm>
 #include <vector>
@@ -23,7 +23,8 @@ struct Packed {
     }
 };
 
-// Panels of 64 keys, each dim / 2 pairs of 4 tiles; lanes without a key are zero.
+// Packs `count` keys into panels of 64 keys. A panel is dim / 2 pairs of 4 tiles. Lanes without a key are
+// zero.
 void pack_keys(const Rows& keys, int64_t count, int64_t dim, uint8_t* out) {
     const int64_t pairs = dim / 2;
     for (int64_t start = 0; start < count; start += PANEL) {
@@ -39,7 +40,8 @@ void pack_keys(const Rows& keys, int64_t count, int64_t dim, uint8_t* out) {
     }
 }
 
-// Per 64 values of dim, pairs of keys by 4 tiles; `pairs` covers the padding of the keys, which is zero.
+// Packs `count` values: for every 64 numbers of dim, `pairs` pairs of tokens by 4 tiles. `pairs` includes the
+// padding of the keys, which is zero here.
 void pack_values(const Rows& values, int64_t count, int64_t dim, int64_t pairs, uint8_t* out) {
     for (int64_t first_dim = 0; first_dim < dim; first_dim += PANEL) {
         uint8_t* panel = out + first_dim / PANEL * pairs * TILES * TILE_PLAIN;
@@ -57,7 +59,8 @@ void pack_values(const Rows& values, int64_t count, int64_t dim, int64_t pairs, 
     }
 }
 
-// Weights e^(scale * (score - max)) in bf16 of `count` scores, zero up to `room`; returns 1 / their sum.
+// Turns `count` scores into weights e^(scale * (score - max)) in bf16, and fills up with zeros to `room`.
+// Returns 1 / sum of the weights.
 inline float weigh(const float* scores, int64_t count, int64_t room, float scale, bf16* weights) {
     const __m512 low = _mm512_set1_ps(-3.0e38f), factor = _mm512_set1_ps(scale);
     __m512 top = low;
@@ -74,7 +77,8 @@ inline float weigh(const float* scores, int64_t count, int64_t room, float scale
     return 1.0f / _mm512_reduce_add_ps(sum);
 }
 
-// One head: queries rows over keys and values; causal: query i sees keys up to first_key + i, else all.
+// Attention of one head: `queries` queries over `count` keys and values. causal: query i attends to keys
+// 0..first_key + i; otherwise to all keys.
 void one_head(Packed& scratch, const bf16* query, int64_t query_stride, int64_t queries, const Rows& keys,
               const Rows& values, int64_t count, int64_t dim, bool causal, int64_t first_key, float scale, bf16* out,
               int64_t out_stride) {
@@ -115,8 +119,9 @@ void one_head(Packed& scratch, const bf16* query, int64_t query_stride, int64_t 
 
 extern "C" {
 
-// Groups of `queries` rows that see all keys of their own group, as the windows and frames of an image do.
-// qkv (groups * queries, 3, heads, dim), out (groups * queries, heads, dim); heads [from, to) of them.
+// Attention within groups of `queries` rows: each row attends to all rows of its group, as in the windows of
+// an image and the frames of a video. qkv (groups * queries, 3, heads, dim), out (groups * queries, heads,
+// dim). Computes heads [from, to).
 void fovea_group_attention(const bf16* qkv, int64_t groups, int64_t queries, int64_t heads, int64_t from, int64_t to,
                            int64_t dim, float scale, bf16* out, int threads) {
     const int64_t stride = 3 * heads * dim;
@@ -132,8 +137,9 @@ void fovea_group_attention(const bf16* qkv, int64_t groups, int64_t queries, int
     }
 }
 
-// A chunk of a prompt: queries at positions first_key.. over the pages of their sequence, causal.
-// query: rows of heads, `query_stride` apart; kv (blocks, block, 2, kv_heads, dim); out (queries, heads, dim).
+// Causal attention of a chunk of a prompt: `queries` queries, from position first_key on, over the pages of
+// their sequence. query: rows (heads, dim), `query_stride` values apart; kv (blocks, block, 2, kv_heads,
+// dim); table: block numbers of the sequence; out (queries, heads, dim).
 void fovea_chunk_attention(const bf16* query, int64_t query_stride, int64_t queries, int64_t first_key, int64_t heads,
                            int64_t kv_heads, int64_t dim, const bf16* kv, int64_t block, const int64_t* table,
                            float scale, bf16* out, int threads) {

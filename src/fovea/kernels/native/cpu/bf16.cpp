@@ -1,19 +1,22 @@
 // Products with a bf16 weight: y = x W^T, W (n, k) packed once, without loss.
 //
-// Layout. 64 outputs make a panel; a panel is a stream over pairs of k, and each pair holds 4 tiles of 16 outputs, so
-// that one tile is one operand of VDPBF16PS and a panel is read front to back. Two tiles are 128 bytes plain, or 96
-// bytes packed: 64 bytes with mantissa and sign of every value, 32 bytes with a 4-bit code of every exponent. A weight
-// uses few exponents: the 15 most frequent have a code, code 0 with a zero byte is zero, and what is left is kept in a
-// list of exceptions and added in float32. The values are all there: packing loses nothing and saves a quarter of the
-// bytes, which is what a single token's time consists of. (Lossless exponent coding of bf16 weights: DFloat11, arXiv
-// 2504.11651; here with codes of fixed length, which a register can look up.)
+// Layout. 64 outputs form a panel. A panel is a stream over pairs of k. Each pair holds 4 tiles of 16
+// outputs, so that one tile is one operand of VDPBF16PS and a panel is read from front to back. Two tiles
+// take 128 bytes plain, or 96 bytes packed: 64 bytes with mantissa and sign of every value, 32 bytes with a
+// 4-bit code of every exponent. A weight uses few exponents. The 15 most frequent have the codes 1 to 15;
+// code 0 is plus or minus zero. All other values are zero in the tiles and stand in a list of exceptions,
+// whose products are added in float32. So packing loses nothing. It saves a quarter of the bytes, and the
+// time of a single token is the time to read those bytes. (Lossless exponent coding of bf16 weights:
+// DFloat11, arXiv 2504.11651. Here the codes have a fixed length, so that one instruction looks them up in a
+// register.)
 //
-// Unpacking. A bf16 is sign, exponent, mantissa from the top. Turned left by one bit it is a byte of exponent above a
-// byte of mantissa and sign; so 64 looked-up exponents, woven with 64 loaded bytes and turned right by one bit, are two
-// tiles: seven instructions. The weave goes by 128-bit lanes, and `place` below says where that puts a value.
+// Unpacking. From the highest bit on, a bf16 is sign, exponent, mantissa. Rotated left by one bit, it is a
+// byte of exponent above a byte of mantissa and sign. So two tiles are 64 exponents from the table,
+// interleaved with 64 loaded bytes and rotated right by one bit: seven instructions. The interleaving works
+// within lanes of 128 bits. The function `place` below says where that puts a value.
 //
-// Every output adds its products in the order of k, whatever the number of rows, so that a row's result does not
-// depend on who shares its step.
+// Every output adds its products in the order of k, whatever the number of rows. So a row's result does not
+// depend on the other rows of its step.
 
 #include <cstring>
 #include <vector>
@@ -24,10 +27,10 @@
 namespace fovea {
 
 constexpr int TWO_PACKED = 96, TWO_PLAIN = 128;  // bytes of two tiles
-constexpr int SHALLOW = 64;  // pairs of k in work at a time, few rows: 16 KiB of tiles stay in L1 beside what comes next
-constexpr int DEEP = 512;    // many rows: 128 KiB in L2, so that sums are seldom put aside
-constexpr int FEW = 36;      // rows
-constexpr int FAR = 6144;    // bytes that one block of rows asks memory for ahead of time
+constexpr int SHALLOW = 64;  // pairs of k at a time for few rows: 16 KiB of tiles stay in L1 beside prefetches
+constexpr int DEEP = 512;    // the same for many rows: 128 KiB in L2, so sums are seldom stored and loaded
+constexpr int FEW = 36;      // at most this many rows count as few
+constexpr int FAR = 6144;    // how many bytes ahead a single block of rows prefetches
 
 namespace {
 
@@ -35,12 +38,13 @@ struct Two {
     __m512i left, right;
 };
 
+// The 16 exponents of the codes, repeated in each lane of 128 bits.
 inline __m512i lookup(const uint8_t* table) {
     return table ? _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)))
                  : _mm512_setzero_si512();
 }
 
-// Two neighbouring tiles, `index` counting twos from the start of a panel.
+// Two neighbouring tiles. index: number of the couple of tiles, counted from the start of the panel.
 template <bool PACKED>
 inline Two two_tiles(const uint8_t* panel, int64_t index, __m512i table) {
     if constexpr (!PACKED) {
@@ -58,14 +62,15 @@ inline Two two_tiles(const uint8_t* panel, int64_t index, __m512i table) {
     return {_mm512_shrdi_epi16(low, low, 1), _mm512_shrdi_epi16(high, high, 1)};
 }
 
-// Which of the 64 bytes of two tiles holds output `lane` of tile 0 or 1, even or odd k.
+// Which of the 64 bytes of two tiles belongs to output `lane` of tile 0 or 1. side: 0 for even k, 1 for odd k.
 inline int place(int tile, int lane, int side) {
     const int word = 2 * lane + side;
     return 16 * (word / 8) + 8 * tile + word % 8;
 }
 
-// c (R, 64) (+)= rows of x times a panel, straight from the stream: unpacking hides behind the products. tiles: where
-// the unpacked are left for other rows, or null. Memory is asked for `far` bytes ahead.
+// Adds rows of x (at most R) times `pairs` pairs of a panel to c (rows, 64), or overwrites c if fresh. Tiles
+// are unpacked as they are read, because unpacking overlaps with the products. tiles: where the unpacked
+// tiles are stored for other rows (KEEP), or null. far: how many bytes ahead to prefetch.
 template <int R, bool PACKED, bool KEEP>
 void stream_rows(int64_t rows, const uint8_t* panel, __m512i table, int64_t pairs, const bf16* x, int64_t ldx, float* c,
                  bool fresh, uint8_t* tiles, int64_t far) {
@@ -108,7 +113,8 @@ struct Scratch {
         return tiles.data() + (64 - reinterpret_cast<uintptr_t>(tiles.data()) % 64) % 64;
     }
 };
-// What has no code is added in float32.
+
+// Adds the products of the exceptions to c (rows, 64), in float32.
 void add_exceptions(const Call& call, int64_t panel, int64_t start, int64_t rows, float* c) {
     const Weight& w = call.weight;
     if (!w.table) return;
@@ -119,8 +125,9 @@ void add_exceptions(const Call& call, int64_t panel, int64_t start, int64_t rows
     }
 }
 
-// Rows [start, start + rows) of one panel, in blocks of about the same size. The first block multiplies the stream as it
-// comes and leaves the tiles for the others; while they work, the rest of what comes next is on its way from memory.
+// Multiplies rows [start, start + rows) with one panel, in blocks of about equal size. The first block
+// unpacks the stream while it multiplies, and stores the tiles for the other blocks. The first two blocks
+// prefetch the next part of the stream.
 template <bool PACKED>
 void panel_rows(const Call& call, int64_t panel, int64_t start, int64_t rows, Scratch& scratch) {
     const Weight& w = call.weight;
@@ -201,15 +208,16 @@ using namespace fovea;
 
 extern "C" {
 
-// How often each exponent (0..255) occurs among n values; counts is zeroed first.
+// Counts how often each exponent (0..255) occurs among n values. counts (256) is set to zero first.
 void fovea_exponents(const bf16* values, int64_t n, int64_t* counts) {
     std::memset(counts, 0, 256 * sizeof(int64_t));
     for (int64_t i = 0; i < n; ++i) ++counts[(values[i] >> 7) & 0xFF];
 }
 
-// Packs rows of a (n, k) weight; order[i] is the row that output i shows, -1 for padding; i < panels * 64.
-// code_of: 256 codes by exponent, 0 for none; null: plain tiles. found: panels counts of exceptions, filled in;
-// exceptions: room for them, or null in a first pass that only counts.
+// Packs the rows of a weight (n, k) into data. order (panels * 64): the row that each output has, -1 for
+// padding. code_of (256): code of each exponent, 0 for none; null: plain tiles. found (panels): receives the
+// number of exceptions of each panel. starts: see `Weight`. exceptions: room for them, or null in a first
+// pass that only counts.
 void fovea_pack(const bf16* weight, int64_t k, const int64_t* order, int64_t panels, const uint8_t* code_of,
                 uint8_t* data, int64_t* found, const int64_t* starts, Exception* exceptions, int threads) {
     const int64_t pairs = k / 2;

@@ -1,8 +1,11 @@
-// Attention of decodes: one query per sequence, which reads its pages where they lie. No copy, no padding, no mask.
+// Attention of decodes: one query per sequence, which reads the sequence's pages in place. No copy, no
+// padding, no mask.
 //
-// Sequences that begin with the same pages (questions about one picture) read those once, as a family: a stretch of them is
-// scored, or mixed, for all of the family while it is in the cache. Nothing is merged afterwards. Each query head has a lane
-// and sums of its own, over its tokens in their order, so that a row's result does not depend on its family, to the bit.
+// Sequences that begin with the same pages (questions about one picture) form a family and read these pages
+// once. The shared tokens are processed in stretches. While a stretch is in the processor's cache, it is
+// scored (multiplied with the queries) or mixed (its values are added up by weight) for all rows of the
+// family. No partial results are merged afterwards. Each query head has a lane and sums of its own, over its
+// tokens in their order. So a row's result does not depend on its family, to the last bit.
 
 #include <algorithm>
 #include <vector>
@@ -16,23 +19,24 @@ using namespace fovea;
 namespace {
 
 constexpr int KEYS = 8;      // keys whose scores are computed together
-constexpr int MIXED = 8;     // query heads whose sums stay in registers
-constexpr int STRETCH = 256; // tokens of a family that are worked on at a time: 64 bytes of each stay in L1
+constexpr int MIXED = 8;     // query heads whose sums are kept in registers together
+constexpr int STRETCH = 256; // shared tokens that are processed together: 64 bytes of each stay in L1
 
-// Up to 16 query heads of one row, in neighbouring lanes of one tile.
+// Up to 16 query heads of one row, in neighbouring lanes of one tile. head, lane: the first of them.
 struct Piece {
     int64_t row, head;
     int count, tile, lane;
-    int64_t own;  // where its own scores begin, in tokens
+    int64_t own;  // where the scores of the row's own tokens begin, counted in tokens
 };
 
+// Scratch memory for one family and one KV head.
 struct Decode {
     std::vector<Piece> pieces;
     std::vector<int32_t> queries;   // tiles of (dim / 2, 16): two bf16 of each query head
-    std::vector<float> scores;      // tiles of (shared, 16), then (own tokens, 16) of each piece: a lane per query head
-    std::vector<uint32_t> weights;  // the same with (tokens / 2): two bf16 weights, of neighbouring tokens
+    std::vector<float> scores;      // (tiles, shared, 16), then (own tokens, 16) per piece: 16 query heads
+    std::vector<uint32_t> weights;  // like scores, with tokens / 2: two bf16 weights of neighbouring tokens
     std::vector<float> inverse;     // (tiles, 16): 1 / sum of weights
-    std::vector<float> sums;        // (pieces, 16, 32) of 32 dimensions
+    std::vector<float> sums;        // (pieces, 16, 32): weighted sums of values, 32 dimensions at a time
 };
 
 struct Pages {
@@ -46,7 +50,8 @@ struct Pages {
     }
 };
 
-// scores (tokens from `first` to `last`, 16): products of up to 16 query heads with each key, a query head per lane.
+// scores (last - first, 16) = scale * products of up to 16 query heads with the keys of tokens [first, last).
+// Each query head has a lane.
 void score_keys(const int32_t* queries, const Rows& keys, int64_t first, int64_t last, int64_t dim, float scale,
                 float* scores) {
     for (int64_t start = first; start < last; start += KEYS) {
@@ -68,12 +73,14 @@ void score_keys(const int32_t* queries, const Rows& keys, int64_t first, int64_t
     }
 }
 
+// The maximum of `most` and of scores (count, 16), lane by lane.
 __m512 most_of(__m512 most, const float* scores, int64_t count) {
     for (int64_t t = 0; t < count; ++t) most = _mm512_max_ps(most, _mm512_loadu_ps(scores + t * LANES));
     return most;
 }
 
-// Weights of scores (count, 16) in pairs of tokens; returns `sum` and theirs. Only the last stretch of a row is odd.
+// Turns scores (count, 16) into weights e^(score - most), stored in bf16 by pairs of tokens. Returns `sum`
+// plus these weights. Only a row's own tokens may be an odd number.
 __m512 weigh_lanes(const float* scores, int64_t count, __m512 most, __m512 sum, uint32_t* weights) {
     for (int64_t t = 0; t < count; t += 2) {
         const __m512 even = exp16(_mm512_sub_ps(_mm512_loadu_ps(scores + t * LANES), most));
@@ -86,8 +93,9 @@ __m512 weigh_lanes(const float* scores, int64_t count, __m512 most, __m512 sum, 
     return sum;
 }
 
-// sums (heads, 2, 16) += weighted values of tokens [first, last), 32 dimensions of them from d on, for `heads` (at most G)
-// query heads whose weights begin at `weights`; fresh: sums are overwritten. Dimensions are woven, see `store_mixed`.
+// Adds the weighted values of tokens [first, last), dimensions d..d + 31, to the sums kept (heads, 2, 16) of
+// `heads` (at most G) query heads, whose weights begin at `weights`. fresh: overwrite the sums. Their
+// dimensions are interleaved, see `store_mixed`.
 template <int G>
 void mix_values(const uint32_t* weights, const Rows& values, int64_t first, int64_t last, int64_t d, int heads,
                 bool fresh, float* kept) {
@@ -111,7 +119,7 @@ void mix_values(const uint32_t* weights, const Rows& values, int64_t first, int6
         for (int side = 0; side < 2; ++side) _mm512_storeu_ps(kept + (2 * g + side) * LANES, sums[g][side]);
 }
 
-// The same for all heads of a piece.
+// Does the work of `mix_values` for all query heads of a piece.
 void mix_piece(const uint32_t* weights, const Rows& values, int64_t first, int64_t last, int64_t d, int heads,
                bool fresh, float* kept) {
     for (int from = 0; from < heads; from += MIXED) {
@@ -121,7 +129,9 @@ void mix_piece(const uint32_t* weights, const Rows& values, int64_t first, int64
     }
 }
 
-// The weave went by 128-bit lanes: four dimensions from the one, four from the other.
+// Multiplies sums (heads, 2, 16) by `inverse` and stores them to out, 32 dimensions of each head, in their
+// order. The interleaving in `mix_values` worked within lanes of 128 bits, so four dimensions come from one
+// half of the sums, the next four from the other.
 void store_mixed(const float* sums, const float* inverse, int heads, bf16* out, int64_t stride) {
     const __m512i left = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i right = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
@@ -133,7 +143,8 @@ void store_mixed(const float* sums, const float* inverse, int heads, bf16* out, 
     }
 }
 
-// Puts the query heads of one KV head into tiles; returns how many tiles.
+// Divides the query heads of one KV head into pieces and gives them lanes of tiles. Returns the number of
+// tiles.
 int lay_out(Decode& scratch, const int64_t* rows, int64_t count, int64_t group, int64_t first_head,
             const int64_t* lengths, int64_t shared) {
     scratch.pieces.clear();
@@ -150,7 +161,8 @@ int lay_out(Decode& scratch, const int64_t* rows, int64_t count, int64_t group, 
     return tile + 1;
 }
 
-// Rows that begin with the same `shared` tokens (an even number), for the query heads of one KV head.
+// Attention of rows that begin with the same `shared` tokens (an even number), for the query heads of one KV
+// head.
 void family(Decode& scratch, const bf16* query, int64_t query_stride, int64_t heads, const Pages& pages, int64_t kv_head,
             const int64_t* rows, int64_t count, int64_t shared, float scale, bf16* out) {
     const int64_t dim = pages.dim, group = heads / pages.kv_heads, tile_queries = dim / 2 * LANES;
@@ -158,7 +170,7 @@ void family(Decode& scratch, const bf16* query, int64_t query_stride, int64_t he
     const Piece& last = scratch.pieces.back();
     const int64_t common = tiles * shared, room = common + last.own + (pages.lengths[last.row] - shared + 1) / 2 * 2;
     float* scores = fit(scratch.scores, room * LANES);
-    uint32_t* weights = fit(scratch.weights, room / 2 * LANES + MIXED);  // lanes past a piece are read, and not used
+    uint32_t* weights = fit(scratch.weights, room / 2 * LANES + MIXED);  // MIXED: read, but not used
     scratch.inverse.resize(tiles * LANES);
     scratch.queries.assign(tiles * tile_queries, 0);
     const int64_t piece_sums = 2 * LANES * LANES;
@@ -216,12 +228,13 @@ void family(Decode& scratch, const bf16* query, int64_t query_stride, int64_t he
     }
 }
 
-// All rows: those of family f are rows[starts[f]..starts[f + 1]) and begin with the same shared[f] tokens.
+// All rows by family: rows[starts[f]..starts[f + 1]) are family f and begin with the same shared[f] tokens. A
+// row that shares nothing is a family of its own.
 struct Families {
     std::vector<int64_t> rows, starts, shared;
     std::vector<char> placed;
 
-    // No family of more than `most` rows.
+    // Forms the families from the given shares. A family has at most `most` rows.
     void form(int64_t count, const DecodeShares* given, int64_t most) {
         rows.clear(), starts.clear(), shared.clear();
         placed.assign(count, false);
@@ -244,17 +257,19 @@ struct Families {
 
 extern "C" {
 
-// query: rows of `heads` heads of dim values, `query_stride` apart. kv (blocks, block, 2, kv_heads, dim).
-// tables (rows, width): block numbers; lengths (rows): tokens to see, the row's own included. out (rows, heads, dim).
-// shared: rows that begin with the same blocks; every row is in one share at most.
+// Attention of one query per row over the pages of its sequence.
+// query: rows (heads, dim), `query_stride` values apart. kv (blocks, block, 2, kv_heads, dim).
+// tables (rows, width): block numbers. lengths (rows): tokens of each context, the row's own included.
+// shared: rows that begin with the same blocks, or null; every row is in at most one share.
+// out (rows, heads, dim).
 void fovea_decode_attention(const bf16* query, int64_t query_stride, int64_t rows, int64_t heads, int64_t kv_heads,
                             int64_t dim, const bf16* kv, int64_t block, const int64_t* tables, int64_t width,
                             const int64_t* lengths, const DecodeShares* shared, float scale, bf16* out, int threads) {
     thread_local Families families;
-    // Reading together is no use to threads that have nothing to do.
+    // Families are limited in size so that every thread has work.
     families.form(rows, shared, std::max<int64_t>(1, rows * kv_heads / threads));
     const Pages pages{kv, block, kv_heads, dim, tables, width, lengths};
-    const Families& all = families;  // the caller's, for all threads
+    const Families& all = families;  // the calling thread's families, for all threads
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) collapse(2)
     for (size_t f = 0; f < all.shared.size(); ++f) {
         for (int64_t kv_head = 0; kv_head < kv_heads; ++kv_head) {

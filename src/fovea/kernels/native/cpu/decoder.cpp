@@ -1,5 +1,5 @@
-// A run of decoder layers as one call: at one token per sequence the interpreter between the products would cost as
-// much as a fifth of the step.
+// A run of decoder layers as one call. With one token per sequence, returning to the Python interpreter
+// between the products would take up to a fifth of the step.
 
 #include <vector>
 
@@ -7,9 +7,10 @@
 
 using namespace fovea;
 
-// The same order as `_Layer`, `_Shape`, `_Attention` and `_Chunk` in stack.py.
+// These structures have the fields of `_Layer`, `_Shape`, `_Attention` and `_Chunk` in stack.py, in the same
+// order.
 struct DecoderLayer {
-    const bf16 *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: null where there is none
+    const bf16 *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: may be null
     const Weight *qkv, *out, *gate_up, *down;
     int64_t activation;
 };
@@ -27,17 +28,17 @@ struct DecoderChunk {
 struct DecoderAttention {
     const float *cos, *sin;  // (rows, dim)
     const int64_t* slots;
-    int64_t block, layer_stride;  // tokens of a block; values of kv from one layer to the next
+    int64_t block, layer_stride;  // tokens per block; values of kv from one layer to the next
     int64_t decodes, table_width;
     const int64_t *tables, *lengths;
-    const DecodeShares* shared;  // null: no row shares its blocks
+    const DecodeShares* shared;  // null: no rows share blocks
     int64_t chunks;
     const DecoderChunk* chunk;
 };
 
 extern "C" {
 
-// x (rows, hidden) goes through `count` layers in place; kv is the pool of the first of them.
+// Computes `count` layers on x (rows, hidden), in place. kv: the KV pool of the first of these layers.
 void fovea_decoder(const DecoderLayer* layers, int64_t count, const DecoderShape* shape, const DecoderAttention* plan,
                    bf16* x, int64_t rows, bf16* kv, int threads) {
     thread_local std::vector<bf16> normed, qkv, mixed, inner;

@@ -1,4 +1,5 @@
-// What follows the sums of a product, whatever the weight's format: bias, activation, gate, residual, rounding.
+// The steps after the sums of a product: bias, activation, gate, residual and rounding. They are the same for
+// every format of weights.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +16,7 @@ inline __m512 gelu_tanh(__m512 x) {
     return _mm512_mul_ps(x, sigmoid(_mm512_mul_ps(inner, _mm512_set1_ps(1.5957691216f))));
 }
 
-// erf by Abramowitz and Stegun 7.1.26, absolute error below 1.5e-7.
+// GELU with erf by formula 7.1.26 of Abramowitz and Stegun, absolute error below 1.5e-7.
 inline __m512 gelu(__m512 x) {
     const __m512 one = _mm512_set1_ps(1.0f);
     const __m512 z = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(0.70710678f));
@@ -41,7 +42,8 @@ inline __m512 activated(int kind, __m512 x) {
     }
 }
 
-// One row of a panel's sums to its place: bias, activation, residual, rounding. A gated panel holds 32 gates, 32 ups.
+// Finishes one row of a panel's sums c (64) and stores the first `width` results to out: bias, activation,
+// gate, residual, rounding. A gated panel holds 32 gates, then the 32 values that they scale.
 inline void finish_row(const float* c, const float* bias, int kind, const bf16* residual, bf16* out, int64_t width) {
     __m512 values[TILES];
     for (int t = 0; t < TILES; ++t) {
@@ -59,7 +61,7 @@ inline void finish_row(const float* c, const float* bias, int kind, const bf16* 
     }
 }
 
-// What a call wants beyond the weight: where its rows are and where they go.
+// The arguments of one product: the weight, its input rows x (`ldx` values apart) and the rows of out.
 struct Call {
     const Weight& weight;
     const bf16* x;
@@ -67,14 +69,14 @@ struct Call {
     int kind;
     const bf16* residual;
     bf16* out;
-    LevelRows rows;  // of x, where the weight is quantized
+    LevelRows rows;  // x in 8 bits, if the weight is quantized
 
     bool gated() const { return kind >= SILU_GATED && kind <= GELU_GATED; }
     int64_t width() const { return gated() ? weight.n / 2 : weight.n; }
     int64_t step() const { return gated() ? PANEL / 2 : PANEL; }
 };
 
-// Sums c of rows [start, start + rows) of a panel to their place.
+// Finishes the sums c (rows, 64) of rows [start, start + rows) of a panel and stores them to call.out.
 inline void finish_rows(const Call& call, int64_t panel, int64_t start, int64_t rows, const float* c) {
     const float* bias = call.weight.bias ? call.weight.bias + panel * PANEL : nullptr;
     const int64_t width = call.width(), step = call.step();

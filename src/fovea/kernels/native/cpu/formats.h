@@ -1,21 +1,22 @@
-// What each format of weights brings to a product.
+// The functions that each format of weights provides for a product.
 #pragma once
 
 #include "finish.h"
 
 namespace fovea {
 
-// Rows [start, start + rows) times one panel of the weight, finished.
+// Multiplies rows [start, start + rows) with one panel of the weight, finishes and stores them (finish.h).
 void bf16_panel(const Call& call, int64_t panel, int64_t start, int64_t rows);
 void quantized_panel(const Call& call, int64_t panel, int64_t start, int64_t rows);
 
-// out[i] = row ids[i] of a weight that was packed without an order; out (count, k).
+// out[i] = row ids[i] of a weight whose outputs are in their own order (not gated); out (count, k).
 void bf16_rows(const Weight& w, const int64_t* ids, int64_t count, bf16* out);
 void quantized_rows(const Weight& w, const int64_t* ids, int64_t count, bf16* out);
 
+// Values of k in a group of a quantized format.
 int64_t group_size(int64_t format);
 
-// One row of x (k values) to its place in `rows`, whose groups are of `group` values.
+// Quantizes one row of x (k values) into row `row` of `rows`, whose groups have `group` values.
 void quantize_row(const bf16* x, int64_t k, int64_t group, int64_t row, const LevelRows& rows);
 
 }  // namespace fovea

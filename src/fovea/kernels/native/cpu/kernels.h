@@ -1,19 +1,20 @@
-// The functions that Python and the decoder call, and the structures that they share.
+// The functions that Python and decoder.cpp call, and the structures that they share.
 #pragma once
 
 #include "common.h"
 
 namespace fovea {
 
+// A value whose exponent has no code: output `lane` of its panel, column `k`. See bf16.cpp.
 struct Exception {
     uint32_t k;
     uint16_t lane;
     bf16 value;
 };
 
-// The same order as `WeightStruct` in packed.py.
+// A packed weight (n, k). The fields have the order of `WeightStruct` in weights.py.
 struct Weight {
-    const uint8_t* data;
+    const uint8_t* data;    // panels, in the layout of bf16.cpp or levels.h
     const uint8_t* table;   // the exponents of the 16 codes; null: plain tiles
     const int64_t* starts;  // panels + 1 offsets into exceptions
     const Exception* exceptions;
@@ -21,8 +22,8 @@ struct Weight {
     int64_t n, k, format;
 };
 
-// Runs of tokens that several rows of a step begin with: members (count, width) rows, padded with -1; lengths (count)
-// tokens of each run. The same order as `_Shares` in stack.py.
+// Runs of tokens that several rows of a step begin with. members (count, width): the rows of each run, padded
+// with -1. lengths (count): tokens of each run. The fields have the order of `_Shares` in stack.py.
 struct DecodeShares {
     int64_t count, width;
     const int64_t *members, *lengths;

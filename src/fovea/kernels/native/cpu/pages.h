@@ -1,4 +1,4 @@
-// Where keys and values lie, and scratch for what is computed from them.
+// Addresses of keys and values, and scratch memory for results computed from them.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,8 @@
 
 namespace fovea {
 
-// Where the key or value of token t lies: in pages, or, without a table, row after row.
+// Address of the key or value of token t: in pages of `block` tokens, or, without a table, row after row.
+// Tokens are `stride` values apart.
 struct Rows {
     const bf16* base;
     int64_t stride;
@@ -19,15 +20,16 @@ struct Rows {
     }
 };
 
-// Scratch stays with its thread from call to call. What one long context needed is given back when a call needs far
-// less; up to KEPT bytes a buffer stays, so that contexts of ordinary lengths in turn never wait for memory.
+// Each thread keeps its scratch memory between calls. A buffer of more than KEPT bytes is freed when a call
+// needs less than a quarter of it, so that one long context does not hold its memory forever. Smaller buffers
+// only grow, so that contexts of ordinary, changing lengths do not allocate in every call.
 constexpr int64_t KEPT = 8 << 20;
 
 template <class T>
 T* fit(std::vector<T>& scratch, int64_t size) {
     const int64_t have = static_cast<int64_t>(scratch.size());
     if (have < size || (have > 4 * size && have * static_cast<int64_t>(sizeof(T)) > KEPT)) {
-        std::vector<T>().swap(scratch);  // first: both at once would be more than either needs
+        std::vector<T>().swap(scratch);  // before resize: the old and the new buffer never exist together
         scratch.resize(size);
     }
     return scratch.data();

@@ -1,4 +1,4 @@
-// Weights and rows to 8 or 4 bits and back (levels.h has the layout).
+// Quantizes weights and rows to 8 or 4 bits, and dequantizes rows of weights. The layout is in levels.h.
 
 #include <cmath>
 #include <cstring>
@@ -8,7 +8,8 @@
 namespace fovea {
 namespace {
 
-// The largest magnitude of up to `count` values; NaN if there is one, since its bits are larger than infinity's.
+// The largest magnitude of `count` values. If one of them is NaN, the result is NaN, because its bits are
+// larger than those of infinity.
 inline float magnitude(const bf16* values, int64_t count) {
     __m512i most = _mm512_setzero_si512();
     for (int64_t i = 0; i < count; i += 32) {
@@ -20,17 +21,20 @@ inline float magnitude(const bf16* values, int64_t count) {
     return widen(static_cast<bf16>(_mm512_reduce_max_epu32(_mm512_max_epu32(even, odd))));
 }
 
+// Rounds to bf16.
 inline bf16 nearest(float value) { return _mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(value)), 0); }
 
+// 1 / scale, or 0 for a scale of almost zero.
 inline float inverse(float scale) { return std::fabs(scale) > 1e-30f ? 1.0f / scale : 0.0f; }
 
-// 16 values times `factor` as whole numbers in [-limit, limit].
+// 16 values times `factor`, rounded to whole numbers and clamped to [-limit, limit].
 inline __m512i leveled(__m512 values, float factor, int limit) {
     const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(values, _mm512_set1_ps(factor)));
     return _mm512_max_epi32(_mm512_min_epi32(whole, _mm512_set1_epi32(limit)), _mm512_set1_epi32(-limit));
 }
 
-// One output's group of a weight: levels plus 128. Returns the scale.
+// Quantizes one output's group of a weight to levels plus 128. count: at most 128 values, the rest is zero.
+// Returns the scale.
 bf16 quantize8(const bf16* values, int64_t count, uint8_t* levels) {
     const bf16 scale = nearest(magnitude(values, count) / 127.0f);
     const float factor = inverse(widen(scale));
@@ -42,7 +46,7 @@ bf16 quantize8(const bf16* values, int64_t count, uint8_t* levels) {
     return scale;
 }
 
-// Which code stands nearest to each whole number from -127 to 127; place 0 is -128.
+// Table of the nearest int4 code for each whole number. Entry i belongs to i - 128.
 struct Codes {
     alignas(64) uint8_t of[256];
     Codes() {
@@ -60,15 +64,15 @@ struct Codes {
     }
 };
 
-// One output's group as codes. Of several scales around the one that fits the largest magnitude, the one whose levels
-// are nearest to the values, by the sum of squares.
+// Quantizes one output's group to codes, one per byte. It tries several scales around the one that fits the
+// largest magnitude, and takes the scale with the least sum of squared errors. Returns the scale.
 bf16 quantize4(const bf16* values, int64_t count, uint8_t* codes) {
     static const Codes nearest_code;
     static_assert(Int4::GROUP == 64, "a group is one register of codes");
     __m512 wide[4];
     for (int i = 0; i < 4; ++i) wide[i] = load16(values + 16 * i, first(count - 16 * i));
     float top = magnitude(values, count);
-    for (int i = 0; i < 4; ++i)  // the first of that magnitude gives the sign
+    for (int i = 0; i < 4; ++i)  // the first value of that magnitude gives the sign
         if (const __mmask16 at = _mm512_cmp_ps_mask(_mm512_abs_ps(wide[i]), _mm512_set1_ps(top), _CMP_EQ_OQ)) {
             if (_mm512_movepi32_mask(_mm512_castps_si512(wide[i])) >> __builtin_ctz(at) & 1) top = -top;
             break;
@@ -102,6 +106,7 @@ bf16 quantize4(const bf16* values, int64_t count, uint8_t* codes) {
     return best;
 }
 
+// Quantizes the 64 rows order[0..63] of a weight (n, k) into one panel; -1: padding.
 template <class Format>
 void quantize_panel(const bf16* weight, int64_t k, const int64_t* order, uint8_t* data) {
     for (int64_t from = 0; from < k; from += Format::GROUP, data += Format::BYTES) {
@@ -125,6 +130,7 @@ void quantize_panel(const bf16* weight, int64_t k, const int64_t* order, uint8_t
     }
 }
 
+// Writes one row of the weight to out (k), dequantized.
 template <class Format>
 void copy_row(const Weight& w, int64_t row, bf16* out) {
     const int64_t groups = (w.k + Format::GROUP - 1) / Format::GROUP, lane = row % PANEL;
@@ -170,13 +176,14 @@ using namespace fovea;
 
 extern "C" {
 
-// Bytes of a weight (n, k) in panels.
+// Bytes that the panels of a weight (n, k) take.
 int64_t fovea_quantized_bytes(int64_t panels, int64_t k, int64_t format) {
     const int64_t group = group_size(format);
     return panels * ((k + group - 1) / group) * (format == INT8 ? Int8::BYTES : Int4::BYTES);
 }
 
-// Quantizes rows of a (n, k) weight; order[i] is the row that output i shows, -1 for padding; i < panels * 64.
+// Quantizes the rows of a weight (n, k) into data. order (panels * 64): the row that each output has, -1 for
+// padding.
 void fovea_quantize(const bf16* weight, int64_t k, const int64_t* order, int64_t panels, int64_t format, uint8_t* data,
                     int threads) {
     const int64_t bytes = fovea_quantized_bytes(1, k, format);

@@ -1,10 +1,11 @@
-// Products with weights of 8 or 4 bits, a scale per group of k and output (levels.h has the layout).
+// Products with weights of 8 or 4 bits that have a scale per group of k and output. The layout is in
+// levels.h.
 //
-// Rows of x are quantized, too, per row and group, so that VPDPBUSD multiplies: four products of bytes per lane and
-// instruction, summed in int32, which is exact. A group's sum is then scaled by both and added in float32, group
-// by group from the first: the same operations whatever the number of rows, so that a row's result does not depend on
-// who shares its step. The scale per group, not per row, keeps a single large value of x from costing all the
-// others their bits.
+// Rows of x are quantized too, with a scale per row and group, so that VPDPBUSD can multiply: four products
+// of bytes per lane and instruction, summed in int32, which is exact. Then a group's sum is multiplied by
+// both scales and added in float32, group by group from the first. The operations are the same whatever the
+// number of rows, so a row's result does not depend on the other rows of its step. Scales of x are per group,
+// not per row: a single large value then costs precision only in its own group.
 
 #include <cstring>
 #include <vector>
@@ -14,21 +15,24 @@
 namespace fovea {
 namespace {
 
-constexpr int CHUNK = 1024;              // of k, whose levels (64 KiB) stay in the L2 cache while all rows pass
-constexpr int NEAR = 256;                // few rows: 16 KiB, which stay in L1 beside what comes next
-constexpr int FEW = 16, FEW_CODED = 36;  // rows; unpacked levels gain more from L1
-constexpr int CODE_ROWS = 12;            // up to so many rows unpack codes each time: it hides behind the products
-constexpr int AHEAD = 4096;              // bytes that one block of rows asks memory for ahead of time
+constexpr int CHUNK = 1024;              // values of k: their levels (64 KiB) stay in L2 for all rows
+constexpr int NEAR = 256;                // the same for few rows: 16 KiB stay in L1 beside prefetches
+constexpr int FEW = 16, FEW_CODED = 36;  // at most so many rows count as few; unpacked levels gain more from L1
+constexpr int CODE_ROWS = 12;            // up to this many rows, each block of rows unpacks codes itself:
+                                         // unpacking overlaps with the products
+constexpr int AHEAD = 4096;              // how many bytes ahead a single block of rows prefetches
 
 inline __m512i tile_at(const uint8_t* at) { return _mm512_loadu_si512(at); }
 
+// The levels of one quad of a row, in every lane.
 inline __m512i quad_of(const int8_t* levels, int quad) {
     int32_t four;
     std::memcpy(&four, levels + 4 * quad, 4);
     return _mm512_set1_epi32(four);
 }
 
-// sum += the dot products of four bytes per lane, in place: as an intrinsic GCC 12 keeps the sums of six rows in memory.
+// Adds the dot products of four bytes per lane to sum. This is inline assembly because with the intrinsic GCC
+// 12 keeps the sums of six rows in memory.
 inline void add_dot(__m512i& sum, __m512i levels, __m512i four) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(levels), "v"(four));
 }
@@ -37,21 +41,21 @@ struct Pair {
     __m512i even, odd;
 };
 
-// A line of codes as the levels of a tile in two quads.
+// Turns a cache line of codes into the levels of a tile, of an even and an odd quad.
 inline Pair unpacked(__m512i line, __m512i table) {
     const __m512i mask = _mm512_set1_epi8(15);
     return {_mm512_shuffle_epi8(table, _mm512_and_si512(line, mask)),
             _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(line, 4), mask))};
 }
 
-// Asks memory for LINES cache lines, and moves on by them.
+// Prefetches LINES cache lines and moves `ahead` behind them.
 template <int LINES>
 inline void fetch(const uint8_t*& ahead) {
     for (int line = 0; line < LINES; ++line, ahead += 64)
         _mm_prefetch(reinterpret_cast<const char*>(ahead), LINES == TILES ? _MM_HINT_T0 : _MM_HINT_T1);
 }
 
-// sums (R, 4 tiles) += R rows, `stride` apart, times a group of levels.
+// Adds R rows of x, `stride` apart, times a group of levels to sums (R, 4 tiles).
 template <class Format, int LINES, int R>
 inline void add_levels(__m512i (&sums)[R][TILES], const uint8_t* group, const int8_t* x, int64_t stride,
                        const uint8_t*& ahead) {
@@ -66,7 +70,7 @@ inline void add_levels(__m512i (&sums)[R][TILES], const uint8_t* group, const in
     }
 }
 
-// The same from codes.
+// Does the work of `add_levels` for a group of codes.
 template <class Format, int LINES, int R>
 inline void add_codes(__m512i (&sums)[R][TILES], const uint8_t* group, const int8_t* x, int64_t stride,
                       const uint8_t*& ahead) {
@@ -83,8 +87,9 @@ inline void add_codes(__m512i (&sums)[R][TILES], const uint8_t* group, const int
     }
 }
 
-// c (R, 64) += rows of x times groups [first, first + count) of a panel, whose bytes begin at `groups`: as they are stored
-// (STORED), or levels. Meanwhile memory is asked for what lies at `ahead`, LINES cache lines per tile of each output.
+// Adds R rows of x, from `row` on, times groups [first, first + count) of a panel to c (R, 64). The bytes of
+// these groups begin at `groups`. STORED: they are in the stored format, otherwise unpacked levels. Meanwhile
+// LINES cache lines from `ahead` on are prefetched for every 4 cache lines that are loaded.
 template <class Format, bool STORED, int LINES, int R>
 void multiply(const uint8_t* groups, int64_t first, int64_t count, const LevelRows& x, int64_t row, float* c,
               const uint8_t* ahead) {
@@ -94,7 +99,8 @@ void multiply(const uint8_t* groups, int64_t first, int64_t count, const LevelRo
     const int8_t* levels = x.levels + row * stride + first * Format::GROUP;
     const float* x_scale = x.scale + row * every + first;
     const int32_t* start = x.start + row * every + first;
-    // Not in c itself: the compiler would have to expect what the loop reads to lie there, and store everything twice.
+    // Totals are not added up in c: the compiler could not exclude that the loop reads from c, and would
+    // store twice.
     __m512 totals[TILES][R];
     for (int t = 0; t < TILES; ++t)
         for (int r = 0; r < R; ++r) totals[t][r] = _mm512_loadu_ps(c + r * PANEL + t * LANES);
@@ -107,7 +113,7 @@ void multiply(const uint8_t* groups, int64_t first, int64_t count, const LevelRo
         else
             add_levels<Format, LINES, R>(sums, groups, levels, stride, ahead);
         const bf16* scales = reinterpret_cast<const bf16*>(groups + LEVELS);
-#pragma GCC unroll 4  // or the sums live in memory, since a loop's index picks them
+#pragma GCC unroll 4  // otherwise the sums are kept in memory, because the index of a loop selects them
         for (int t = 0; t < TILES; ++t) {
             const __m512 scale = load16(scales + t * LANES);
 #pragma GCC unroll 6
@@ -121,6 +127,7 @@ void multiply(const uint8_t* groups, int64_t first, int64_t count, const LevelRo
         for (int r = 0; r < R; ++r) _mm512_storeu_ps(c + r * PANEL + t * LANES, totals[t][r]);
 }
 
+// Calls `multiply` for `rows` rows, at most R.
 template <class Format, bool STORED, int LINES, int R = ROWS>
 void multiply_some(int64_t rows, const uint8_t* groups, int64_t first, int64_t count, const LevelRows& x, int64_t row,
                    float* c, const uint8_t* ahead) {
@@ -130,7 +137,7 @@ void multiply_some(int64_t rows, const uint8_t* groups, int64_t first, int64_t c
     multiply<Format, STORED, LINES, R>(groups, first, count, x, row, c, ahead);
 }
 
-// Groups of codes as groups of levels, each with its scales behind.
+// Unpacks groups of codes into groups of levels, each followed by its scales.
 template <class Format>
 void unpack(const uint8_t* groups, int64_t count, uint8_t* to) {
     const __m512i table = lookup4();
@@ -157,8 +164,8 @@ struct Scratch {
     }
 };
 
-// Rows in blocks of about the same size, a chunk of k at a time. While the first two blocks work on few rows, the next
-// chunk is on its way from memory, half of it each.
+// Multiplies rows [start, start + rows) with one panel: a chunk of k at a time, and rows in blocks of about
+// equal size. Each of the first two blocks prefetches half of the next chunk.
 template <class Format>
 void panel_rows(const Call& call, int64_t panel, int64_t start, int64_t rows) {
     thread_local Scratch scratch;

@@ -1,4 +1,4 @@
-// What happens to rows between products: normalisation, rotary positions and the write to the KV cache.
+// Operations on rows between products: normalisation, rotary embedding and the write to the KV cache.
 
 #include "kernels.h"
 
@@ -6,7 +6,7 @@ using namespace fovea;
 
 namespace {
 
-// x / rms(x), rounded, then scaled: the order in which Llama checkpoints were trained.
+// x / rms(x), rounded to bf16, then scaled: the order in which Llama checkpoints were trained.
 inline void rms_row(const bf16* x, const bf16* weight, int64_t width, float eps, bf16* out) {
     __m512 sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < width; i += 16) {
@@ -22,7 +22,7 @@ inline void rms_row(const bf16* x, const bf16* weight, int64_t width, float eps,
     }
 }
 
-// Rotary embedding in place, halves convention; cos and sin hold `dim` values each.
+// Rotary embedding in place; value i forms a pair with value i + dim / 2. cos and sin hold `dim` values each.
 inline void rotate_head(bf16* head, const float* cos, const float* sin, int64_t dim) {
     const int64_t half = dim / 2;
     for (int64_t i = 0; i < half; i += 16) {
@@ -41,12 +41,13 @@ inline void copy(const bf16* from, bf16* to, int64_t count) { __builtin_memcpy(t
 
 extern "C" {
 
+// out = RMS norm of x; x, out (rows, width), weight (width).
 void fovea_rms_norm(const bf16* x, int64_t rows, int64_t width, const bf16* weight, float eps, bf16* out, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * width > 16384)
     for (int64_t row = 0; row < rows; ++row) rms_row(x + row * width, weight, width, eps, out + row * width);
 }
 
-// In place on rows of `heads` heads, of which the first `turned` are rotated; cos, sin (rows, dim).
+// Rotates the first `turned` heads of x (rows, heads, dim) in place; cos, sin (rows, dim).
 void fovea_rotate(bf16* x, int64_t rows, int64_t heads, int64_t turned, int64_t dim, const float* cos, const float* sin,
                   int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * turned * dim > 16384)
@@ -55,8 +56,9 @@ void fovea_rotate(bf16* x, int64_t rows, int64_t heads, int64_t turned, int64_t 
             rotate_head(x + (row * heads + head) * dim, cos + row * dim, sin + row * dim, dim);
 }
 
-// Rows of queries, keys and values (heads + 2 * kv_heads, dim): normalises (if weights are given) and rotates queries
-// and keys in place, and writes keys and values to their slots of kv (slots, 2, kv_heads, dim).
+// Each row of x holds queries, keys and values: (rows, heads + 2 * kv_heads, dim). Normalises (if weights are
+// given) and rotates queries and keys in place, and writes keys and values to their slots of kv (slots, 2,
+// kv_heads, dim).
 void fovea_rotate_store(bf16* x, int64_t rows, int64_t heads, int64_t kv_heads, int64_t dim, const float* cos,
                         const float* sin, const bf16* q_weight, const bf16* k_weight, float eps, bf16* kv,
                         const int64_t* slots, int threads) {
