@@ -27,8 +27,8 @@
 namespace fovea {
 
 constexpr int TWO_PACKED = 96, TWO_PLAIN = 128;  // bytes of two tiles
-constexpr int SHALLOW = 64;  // pairs of k at a time for few rows: 16 KiB of tiles stay in L1 beside prefetches
-constexpr int DEEP = 512;    // the same for many rows: 128 KiB in L2, so sums are seldom stored and loaded
+constexpr int SHALLOW = 64;  // pairs of k at a time for few rows: 16 KiB of tiles stay in L1, with room to prefetch
+constexpr int DEEP = 512;    // the same for many rows: 128 KiB in L2, so sums are seldom stored
 constexpr int FEW = 36;      // at most this many rows count as few
 constexpr int FAR = 6144;    // how many bytes ahead a single block of rows prefetches
 
@@ -62,7 +62,7 @@ inline Two two_tiles(const uint8_t* panel, int64_t index, __m512i table) {
     return {_mm512_shrdi_epi16(low, low, 1), _mm512_shrdi_epi16(high, high, 1)};
 }
 
-// Which of the 64 bytes of two tiles belongs to output `lane` of tile 0 or 1. side: 0 for even k, 1 for odd k.
+// Which of the 64 bytes of two tiles belongs to output `lane` of tile 0 or 1. side: 0 for even k, 1 for odd.
 inline int place(int tile, int lane, int side) {
     const int word = 2 * lane + side;
     return 16 * (word / 8) + 8 * tile + word % 8;

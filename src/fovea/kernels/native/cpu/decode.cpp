@@ -170,7 +170,8 @@ void family(Decode& scratch, const bf16* query, int64_t query_stride, int64_t he
     const Piece& last = scratch.pieces.back();
     const int64_t common = tiles * shared, room = common + last.own + (pages.lengths[last.row] - shared + 1) / 2 * 2;
     float* scores = fit(scratch.scores, room * LANES);
-    uint32_t* weights = fit(scratch.weights, room / 2 * LANES + MIXED);  // MIXED: read, but not used
+    // mix_values reads up to MIXED weights behind the last ones, and does not use them.
+    uint32_t* weights = fit(scratch.weights, room / 2 * LANES + MIXED);
     scratch.inverse.resize(tiles * LANES);
     scratch.queries.assign(tiles * tile_queries, 0);
     const int64_t piece_sums = 2 * LANES * LANES;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int CHUNK = 1024;              // values of k: their levels (64 KiB) stay in L2 for all rows
 constexpr int NEAR = 256;                // the same for few rows: 16 KiB stay in L1 beside prefetches
-constexpr int FEW = 16, FEW_CODED = 36;  // at most so many rows count as few; unpacked levels gain more from L1
+constexpr int FEW = 16, FEW_CODED = 36;  // at most so many rows are few; unpacked levels gain more from L1
 constexpr int CODE_ROWS = 12;            // up to this many rows, each block of rows unpacks codes itself:
                                          // unpacking overlaps with the products
 constexpr int AHEAD = 4096;              // how many bytes ahead a single block of rows prefetches
