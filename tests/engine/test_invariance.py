@@ -20,7 +20,7 @@ from fovea import Engine
 from fovea.core.types import ChatPrompt, Completion, GenerationRequest
 from tests.support.engines import all_at_once, ask, assert_idle, engine, picture
 
-TOKENS = 24
+TOKENS = 16
 PROMPTS: dict[str, ChatPrompt] = {
     "text": ask("the red circle is left of the blue square"),
     "picture": ask("What is in the image?", picture(1)),

@@ -17,6 +17,22 @@ from tests.support.reference import Reference
 
 TOKENS = 64
 SIZES = [(130, 90), (60, 200), (231, 57), (100, 100), (33, 47)]
+COMMON = ("qwen3_vl", "llava_onevision")
+"""Architectures that the default tests ask everything. They ask the others one question of each kind that differs by model."""
+
+
+def cases(*sizes: tuple[int, int]) -> pytest.MarkDecorator:
+    """Every architecture, with every size if there are any. The slow cases are those of rare architectures after the first."""
+    found = []
+    for name in sorted(ARCHITECTURES):
+        for number, size in enumerate(sizes or [()]):
+            marks = [pytest.mark.slow] if name not in COMMON and (number or not sizes) else []
+            label = f"{name}-{size[0]}x{size[1]}" if size else name
+            found.append(pytest.param(name, *([size] if sizes else []), marks=marks, id=label))
+    return pytest.mark.parametrize(("pair", "size") if sizes else "pair", found, indirect=["pair"])
+
+
+EVERY = pytest.mark.parametrize("pair", sorted(ARCHITECTURES), indirect=True)
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -24,7 +40,7 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(noise)
 
 
-@pytest.fixture(scope="module", params=sorted(ARCHITECTURES))
+@pytest.fixture(scope="module")
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Engine, Reference]]:
@@ -53,17 +69,19 @@ def assert_same(engine: Engine, reference: Reference, prompt: ChatPrompt, images
         assert difference < 1e-4, f"token {first}: {ours[first]} instead of {theirs[first]}"
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda s: f"{s[0]}x{s[1]}")
+@cases(*SIZES)
 def test_one_image(pair: tuple[Engine, Reference], size: tuple[int, int]) -> None:
     image = picture(*size)
     assert_same(*pair, chat(("user", [image], "what is it?")), [image])
 
 
+@EVERY
 def test_two_images_of_different_shape(pair: tuple[Engine, Reference]) -> None:
     images = [picture(140, 80, 1), picture(70, 190, 2)]
     assert_same(*pair, chat(("user", images, "compare them")), images)
 
 
+@cases()
 def test_images_in_two_turns(pair: tuple[Engine, Reference]) -> None:
     first, second = picture(90, 90, 3), picture(160, 60, 4)
     prompt = chat(
@@ -74,10 +92,12 @@ def test_images_in_two_turns(pair: tuple[Engine, Reference]) -> None:
     assert_same(*pair, prompt, [first, second])
 
 
+@cases()
 def test_text_only(pair: tuple[Engine, Reference]) -> None:
     assert_same(*pair, chat(("user", [], "the blue square is left of the circle")), [])
 
 
+@EVERY
 def test_logits_agree(pair: tuple[Engine, Reference]) -> None:
     """Log-probabilities of chosen tokens and alternatives are within 1e-3 of transformers' in float32."""
     engine, reference = pair
