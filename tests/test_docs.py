@@ -1,7 +1,8 @@
-"""What the documents say is checked against what is there."""
+"""The pages are compared with the code: the files, links, tables and commands that they name must exist."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -14,6 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "src/fovea/assets/fovea-tiny/README.md",
     *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
 ]
 
@@ -25,6 +28,26 @@ def test_named_files_exist(page: str) -> None:
     named += [f"{Path(page).parent}/{link}" for link in re.findall(r"\]\(([\w./-]+\.md)\)", text)]
     missing = [name for name in named if not (ROOT / name).exists()]
     assert not missing
+
+
+def test_links_lead_to_headings() -> None:
+    """A renamed heading leaves links to its old name behind, which a browser follows to the top of the page."""
+    texts = {page: re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S) for page in PAGES}
+    anchors = {
+        page: {_anchor(line) for line in re.findall(r"^#+ (.+)$", text, re.M)} for page, text in texts.items()
+    }
+    broken = []
+    for page, text in texts.items():
+        for target, anchor in re.findall(r"\]\(([\w./-]*)#([\w-]+)\)", text):
+            path = page if not target else os.path.normpath(Path(page).parent / target)
+            if anchor not in anchors.get(path, ()):
+                broken.append(f"{page}: {target}#{anchor}")
+    assert not broken
+
+
+def _anchor(heading: str) -> str:
+    """The name that GitHub gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
 def test_the_request_path_names_files() -> None:
