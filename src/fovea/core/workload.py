@@ -38,8 +38,8 @@ class Workload:
     images: int = setting(300, "Number of distinct images.", low=1, high=10**6)
     zipf: float = setting(
         1.1,
-        "Exponent of the images' popularity: the n-th most popular is used n**-zipf times as often as the first; "
-        "0: all equally often.",
+        "Exponent of the images' popularity: the n-th most popular is used n**-zipf times as often as the "
+        "first; 0: all equally often.",
         low=0,
         high=10,
     )

@@ -1,4 +1,4 @@
-"""What a step costs, how that is learnt, and what a wrong file is told."""
+"""Costs of steps and images, cost files, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.brains import sequence
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_a_plan_is_counted_as_what_it_computes() -> None:
+def test_the_composition_of_a_plan_counts_its_work() -> None:
     decoding, prompt = sequence("a", 10), sequence("b", 100)
     decoding.output_ids, decoding.computed_tokens = [1, 2], 11
     plan = StepPlan((Work(decoding, 11, 1), Work(prompt, 20, 4)))
@@ -46,7 +46,7 @@ def test_slices_add_up_to_an_image() -> None:
     assert cost.slices(1) == 1
 
 
-def test_a_file_is_read_back_as_it_was(tmp_path: Path) -> None:
+def test_a_saved_file_gives_the_same_costs(tmp_path: Path) -> None:
     cost = CostModel(step_s=0.5, made_from="a test")
     cost.save(tmp_path / "cost.json")
     assert CostModel.load(tmp_path / "cost.json") == cost
@@ -65,7 +65,7 @@ def test_the_built_in_costs_are_those_of_the_bundled_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"decode": 1}, "unknown parameter 'decode'; did you mean 'decode_s'?"),
         ({"nonsense": 1}, "unknown parameter 'nonsense'; known: step_s, decode_s"),
@@ -78,16 +78,16 @@ def test_the_built_in_costs_are_those_of_the_bundled_model() -> None:
         ([], "must hold a JSON object"),
     ],
 )
-def test_a_wrong_file_is_told_with_its_name(tmp_path: Path, values: Any, told: str) -> None:
+def test_the_error_for_a_wrong_file_names_the_file(tmp_path: Path, values: Any, message: str) -> None:
     path = tmp_path / "cost.json"
     path.write_text(json.dumps(values))
     with pytest.raises(ConfigError) as raised:
         CostModel.load(path)
     assert str(path) in raised.value.message
-    assert told in raised.value.message
+    assert message in raised.value.message
 
 
-def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         CostModel.load(tmp_path / "none.json")
     (tmp_path / "text").write_text("fast")

@@ -1,4 +1,4 @@
-"""The virtual clock: what comes out is what the costs say, every request ends, and nobody is passed too often."""
+"""Runs on the virtual clock: durations follow the costs, every request ends, none is passed too often."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COST = CostModel(
 FREE = EngineConfig.of(pace=0, max_queue=0)
 
 
-def test_one_request_takes_what_its_steps_cost() -> None:
+def test_one_request_takes_the_time_of_its_steps() -> None:
     report = simulate((TraceRequest(2.0, 100, 5),), FREE, COST)
     first, decode = COST.step(Composition(prompt_tokens=100, chunks=1)), COST.step(Composition(1, 101))
     text = report.classes["text"]
@@ -35,30 +35,32 @@ def test_one_request_takes_what_its_steps_cost() -> None:
     assert report.busy == pytest.approx((first + 4 * decode) / report.seconds)
 
 
-def test_an_image_is_encoded_first_and_found_later() -> None:
-    asks = tuple(TraceRequest(at, 10, 3, (("cat", 200),)) for at in (0.0, 5.0))
-    report = simulate(asks, FREE, COST)
+def test_an_image_is_encoded_once_and_cached_later() -> None:
+    requests = tuple(TraceRequest(at, 10, 3, (("cat", 200),)) for at in (0.0, 5.0))
+    report = simulate(requests, FREE, COST)
     new, cached = report.classes["new image"], report.classes["cached image"]
-    # Two steps: the first chunk of all is a short one, from which the pace learns.
+    # Two steps: the very first chunk is short, because the pace learns from it.
     assert new.ttft.p50 == pytest.approx(1e3 * (COST.image(200) + 2 * 0.01 + 210e-4))
     assert cached.ttft.p50 < new.ttft.p50 / 5
     assert (report.images_encoded, report.images_spared) == (1, 0.5)
     assert report.prefix_hits == pytest.approx(192 / 420, abs=0.02)
 
 
-def test_without_a_prefix_cache_the_encoders_output_is_found() -> None:
-    asks = tuple(TraceRequest(at, 10, 3, (("cat", 200),)) for at in (0.0, 5.0))
-    report = simulate(asks, FREE.changed(prefix_cache=False), COST)
+def test_without_a_prefix_cache_the_encoder_output_is_a_hit() -> None:
+    requests = tuple(TraceRequest(at, 10, 3, (("cat", 200),)) for at in (0.0, 5.0))
+    report = simulate(requests, FREE.changed(prefix_cache=False), COST)
     assert report.encoder_hits == 0.5
     assert report.prefix_hits != report.prefix_hits or report.prefix_hits == 0
 
 
-def test_a_pace_bounds_the_gap_that_an_image_makes() -> None:
+def test_a_pace_bounds_the_gap_that_an_image_causes() -> None:
     trace = (TraceRequest(0.0, 100, 200), TraceRequest(0.5, 10, 1, (("cat", 600),)))
     free, paced = (simulate(trace, FREE.changed(pace=pace), COST) for pace in (0, 3.0))
     assert free.classes["text"].itl.longest > 600
     assert paced.classes["text"].itl.longest < 4 * 11
-    assert paced.classes["new image"].ttft.p50 > free.classes["new image"].ttft.p50, "the image pays for it"
+    assert paced.classes["new image"].ttft.p50 > free.classes["new image"].ttft.p50, (
+        "the image takes longer in return"
+    )
 
 
 def test_a_timeout_ends_a_request_and_frees_it() -> None:
@@ -68,7 +70,7 @@ def test_a_timeout_ends_a_request_and_frees_it() -> None:
     assert report.classes["all"].finished == 1
 
 
-def test_what_can_not_be_served_is_refused() -> None:
+def test_requests_that_cannot_be_served_are_refused() -> None:
     too_long = TraceRequest(0.0, COST.max_context, 1)
     assert simulate((too_long,), FREE, COST).refused == 1
     small = FREE.changed(max_running=1, max_queue=2)
@@ -77,7 +79,7 @@ def test_what_can_not_be_served_is_refused() -> None:
     assert (report.refused, report.classes["all"].finished) == (7, 3)
 
 
-def test_goodput_counts_those_within_both_bounds() -> None:
+def test_goodput_counts_answers_within_both_bounds() -> None:
     trace = tuple(TraceRequest(10.0 * n, 100, 5) for n in range(4))
     first, decode = 0.02, 0.011
     seconds = simulate(trace, FREE, COST).seconds
@@ -112,18 +114,18 @@ def test_the_batch_rule_moves_by_two_between_one_and_its_maximum() -> None:
     assert rule.allowed() == 1
     for _ in range(10):
         rule.observe(4, 0.010, 0.0)
-    assert rule.allowed() == 1, "the last ten are within its band now, on the way there they were above"
+    assert rule.allowed() == 1, "the mean of the last ten is within the band only at the end"
     for _ in range(30):
         rule.observe(4, 0.001, 0.0)
     assert rule.allowed() == 8
 
 
-def test_the_batch_rule_bounds_who_runs() -> None:
+def test_the_batch_rule_limits_the_running_sequences() -> None:
     crowd = tuple(TraceRequest(0.02 * n, 10, 50) for n in range(40))
     free = simulate(crowd, FREE, COST)
-    ruled = simulate(crowd, FREE, COST, control=BatchRule(0.015, FREE.schedule.max_running))
-    assert ruled.classes["all"].itl.p50 < free.classes["all"].itl.p50
-    assert ruled.classes["all"].finished == 40
+    limited = simulate(crowd, FREE, COST, control=BatchRule(0.015, FREE.schedule.max_running))
+    assert limited.classes["all"].itl.p50 < free.classes["all"].itl.p50
+    assert limited.classes["all"].finished == 40
 
 
 REQUEST = st.builds(
@@ -156,12 +158,14 @@ CONFIG = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=150)
 @given(requests=st.lists(REQUEST, min_size=1, max_size=25), config=CONFIG)
-def test_under_any_policy_everybody_is_served_and_nobody_is_passed_too_often(
+def test_under_any_policy_every_request_is_served_and_none_is_passed_too_often(
     requests: list[TraceRequest], config: dict[str, Any]
 ) -> None:
-    """Every request ends, with its whole answer unless it had a timeout or could never fit, and at most `max_passes`
-    later ones join before it. The oldest always advances by a token or a slice, so the clock is bounded too: by what
-    everybody would take one after the other, and as often as they are preempted.
+    """Every request ends, and at most `max_passes` later ones join before it.
+
+    It gets its whole answer unless it has a timeout or can never fit. The oldest request always advances by a
+    token or a slice, so the clock is bounded, too: by the sum of the times that the requests would take
+    alone, once more for every preemption.
     """
     trace: Trace = tuple(sorted(requests, key=lambda request: request.at))
     settings_ = EngineConfig.of(max_queue=0, **config)
@@ -177,7 +181,7 @@ def test_under_any_policy_everybody_is_served_and_nobody_is_passed_too_often(
 
 
 def _alone(request: TraceRequest) -> float:
-    """Seconds that it takes at most when nobody shares a step with it: a step per token and per slice, and a wait."""
+    """Return an upper bound of a request's seconds alone: a step per token and per slice, and a wait."""
     encoding = sum(COST.image(tokens) + COST.slices(tokens) * COST.step_s for _, tokens in request.images)
     steps = request.prompt_tokens + request.output
     return 0.1 + encoding * len(request.images) + steps * COST.step(Composition(1, 0, 1, 1))

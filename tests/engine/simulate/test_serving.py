@@ -1,4 +1,4 @@
-"""An engine client without a model: right lengths, right numbers, and nothing left behind whoever leaves when."""
+"""The simulated engine client: lengths, figures, and nothing left behind when clients leave."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fovea.core.types import ChatPrompt, Completion, GenerationRequest, ImagePar
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import bundled_model, read_config
 from fovea.engine.models.tokenizer import load_tokenizer
-from fovea.engine.simulate.bundled import FOLDER, prompts
+from fovea.engine.simulate.bundled import FOLDER, load_prompt_builder
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.serving import SimulatedEngine
 from fovea.observe.table import COUNTERS, GAUGES
@@ -49,11 +49,11 @@ async def engine() -> AsyncIterator[SimulatedEngine]:
 
 
 def ask(
-    text: str = "hello there", *, pictures: tuple[Image, ...] = (), name: str = "a", **said: Any
+    text: str = "hello there", *, pictures: tuple[Image, ...] = (), name: str = "a", **options: Any
 ) -> GenerationRequest:
-    own = {key: said.pop(key) for key in ("timeout", "encode_only", "cache_salt") if key in said}
+    own = {key: options.pop(key) for key in ("timeout", "encode_only", "cache_salt") if key in options}
     parts = (*(ImagePart(picture) for picture in pictures), TextPart(text))
-    return GenerationRequest(name, ChatPrompt((Message("user", parts),)), SamplingParams(**said), **own)
+    return GenerationRequest(name, ChatPrompt((Message("user", parts),)), SamplingParams(**options), **own)
 
 
 def picture(seed: str = "a", side: int = 64) -> Image:
@@ -67,7 +67,7 @@ async def whole(engine: SimulatedEngine, request: GenerationRequest) -> Completi
     return answer.build()
 
 
-async def test_an_answer_is_as_long_as_asked(engine: SimulatedEngine) -> None:
+async def test_an_answer_has_the_requested_length(engine: SimulatedEngine) -> None:
     answer = await whole(engine, ask(max_tokens=9))
     assert answer.usage.completion == len(answer.token_ids[0]) == 9
     assert answer.finish_reasons == ("length",)
@@ -76,7 +76,7 @@ async def test_an_answer_is_as_long_as_asked(engine: SimulatedEngine) -> None:
     assert 0 < answer.timings.ttft < 5
 
 
-async def test_without_a_length_it_ends_by_itself(engine: SimulatedEngine) -> None:
+async def test_without_a_length_an_answer_ends_by_itself(engine: SimulatedEngine) -> None:
     answer = await whole(engine, ask())
     assert answer.finish_reasons == ("stop",)
     assert answer.usage.completion >= 1
@@ -91,7 +91,7 @@ async def test_equal_requests_get_equal_answers(engine: SimulatedEngine) -> None
     assert two.texts[0] == one.text != two.texts[1]
 
 
-async def test_stop_strings_end_it(engine: SimulatedEngine) -> None:
+async def test_stop_strings_end_an_answer(engine: SimulatedEngine) -> None:
     text = (await whole(engine, ask(max_tokens=20))).text
     word = text.split()[3]
     answer = await whole(engine, ask(max_tokens=20, stop=(word,)))
@@ -99,7 +99,7 @@ async def test_stop_strings_end_it(engine: SimulatedEngine) -> None:
     assert answer.finish_reasons == ("stop",)
 
 
-async def test_images_cost_what_the_bundled_models_plan_says_and_are_found_again(
+async def test_images_have_the_tokens_of_the_bundled_models_plan_and_are_cached(
     engine: SimulatedEngine,
 ) -> None:
     first = await whole(engine, ask(pictures=(picture(side=256),), max_tokens=2))
@@ -111,7 +111,7 @@ async def test_images_cost_what_the_bundled_models_plan_says_and_are_found_again
     assert "b" * 64 in next(reversed(engine.scheduler.embeddings.keys))
 
 
-async def test_steps_take_the_time_that_they_cost() -> None:
+async def test_steps_take_the_time_of_the_cost_model() -> None:
     engine = SimulatedEngine(EngineConfig(), SLOW)
     started = time.monotonic()
     answer = await whole(engine, ask(max_tokens=11))
@@ -133,7 +133,9 @@ async def test_leaving_frees_everything() -> None:
             waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        await asyncio.to_thread(engine.loop.call, lambda: None)  # cancellations are in the inbox before this
+        await asyncio.to_thread(
+            engine.loop.call, lambda: None
+        )  # cancellations entered the inbox before this call
         stats = engine.stats()
         assert stats["requests_running"] == stats["requests_waiting"] == stats["kv_blocks_used"] == 0
         engine.scheduler.check_integrity()
@@ -142,7 +144,7 @@ async def test_leaving_frees_everything() -> None:
     await engine.close()
 
 
-async def test_an_id_that_is_running_is_refused_and_the_one_that_runs_goes_on(
+async def test_a_second_request_with_a_running_id_is_refused_and_the_first_continues(
     engine: SimulatedEngine,
 ) -> None:
     alone = await whole(engine, ask(max_tokens=300))
@@ -161,16 +163,19 @@ async def test_many_at_once_are_all_served(engine: SimulatedEngine) -> None:
     assert [answer.usage.completion for answer in answers] == [1 + n % 7 for n in range(40)]
 
 
-async def test_what_can_not_run_is_told(engine: SimulatedEngine) -> None:
+async def test_requests_that_cannot_run_get_an_error(engine: SimulatedEngine) -> None:
     with pytest.raises(PromptTooLong, match="the context holds 1024"):
         await whole(engine, ask("far too long " * 900))
-    with pytest.raises(PromptTooLong, match="max_tokens is 5000, but after the prompt's 12 tokens the context of 1024 has room for 1012"):
+    with pytest.raises(
+        PromptTooLong,
+        match="max_tokens is 5000, but after the prompt's 12 tokens the context of 1024 has room for 1012",
+    ):
         await whole(engine, ask(max_tokens=5000))
     with pytest.raises(InvalidRequest, match="no logprobs"):
         await whole(engine, ask(logprobs=True))
 
 
-async def test_deadlines_and_full_queues_are_told() -> None:
+async def test_deadlines_and_full_queues_are_errors() -> None:
     engine = SimulatedEngine(EngineConfig.of(max_running=1, max_queue=1), SLOW)
     with pytest.raises(DeadlineExceeded):
         await whole(engine, ask(max_tokens=1000, timeout=0.1))
@@ -179,7 +184,7 @@ async def test_deadlines_and_full_queues_are_told() -> None:
         await asyncio.sleep(0.01)
     with pytest.raises(Overloaded, match="2 requests are running or waiting, 2 is the limit"):
         await whole(engine, ask(name="c"))
-    with pytest.raises(InvalidRequest, match="at most 2 run and wait here"):
+    with pytest.raises(InvalidRequest, match="at most 2 may run and wait here"):
         engine.check_room(3)
     await engine.close()
     for task in running:
@@ -190,7 +195,7 @@ async def test_deadlines_and_full_queues_are_told() -> None:
         engine.check_room(1)
 
 
-async def test_who_is_still_being_prepared_does_not_slip_in_after_the_end() -> None:
+async def test_a_request_still_in_preparation_does_not_enter_a_closed_engine() -> None:
     engine = SimulatedEngine(EngineConfig(), SLOW)
     late = asyncio.create_task(whole(engine, ask(max_tokens=1000)))
     await asyncio.sleep(0)
@@ -209,7 +214,7 @@ async def test_a_drain_lets_answers_end() -> None:
     assert (await running).usage.completion == 50
 
 
-async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(
+async def test_a_failing_step_ends_its_requests_and_the_engine_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = SimulatedEngine(EngineConfig(), FAST)
@@ -241,14 +246,14 @@ async def test_a_defect_of_the_loop_ends_the_engine(monkeypatch: pytest.MonkeyPa
     assert engine.status == "stopped"
 
 
-async def test_its_numbers_are_names_of_metrics(engine: SimulatedEngine) -> None:
+async def test_its_figures_have_names_of_metrics(engine: SimulatedEngine) -> None:
     assert set(engine.stats()) <= {*GAUGES, *COUNTERS}
 
 
 def test_prompts_are_those_of_the_real_tokenizer() -> None:
     folder = bundled_model()
     assert folder == FOLDER
-    real, (plain, _) = load_tokenizer(folder, read_config(folder)), prompts()
+    real, (plain, _) = load_tokenizer(folder, read_config(folder)), load_prompt_builder()
     messages = (
         Message("system", (TextPart("Be brief."),)),
         Message(
@@ -268,26 +273,26 @@ def test_prompts_are_those_of_the_real_tokenizer() -> None:
     ]
 
 
-def test_it_needs_no_torch() -> None:
+def test_the_simulated_engine_needs_no_torch() -> None:
     code = (
         "import sys, fovea.engine.simulate.serving as s; from fovea.engine.config import EngineConfig as C; "
     )
     code += (
         "s.SimulatedEngine(C(), s.CostModel()); print('torch' in sys.modules, 'transformers' in sys.modules)"
     )
-    said = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    assert said.stdout.split() == ["False", "False"]
+    assert process.stdout.split() == ["False", "False"]
 
 
 async def test_fewer_visual_tokens() -> None:
-    """By request, and by the policy, which a simulated server took and did not follow."""
+    """Once, a simulated server accepted the policy `visual_tokens` and did not follow it."""
     engine = SimulatedEngine(EngineConfig.of(kv_blocks=64, visual_tokens="dart:0.25"), FAST)
     large, builder = picture(side=512), AnswerBuilder(1)
     async with aclosing(engine.stream(ask(pictures=(large,), max_tokens=2))) as deltas:
         async for delta in deltas:
             builder.add(delta)
-    (seen,) = builder.build().images
-    assert (seen.method, seen.tokens) == ("dart", -(-(seen.full or 0) // 4))
+    (use,) = builder.build().images
+    assert (use.method, use.tokens) == ("dart", -(-(use.full or 0) // 4))
     await engine.close()

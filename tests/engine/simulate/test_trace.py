@@ -1,4 +1,4 @@
-"""A request of a trace becomes a sequence: what it shares with others, and what not."""
+"""Requests of a trace as sequences: which tokens they share and which not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fovea.core.trace import TraceRequest
 from fovea.engine.simulate.trace import to_sequence
 
 
-def test_a_request_is_laid_out_system_images_text() -> None:
+def test_a_sequence_has_system_prompt_images_and_text_in_order() -> None:
     seq = to_sequence(TraceRequest(1.0, 3, 4, (("cat", 2), ("dog", 1)), system=2, timeout=5.0), 7)
     assert len(seq.prompt_ids) == 2 + 3 + 3
     assert [(span.key, span.start, span.end) for span in seq.spans] == [("cat", 2, 4), ("dog", 4, 5)]

@@ -1,6 +1,9 @@
-"""The scheduler without a model: the same decisions, on steps that cost what a formula says.
+"""The engine without a model: the real scheduler over steps whose duration a formula tells.
 
-`cost` says how long a step takes, `fit` learns that from a real engine. `trace` and `generate` say who arrives when,
-`machine` executes plans on paper, `run` moves a virtual clock over it all, and `report` is what comes of it. `serving` is
-the same machine in real time, behind the protocol that servers speak.
+- `cost`: duration of a step. `benchmarks/fit_cost.py` fits it to a real engine.
+- `trace`: requests of a trace as sequences.
+- `executor`: carries out plans without a model.
+- `run`: serves a trace on a virtual clock; `report` is the result.
+- `serving`: an engine client in real time, for servers; `filler` and `bundled` give it answers and prompts.
+- `settings`: which engine settings a simulation uses.
 """

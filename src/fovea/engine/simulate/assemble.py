@@ -1,4 +1,4 @@
-"""Puts a simulated engine together: the real scheduler and caches over a cost model."""
+"""Assembles a simulated engine: the real scheduler and caches over a cost model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fovea.engine.step.executor import Executor
 from fovea.engine.step.stepper import Stepper
 
 KV_CACHE_MIB = 1024
-"""Size of the KV pool if the configuration leaves it to the machine's free memory: a simulated machine has none."""
+"""Size of the KV pool if the configuration derives it from free memory, which a simulation does not have."""
 
 
 def simulated_stepper(
@@ -27,10 +27,10 @@ def simulated_stepper(
     policy: Policy | None = None,
     control: BatchControl | None = None,
 ) -> Stepper:
-    """A stepper over an executor without a model.
+    """Return a stepper over an executor without a model.
 
-    executor: made with the encoder-output cache, which it fills.
-    policy, control: None is the configuration's.
+    executor: returns an executor that fills the given encoder-output cache.
+    policy, control: None: those of the configuration.
     """
     kv = config.kv
     embeddings: EmbeddingCache[None] = EmbeddingCache(config.outputs.embed_cache_mib * MIB)
@@ -43,12 +43,12 @@ def simulated_stepper(
 
 
 def pool_tokens(config: EngineConfig, cost: CostModel) -> int:
-    """Tokens that the simulated KV pool holds."""
+    """Return how many tokens the simulated KV pool holds."""
     kv = config.kv
     blocks = kv.kv_blocks or (kv.kv_cache_mib or KV_CACHE_MIB) * MIB // (cost.kv_token_bytes * kv.block_size)
     return blocks * kv.block_size
 
 
 def context_limit(config: EngineConfig, cost: CostModel) -> int:
-    """Tokens of prompt and answer together."""
+    """Return the limit of prompt and answer together, in tokens."""
     return min(config.kv.max_context or cost.max_context, pool_tokens(config, cost))

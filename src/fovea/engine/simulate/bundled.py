@@ -1,6 +1,6 @@
-"""Prompts of the bundled model without torch and transformers: its tokenizer, its template, its image plans.
+"""The bundled model's tokenizer, template and image plans, without torch and transformers.
 
-`PlainTokenizer` offers what `ChatTokenizer` asks of a transformers tokenizer, from the two files that it is made of.
+`PlainTokenizer` has the part of a transformers tokenizer's interface that `ChatTokenizer` uses.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ FOLDER = Path(fovea.__file__).parent / "assets" / "fovea-tiny"
 
 
 class PlainTokenizer:
+    """A tokenizer with the interface of transformers, read from tokenizer.json and tokenizer_config.json."""
+
     def __init__(self, folder: Path) -> None:
-        """folder: one with tokenizer.json, tokenizer_config.json."""
         self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         config = read_json(folder / "tokenizer_config.json")
@@ -50,7 +51,7 @@ class PlainTokenizer:
     def decode(
         self, ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
     ) -> str:
-        """clean_up_tokenization_spaces: always false here."""
+        """Return the text of ids. clean_up_tokenization_spaces: always false here."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def convert_ids_to_tokens(self, token_id: int) -> str | None:
@@ -65,15 +66,20 @@ class PlainTokenizer:
         tokenize: bool,
         add_generation_prompt: bool,
     ) -> str:
-        """tokenize: always false here."""
+        """Return messages as text. tokenize: always false here."""
         template = self._environment.from_string(chat_template)
         return template.render(messages=messages, add_generation_prompt=add_generation_prompt)
 
 
-def prompts(
+def load_prompt_builder(
     detail: DetailRule | None = None, folder: Path = FOLDER, visual: VisualTokens | None = None
 ) -> tuple[ChatTokenizer, PromptBuilder]:
-    """Of a folder like the bundled model's: a Qwen-VL checkpoint with tokenizer.json and chat_template.jinja."""
+    """Return the tokenizer and the prompt builder of a checkpoint.
+
+    detail: the rule for `detail: auto`; None: the model's own resolution.
+    folder: a Qwen-VL checkpoint with tokenizer.json and chat_template.jinja.
+    visual: how many visual tokens images keep; None: all.
+    """
     plain, config = PlainTokenizer(folder), read_json(folder / "config.json")
     template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     ends = read_json(folder / "generation_config.json")["eos_token_id"]
@@ -81,6 +87,6 @@ def prompts(
     tokenizer = ChatTokenizer(plain, template, eos_ids=frozenset(ends | {plain.get_vocab()[plain.eos_token]}))
     kind, images = config["model_type"], read_json(folder / "preprocessor_config.json")
     videos = build_videos(kind, read_json(folder / VIDEO_FILE), images, config, {})
-    known = (videos, config["video_token_id"]) if videos else None
+    video_plans = (videos, config["video_token_id"]) if videos else None
     processor, token = build(kind, images, config), config["image_token_id"]
-    return tokenizer, PromptBuilder(tokenizer, processor, token, known, detail=detail, visual=visual)
+    return tokenizer, PromptBuilder(tokenizer, processor, token, video_plans, detail=detail, visual=visual)

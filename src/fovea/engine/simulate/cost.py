@@ -1,11 +1,11 @@
-"""What a step costs in seconds, from what it is made of.
+"""Duration of a step in seconds, as a formula of its composition.
 
-    step    = step_s + decodes * decode_s + decode_context * context_s
-            + prompt_tokens * token_s + chunks * chunk_s + pairs * pair_s
-    image   = image_s + v * visual_s + v^2 * visual_pair_s          (v visual tokens; in slices of about slice_s)
+    step    = step_s + decodes * decode_s + decode_context * context_s + prompt_tokens * token_s + chunks *
+    chunk_s + pairs * pair_s image   = image_s + v * visual_s + v^2 * visual_pair_s          (v visual tokens;
+    in slices of about slice_s)
 
-A chunk's fixed share is what makes small chunks of prompts inefficient. The step is linear in its parameters, so they are
-fitted by least squares (`fit`); what is left out is named in docs/simulator.md.
+The fixed cost of a chunk makes small chunks of prompts inefficient. The formula is linear in its parameters,
+so they are fitted by least squares (`fit`); what is left out is named in docs/simulator.md.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from fovea.engine.schedule.plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """What a step computes.
+    """The amounts of work in a step.
 
-    decodes: sequences that get their next token. decode_context: tokens that those attend to, summed.
-    prompt_tokens, chunks: tokens of prompts, and how many sequences they belong to.
-    pairs: (token, token it attends to) of those chunks, summed.
+    decodes: sequences that get their next token.
+    decode_context: sum of the tokens that these sequences attend to.
+    prompt_tokens: tokens of prompts.
+    chunks: number of sequences to which these belong.
+    pairs: pairs of a prompt token and a token that it attends to, summed over the chunks.
     """
 
     decodes: int = 0
@@ -37,7 +39,7 @@ class Composition:
 
     @classmethod
     def of(cls, plan: StepPlan) -> Composition:
-        """Of a plan before it is folded back: then a decode is still one."""
+        """Return the composition of a plan. Call it before the fold, which changes the sequences."""
         decodes = context = tokens = chunks = pairs = 0
         for item in plan.work:
             if item.seq.decoding:
@@ -55,16 +57,25 @@ class Composition:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds, and what the pools are counted in. The defaults are those of benchmarks/costs/fovea-tiny.json.
+    """Costs of computation in seconds, and sizes in the pools.
 
-    step_s: of any step that computes tokens. decode_s: per sequence that decodes. context_s: per token it attends to.
-    token_s: per token of a prompt. chunk_s: per sequence that computes some. pair_s: per pair of tokens that attend.
-    image_s: of any image. visual_s: per visual token. visual_pair_s: per squared visual token.
-    slice_s: the encoder stops for others only after slices of about this length.
-    between_s: from one step to the next: scheduling, telling.
-    kv_token_bytes: of a token in the KV pool. visual_token_bytes: of one in the encoder-output cache.
-    max_context: tokens of prompt and answer together.
-    made_from: where the figures come from, in words.
+    The defaults are benchmarks/costs/fovea-tiny.json.
+
+    step_s: fixed cost of a step that computes tokens.
+    decode_s: per decoding sequence.
+    context_s: per token that a decoding sequence attends to.
+    token_s: per token of a prompt.
+    chunk_s: per sequence that computes tokens of its prompt.
+    pair_s: per pair of a prompt token and a token that it attends to.
+    image_s: fixed cost of an image.
+    visual_s: per visual token.
+    visual_pair_s: per squared number of visual tokens.
+    slice_s: length of a slice; the encoder can pause only between slices.
+    between_s: time from one step to the next, for scheduling and sending events.
+    kv_token_bytes: size of a token in the KV pool.
+    visual_token_bytes: size of a visual token in the encoder-output cache.
+    max_context: limit of prompt and answer together, in tokens.
+    made_from: source of the figures, in words.
     """
 
     step_s: float = 0.000235
@@ -87,33 +98,37 @@ class CostModel:
         for field in fields(self):
             _check(field.name, getattr(self, field.name))
 
-    def step(self, made_of: Composition) -> float:
-        """Seconds of a step's tokens; 0 for a step of none, which only encodes."""
-        if not made_of:
+    def step(self, composition: Composition) -> float:
+        """Return the seconds of a step's tokens; 0 for a step that only encodes."""
+        if not composition:
             return 0.0
         return (
             self.step_s
-            + made_of.decodes * self.decode_s
-            + made_of.decode_context * self.context_s
-            + made_of.prompt_tokens * self.token_s
-            + made_of.chunks * self.chunk_s
-            + made_of.pairs * self.pair_s
+            + composition.decodes * self.decode_s
+            + composition.decode_context * self.context_s
+            + composition.prompt_tokens * self.token_s
+            + composition.chunks * self.chunk_s
+            + composition.pairs * self.pair_s
         )
 
     def image(self, visual_tokens: int) -> float:
-        """Seconds of encoding one image."""
+        """Return the seconds of encoding one image."""
         return self.image_s + visual_tokens * self.visual_s + visual_tokens**2 * self.visual_pair_s
 
     def slices(self, visual_tokens: int) -> int:
-        """In how many slices, equal ones, that happens."""
+        """Return the number of equal slices in which one image is encoded."""
         return max(1, math.ceil(self.image(visual_tokens) / self.slice_s))
 
     def save(self, path: Path) -> None:
+        """Write the cost model to a JSON file."""
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> CostModel:
-        """Raises ConfigError naming the file, the parameter and what is accepted. Parameters left out keep defaults."""
+        """Read a JSON file. Missing parameters have their defaults.
+
+        Raises ConfigError, naming the file, the parameter and the accepted values.
+        """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -135,7 +150,7 @@ class CostModel:
 
 
 def _check(name: str, value: object) -> None:
-    """Raises ConfigError unless a parameter has its type and range. A step of no seconds would stop the clock."""
+    """Raise ConfigError unless a parameter has its type and range. A step of 0 s would stop the clock."""
     if name == "made_from":
         if not isinstance(value, str):
             raise ConfigError(f"{name} is {value!r}; accepted: text", param=name)

@@ -1,4 +1,4 @@
-"""An executor without a model: a step takes the seconds that a cost model says, and tokens come from a function."""
+"""An executor without a model: durations come from a cost model, and tokens from a function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from fovea.engine.step.slice_queue import SliceQueue
 
 @dataclass(slots=True)
 class _Encoding:
-    """An image of which `left` of `slices` equal slices are still to be encoded."""
+    """A partly encoded image.
+
+    holders: ids of the sequences that wait for it.
+    slices: number of its equal slices.
+    left: how many of them remain.
+    """
 
     holders: tuple[str, ...]
     slices: int
@@ -24,9 +29,13 @@ class _Encoding:
 
 
 class CostExecutor:
-    """Implements `step.executor.Executor` on paper.
+    """A simulated executor: it computes nothing and reports the durations of a cost model.
 
-    pick: the next token of a sequence.
+    It implements `step.executor.Executor`.
+
+    cost: the cost model.
+    embeddings: the cache into which encoded images are put.
+    pick: returns the next token of a sequence.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Answers without meaning and of the right length: whole words of a vocabulary, one per token, chosen by a seed."""
+"""Filler answers of the right length: whole words of a vocabulary, one per token, chosen by a seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEAN_TOKENS = 64
 
 
 class Filler:
-    """Picks the next token of every answer. Knows the seeds of unfinished sequences, by id."""
+    """Picks the next token of every answer, by a seed per unfinished sequence."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         texts = {token: tokenizer.decode([token]) for token in range(tokenizer.vocab_size)}
@@ -28,8 +28,10 @@ class Filler:
         return len(self._seeds)
 
     def add(self, seq: Sequence, choice: int) -> None:
-        """Choose a sequence's answer. Equal requests get equal answers, by the request's own seed if it has one; choices
-        differ."""
+        """Choose a sequence's answer by its seed: the request's own, or else a digest of its prompt.
+
+        Equal requests get equal answers. Choices of one request differ.
+        """
         own = (
             seq.sampling.seed if seq.sampling.seed is not None else zlib.crc32(repr(seq.prompt_ids).encode())
         )
@@ -39,7 +41,7 @@ class Filler:
         self._seeds.pop(seq.id, None)
 
     def token(self, seq: Sequence) -> int:
-        """The next token: a word, or the end of the answer."""
+        """Return the next token: a word, or the end of the answer."""
         seed, number = self._seeds[seq.id], len(seq.output_ids)
         if number >= _length(seed, seq.sampling):
             return self._end
@@ -47,7 +49,7 @@ class Filler:
 
 
 def _length(seed: int, sampling: SamplingParams) -> int:
-    """Words before the answer ends by itself: drawn at random if the request does not name a length."""
+    """Return the number of words of an answer, drawn at random if the request names no length."""
     if sampling.max_tokens is not None:
         return sampling.max_tokens
     return max(1, sampling.min_tokens, geometric(Random(seed), MEAN_TOKENS))

@@ -12,7 +12,9 @@ from fovea.engine.simulate.filler import Filler
 from fovea.engine.step.executor import StepResult
 
 LAG_S = 0.05
-"""How late a step may end and still be caught up with. Sleeping is exact to milliseconds; a step may be shorter."""
+"""Largest delay that later steps make up for. Sleeping is exact to milliseconds only, and steps may be
+shorter.
+"""
 
 
 class RealtimeExecutor:
@@ -28,7 +30,7 @@ class RealtimeExecutor:
         return self._executor.encoding
 
     def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
-        if not len(self._filler):  # the engine was idle; there is nothing to catch up with
+        if not len(self._filler):  # the engine was idle, so there is no delay to make up for
             self._due = time.monotonic()
         self._filler.add(seq, inputs.choice)
         self._executor.add(seq, inputs)
@@ -39,7 +41,7 @@ class RealtimeExecutor:
 
     def execute(self, plan: StepPlan, encode_s: float) -> StepResult:
         result = self._executor.execute(plan, encode_s)
-        # A step begins when the last one is over, however long Python took in between.
+        # A step begins at the due end of the last one, however long Python took in between.
         seconds = (result.seconds or 0.0) + self._executor.cost.between_s
         self._due = max(self._due, time.monotonic() - LAG_S) + seconds
         time.sleep(max(0.0, self._due - time.monotonic()))

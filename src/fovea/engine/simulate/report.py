@@ -1,4 +1,4 @@
-"""What came of a simulated run: percentiles per class of request, and what the machine did."""
+"""The result of a simulated run: percentiles per class of request, and counters of the engine."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ SHARES = (50, 90, 99)
 
 @dataclass(slots=True)
 class Record:
-    """One request as it was served. Times on the virtual clock, in seconds.
+    """The history of one request. Times are seconds on the virtual clock.
 
-    kind: "text"; "new image" when it waited for the encoder; "cached image" when it had images and did not.
-    reason: "length" when it got its whole answer, "timeout", or "refused": by the length of the queue or its own.
+    arrival: when the request arrived.
+    kind: "text"; "new image" if it waited for the encoder; "cached image" if it has images and did not wait.
+    admitted: when its first token was scheduled.
+    tokens: when each token of the answer was ready.
+    ended: when it ended.
+    reason: "length" if it got its whole answer; "timeout"; "refused" if the queue or the request itself was
+        too long.
+    times_passed: how many later requests joined before it.
     """
 
     arrival: float
@@ -27,14 +33,19 @@ class Record:
     tokens: list[float] = field(default_factory=list)
     ended: float | None = None
     reason: str = ""
-    passed: int = 0
+    times_passed: int = 0
 
     @property
     def gaps(self) -> list[float]:
+        """Seconds between neighbouring tokens."""
         return [b - a for a, b in zip(self.tokens, self.tokens[1:], strict=False)]
 
     def good(self, ttft_s: float, itl_s: float) -> bool:
-        """Whether it got its whole answer, the first token in time and the others fast enough in the mean."""
+        """Tell whether the request got its whole answer in time.
+
+        ttft_s: limit of the time to the first token.
+        itl_s: limit of the mean time per further token.
+        """
         if self.reason != "length" or self.tokens[0] - self.arrival > ttft_s:
             return False
         return self.tokens[-1] - self.tokens[0] <= itl_s * (len(self.tokens) - 1)
@@ -42,7 +53,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Percentiles by nearest rank, in milliseconds; nan of nothing."""
+    """Percentiles by nearest rank, in milliseconds; NaN without values."""
 
     p50: float
     p90: float
@@ -58,10 +69,18 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class ClassReport:
-    """requests: of the class; finished: with their whole answer.
+    """The figures of one class of requests.
 
-    itl: over all gaps. worst_gap: over requests, the longest gap of each: one stall in a long answer hides in the former.
-    queue: arrival to the first computed token. good: share within the bounds. gaps_within: share of gaps within the ITL bound.
+    requests: number of requests.
+    finished: how many got their whole answer.
+    ttft: time to the first token.
+    itl: time between tokens, over all gaps.
+    worst_gap: the longest gap of each request. It shows a stall that disappears among the gaps of a long
+        answer.
+    end_to_end: time from arrival to the last token.
+    queue: time from arrival to the first scheduled token.
+    good: share of requests within the bounds.
+    gaps_within: share of gaps within the bound of the time per token.
     """
 
     requests: int
@@ -77,15 +96,15 @@ class ClassReport:
     @classmethod
     def of(cls, records: Sequence[Record], ttft_s: float, itl_s: float) -> ClassReport:
         whole = [record for record in records if record.reason == "length"]
-        begun = [record for record in records if record.tokens]
-        gaps = [gap for record in begun for gap in record.gaps]
+        answered = [record for record in records if record.tokens]
+        gaps = [gap for record in answered for gap in record.gaps]
         admitted = [(r.admitted, r.arrival) for r in records if r.admitted is not None]
         return cls(
             requests=len(records),
             finished=len(whole),
-            ttft=Spread.of(record.tokens[0] - record.arrival for record in begun),
+            ttft=Spread.of(record.tokens[0] - record.arrival for record in answered),
             itl=Spread.of(gaps),
-            worst_gap=Spread.of(max(record.gaps) for record in begun if len(record.tokens) > 1),
+            worst_gap=Spread.of(max(record.gaps) for record in answered if len(record.tokens) > 1),
             end_to_end=Spread.of(record.tokens[-1] - record.arrival for record in whole),
             queue=Spread.of(at - arrival for at, arrival in admitted),
             good=_share(sum(record.good(ttft_s, itl_s) for record in records), len(records)),
@@ -95,12 +114,24 @@ class ClassReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """seconds: virtual, from 0 to the last event. busy: share of them in which a step ran.
+    """The figures of a whole run.
 
-    tokens_per_s, requests_per_s: output tokens and whole answers. goodput: answers per second within the bounds.
-    prefix_hits: share of prompt tokens whose KV was found. encoder_hits: share of lookups in the encoder cache that found
-        something; an image whose KV is found is not looked up. images_spared: share of images asked for, not encoded anew.
-    most_passed: how often the unluckiest request was passed by a later one.
+    seconds: virtual time from 0 to the last event.
+    steps: number of steps.
+    busy: share of the time in which a step ran.
+    tokens_per_s: output tokens per second.
+    requests_per_s: whole answers per second.
+    goodput: whole answers within the bounds, per second.
+    prefix_hits: share of prompt tokens whose KV was cached.
+    encoder_hits: share of lookups in the encoder-output cache that were hits. Images whose KV is cached need
+        no lookup.
+    images_spared: share of requested images that were not encoded again.
+    images_encoded: number of encoded images.
+    encode_seconds: time that the encoder spent on them.
+    preemptions: number of preemptions.
+    refused, timeouts: number of requests with that end.
+    most_passed: most later requests that joined before one request.
+    classes: figures per class of request, and of all requests.
     """
 
     seconds: float
@@ -121,7 +152,7 @@ class Report:
     classes: dict[str, ClassReport]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: what could not be measured is null."""
+        """Return the report for JSON. Figures without measurements are null."""
         values: dict[str, Any] = _plain(asdict(self))
         return values
 

@@ -1,7 +1,7 @@
-"""A trace through the real scheduler on a virtual clock: thousands of requests in seconds.
+"""Runs a trace through the real scheduler on a virtual clock: thousands of requests in seconds.
 
-The clock jumps to the end of the step or, if there is nothing to do, to the next arrival. Requests that arrive during a
-step are added after it, as in the engine.
+The clock jumps to the end of the step or, if there is nothing to do, to the next arrival. Requests that
+arrive during a step are added after it, as in the engine.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ from fovea.engine.step.stepper import Step, Stepper
 STALL_S = 0.002
 """Pause of the engine's loop after a step in which nothing could advance."""
 MOST_STALLS = 100_000
-"""So many empty steps in a row are a defect of the scheduler, not a wait."""
+"""This many empty steps in a row are a defect of the scheduler and no mere waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds of a well-served request: first token within ttft_s, then itl_s per token; seconds."""
+    """The bounds of a good answer.
+
+    ttft_s: seconds to the first token.
+    itl_s: mean seconds per further token.
+    """
 
     ttft_s: float = 1.0
     itl_s: float = 0.05
@@ -46,10 +50,14 @@ def simulate(
     control: BatchControl | None = None,
     bounds: Bounds | None = None,
 ) -> Report:
-    """Serve `trace`, which is in order of arrival, to its end. policy, control: None is the configuration's.
+    """Serve a trace to its end.
 
-    Requests that can never fit, and requests for which the queue is too long, are refused as in the engine.
-    Raises EngineError when nothing advances any more.
+    As in the engine, a request that can never fit is refused, and so is one that finds the queue full.
+
+    trace: in order of arrival.
+    policy, control: None: those of the configuration.
+    bounds: bounds of a good answer; None: the defaults.
+    Raises EngineError when no sequence can advance any more.
     """
     stepper = simulated_stepper(
         config,
@@ -64,7 +72,11 @@ def simulate(
 
 
 class _Run:
-    """One pass over a trace. now: the virtual clock, in seconds."""
+    """One run of a trace.
+
+    now: the virtual clock, in seconds.
+    busy: seconds in which a step ran.
+    """
 
     def __init__(self, trace: Trace, config: EngineConfig, cost: CostModel, stepper: Stepper) -> None:
         self.cost = cost
@@ -128,7 +140,7 @@ class _Run:
         self._stalls += 1
         if self._stalls > MOST_STALLS:
             raise EngineError(
-                f"at {self.now:.3f} s nothing advances, yet {len(self.stepper.sequences)} requests wait"
+                f"at {self.now:.3f} s no sequence advances, yet {len(self.stepper.sequences)} requests wait"
             )
 
     def _mark(self, step: Step) -> None:
@@ -142,13 +154,13 @@ class _Run:
 
     def _record_end(self, seq: Sequence, reason: str) -> None:
         record = self.records[int(seq.id)]
-        record.ended, record.reason, record.passed = self.now, reason, seq.times_passed
+        record.ended, record.reason, record.times_passed = self.now, reason, seq.times_passed
 
     def report(self, bounds: Bounds) -> Report:
         stepper, records, seconds = self.stepper, self.records, self.now or math.nan
         whole = [record for record in records if record.reason == "length"]
         kv, embeddings = stepper.scheduler.kv, stepper.scheduler.embeddings
-        asked = sum(len(request.images) for request in self.trace)
+        requested_images = sum(len(request.images) for request in self.trace)
         looked_up = embeddings.hits + embeddings.misses
         by_kind = {kind: [record for record in records if record.kind == kind] for kind in KINDS}
         classes = {"all": records, **{kind: some for kind, some in by_kind.items() if some}}
@@ -161,13 +173,13 @@ class _Run:
             goodput=sum(record.good(bounds.ttft_s, bounds.itl_s) for record in records) / seconds,
             prefix_hits=kv.hit_tokens / kv.query_tokens if kv.query_tokens else math.nan,
             encoder_hits=embeddings.hits / looked_up if looked_up else math.nan,
-            images_spared=1 - stepper.encoded_images / asked if asked else math.nan,
+            images_spared=1 - stepper.encoded_images / requested_images if requested_images else math.nan,
             images_encoded=stepper.encoded_images,
             encode_seconds=stepper.encode_seconds,
             preemptions=stepper.scheduler.preemptions,
             refused=sum(record.reason == "refused" for record in records),
             timeouts=sum(record.reason == "timeout" for record in records),
-            most_passed=max((record.passed for record in records), default=0),
+            most_passed=max((record.times_passed for record in records), default=0),
             classes={
                 name: ClassReport.of(some, bounds.ttft_s, bounds.itl_s) for name, some in classes.items()
             },

@@ -1,7 +1,8 @@
-"""An engine client without a model: real prompts, filler answers, and the latencies of the simulation in real time.
+"""An engine client without a model: real prompts, filler answers, and simulated latencies in real time.
 
-Servers, gateways and clients can be tested against it. The loop, the scheduler, admission, queues, caches, deadlines and
-cancellation are those of the real engine; only the executor is a cost model, so the tokens mean nothing.
+Servers, gateways and clients can be tested against it. The loop, the scheduler, admission, queues, caches,
+deadlines and cancellation are those of the real engine; only the executor is a cost model, so the tokens mean
+nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fovea.engine.request.prepare import check_lengths
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.schedule.stats import scheduler_stats
 from fovea.engine.simulate.assemble import context_limit, pool_tokens, simulated_stepper
-from fovea.engine.simulate.bundled import prompts
+from fovea.engine.simulate.bundled import load_prompt_builder
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.executor import CostExecutor
 from fovea.engine.simulate.filler import Filler
@@ -33,17 +34,22 @@ from fovea.engine.step.executor import Executor
 from fovea.engine.step.loop import EngineLoop
 from fovea.engine.step.stats import loop_stats
 from fovea.engine.visual_budget.detail import DetailRule
-from fovea.engine.visual_budget.methods import policy
+from fovea.engine.visual_budget.methods import read_policy
 
 
 class SimulatedEngine:
-    """Implements `core.protocols.EngineClient`."""
+    """An engine client over a cost model. It implements `core.protocols.EngineClient`.
+
+    config: the engine's settings.
+    cost: the cost model.
+    name: the name that clients use.
+    """
 
     def __init__(self, config: EngineConfig, cost: CostModel, name: str = "fovea-simulated") -> None:
         self.config = config
         self.cost = cost
-        visual = policy(config.visual.visual_tokens)
-        self.tokenizer, self._builder = prompts(DetailRule.of(config.visual), visual=visual)
+        visual = read_policy(config.visual.visual_tokens)
+        self.tokenizer, self._builder = load_prompt_builder(DetailRule.of(config.visual), visual=visual)
         self.filler = Filler(self.tokenizer)
         stepper = simulated_stepper(config, cost, self._executor)
         self.scheduler = stepper.scheduler
@@ -73,7 +79,7 @@ class SimulatedEngine:
         return "ready" if self.loop.alive and not self._draining else "stopped"
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        """Like `EngineClient.stream`. An answer has max_tokens tokens, or about 64 if the request names no length."""
+        """Yield the deltas of a request. An answer has max_tokens tokens, or about 64 without a limit."""
         self.check_room(request.sampling.n)
         arrival = time.monotonic()
         ticket = self._admission.enter(request.sampling.n)
@@ -86,11 +92,11 @@ class SimulatedEngine:
         jobs: list[Job] = []
         try:
             prompt, max_tokens = await self._prepare(request)
-            wanted = request.sampling.max_tokens or request.usual_tokens
-            ticket.commit(request_size(len(prompt.ids), prompt.image_tokens, wanted, request.sampling.n))
-            spent = time.monotonic() - arrival
+            length = request.sampling.max_tokens or request.usual_tokens
+            ticket.commit(request_size(len(prompt.ids), prompt.image_tokens, length, request.sampling.n))
+            seconds = time.monotonic() - arrival
             jobs = build_jobs(
-                request, prompt, max_tokens, self.tokenizer, sink, arrival=arrival, preprocess_s=spent
+                request, prompt, max_tokens, self.tokenizer, sink, arrival=arrival, preprocess_s=seconds
             )
             self.loop.submit(jobs)
             answer = AnswerState(prompt, request.sampling.n)
@@ -108,11 +114,14 @@ class SimulatedEngine:
         self._admission.check(choices, reserved)
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
-        built = await asyncio.to_thread(self._builder.build, prompt, "", self._info.max_context)
-        return built.ids
+        prepared = await asyncio.to_thread(self._builder.build, prompt, "", self._info.max_context)
+        return prepared.ids
 
     def clear_caches(self, *stages: CacheStage) -> None:
-        """Empty the simulated caches, all of them if no stage is named. Blocks until the running step is over."""
+        """Empty the simulated caches, all of them if no stage is named.
+
+        Blocks until the running step is over.
+        """
         chosen = stages or CACHE_STAGES
 
         def clear() -> None:
@@ -128,8 +137,8 @@ class SimulatedEngine:
 
     async def close(self, drain_s: float = 0.0) -> None:
         self._draining = True
-        until = time.monotonic() + drain_s
-        while self._admission.in_flight and time.monotonic() < until:
+        drain_end = time.monotonic() + drain_s
+        while self._admission.in_flight and time.monotonic() < drain_end:
             await asyncio.sleep(0.02)
         await asyncio.to_thread(self.loop.close)
 
@@ -137,7 +146,7 @@ class SimulatedEngine:
         return RealtimeExecutor(CostExecutor(self.cost, embeddings, self.filler.token), self.filler)
 
     async def _prepare(self, request: GenerationRequest) -> tuple[PreparedPrompt, int]:
-        """The prompt, and the length limit of its answers. Raises InvalidRequest or PromptTooLong."""
+        """Return the prompt, and the length limit of its answers. Raises InvalidRequest or PromptTooLong."""
         if request.sampling.logprobs:
             raise InvalidRequest("a simulated model has no logprobs", param="logprobs")
         prompt = await asyncio.to_thread(

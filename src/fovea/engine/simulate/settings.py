@@ -1,4 +1,4 @@
-"""Which settings of the engine a simulation honours. The others change what a model computes, and there is none."""
+"""The engine settings that a simulation uses. The others change the work of a model, and there is none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRACE_SETTINGS = frozenset(
         "target_itl_ms",
     }
 )
-"""Honoured by `fovea simulate`, which replays a trace."""
+"""Settings that `fovea simulate` uses, which replays a trace."""
 SERVER_SETTINGS = TRACE_SETTINGS | {
     "degrade_by",
     "degrade_from",
@@ -34,10 +34,10 @@ SERVER_SETTINGS = TRACE_SETTINGS | {
     "visual_tokens",
     "when_full",
 }
-"""Honoured by `fovea serve --simulate`, which also plans real images and refuses requests."""
+"""Settings that `fovea serve --simulate` uses, which also plans real images and refuses requests."""
 
 
-def not_simulated(honoured: Iterable[str]) -> tuple[str, ...]:
-    """The engine's settings that are not among the honoured ones, in order of declaration."""
-    known = frozenset(honoured)
+def not_simulated(simulated: Iterable[str]) -> tuple[str, ...]:
+    """Return the engine settings that are not among `simulated`, in order of declaration."""
+    known = frozenset(simulated)
     return tuple(entry.name for entry in settings_of(EngineConfig) if entry.name not in known)

@@ -1,4 +1,4 @@
-"""A request of a trace as the scheduler knows it."""
+"""Converts requests of a trace into sequences for the scheduler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ SAMPLING = SamplingParams(temperature=0.0)
 
 
 def to_sequence(request: TraceRequest, number: int) -> Sequence:
-    """System prompt, images, text. `number`: of the request in its trace; names it and its text."""
+    """Return a sequence with the request's system prompt, images and text, in this order.
+
+    number: number of the request in its trace. It is the sequence's id, and makes its text unique.
+    """
     ids = list(range(request.system))
     spans: list[ImageSpan] = []
     for index, (key, tokens) in enumerate(request.images):

@@ -168,13 +168,14 @@ class EngineLoop:
         self.board.end_step(step, result, time.monotonic())
 
     def _abandon(self, step: Step, error: Exception) -> None:
-        """A broken device fails every step at once.
+        """End the sequences of a failed step.
 
-        After FATAL_FAILURES in a row the loop ends, so that the process can be restarted.
+        A broken device fails every step. After FATAL_FAILURES in a row the loop ends, so that the process can be
+        restarted.
         """
         self.stepper.abandon()
+        self.failed_steps += 1  # before the clients get their errors, which may read the counter at once
         self.board.fail(step.involved, EngineError(f"the step failed: {error}"))
-        self.failed_steps += 1
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= FATAL_FAILURES:
             raise RuntimeError(f"{FATAL_FAILURES} steps in a row failed")
