@@ -135,9 +135,9 @@ def test_an_expired_output_is_encoded_again(
         assert machine._slower.flush(10)
         assert machine.stats()["images_encoded"] == 1
         age = 61.0
-        real = machine._embeddings._clock
+        real = machine._embeddings._ledger._clock
         folder = machine._slower._disk.tier._store._folder  # type: ignore[union-attr]
-        for clocked in (machine._embeddings, folder):
+        for clocked in (machine._embeddings._ledger, folder):
             monkeypatch.setattr(clocked, "_clock", lambda: real() + age)
         machine.generate(prompt, **GREEDY)
         stats = machine.stats()
