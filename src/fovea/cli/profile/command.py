@@ -1,14 +1,16 @@
-"""fovea profile [MODEL]: where the time of a request goes, stage by stage, and the least that each stage could take.
+"""fovea profile [MODEL]: where the time of a request goes, stage by stage, and how fast each stage could be.
 
-A server of its own, in this process, is asked over a socket: some requests one after another, of which the one in the middle
-is shown, then a steady load. A floor is the bytes that a stage must read over this machine's bandwidth, or its operations
-over this machine's peak, whichever is more; both are measured first, with the kernels that are in use.
+The command starts a server in its own process and sends requests to it over a socket: first some one after
+another, of which the median is shown, then a steady load. The lower bound of a stage is the larger of two
+times: its bytes over this machine's bandwidth, and its operations over this machine's peak. Both are measured
+with the kernels in use.
 
   fovea profile
   fovea profile ./checkpoint --threads 2 --quantization int8 --side 448 --tokens 64
   fovea profile --image photo.jpg --requests 16 --concurrency 8 --plot stages.png --trace stages.json
 
---trace is a file for https://ui.perfetto.dev. With --json the last line of stdout is everything as one JSON object.
+--trace writes a file for https://ui.perfetto.dev. With --json the last line of stdout has everything as one
+JSON object.
 """
 
 from __future__ import annotations
@@ -57,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
     for path in filter(None, (args.plot, args.trace)):
         check_writable(path)
     profiler = Profiler(workload)
-    found = profiler.run(load())
-    print(table(found))
+    profile = profiler.run(load())
+    print(table(profile))
     if args.trace:
-        args.trace.write_text(json.dumps(profiler.trace(found)) + "\n", encoding="utf-8")
+        args.trace.write_text(json.dumps(profiler.trace(profile)) + "\n", encoding="utf-8")
     if args.plot:
         from fovea.cli.profile.plot import draw
 
-        draw(args.plot, found)
+        draw(args.plot, profile)
     if args.json:
-        print(json.dumps(as_dict(found)))
+        print(json.dumps(as_dict(profile)))
     return 0

@@ -1,4 +1,4 @@
-"""A profile as stacked bars: what the time of a request went by with, and beside it the floors."""
+"""A profile as stacked bars: the time of a request by stage, and below it the lower bounds."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from fovea.cli.profile.measure import Part, Profile
 from fovea.observe.profile import STAGES, WAITING
 
 LEAST_LABEL = 0.04
-"""Share of the longest bar from which a piece is labelled."""
+"""Least share of the longest bar at which a section is labelled."""
 
 
-def draw(path: Path, found: Profile) -> None:
-    """Raises ConfigError when the file cannot be written."""
+def draw(path: Path, profile: Profile) -> None:
+    """Draw the chart. Raises ConfigError when the file cannot be written."""
     from matplotlib import colormaps
 
-    chart = figure(10, 1.8 + 1.1 * len(found.parts))
+    chart = figure(10, 1.8 + 1.1 * len(profile.parts))
     axes = chart.subplots()
     colors = {name: colormaps["tab20"](place) for place, name in enumerate(STAGES)} | {WAITING: "white"}
-    bars = [bar for part in found.parts for bar in _bars(part)]
-    longest = max(sum(pieces.values()) for _, pieces in bars)
-    for place, (_, pieces) in enumerate(bars):
+    bars = [bar for part in profile.parts for bar in _bars(part)]
+    longest = max(sum(sections.values()) for _, sections in bars)
+    for place, (_, sections) in enumerate(bars):
         left = 0.0
         for name in (*STAGES, WAITING):
-            width = pieces.get(name, 0.0)
+            width = sections.get(name, 0.0)
             axes.barh(place, width, left=left, color=colors[name], edgecolor="grey", linewidth=0.3)
             if width > LEAST_LABEL * longest:
                 axes.text(left + width / 2, place, f"{width:.1f}", ha="center", va="center", fontsize="small")
@@ -33,18 +33,19 @@ def draw(path: Path, found: Profile) -> None:
     axes.set_xlim(0, 1.03 * longest)
     axes.invert_yaxis()
     axes.set_xlabel("ms per request")
-    seen = [name for name in (*STAGES, WAITING) if any(name in pieces for _, pieces in bars)]
+    names = [name for name in (*STAGES, WAITING) if any(name in sections for _, sections in bars)]
     from matplotlib.patches import Patch
 
     chart.legend(
-        handles=[Patch(facecolor=colors[name], edgecolor="grey", label=name) for name in seen],
+        handles=[Patch(facecolor=colors[name], edgecolor="grey", label=name) for name in names],
         loc="outside lower center",
         ncols=6,
     )
-    info, machine = found.info, found.machine
+    info, machine = profile.info, profile.machine
     chart.suptitle(
-        f"{info.name}, {info.dtype}, quantization {info.quantization}, {machine.kernels}, {machine.threads} threads: "
-        f"prompt {found.prompt_tokens} tokens, answer {found.requests.tokens}",
+        f"{info.name}, {info.dtype}, quantization {info.quantization}, {machine.kernels}, "
+        f"{machine.threads} threads: "
+        f"prompt {profile.prompt_tokens} tokens, answer {profile.requests.tokens}",
         fontsize="medium",
     )
     save(chart, path)
@@ -53,5 +54,5 @@ def draw(path: Path, found: Profile) -> None:
 def _bars(part: Part) -> list[tuple[str, dict[str, float]]]:
     per = 1e3 / part.requests
     measured = {stage.time.stage: stage.time.path_s * per for stage in part.stages}
-    floors = {stage.time.stage: stage.floor.seconds * per for stage in part.stages if stage.floor}
-    return [(part.title, measured), ("floor", floors)]
+    bounds = {stage.time.stage: stage.bound.seconds * per for stage in part.stages if stage.bound}
+    return [(part.title, measured), ("lower bound", bounds)]

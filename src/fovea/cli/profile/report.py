@@ -9,46 +9,51 @@ from typing import Any
 
 from fovea.cli.profile.measure import Part, Profile, Stage
 
-HEAD = ("", "calls", "busy ms", "path ms", "share", "floor ms", "bound by", "x floor")
+HEAD = ("", "calls", "busy ms", "path ms", "share", "bound ms", "bound by", "x bound")
 MIB = 1 << 20
 
 
-def table(found: Profile) -> str:
-    """Milliseconds of one request, and of the steady load per request."""
-    machine, info, requests = found.machine, found.info, found.requests
+def table(profile: Profile) -> str:
+    """Return tables in milliseconds: one request, and the steady load per request."""
+    machine, info, requests = profile.machine, profile.info, profile.requests
     peaks = ", ".join(
         f"{count / 1e9:.0f} G op/s {name or info.dtype}" for name, count in machine.peaks.items()
     )
-    seen = "no image" if found.image is None else f"an image of {found.image[0]}x{found.image[1]}"
+    picture = "no image" if profile.image is None else f"an image of {profile.image[0]}x{profile.image[1]}"
     lines = [
-        f"{info.name}: {info.parameters / 1e6:.1f} M parameters, {info.dtype}, quantization {info.quantization}, "
-        f"{info.device}, {found.weight_bytes / MIB:.1f} MiB of weights as kept",
+        f"{info.name}: {info.parameters / 1e6:.1f} M parameters, {info.dtype}, "
+        f"quantization {info.quantization}, {info.device}, "
+        f"{profile.weight_bytes / MIB:.1f} MiB of weights in memory",
         f"machine: {machine.kernels}, {machine.threads} threads: {machine.bandwidth / 1e9:.1f} GB/s "
         f"(over {machine.stream_bytes / MIB:.0f} MiB), {peaks}",
-        f"asked: {seen}, prompt {found.prompt_tokens} tokens ({found.visual_tokens} visual), answer {requests.tokens}",
+        f"request: {picture}, prompt {profile.prompt_tokens} tokens ({profile.visual_tokens} visual), "
+        f"answer {requests.tokens}",
     ]
-    for part in found.parts:
+    for part in profile.parts:
         lines += ["", *_part(part)]
     return "\n".join(lines)
 
 
-def as_dict(found: Profile) -> dict[str, Any]:
-    """Seconds; rates per second. Of the load, all its requests together."""
-    machine = asdict(found.machine)
-    machine["peaks"] = {name or found.info.dtype: value for name, value in found.machine.peaks.items()}
+def as_dict(profile: Profile) -> dict[str, Any]:
+    """Return the profile for JSON, in seconds and per second. The load's requests are added up."""
+    machine = asdict(profile.machine)
+    machine["peaks"] = {name or profile.info.dtype: value for name, value in profile.machine.peaks.items()}
     return {
         "fovea_profile": 1,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": {
-            "name": found.info.name, "parameters": found.info.parameters, "dtype": found.info.dtype,
-            "quantization": found.info.quantization, "device": found.info.device, "weight_bytes": found.weight_bytes,
+            "name": profile.info.name, "parameters": profile.info.parameters, "dtype": profile.info.dtype,
+            "quantization": profile.info.quantization, "device": profile.info.device,
+            "weight_bytes": profile.weight_bytes,
         },
         "machine": machine,
         "asked": {
-            **asdict(found.requests), "image": None if found.requests.image is None else str(found.requests.image),
-            "pixels": found.image, "prompt_tokens": found.prompt_tokens, "visual_tokens": found.visual_tokens,
+            **asdict(profile.requests),
+            "image": None if profile.requests.image is None else str(profile.requests.image),
+            "pixels": profile.image, "prompt_tokens": profile.prompt_tokens,
+            "visual_tokens": profile.visual_tokens,
         },
-        "parts": [_part_dict(part) for part in found.parts],
+        "parts": [_part_dict(part) for part in profile.parts],
     }  # fmt: skip
 
 
@@ -62,8 +67,8 @@ def _part(part: Part) -> Iterator[str]:
     )
     rows = [HEAD, *(_row(stage, part) for stage in part.stages)]
     total = sum(stage.time.path_s for stage in part.stages)
-    over = f"{part.wall_s / part.floor_s:.2f}" if part.floor_s else ""
-    rows.append(("all", "", "", f"{total * per:.2f}", "", f"{part.floor_s * per:.2f}", "", over))
+    over = f"{part.wall_s / part.bound_s:.2f}" if part.bound_s else ""
+    rows.append(("all", "", "", f"{total * per:.2f}", "", f"{part.bound_s * per:.2f}", "", over))
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     for first, *cells in rows:
         others = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
@@ -72,29 +77,31 @@ def _part(part: Part) -> Iterator[str]:
 
 def _row(stage: Stage, part: Part) -> tuple[str, ...]:
     per = 1e3 / part.requests
-    time, floor, ratio = stage.time, stage.floor, stage.ratio
+    time, bound, ratio = stage.time, stage.bound, stage.ratio
     return (
         time.stage,
         str(time.calls) if time.calls else "",
         f"{time.busy_s * per:.2f}",
         f"{time.path_s * per:.2f}",
         f"{time.path_s / part.wall_s:.1%}",
-        f"{floor.seconds * per:.3f}" if floor else "-",
-        floor.bound if floor else "",
+        f"{bound.seconds * per:.3f}" if bound else "-",
+        bound.limit if bound else "",
         f"{ratio:.2f}" if ratio else "",
     )
 
 
 def _part_dict(part: Part) -> dict[str, Any]:
     return {
-        "title": part.title, "requests": part.requests, "concurrency": part.concurrency, "wall_s": part.wall_s,
-        "ttft_s": part.ttft_s, "tokens": part.tokens, "attributed": part.attributed, "floor_s": part.floor_s,
+        "title": part.title, "requests": part.requests, "concurrency": part.concurrency,
+        "wall_s": part.wall_s,
+        "ttft_s": part.ttft_s, "tokens": part.tokens, "attributed": part.attributed,
+        "floor_s": part.bound_s,
         "stages": [
             {
                 **asdict(stage.time),
-                "floor_s": stage.floor.seconds if stage.floor else None,
-                "memory_s": stage.floor.memory_s if stage.floor else None,
-                "arithmetic_s": stage.floor.arithmetic_s if stage.floor else None,
+                "floor_s": stage.bound.seconds if stage.bound else None,
+                "memory_s": stage.bound.memory_s if stage.bound else None,
+                "arithmetic_s": stage.bound.arithmetic_s if stage.bound else None,
                 "ratio": stage.ratio,
             }
             for stage in part.stages

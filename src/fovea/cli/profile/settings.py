@@ -13,10 +13,10 @@ from fovea.core.settings import check_settings, setting
 class ProfileSettings:
     """The requests whose time is measured."""
 
-    image: Path | None = setting(None, "Picture file of all requests; none: a generated picture.")
+    image: Path | None = setting(None, "Image file of all requests; none: a generated image.")
     side: int | None = setting(
         None,
-        "Sides of the generated picture in pixels. 0: no picture. none: the model's usual.",
+        "Width and height of the generated image in pixels. 0: no image. none: 448.",
         low=0,
         high=8192,
     )
@@ -29,4 +29,4 @@ class ProfileSettings:
     def __post_init__(self) -> None:
         check_settings(self)
         if self.image is not None and self.side is not None:
-            raise ConfigError("side is for a generated picture, but an image is given", param="side")
+            raise ConfigError("side is for a generated image, but a file is given", param="side")

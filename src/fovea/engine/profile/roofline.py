@@ -1,23 +1,22 @@
-"""The least that a stage can take: the bytes it must read over the machine's bandwidth, its operations over its peak.
+"""Lower bounds of a stage's time: its bytes over the bandwidth, and its operations over the peak.
 
-From the model's own shape, never from a measurement of the stage. Operations: a multiply and an add are two. Bytes: what is
-left out (activations, norms, position tables) only makes a floor lower, so it stays one.
+The demand follows from the model's shape, not from a measurement of the stage. A multiply and an add are two
+operations. Activations, norms and position tables are left out of the bytes; this makes the bounds lower, so
+they stay lower bounds.
 
     linear map (n, k), T rows        2 T n k operations; its weight once per step, as packed or quantized
-    attention, P pairs per layer     4 heads head_dim P operations: scores, and the sum over values
-    KV, per token                    2 layers kv_heads head_dim itemsize bytes: written once by each row, and read once per
-                                     step for each position of each sequence
-    head, S rows that sample         2 S vocabulary hidden operations; the table once per step
-    sampling                         4 vocabulary bytes per row: float32 logits
-    encoder, an image of P patches   2 P (parameters of its linear maps) + 4 hidden (pairs of all blocks) operations; its
-                                     weights once
-    projector, M merged rows         2 M (parameters) operations; its weights once
-    fetch, a data URL                its base64 text and the bytes that come of it
-    image decode                     the file, and 3 bytes per pixel
-    resize                           3 bytes per pixel of source and of every result
-    patchify                         3 bytes per pixel, and the float32 values that the encoder gets
+    attention, P pairs per layer     4 heads head_dim P operations: scores, and the sum over values KV, per
+    token                    2 layers kv_heads head_dim itemsize bytes: written once by each row, and read
+    once per step for each position of each sequence head, S rows that sample         2 S vocabulary hidden
+    operations; the table once per step sampling                         4 vocabulary bytes per row: float32
+    logits encoder, an image of P patches   2 P (parameters of its linear maps) + 4 hidden (pairs of all
+    blocks) operations; its weights once projector, M merged rows         2 M (parameters) operations; its
+    weights once fetch, a data URL                its base64 text and the bytes that come of it image decode
+    the file, and 3 bytes per pixel resize                           3 bytes per pixel of source and of every
+    result patchify                         3 bytes per pixel, and the float32 values that the encoder gets
 
-Nothing that memory or arithmetic demand is in the rest: schedule, tokenize, detokenize, server and client have no floor.
+The other stages (schedule, tokenize, detokenize, server, client) are limited neither by memory nor by
+arithmetic, so they have no lower bound.
 """
 
 from __future__ import annotations
@@ -41,7 +40,11 @@ CHANNELS = 3
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """bytes that pass through memory; operations by the format of the weight that they multiply."""
+    """The work that a stage has to do.
+
+    bytes: bytes that it must read from and write to memory.
+    operations: number of arithmetic operations, by the format of the weight that they multiply.
+    """
 
     bytes: float = 0.0
     operations: Mapping[str, float] = field(default_factory=dict)
@@ -54,17 +57,24 @@ class Demand:
     def __mul__(self, times: float) -> Demand:
         return Demand(self.bytes * times, {name: count * times for name, count in self.operations.items()})
 
-    def floor(self, machine: Machine) -> Floor:
-        return Floor(
+    def lower_bound(self, machine: Machine) -> LowerBound:
+        """Return the least time in which a machine can do this work."""
+        return LowerBound(
             self.bytes / machine.bandwidth,
             sum(count / machine.peak(name) for name, count in self.operations.items()),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
-    """Seconds that memory and arithmetic need. A step cannot be faster than the slower of the two; a sum of steps adds
-    up steps."""
+class LowerBound:
+    """The least time of a stage.
+
+    A step takes at least the longer of its two times. The bound of several steps is the sum of their bounds.
+
+    memory_s: seconds that the memory needs for the bytes.
+    arithmetic_s: seconds that arithmetic needs for the operations.
+    seconds: the bound; by default the larger of the two.
+    """
 
     memory_s: float = 0.0
     arithmetic_s: float = 0.0
@@ -74,27 +84,33 @@ class Floor:
         if self.seconds < 0:
             object.__setattr__(self, "seconds", max(self.memory_s, self.arithmetic_s))
 
-    def __add__(self, other: Floor) -> Floor:
-        return Floor(
+    def __add__(self, other: LowerBound) -> LowerBound:
+        return LowerBound(
             self.memory_s + other.memory_s,
             self.arithmetic_s + other.arithmetic_s,
             self.seconds + other.seconds,
         )
 
     @property
-    def bound(self) -> str:
+    def limit(self) -> str:
+        """The resource that takes longer: "memory" or "arithmetic"."""
         return "memory" if self.memory_s >= self.arithmetic_s else "arithmetic"
 
 
 @dataclass(frozen=True, slots=True)
-class Maps:
-    """Linear maps together. parameters: n k of each, by the name of its format. bytes: of the weights, as kept."""
+class LinearMaps:
+    """Several linear maps together.
+
+    parameters: sum of n * k, by the name of the weights' format.
+    bytes: size of the weights in memory.
+    """
 
     parameters: Mapping[str, int]
     bytes: int
 
     @classmethod
-    def of(cls, layers: Iterable[Linear]) -> Maps:
+    def of(cls, layers: Iterable[Linear]) -> LinearMaps:
+        """Add up linear layers."""
         parameters: Counter[str] = Counter()
         total = 0
         for layer in layers:
@@ -103,11 +119,16 @@ class Maps:
         return cls(dict(parameters), total)
 
     def demand(self, rows: float) -> Demand:
+        """Return the work of multiplying `rows` rows with every map."""
         return Demand(self.bytes, {name: 2.0 * rows * count for name, count in self.parameters.items()})
 
 
-class ModelFloor:
-    """What a model's stages demand."""
+class ModelRoofline:
+    """The work of each stage of a model.
+
+    formats: formats of the model's weights; None: plain.
+    decoder, head, embed, blocks, projector: linear maps of the parts; `embed` cuts an image into patches.
+    """
 
     def __init__(self, model: VisionLanguageModel) -> None:
         config = model.decoder.config
@@ -118,38 +139,49 @@ class ModelFloor:
         self._model = model
         self._patch = next(layer for layer in encoder if isinstance(layer, PatchLinear))
         self.formats = {layer.format for layer in linears(model)}
-        self.decoder = Maps.of(linears(model.decoder.layers))
-        self.head = Maps.of([model.head.lm_head])
-        self.embed = Maps.of([self._patch])
-        self.blocks = Maps.of(layer for layer in encoder if layer is not self._patch)
-        self.projector = Maps.of(projectors)
+        self.decoder = LinearMaps.of(linears(model.decoder.layers))
+        self.head = LinearMaps.of([model.head.lm_head])
+        self.embed = LinearMaps.of([self._patch])
+        self.blocks = LinearMaps.of(layer for layer in encoder if layer is not self._patch)
+        self.projector = LinearMaps.of(projectors)
         self._kv_bytes = config.kv_bytes_per_token(model.dtype.itemsize)
         self._per_pair = 4.0 * config.layers * config.heads * config.head_dim
         self._logits = LOGIT_BYTES * config.vocab_size
 
     @property
     def weight_bytes(self) -> int:
+        """Size of the weights that answering one request reads, all parts of the model together."""
         parts = (self.decoder, self.head, self.embed, self.blocks, self.projector)
         return sum(part.bytes for part in parts)
 
     def step(self, rows: float, keys: float, pairs: float) -> Demand:
-        """The decoder's layers over `rows` tokens that see `pairs` keys, of contexts with `keys` positions."""
+        """Return the work of the decoder's layers in one step.
+
+        rows: tokens.
+        keys: positions whose KV is read, counted once per sequence.
+        pairs: pairs of a query and a key that it attends to.
+        """
         kv = Demand(self._kv_bytes * (rows + keys), {PLAIN: self._per_pair * pairs})
         return self.decoder.demand(rows) + kv
 
     def logits(self, rows: float) -> Demand:
+        """Return the work of the output head for `rows` rows."""
         return self.head.demand(rows)
 
     def sampling(self, rows: float) -> Demand:
+        """Return the work of sampling `rows` tokens."""
         return Demand(self._logits * rows)
 
     def image(self, plan: VisualPlan, encoded_bytes: int) -> dict[str, Demand]:
-        """The stages of one image, each once. encoded_bytes: of its file."""
+        """Return the work of each stage of one image, by the stage's name.
+
+        encoded_bytes: size of the image's file.
+        """
         shape = self._model.visual_shape(plan)
         source = CHANNELS * plan.width * plan.height
-        resized = [CHANNELS * height * width for height, width in plan.resized]
+        resized = [CHANNELS * height * width for height, width in plan.sizes]
         attention = Demand(0.0, {PLAIN: 4.0 * shape.hidden * shape.pairs})
-        found = {
+        demands = {
             "fetch": Demand(encoded_bytes + 4 * -(-encoded_bytes // 3)),
             "image decode": Demand(encoded_bytes + source),
             "patchify": Demand(
@@ -158,13 +190,13 @@ class ModelFloor:
             "encoder": self.embed.demand(shape.patches) + self.blocks.demand(shape.rows) + attention,
             "projector": self.projector.demand(shape.projector_rows),
         }
-        if any(size != (plan.height, plan.width) for size in plan.resized):
-            found["resize"] = Demand(source + sum(resized))
-        return found
+        if any(size != (plan.height, plan.width) for size in plan.sizes):
+            demands["resize"] = Demand(source + sum(resized))
+        return demands
 
-    def floors(self, spans: Iterable[Span], machine: Machine) -> dict[str, Floor]:
-        """Of the steps in these spans, stage by stage."""
-        found: dict[str, Floor] = {}
+    def lower_bounds(self, spans: Iterable[Span], machine: Machine) -> dict[str, LowerBound]:
+        """Return the bounds of the stages in recorded spans, by the stage's name, summed over its steps."""
+        bounds: dict[str, LowerBound] = {}
         for span in spans:
             notes = span.notes
             if span.name == "head":
@@ -175,13 +207,16 @@ class ModelFloor:
                 demand = self.step(notes["rows"], notes["keys"], notes["pairs"])
             else:
                 continue
-            found[span.name] = found.get(span.name, Floor(seconds=0.0)) + demand.floor(machine)
-        return found
+            bound = demand.lower_bound(machine)
+            bounds[span.name] = bounds.get(span.name, LowerBound(seconds=0.0)) + bound
+        return bounds
 
 
 def linears(module: nn.Module) -> list[Linear]:
+    """Return the linear layers of a module."""
     return [layer for layer in module.modules() if isinstance(layer, Linear)]
 
 
 def name_of(format: Format | None) -> str:
+    """Return the name of a weight format."""
     return PLAIN if format is None else format.name
