@@ -1,5 +1,6 @@
 # make demo   set up and ask the bundled model about the pictures in examples/
 # make test   set up, check and test (minutes)
+# make test-portable  repeat the tests of kernels as on a CPU without AVX-512 (a minute)
 # make check  lint, types, import walls (seconds)
 # make bench  every figure of README.md; the first time installs the engines to compare with (an hour, 12 GB)
 # make bench-relevance  methods of visual-token reduction compared, into docs/relevance.md (35 minutes)
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 OUT ?= out
 
-.PHONY: help demo test test-all check format serve bench bench-relevance gpu clean
+.PHONY: help demo test test-all test-portable check format serve bench bench-relevance gpu clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -40,6 +41,11 @@ format: $(VENV)/.installed-dev
 
 test: check
 	$(BIN)/python -m pytest -q -m "not slow and not gpu" -n 2 --dist loadfile
+
+# FOVEA_NATIVE_KERNELS is for Fovea's own decisions, the others are for those of torch and oneDNN.
+test-portable: check
+	FOVEA_NATIVE_KERNELS=off ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
+	$(BIN)/python -m pytest -q -m "kernels and not slow and not gpu" -n 2 --dist loadfile
 
 test-all: check
 	$(BIN)/python -m pytest -q -m "not gpu" -n 2 --dist loadfile

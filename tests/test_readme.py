@@ -18,6 +18,8 @@ import pytest
 
 from tests.support.forks import Fork
 
+pytestmark = pytest.mark.kernels
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 ENVIRONMENT = {

@@ -10,6 +10,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from fovea import Engine
+from fovea.core.hardware import NATIVE_KERNELS_VARIABLE
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
 from tests.cli.support import Caller
@@ -20,7 +21,7 @@ from tests.support.checkpoints import SPECIALS, write
 def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """No setting of whoever runs the tests, a small engine, and a terminal of 80 columns."""
     for name in list(os.environ):
-        if name.startswith("FOVEA_"):
+        if name.startswith("FOVEA_") and name != NATIVE_KERNELS_VARIABLE:
             monkeypatch.delenv(name)
     monkeypatch.setenv("FOVEA_THREADS", "1")
     monkeypatch.setenv("FOVEA_KV_CACHE_MIB", "16")

@@ -14,6 +14,8 @@ from fovea.cli.show import write_text
 from tests.cli.support import Caller, finish, interrupt, launch, start
 from tests.support.clips import clip
 
+pytestmark = pytest.mark.kernels
+
 FEW = ("--max-tokens", "6")
 LONG = ("--max-tokens", "3500")
 

@@ -12,6 +12,8 @@ import pytest
 from fovea.observe.profile import STAGES, WAITING
 from tests.cli.support import Caller, Outcome
 
+pytestmark = pytest.mark.kernels
+
 WITH_BOUND = {
     "fetch", "image decode", "resize", "patchify", "encoder", "projector", "prefill", "mixed step",
     "decode step", "head", "sampling",

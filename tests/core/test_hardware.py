@@ -9,6 +9,8 @@ import pytest
 from fovea.core import hardware
 from fovea.core.errors import ConfigError
 
+pytestmark = pytest.mark.kernels
+
 
 def files(monkeypatch: pytest.MonkeyPatch, contents: dict[str, str]) -> None:
     def read(self: Path, *_: object, **__: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +13,12 @@ from fovea import Engine
 from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
+from fovea.kernels.native import build
 from fovea.kernels.native.build import library
+from fovea.kernels.torch.kernels import TorchKernels
 from tests.support.engines import all_at_once, assert_idle
+
+pytestmark = pytest.mark.kernels
 
 KINDS = ("describe", "counting", "reading", "json", "motion", "listing", "position", "compare")
 
@@ -72,6 +77,25 @@ def test_layers_as_one_call_are_the_layers_one_by_one(native: Engine) -> None:
         assert written(answer(native, prompt)) == whole
     finally:
         decoder._stack = stack
+
+
+def test_without_a_compiler_torch_takes_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a machine with the instructions: nothing is built, the log says why, and the model answers in bf16."""
+    monkeypatch.setattr(build, "supported", lambda: True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    build._loaded.cache_clear()
+    try:
+        with bundled(dtype="bfloat16") as engine:
+            assert type(engine.runner.model.kernels) is TorchKernels
+            assert answer(engine, prompts()[0]).usage.completion == 24
+    finally:
+        build._loaded.cache_clear()
+    assert "no C++ compiler, looked for g++, c++" in caplog.text
+    assert not list(tmp_path.rglob("*.so"))
 
 
 def test_the_kernels_are_as_near_to_float32_as_torch_is() -> None:

@@ -28,6 +28,8 @@ from fovea.kernels.quantize import TorchQuantizedProduct, quantize
 from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.engines import ask, picture
 
+pytestmark = pytest.mark.kernels
+
 QUANTIZATIONS = ("int8", "int4")
 PLAIN: dict[str, Any] = {
     "dtype": "float32",

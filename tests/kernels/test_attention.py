@@ -18,6 +18,8 @@ from fovea.kernels import reference
 from fovea.kernels.attention import attend, store
 from fovea.kernels.torch.kernels import PLAIN
 
+pytestmark = pytest.mark.kernels
+
 DIM, SCALE = 8, 0.3
 
 

@@ -23,6 +23,8 @@ from fovea.kernels.fp8 import (
 )
 from fovea.kernels.torch.kernels import PLAIN
 
+pytestmark = pytest.mark.kernels
+
 BF16 = torch.bfloat16
 
 

@@ -12,6 +12,8 @@ from fovea.engine.layers.norm import RMSNorm
 from fovea.kernels import reference
 from fovea.kernels.torch.kernels import TorchKernels
 
+pytestmark = pytest.mark.kernels
+
 TYPES = [torch.float32, torch.bfloat16]
 
 

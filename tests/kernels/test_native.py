@@ -25,6 +25,8 @@ from fovea.kernels.native.product import ACTIVATIONS
 from fovea.kernels.native.weights import PackedWeight, weight_rows
 from fovea.kernels.torch.kernels import TorchKernels
 
+pytestmark = pytest.mark.kernels
+
 BF16 = torch.bfloat16
 HEADS = Heads(4, 2, 64)
 

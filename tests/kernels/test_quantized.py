@@ -27,6 +27,8 @@ from fovea.kernels.quantize import (
 )
 from fovea.kernels.torch.kernels import TorchKernels
 
+pytestmark = pytest.mark.kernels
+
 BF16 = torch.bfloat16
 EVERY = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 

@@ -19,6 +19,8 @@ from tests.support import checkpoints
 from tests.support.checkpoints import write
 from tests.support.engines import all_at_once, ask, assert_idle, picture
 
+pytestmark = pytest.mark.kernels
+
 SETTINGS: dict[str, Any] = {"device": "cpu", "threads": 1, "kv_blocks": 96, "max_running": 6}
 PROMPTS = [
     ask("what is it?", picture(1, 64, 64)),

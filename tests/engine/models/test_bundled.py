@@ -21,6 +21,8 @@ from fovea.engine.models.weights import shard_files
 from fovea.evaluation.scenes import HELD_OUT_SEED, Sample, generate
 from tests.support.reference import Reference
 
+pytestmark = pytest.mark.kernels
+
 TOKENS = 64
 MEGABYTE = 1_000_000
 
@@ -107,7 +109,9 @@ def test_the_folder_holds_no_foreign_tensors() -> None:
     assert stored == set(load_file(folder / "model.safetensors"))
 
 
-def test_a_relevance_head_is_read_from_its_folder_and_from_where_older_versions_wrote_it(tmp_path: Path) -> None:
+def test_a_relevance_head_is_read_from_its_folder_and_from_where_older_versions_wrote_it(
+    tmp_path: Path,
+) -> None:
     head = read_head(bundled_model())
     assert head
     assert read_head(tmp_path) is None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fovea import Engine
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 from fovea.evaluation.score import matches
+
+pytestmark = pytest.mark.kernels
 
 
 def test_motion_is_mostly_recognized() -> None:

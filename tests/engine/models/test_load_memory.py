@@ -26,6 +26,8 @@ torch.set_num_threads(1)
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model
 
+pytestmark = pytest.mark.kernels
+
 def status(field):
     line = next(l for l in Path("/proc/self/status").read_text().splitlines() if l.startswith(field + ":"))
     return int(line.split()[1]) * 1024

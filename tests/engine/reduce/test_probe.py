@@ -24,6 +24,8 @@ from fovea.kernels.native.build import library
 from fovea.kernels.reference import rotate
 from tests.support.checkpoints import write
 
+pytestmark = pytest.mark.kernels
+
 GRID, BEFORE, AFTER = (3, 4), [5, 6, 7], [40, 41, 42, 43, 44]
 LENGTH = len(BEFORE) + 12 + len(AFTER)
 IMAGE = slice(len(BEFORE), len(BEFORE) + 12)

@@ -38,6 +38,8 @@ from tests.support.reduced import (
     reduced_prompt,
 )
 
+pytestmark = pytest.mark.kernels
+
 Checkpoints = Callable[[str], Path]
 PAGE = patchy_page(31, 700, 1000)
 QUESTION = reduced_prompt("read the small text", PAGE, keep=0.5)

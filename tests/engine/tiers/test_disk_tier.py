@@ -15,6 +15,8 @@ from fovea.engine.vision.features import VisualFeatures
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 from tests.support.engines import all_at_once, ask, assert_idle, engine, picture
 
+pytestmark = pytest.mark.kernels
+
 
 def tiny(folder: Path, **settings: Any) -> Engine:
     return Engine.from_pretrained(
