@@ -59,12 +59,12 @@ def kernels(weight: Tensor) -> list[Kernel]:
         Kernel("fovea bf16", lambda: ours(native.product(weight, None, None, False)), 1.5 * count),
         Kernel(
             "fovea int8",
-            lambda: ours(native.quantized(weight, None, None, False, INT8)),
+            lambda: ours(native.quantized_product(weight, None, None, False, INT8)),
             count * (1 + 2 / 128),
         ),
         Kernel(
             "fovea int4",
-            lambda: ours(native.quantized(weight, None, None, False, INT4)),
+            lambda: ours(native.quantized_product(weight, None, None, False, INT4)),
             count * (0.5 + 2 / 64),
         ),
         Kernel("torch bf16 (oneDNN)", lambda: ours(onednn.product(weight, None, None, False)), 2.0 * count),

@@ -51,7 +51,7 @@ def round_weights(model: torch.nn.Module, quantization: str) -> None:
     for path, layer in linears(model):
         format = RECIPES[quantization].format_of(path, layer)
         if format is not None and layer.weight.numel():
-            layer.weight.data = quantize(layer.weight.data, format).dequantized().to(layer.weight.dtype)
+            layer.weight.data = quantize(layer.weight.data, format).dequantize().to(layer.weight.dtype)
 
 
 def answer(engine: Engine, prompt: ChatPrompt) -> Completion:

@@ -20,7 +20,7 @@ from fovea.kernels import reference
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, Shares
 from fovea.kernels.flash import attention as flash
-from fovea.kernels.fp8 import HOPPER, Fp8Product, multiplied, multiplied_by_cuda, rounded
+from fovea.kernels.fp8 import HOPPER, Fp8Product, multiply, multiply_on_cuda, round_rows
 from fovea.kernels.torch.kernels import PLAIN
 from tests.support.checkpoints import write
 from tests.support.engines import all_at_once, ask, picture
@@ -198,9 +198,9 @@ def test_fp8_products_are_the_twins(shape: tuple[int, int, int]) -> None:
     x, weight = torch.randn(rows, k, device=CUDA).to(BF16), (torch.randn(n, k, device=CUDA) * 0.02).to(BF16)
     product = Fp8Product(weight, None, None, False)
     assert product(x, None).shape == (rows, n)
-    padded = rounded(torch.nn.functional.pad(x, (0, -k % 16)))
-    theirs = multiplied(*padded, product.values, product.scale, BF16)
-    ours = multiplied_by_cuda(*padded, product.values, product.scale, BF16)
+    padded = round_rows(torch.nn.functional.pad(x, (0, -k % 16)))
+    theirs = multiply(*padded, product.values, product.scale, BF16)
+    ours = multiply_on_cuda(*padded, product.values, product.scale, BF16)
     torch.testing.assert_close(ours, theirs, atol=0.05, rtol=0.05)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fovea.kernels import calibrate as module
-from fovea.kernels.calibrate import LEAST, PLAIN, Machine, calibrate
+from fovea.kernels.calibrate import MIN_STREAM_BYTES, PLAIN, Machine, calibrate
 from fovea.kernels.quantize import INT4, INT8
 from fovea.kernels.torch.kernels import TorchKernels
 
@@ -29,8 +29,8 @@ def test_bytes_and_operations_per_second(pack: bool) -> None:
     machine = calibrate(
         TorchKernels(pack=pack), torch.float32, torch.device("cpu"), (None, INT8, INT4, INT8), 100
     )
-    assert machine.stream_bytes == LEAST
-    assert machine.bandwidth == LEAST / 2
+    assert machine.stream_bytes == MIN_STREAM_BYTES
+    assert machine.bandwidth == MIN_STREAM_BYTES / 2
     assert machine.peaks == dict.fromkeys((PLAIN, "int8", "int4"), 2 * 4 * 64 * 64 / 2)
     assert machine.threads == torch.get_num_threads()
 

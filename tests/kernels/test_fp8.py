@@ -13,13 +13,13 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model
 from fovea.kernels.fp8 import (
     FLOAT8,
+    FLOAT8_MAX,
     FP8,
-    MOST,
     Fp8Product,
     check_fp8,
-    multiplied,
-    multiplied_by_cuda,
-    rounded,
+    multiply,
+    multiply_on_cuda,
+    round_rows,
 )
 from fovea.kernels.torch.kernels import PLAIN
 
@@ -31,9 +31,9 @@ BF16 = torch.bfloat16
 def test_a_row_is_rounded_to_3_bits_of_fraction_whatever_its_size() -> None:
     torch.manual_seed(0)
     x = torch.randn(5, 256) * torch.tensor([1e-6, 1.0, 1e3, 1e9, 0.0])[:, None]
-    values, scale = rounded(x)
+    values, scale = round_rows(x)
     assert (values.dtype, scale.shape) == (FLOAT8, (5, 1))
-    assert float(values[:4].float().abs().amax(1).min()) == MOST
+    assert float(values[:4].float().abs().amax(1).min()) == FLOAT8_MAX
     back = values.float() * scale
     # Half a step of 3 bits, and below the smallest normal number (2**-6) half of a fixed step.
     assert bool(((back - x).abs() <= x.abs() / 16 + scale * 2**-10).all())
@@ -48,7 +48,7 @@ def test_a_product_is_near_the_plain_one(shape: tuple[int, int], dtype: torch.dt
     n, k = shape
     weight, x = (torch.randn(n, k) * 0.05).to(dtype), torch.randn(2, 3, k).to(dtype)
     bias, residual = torch.randn(n).to(dtype), torch.randn(2, 3, n).to(dtype)
-    product = PLAIN.quantized(weight, bias, None, False, FP8)
+    product = PLAIN.quantized_product(weight, bias, None, False, FP8)
     assert isinstance(product, Fp8Product)
     ours = product(x, residual)
     plain = torch.nn.functional.linear(x, weight)
@@ -86,7 +86,7 @@ def test_the_card_is_given_what_it_asks_for(shape: tuple[int, int], monkeypatch:
 
     monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
     product = Fp8Product(torch.ones(n, k, dtype=BF16), None, None, False)
-    monkeypatch.setattr(product, "_multiply", multiplied_by_cuda)
+    monkeypatch.setattr(product, "_multiply", multiply_on_cuda)
     assert product(torch.ones(3, k, dtype=BF16), None).shape == (3, n)
     (call,) = seen
     assert call.a.dtype is call.b.dtype is FLOAT8
@@ -101,16 +101,16 @@ def test_the_card_is_given_what_it_asks_for(shape: tuple[int, int], monkeypatch:
 def test_torchs_product_is_the_twins() -> None:
     """On the CPU, where torch has the same operator."""
     torch.manual_seed(0)
-    x, weight = rounded(torch.randn(5, 64)), rounded(torch.randn(32, 64))
-    theirs = multiplied_by_cuda(*x, *weight, BF16)
-    torch.testing.assert_close(multiplied(*x, *weight, BF16), theirs, atol=0.02, rtol=0.02)
+    x, weight = round_rows(torch.randn(5, 64)), round_rows(torch.randn(32, 64))
+    theirs = multiply_on_cuda(*x, *weight, BF16)
+    torch.testing.assert_close(multiply(*x, *weight, BF16), theirs, atol=0.02, rtol=0.02)
 
 
 def test_other_devices_are_refused_before_weights_are_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        ConfigError, match="compute capability 9.0 and bfloat16: the device is cpu; accepted here: none"
+        ConfigError, match="compute capability 9.0 and bfloat16, but the device is cpu; accepted here: none"
     ):
         load_model("fovea-tiny", EngineConfig.of(device="cpu", quantization="fp8"))
     cuda = torch.device("cuda")

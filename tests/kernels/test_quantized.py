@@ -77,7 +77,7 @@ def test_quantizing_is_the_twins(lib: ctypes.CDLL, format: Format, kind: str, n:
     torch.manual_seed(0)
     weight = odd_weight(kind, n, k)
     ours = weight_rows(lib, QuantizedWeight(lib, weight, None, format, gated=False), torch.arange(n))
-    torch.testing.assert_close(ours, quantize(weight, format).dequantized().to(BF16), atol=0, rtol=0)
+    torch.testing.assert_close(ours, quantize(weight, format).dequantize().to(BF16), atol=0, rtol=0)
 
 
 @EVERY
@@ -98,7 +98,7 @@ def test_a_product_is_the_twins(
     theirs = product(quantize_rows(x, format.group), quantize(weight, format))
     if offset is not None:
         theirs = theirs + offset.float()
-    ours = NativeKernels(lib).quantized(weight, offset, None, False, format)(x, None)
+    ours = NativeKernels(lib).quantized_product(weight, offset, None, False, format)(x, None)
     # The twin adds with one rounding by way of double, which is two in one case of many millions.
     torch.testing.assert_close(ours, theirs.to(BF16), atol=0, rtol=2**-7)
     assert wrong(ours, theirs.to(BF16)) < 1e-4
@@ -128,7 +128,7 @@ def test_bias_activation_gate_and_residual_follow_the_product(
     wide = product(quantize_rows(x, format.group), quantize(weight, format))
     wide = wide if bias is None else wide + bias.float()
     theirs = finish(wide, activation, gated, None if residual is None else residual.float())
-    ours = NativeKernels(lib).quantized(weight, bias, activation, gated, format)(x, residual)
+    ours = NativeKernels(lib).quantized_product(weight, bias, activation, gated, format)(x, residual)
     torch.testing.assert_close(ours.float(), theirs, atol=0.02 + 0.01 * float(theirs.abs().max()), rtol=0.01)
 
 
@@ -137,7 +137,7 @@ def test_a_row_does_not_depend_on_its_company(native: NativeKernels, format: For
     """Bit for bit: a request's answer must not change with the load. 700 rows are cut among threads."""
     torch.manual_seed(0)
     x = torch.randn(700, 2300).to(BF16)
-    apply = native.quantized(weights(192, 2300), None, "silu", True, format)
+    apply = native.quantized_product(weights(192, 2300), None, "silu", True, format)
     together = apply(x, None)
     for count in (1, 2, 4, 7, 12, 13, 100, 300):
         assert wrong(apply(x[:count], None), together[:count]) == 0
@@ -150,9 +150,9 @@ def test_a_large_value_costs_only_its_group(native: NativeKernels, format: Forma
     torch.manual_seed(0)
     weight, x = weights(64, 1024, 0.02), torch.randn(4, 1024).to(BF16)
     weight[:, 3] = 0.0
-    before = native.quantized(weight, None, None, False, format)(x, None).float()
+    before = native.quantized_product(weight, None, None, False, format)(x, None).float()
     x[:, 3] = 3000.0
-    after = native.quantized(weight, None, None, False, format)(x, None).float()
+    after = native.quantized_product(weight, None, None, False, format)(x, None).float()
     share = format.group / 1024
     assert float((after - before).norm()) <= 2 * share**0.5 * float(before.norm())
 
@@ -162,11 +162,11 @@ def test_what_is_not_a_number_stays_visible(native: NativeKernels, format: Forma
     x, weight = torch.randn(3, 300).to(BF16), weights(70, 300)
     x[1, 200] = float("nan")
     x[2, 7] = float("inf")
-    out = native.quantized(weight, None, None, False, format)(x, None)
+    out = native.quantized_product(weight, None, None, False, format)(x, None)
     assert bool(out[0].isfinite().all())
     assert not bool(out[1:].isfinite().any())
     weight[5, 299] = float("nan")
-    out = native.quantized(weight, None, None, False, format)(x, None)
+    out = native.quantized_product(weight, None, None, False, format)(x, None)
     assert bool(out[:, 5].isnan().all())
     assert bool(out[0, :5].isfinite().all())
 
@@ -179,7 +179,7 @@ def test_what_rounding_costs_on_normal_weights(lib: ctypes.CDLL) -> None:
     def error(values: Tensor) -> float:
         return float((values.float() - weight.float()).norm() / weight.float().norm())
 
-    found = {f.name: error(quantize(weight, f).dequantized()) for f in FORMATS.values()}
+    found = {f.name: error(quantize(weight, f).dequantize()) for f in FORMATS.values()}
     groups = weight.float().view(256, -1, INT4.group)
     step = groups.abs().amax(-1, keepdim=True) / 7
     even = error(((groups / step).round() * step).view(256, -1))
@@ -201,16 +201,16 @@ def test_bytes(lib: ctypes.CDLL, format: Format) -> None:
 def test_torch_multiplies_by_the_dequantized_weight(
     format: Format, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("QUANTIZED_AT_ONCE", "MULTIPLIED_AT_ONCE"):
+    for name in ("QUANTIZE_WEIGHTS", "MULTIPLY_WEIGHTS"):
         monkeypatch.setattr(f"fovea.kernels.quantize.{name}", 1000)
     torch.manual_seed(0)
     weight, bias = torch.randn(30, 70).to(dtype), torch.randn(30).to(dtype)
     x, residual = torch.randn(2, 3, 70).to(dtype), torch.randn(2, 3, 15).to(dtype)
-    plain = quantize(weight, format).dequantized()
+    plain = quantize(weight, format).dequantize()
     theirs = finish(
         torch.nn.functional.linear(x.float(), plain, bias.float()), "silu", True, residual.float()
     )
-    apply = TorchKernels().quantized(weight, bias, "silu", True, format)
+    apply = TorchKernels().quantized_product(weight, bias, "silu", True, format)
     ours = apply(x, residual)
     assert ours.dtype is dtype
     tolerance = 1e-4 if dtype is torch.float32 else 0.3
@@ -220,5 +220,5 @@ def test_torch_multiplies_by_the_dequantized_weight(
 
 
 def test_a_type_that_the_kernels_do_not_cover_goes_to_torch(native: NativeKernels) -> None:
-    apply = native.quantized(torch.randn(8, 16), None, None, False, INT8)
+    apply = native.quantized_product(torch.randn(8, 16), None, None, False, INT8)
     assert apply(torch.randn(2, 16), None).dtype is torch.float32

@@ -140,7 +140,9 @@ def test_a_shared_prefix_is_read_once_and_changes_nothing(
     work += [item(1 + n, [*second, 30 + n], 161 + n, 1) for n in range(2)]
     work += [item(3 + n, [*first, 40 + n], 321 + 3 * n, 1) for n in range(3)]
     monkeypatch.setattr(
-        attention_plan, "find_shares", lambda *given, **_: shares.find_shares(*given, least_rows=2, least_tokens=32)
+        attention_plan,
+        "find_shares",
+        lambda *given, **_: shares.find_shares(*given, least_rows=2, least_tokens=32),
     )
     plan = check(work, heads, 16, 16)
     shared = plan.decodes[0].shared
@@ -184,7 +186,8 @@ def test_who_asks_for_triton_without_a_card_is_told(monkeypatch: pytest.MonkeyPa
     assert isinstance(choose("triton", CPU, torch.float32, HEADS), TritonKernels)
     second = torch.device("cuda", 1)
     with pytest.raises(
-        ConfigError, match="first visible card, the device is cuda:1; choose it by CUDA_VISIBLE_DEVICES"
+        ConfigError,
+        match="first visible GPU only, the device is cuda:1; choose the GPU with CUDA_VISIBLE_DEVICES",
     ):
         choose("triton", second, torch.float32, HEADS)
     assert type(choose("auto", second, torch.float32, HEADS)) is type(PLAIN)

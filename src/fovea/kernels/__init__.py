@@ -1,1 +1,1 @@
-"""F2: pure tensor functions. `reference` holds the plain twin of every fast one."""
+"""F2: pure tensor functions that layers call. `reference` holds their naive twins."""

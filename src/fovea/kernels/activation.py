@@ -1,4 +1,4 @@
-"""Activations by the names that model configurations use."""
+"""Activations by the names that model configurations use, and the steps after a product."""
 
 from __future__ import annotations
 
@@ -30,14 +30,18 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def check_activation(name: str) -> str:
-    """Raises UnsupportedModel for a name that is not in the table."""
+    """Return the name. Raises UnsupportedModel if the table has no such activation."""
     if name not in ACTIVATIONS:
         raise UnsupportedModel(f"activation {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     return name
 
 
 def finish(y: Tensor, activation: str | None, gated: bool, residual: Tensor | None) -> Tensor:
-    """What follows a product: activation, the gate's product with the other half, the residual. y (..., out)."""
+    """Return y (..., n) after the steps that follow a product: activation, gate, residual.
+
+    gated: the activated first half of the outputs scales the second half, so the result is (..., n / 2).
+    residual: added last; its shape is that of the result.
+    """
     if gated and activation is not None:
         gate, up = y.chunk(2, dim=-1)
         y = ACTIVATIONS[activation](gate) * up

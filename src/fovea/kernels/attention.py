@@ -1,8 +1,9 @@
-"""The attention seam: what a step computes over the paged KV, whatever does the computing.
+"""Attention of a step over paged KV: its plan, which all kernels read, and its computation in plain torch.
 
-One step holds sequences that decode (one query each) and chunks of prompts (many queries each). Decodes of similar
-length share one product: their keys are gathered to a common length and masked, and the query heads of a KV head stand
-in for queries, so that grouped heads need no copies of the keys. Each chunk is its own product with a causal mask.
+A step holds sequences that decode (one query each) and chunks of prompts (many queries each). In plain torch,
+decodes of similar length share one call: their keys are gathered, padded to a common length and masked. The
+query heads of a KV head take the place of queries in that call, so grouped heads need no copies of the keys.
+Each chunk is a call of its own with a causal mask.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Of a decoder: `query` heads over `kv` heads, which divide them; `dim` numbers in each."""
+    """Numbers of heads of a decoder.
+
+    query: query heads.
+    kv: KV heads, a divisor of `query`.
+    dim: numbers per head.
+    """
 
     query: int
     kv: int
@@ -26,7 +32,13 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows [row, row + count) of the step are queries first..first+count-1 of a sequence whose blocks are `table`."""
+    """Consecutive tokens of one prompt in a step.
+
+    row: first row of the step that belongs to the chunk.
+    count: number of rows.
+    first: position of the first token in its sequence.
+    table: block numbers of the sequence, (blocks,).
+    """
 
     row: int
     count: int
@@ -36,10 +48,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """G runs of tokens, each of which several of B rows begin with, for kernels that read them once for all of those rows.
+    """Groups of decodes whose contexts begin with the same blocks. Kernels read these blocks once per group.
 
-    starts (B,): tokens of a row that a share reads for it, 0: none. members (G, R): rows of each share, padded with -1.
-    lengths (G,): tokens of each share, which stand in the blocks of its first member; 0: there is none.
+    The decodes are B rows, the groups G shares of at most R rows each.
+
+    starts: (B,), number of first tokens of each row that its share reads; 0: the row is in no share.
+    members: (G, R), rows of each share as numbers 0..B-1, padded with -1.
+    lengths: (G,), tokens of each share, in the blocks of its first member; 0: the share is padding.
     """
 
     starts: Tensor
@@ -49,11 +64,14 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Decodes:
-    """B consecutive rows from `row` on, each the newest token of its sequence.
+    """B consecutive rows of a step, each the newest token of its sequence.
 
-    tables (B, blocks): block tables, padded with block 0. lengths (B,): tokens of each context. length: L, the longest.
-    mask (B, 1, 1, L) additive, or None when all contexts are that long, or are read where they lie.
-    shared: None where every row reads all of its blocks itself.
+    row: the first of them.
+    tables: (B, blocks), block tables, padded with block 0.
+    lengths: (B,), tokens of each context, the row's own included.
+    length: L, the longest context.
+    mask: (B, 1, 1, L), additive; None: all contexts have length L, or the kernels read pages in place.
+    shared: rows that read common blocks together; None: every row reads all of its blocks itself.
     """
 
     row: int
@@ -66,9 +84,11 @@ class Decodes:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """slots (T,): where each row's key and value go, as block * block_size + offset.
+    """The inputs of the attention kernels for one step.
 
-    decodes: groups of rows from row 0 on, in order. chunks: the rows after those.
+    slots: (T,), slot of each row's key and value: block * block_size + offset.
+    decodes: groups of rows from row 0 on, in order.
+    chunks: the rows after those, in order.
     """
 
     slots: Tensor
@@ -77,8 +97,12 @@ class AttentionPlan:
 
 
 ChunkAttention = Callable[[Tensor, Tensor, tuple[Chunk, ...], float, Tensor], None]
-"""query (T, H, D) over kv (blocks, block_size, 2, Hkv, D) for some chunks, scaled, into their rows of out (T, H, D). The
-chunks' rows are the step's last, one chunk after the other; every layer of a step is given the same tuple."""
+"""Computes the attention of chunks and writes their rows of `out`.
+
+Arguments: query (T, H, D), kv (blocks, block_size, 2, Hkv, D), chunks, scale, out (T, H, D). The rows of the
+chunks are the last rows of the step, one chunk after the other. Every layer of a step passes the same tuple
+of chunks.
+"""
 
 
 def store(kv: Tensor, keys_values: Tensor, slots: Tensor) -> None:
@@ -87,7 +111,10 @@ def store(kv: Tensor, keys_values: Tensor, slots: Tensor) -> None:
 
 
 def attend(query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-    """query (T, H, D) over kv (blocks, block_size, 2, Hkv, D) as planned; returns (T, H, D)."""
+    """Return the attention (T, H, D) of query (T, H, D) over kv, as planned.
+
+    kv: (blocks, block_size, 2, Hkv, D).
+    """
     parts = [
         _decode(query[group.row : group.row + group.tables.shape[0]], kv, group, scale)
         for group in plan.decodes
@@ -99,11 +126,11 @@ def attend(query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tens
 def _decode(query: Tensor, kv: Tensor, group: Decodes, scale: float) -> Tensor:
     batch, heads, dim = query.shape
     kv_heads = kv.shape[3]
-    gathered = kv.index_select(0, group.tables.flatten()).view(batch, -1, 2, kv_heads, dim)[:, : group.length]
+    context = kv.index_select(0, group.tables.flatten()).view(batch, -1, 2, kv_heads, dim)[:, : group.length]
     out = functional.scaled_dot_product_attention(
         query.view(batch, kv_heads, heads // kv_heads, dim),
-        gathered[:, :, 0].transpose(1, 2),
-        gathered[:, :, 1].transpose(1, 2),
+        context[:, :, 0].transpose(1, 2),
+        context[:, :, 1].transpose(1, 2),
         attn_mask=group.mask,
         scale=scale,
     )
@@ -111,13 +138,13 @@ def _decode(query: Tensor, kv: Tensor, group: Decodes, scale: float) -> Tensor:
 
 
 def prefill(query: Tensor, kv: Tensor, chunk: Chunk, scale: float) -> Tensor:
-    """query (count, H, D) of one chunk over the blocks of its sequence; returns (count, H, D)."""
+    """Return the attention (count, H, D) of a chunk's query (count, H, D) over its sequence's blocks."""
     count, heads, _ = query.shape
     kv_heads = kv.shape[3]
     length = chunk.first + count
-    gathered = kv.index_select(0, chunk.table).flatten(0, 1)[:length]
+    context = kv.index_select(0, chunk.table).flatten(0, 1)[:length]
     keys, values = (
-        gathered[:, side].transpose(0, 1).repeat_interleave(heads // kv_heads, dim=0)[None] for side in (0, 1)
+        context[:, side].transpose(0, 1).repeat_interleave(heads // kv_heads, dim=0)[None] for side in (0, 1)
     )
     mask = None
     if chunk.first > 0 and count > 1:
@@ -135,7 +162,7 @@ def prefill(query: Tensor, kv: Tensor, chunk: Chunk, scale: float) -> Tensor:
 
 
 def prefill_each(query: Tensor, kv: Tensor, chunks: tuple[Chunk, ...], scale: float, out: Tensor) -> None:
-    """A `ChunkAttention`: one product after the other."""
+    """Compute one chunk after the other with `prefill`. This is a `ChunkAttention`."""
     for chunk in chunks:
         rows = slice(chunk.row, chunk.row + chunk.count)
         out[rows] = prefill(query[rows], kv, chunk, scale)

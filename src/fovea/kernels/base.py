@@ -1,8 +1,10 @@
-"""The interface between layers and kernels: what a set of kernels computes, and the shapes of everything.
+"""The interface between layers and kernels: the functions of a set of kernels, and their tensors' shapes.
 
-A layer holds the set that `choose` picked for the model, and never asks which one it is. `torch.kernels.TorchKernels` can
-do everything everywhere. A faster set implements what it does better and delegates the rest to a TorchKernels that it
-holds.
+A layer holds the set that `choose` picked for the model and does not depend on which one it is.
+`torch.kernels.TorchKernels` implements everything on every device. A faster set implements what it does
+better and delegates the rest to a TorchKernels that it holds.
+
+Letters in shapes: T rows (tokens) of a step, H query heads, Hkv KV heads, D numbers per head.
 """
 
 from __future__ import annotations
@@ -17,9 +19,18 @@ from fovea.kernels.attention import AttentionPlan
 from fovea.kernels.quantize import Format
 
 Product = Callable[[Tensor, Tensor | None], Tensor]
-"""x (..., in) and a residual (..., out) or None to y (..., out), bias and activation included."""
+"""Computes y (..., out) = activation(x (..., in) W^T + bias) + residual.
+
+Arguments: x, and the residual (..., out) or None.
+
+A gated activation is applied to the first half of the outputs, which then scales the second half; so `out` is
+half the rows of W.
+"""
 Stack = Callable[[Tensor, int, int, Tensor, Tensor, Tensor, AttentionPlan], Tensor]
-"""x (T, hidden) through layers first..last-1. Arguments: x, first, last, cos, sin, kv of all layers, plan."""
+"""Computes layers first..last-1 on x (T, hidden) and returns the result, (T, hidden). x is not changed.
+
+Arguments: x, first, last, cos and sin (T, 1, D) float32, kv (layers, blocks, block_size, 2, Hkv, D), plan.
+"""
 
 
 class TableProduct(Protocol):
@@ -28,12 +39,20 @@ class TableProduct(Protocol):
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor: ...
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows of the weight, (*ids, in)."""
+        """Return rows of the weight, (*ids, in), in float32 or bfloat16. Not defined for a gated product."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackShape:
-    """Sizes that all layers of a decoder share. eps: of the norms; scale: of the attention scores."""
+    """Sizes that all layers of a decoder share.
+
+    hidden: width of a row between layers.
+    heads, kv_heads: query heads, and KV heads, which divide them.
+    head_dim: numbers per head.
+    intermediate: width of the MLP after the gate.
+    eps: constant of the norms.
+    scale: factor of the attention scores.
+    """
 
     hidden: int
     heads: int
@@ -46,7 +65,13 @@ class StackShape:
 
 @dataclass(frozen=True, slots=True)
 class StackLayer:
-    """Norm weights and products of one decoder layer; gate and up are one product. None: the layer has no such part."""
+    """Norm weights and products of one decoder layer.
+
+    input_norm, post_norm: norms before attention and before the MLP, (hidden,).
+    q_norm, k_norm: norms of queries and keys, (D,); None: the layer has none.
+    qkv, out, gate_up, down: the products; gate and up are one, with a gated activation. None: the layer
+        uses its plain weight.
+    """
 
     input_norm: Tensor
     post_norm: Tensor
@@ -61,7 +86,8 @@ class StackLayer:
 class Kernels(Protocol):
     """One set of kernels.
 
-    least_shared_rows: fewer rows that begin with the same blocks read them each for itself.
+    least_shared_rows: the least number of rows that read common first blocks together. Fewer rows read them
+        separately.
     """
 
     @property
@@ -75,17 +101,27 @@ class Kernels(Protocol):
     def product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool
     ) -> Product | None:
-        """A product with a copy of `weight` (out, in) in the kernels' own layout; None: use the weight as it is."""
+        """Return a product with `weight` (n, in), or with a copy of it in the kernels' own layout.
+
+        None: the kernels have no product of their own, so the caller uses the weight as it is.
+
+        bias: (n,), or None.
+        activation: a name in `kernels.activation`, or None.
+        gated: whether the activation is gated, see `Product`.
+        """
         ...
 
-    def quantized(
+    def quantized_product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format
     ) -> TableProduct:
-        """A product with a copy of `weight` (out, in) rounded to the format."""
+        """Return a product with a copy of `weight` (n, in) rounded to the format.
+
+        The other arguments are those of `product`.
+        """
         ...
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
-        """A run of decoder layers as one call; None: the layers are called one by one."""
+        """Return a function that computes a run of decoder layers; None: the layers are called one by one."""
         ...
 
     def attends_in_place(self, head_dim: int) -> bool:
@@ -93,16 +129,21 @@ class Kernels(Protocol):
         ...
 
     def shared_rows(self, group: int) -> int:
-        """How many rows at most read blocks that all of them begin with once, together; 0: every row reads its own.
+        """Return how many rows at most read their common first blocks together; 0: every row reads its own.
 
         group: query heads per KV head.
         """
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Return x (..., width) divided by its root mean square per row, times weight (width,)."""
+        ...
 
-    def rotate(self, x: Tensor, turned: int, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotary embedding of the first `turned` heads of x (T, H, D), in place; cos, sin (T, 1, D) float32."""
+    def rotate(self, x: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
+        """Apply rotary embedding to the first `count` heads of x (T, H, D), in place, and return x.
+
+        cos, sin: (T, 1, D) float32, contiguous.
+        """
         ...
 
     def rotate_store(
@@ -118,19 +159,30 @@ class Kernels(Protocol):
     ) -> Tensor:
         """Normalise and rotate queries and keys, store keys and values, return the queries (T, heads, D).
 
-        qkv (T, heads + 2 * kv_heads, D); norms: weights (D,) of queries and keys; kv (blocks, block_size, 2, kv_heads, D);
-        slots (T,): where each token's keys and values go.
+        qkv: (T, heads + 2 * Hkv, D), queries before keys before values. It may be overwritten, and the result
+            may be a part of it.
+        heads: number of query heads.
+        cos, sin: (T, 1, D) float32, contiguous.
+        norms: weights (D,) of the norms of queries and keys; None: no norms.
+        eps: constant of the norms.
+        kv: (blocks, block_size, 2, Hkv, D), contiguous.
+        slots: (T,) int64, slot of each token's keys and values: block * block_size + offset.
         """
         ...
 
     def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-        """Attention of query (T, H, D) over kv as planned; returns (T, H, D)."""
+        """Return the attention (T, H, D) of query (T, H, D) over kv, as planned.
+
+        kv: (blocks, block_size, 2, Hkv, D).
+        """
         ...
 
     def attend_groups(self, qkv: Tensor, groups: int, heads: int, part: slice, out: Tensor) -> None:
-        """Attention within `groups` groups of equally many rows, for the heads in `part`. Every row attends to its whole
-        group.
+        """Compute attention within `groups` groups of equally many rows. A row attends to its whole group.
 
-        qkv (T, 3 * heads, D), queries before keys before values; out (T, heads * D), of which `part` is written.
+        qkv: (T, 3 * heads, D), queries before keys before values. Scores are scaled by D**-0.5.
+        heads: number of heads.
+        part: the heads to compute; start and stop are numbers.
+        out: (T, heads * D); only the heads in `part` are written.
         """
         ...

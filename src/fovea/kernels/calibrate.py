@@ -1,7 +1,7 @@
-"""What this machine does at best: bytes per second from memory, operations per second of a large product.
+"""Measures the best rates of this machine: bytes/s from memory, and operations/s of a large product.
 
-Measured with the kernels that a model runs on and as many threads, in a second or two. The best of several tries counts:
-whatever else the machine does makes it slower, never faster.
+The measurement uses the kernels and the number of threads that the model runs with, and takes a second or
+two. The best of several tries counts, because other work on the machine makes a try slower, never faster.
 """
 
 from __future__ import annotations
@@ -18,20 +18,30 @@ from fovea.kernels.base import Kernels, Product
 from fovea.kernels.quantize import Format
 
 MIB = 1 << 20
-LEAST, MOST, MOST_WEIGHT = 4 * MIB, 1024 * MIB, 256 * MIB
-"""Bytes that a stream reads over and over: as many as the model has, within these."""
+MIN_STREAM_BYTES, MAX_STREAM_BYTES = 4 * MIB, 1024 * MIB
+"""Limits of the bytes that a stream reads repeatedly. Within them it reads as many as the weights have."""
+MAX_WEIGHT_BYTES = 256 * MIB
+"""Largest weight that is multiplied to measure the bandwidth."""
 CPU_PRODUCT, CUDA_PRODUCT = (1024, 4096), (8192, 8192)
-"""Rows, and side of the weight."""
+"""Rows of x and side of the weight in the product that measures the peak."""
 CPU_ROWS = (256, 1024)
+"""Numbers of rows that are tried on a CPU, instead of the rows above."""
 TRY_S, TRIES = 0.25, 3
+"""Seconds of repetitions, and the least number of repetitions."""
 PLAIN = ""
-"""The name under which weights as stored are measured."""
+"""Name of the peak that is measured with a weight that is not quantized."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """bandwidth: bytes/s of a stream over `stream_bytes`. peaks: operations/s (a multiply and an add are two) of a
-    product, by the name of its weight's format, PLAIN for weights as stored.
+    """The best rates of a machine.
+
+    bandwidth: bytes/s of a stream over `stream_bytes`.
+    peaks: operations/s of a product by the name of its weight's format, PLAIN for weights that are not
+        quantized. A multiplication with an addition counts as two operations.
+    stream_bytes: bytes that the stream read, over and over.
+    threads: threads of the measurement.
+    kernels: class name of the kernels.
     """
 
     bandwidth: float
@@ -44,7 +54,7 @@ class Machine:
         return self.peaks[format]
 
     def best(self, other: Machine) -> Machine:
-        """Of two measurements of one machine the better ones."""
+        """Return the better figures of two measurements of one machine."""
         peaks = {name: max(count, other.peaks[name]) for name, count in self.peaks.items()}
         return replace(self, bandwidth=max(self.bandwidth, other.bandwidth), peaks=peaks)
 
@@ -56,8 +66,12 @@ def calibrate(
     formats: Iterable[Format | None],
     weights: int,
 ) -> Machine:
-    """formats: of the model's weights. weights: bytes of them, which decide between cache and memory."""
-    size = min(max(weights, LEAST), MOST)
+    """Measure the machine.
+
+    formats: formats of the model's weights; None: not quantized.
+    weights: bytes of the weights. They decide whether the stream fits into the processor's cache.
+    """
+    size = min(max(weights, MIN_STREAM_BYTES), MAX_STREAM_BYTES)
     peaks = {}
     for format in dict.fromkeys((None, *formats)):
         peaks[PLAIN if format is None else format.name] = _peak(kernels, dtype, device, format)
@@ -71,17 +85,17 @@ def calibrate(
 
 
 def _bandwidth(kernels: Kernels, dtype: torch.dtype, device: torch.device, size: int) -> float:
-    """The better of two readers: a sum over numbers, and a product of one row with a weight, as packed for it."""
+    """Return the better rate of two readers: a sum, and a product of one row with a packed weight."""
     numbers = torch.ones(size // 4, device=device)
     best = size / _seconds(lambda: numbers.sum(), device)
     side = 4096
-    rows = min(size, MOST_WEIGHT) // (side * dtype.itemsize)
+    rows = min(size, MAX_WEIGHT_BYTES) // (side * dtype.itemsize)
     if rows:
         weight = _weight(rows, side, dtype, device)
         product = _product(kernels, weight, None)
-        read = getattr(product, "nbytes", weight.nbytes)
+        weight_bytes = getattr(product, "nbytes", weight.nbytes)
         x = torch.ones(1, side, dtype=dtype, device=device)
-        best = max(best, read / _seconds(lambda: product(x, None), device))
+        best = max(best, weight_bytes / _seconds(lambda: product(x, None), device))
     return best
 
 
@@ -89,40 +103,40 @@ def _peak(kernels: Kernels, dtype: torch.dtype, device: torch.device, format: Fo
     rows, side = CUDA_PRODUCT if device.type == "cuda" else CPU_PRODUCT
     product = _product(kernels, _weight(side, side, dtype, device), format)
     best = 0.0
-    for some in (rows,) if device.type == "cuda" else CPU_ROWS:
-        x = torch.ones(some, side, dtype=dtype, device=device)
+    for count in (rows,) if device.type == "cuda" else CPU_ROWS:
+        x = torch.ones(count, side, dtype=dtype, device=device)
         seconds = _seconds(lambda x=x: product(x, None), device)  # type: ignore[misc]
-        best = max(best, 2.0 * some * side * side / seconds)
+        best = max(best, 2.0 * count * side * side / seconds)
     return best
 
 
 def _product(kernels: Kernels, weight: Tensor, format: Format | None) -> Product:
     if format is not None:
-        return kernels.quantized(weight, None, None, False, format)
+        return kernels.quantized_product(weight, None, None, False, format)
     packed = kernels.product(weight, None, None, False)
     return packed or (lambda x, residual: functional.linear(x, weight))
 
 
 def _weight(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Normal numbers, a few of them many times: drawing all of them would take longer than measuring."""
+    """Return normally distributed rows that repeat. Drawing all of them would take longer than measuring."""
     few = torch.randn(64, columns, generator=torch.Generator().manual_seed(0)).mul_(0.02)
     return few.to(device, dtype).repeat(-(-rows // 64), 1)[:rows]
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Of one call, the least of all. As many calls as fit into some tenths of a second, and a few at least."""
+    """Return the time of the fastest call. Calls are repeated for TRY_S seconds, at least TRIES times."""
 
-    def settle() -> None:
+    def synchronize() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
     work()
-    settle()
-    best, until, tries = float("inf"), time.perf_counter() + TRY_S, 0
-    while tries < TRIES or time.perf_counter() < until:
-        started = time.perf_counter()
+    synchronize()
+    best, deadline, tries = float("inf"), time.perf_counter() + TRY_S, 0
+    while tries < TRIES or time.perf_counter() < deadline:
+        start = time.perf_counter()
         work()
-        settle()
-        best = min(best, time.perf_counter() - started)
+        synchronize()
+        best = min(best, time.perf_counter() - start)
         tries += 1
     return best

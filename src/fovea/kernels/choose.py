@@ -1,4 +1,4 @@
-"""Which set of kernels a model runs on."""
+"""Chooses the set of kernels that a model runs on."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ log = logging.getLogger("fovea.kernels")
 
 
 def choose(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -> Kernels:
-    """name: "auto" is the best that device, type and machine allow; "native", "onednn", "torch", "triton" and "flashinfer"
-    ask for one. heads: the decoder's.
+    """Return the kernels for a device and a type.
 
-    Raises ConfigError when "native", "triton" or "flashinfer" is asked for and cannot be had.
+    name: "auto": the best kernels that device, type and machine allow; otherwise one of "native", "onednn",
+        "torch", "triton", "flashinfer".
+    heads: heads of the decoder.
+
+    Raises ConfigError if the name is "native", "triton" or "flashinfer" and these kernels cannot run here.
     """
     if name == "native" and device.type != "cpu":
         raise ConfigError(f"native kernels are for CPUs, the device is {device}", param="kernels")
@@ -33,25 +36,31 @@ def choose(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) ->
     if name == "torch" or device.type != "cpu":
         return TorchKernels()
     if name != "onednn" and dtype is torch.bfloat16:
-        found = library()
-        if found is not None:
-            return NativeKernels(found)
+        cpp = library()
+        if cpp is not None:
+            return NativeKernels(cpp)
     if name == "native":
         raise ConfigError(
-            f"native kernels need bfloat16 (the model runs in {str(dtype).removeprefix('torch.')}), AVX-512 with BF16, "
-            f"a C++ compiler, and {NATIVE_KERNELS_VARIABLE} not off; the log tells if compiling failed",
+            f"native kernels need bfloat16 (the model runs in {str(dtype).removeprefix('torch.')}), "
+            f"AVX-512 with BF16, a C++ compiler, and {NATIVE_KERNELS_VARIABLE} not off; "
+            "the log says whether compiling failed",
             param="kernels",
         )
     return TorchKernels(pack=True)
 
 
 def _triton(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -> Kernels:
-    """CUDA builds of torch bring Triton along; where it cannot be had, torch does the work unless Triton was asked for."""
-    missing = _no_triton(device)
-    if missing and name != "auto":
-        raise ConfigError(missing, param="kernels")
-    if missing:
-        log.warning("%s; torch does without, and reads gathered copies of the KV cache", missing)
+    """Return Triton's kernels. If they cannot run, "auto" returns torch's, any other name raises ConfigError.
+
+    CUDA builds of torch bring Triton along.
+    """
+    obstacle = _triton_obstacle(device)
+    if obstacle and name != "auto":
+        raise ConfigError(obstacle, param="kernels")
+    if obstacle:
+        log.warning(
+            "%s; torch's kernels are used instead, which read gathered copies of the KV cache", obstacle
+        )
         return TorchKernels()
     from fovea.kernels.triton.kernels import TritonKernels
 
@@ -59,27 +68,33 @@ def _triton(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -
 
 
 def _chunks(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -> ChunkAttention:
-    """FlashInfer's attention beside Triton's kernels, unless these were asked for alone; else torch's."""
+    """Return FlashInfer's attention of prompts if it works here, otherwise torch's.
+
+    The name "triton" always gets torch's. "flashinfer" raises ConfigError if FlashInfer does not work.
+    """
     if name == "triton":
         return prefill_each
     try:
-        found = flash.load(heads, device, dtype)
+        attention = flash.load(heads, device, dtype)
     except ConfigError as error:
         if name == "flashinfer":
             raise
         log.info("attention of prompts: torch's, over gathered copies of the KV cache; %s", error.message)
         return prefill_each
     log.info("attention of prompts: FlashInfer's, over the KV cache in place")
-    return found
+    return attention
 
 
-def _no_triton(device: torch.device) -> str:
-    """Why its kernels cannot run; empty: they can."""
+def _triton_obstacle(device: torch.device) -> str:
+    """Return the reason why Triton's kernels cannot run; an empty string if they can."""
     if find_spec("triton") is None:
         return "triton kernels need the package triton, which is not installed"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"triton kernels are for CUDA, the device is {device}"
     if device.index:
-        # Triton launches on the calling thread's current card, which is the first in every new thread.
-        return f"triton kernels run on the first visible card, the device is {device}; choose it by CUDA_VISIBLE_DEVICES"
+        # Triton launches on the current GPU of the calling thread. In every new thread that is the first one.
+        return (
+            f"triton kernels run on the first visible GPU only, the device is {device}; "
+            "choose the GPU with CUDA_VISIBLE_DEVICES"
+        )
     return ""

@@ -1,7 +1,8 @@
-"""Weights and rows in 8 or 4 bits, in plain torch: the twin of `cpu/quantize.cpp`, and what runs where that cannot.
+"""Weights and rows in 8 or 4 bits, in plain torch.
 
-A value is a level times the scale of its group; a group is a run of k within one output or row. Both formats round
-to nearest; nothing is calibrated.
+These functions are the twin of `native/cpu/quantize.cpp`, and run where the C++ kernels cannot. A value is a
+level times the scale of its group. A group is a run of consecutive values of k within one output or row. Both
+formats round to nearest; nothing is calibrated.
 """
 
 from __future__ import annotations
@@ -15,18 +16,32 @@ from torch.nn import functional
 from fovea.kernels.activation import finish
 
 INT4_LEVELS = (-127, -99, -77, -61, -46, -33, -21, -10, 0, 13, 24, 37, 50, 65, 83, 107)
-"""Least squares for normal weights whose group is scaled so that its largest magnitude is -127, with an exact zero; see levels.h."""
-SCALES_TRIED = 12
-QUANTIZED_AT_ONCE, QUANTIZED_AT_ONCE_ON_A_DEVICE = 1 << 16, 1 << 20
-"""Number of weights of a chunk of rows that is rounded through float32. On a CPU the temporary copies of a chunk stay below a
-megabyte: larger ones made the C library keep twice the quantized model while it was loaded. A GPU wants fewer, larger steps."""
-MULTIPLIED_AT_ONCE = 1 << 24
+"""The levels of int4, of which one is zero.
+
+They minimise the squared error of normally distributed weights whose group is scaled so that its largest
+magnitude becomes -127. native/cpu/levels.h has the same levels.
+"""
+SCALE_CANDIDATES = 12
+"""Number of scales that are tried for a group of int4."""
+QUANTIZE_WEIGHTS, QUANTIZE_WEIGHTS_ON_GPU = 1 << 16, 1 << 20
+"""Number of weights that are quantized together, through copies in float32.
+
+On a CPU these copies stay below a megabyte: with larger ones the C library kept twice the memory of the
+quantized model while it was loaded. On a GPU fewer, larger steps are faster.
+"""
+MULTIPLY_WEIGHTS = 1 << 24
 """Number of weights that are dequantized together for a product."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """number: what C++ calls it. group: values of k that share a scale; bits: of a value, scale not counted."""
+    """A format of quantized weights.
+
+    name: its name in the configuration.
+    number: its number in C++ (native/cpu/kernels.h).
+    group: values of k that share a scale.
+    bits: bits of a value, without its scale.
+    """
 
     name: str
     number: int
@@ -40,38 +55,49 @@ FORMATS = {format.name: format for format in (INT8, INT4)}
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """values (rows, groups, group) int8; scale (rows, groups) float32; k: columns before padding with zeros."""
+    """Quantized rows.
+
+    values: levels, (rows, groups, group) int8.
+    scale: (rows, groups) float32.
+    k: columns before they were padded with zeros to whole groups.
+    """
 
     values: Tensor
     scale: Tensor
     k: int
 
-    def dequantized(self) -> Tensor:
-        """(rows, k) float32."""
+    def dequantize(self) -> Tensor:
+        """Return the values that the levels stand for, (rows, k) float32."""
         return (self.values * self.scale[..., None]).flatten(1)[:, : self.k]
 
 
 def quantize(weight: Tensor, format: Format) -> Levels:
-    """weight (n, k) of any float type. Scales are rounded to bf16, and levels chosen for the rounded ones."""
+    """Quantize a weight (n, k) of any float type.
+
+    Scales are rounded to bf16. Levels are chosen for the rounded scales.
+    """
     groups = _groups(weight, format.group)
     if format.bits == 8:
         scale = _bf16(groups.abs().amax(-1) / 127)
-        return Levels(_leveled(groups, _inverse(scale)), scale, weight.shape[1])
+        return Levels(_levels(groups, _inverse(scale)), scale, weight.shape[1])
     values, scale = _nearest_levels(groups)
     return Levels(values, scale, weight.shape[1])
 
 
 def quantize_rows(x: Tensor, group: int) -> Levels:
-    """Rows of x (rows, k) as products see them: 8 bits, scales in float32."""
+    """Quantize rows of x (rows, k) as the C++ products do: to 8 bits, with scales in float32."""
     groups = _groups(x, group)
     most = groups.abs().amax(-1)
-    # Not 127 / most, which torch takes for 127 times the reciprocal: two roundings.
+    # Not `127 / most`: torch computes that as 127 times the reciprocal, which rounds twice.
     factor = torch.where(most > 1e-30, torch.full_like(most, 127.0) / most, 0.0)
-    return Levels(_leveled(groups, factor), most / 127, x.shape[1])
+    return Levels(_levels(groups, factor), most / 127, x.shape[1])
 
 
 def product(x: Levels, weight: Levels) -> Tensor:
-    """(rows, n) float32: sums within groups are exact, and added group by group with one rounding each."""
+    """Return the product (rows, n) float32.
+
+    Sums within groups are exact. Groups are added one after the other, with one rounding each.
+    """
     total = torch.zeros(len(x.values), len(weight.values))
     for g in range(x.values.shape[1]):
         exact = x.values[:, g].double() @ weight.values[:, g].double().T
@@ -81,9 +107,12 @@ def product(x: Levels, weight: Levels) -> Tensor:
 
 
 class TorchQuantizedProduct:
-    """A product on any device and in any float type: the weight is dequantized piece by piece in every call.
+    """A product on any device and in any float type. Every call dequantizes the weight, some rows at a time.
 
-    It saves memory, not time. Rows of x are not quantized.
+    This saves memory, not time. Rows of x are not quantized.
+
+    values: levels (n, groups, group) int8, or codes of int4, two per byte: (n, groups, group / 2) uint8.
+    scale: (n, groups) bfloat16.
     """
 
     def __init__(
@@ -95,11 +124,13 @@ class TorchQuantizedProduct:
         kind = torch.int8 if format.bits == 8 else torch.uint8
         self.values = torch.empty(rows, groups, width, dtype=kind, device=device)
         self.scale = torch.empty(rows, groups, dtype=torch.bfloat16, device=device)
-        chunk = QUANTIZED_AT_ONCE if device.type == "cpu" else QUANTIZED_AT_ONCE_ON_A_DEVICE
-        step = max(1, chunk // self.k)
+        together = QUANTIZE_WEIGHTS if device.type == "cpu" else QUANTIZE_WEIGHTS_ON_GPU
+        step = max(1, together // self.k)
         for first in range(0, rows, step):
             levels = quantize(weight[first : first + step], format)
-            self.values[first : first + step] = levels.values if format.bits == 8 else _packed(levels.values)
+            self.values[first : first + step] = (
+                levels.values if format.bits == 8 else _pack_codes(levels.values)
+            )
             self.scale[first : first + step] = levels.scale
         self.table = torch.tensor(INT4_LEVELS, dtype=torch.int8, device=device) if format.bits == 4 else None
         self.bias, self.activation, self.gated = bias, activation, gated
@@ -109,7 +140,7 @@ class TorchQuantizedProduct:
         return self.values.nbytes + self.scale.nbytes
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        step = max(1, MULTIPLIED_AT_ONCE // self.k)
+        step = max(1, MULTIPLY_WEIGHTS // self.k)
         parts = [
             functional.linear(x, self._weight(slice(first, first + step), x.dtype))
             for first in range(0, len(self.values), step)
@@ -120,7 +151,7 @@ class TorchQuantizedProduct:
         return finish(y, self.activation, self.gated, residual)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows of the weight, dequantized: (*ids, k) float32."""
+        """Return rows of the weight, dequantized: (*ids, k) float32."""
         return self._weight(ids.flatten(), torch.float32).view(*ids.shape, self.k)
 
     def _weight(self, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
@@ -130,8 +161,8 @@ class TorchQuantizedProduct:
         return (values * self.scale[rows].float()[..., None]).flatten(1)[:, : self.k].to(dtype)
 
 
-def _packed(levels: Tensor) -> Tensor:
-    """Two codes in a byte, the first in the low half."""
+def _pack_codes(levels: Tensor) -> Tensor:
+    """Return the codes of int4 levels, two in a byte, the first in the low half."""
     codes = torch.bucketize(levels, torch.tensor(INT4_LEVELS, dtype=torch.int8, device=levels.device))
     return (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
 
@@ -149,24 +180,28 @@ def _inverse(scale: Tensor) -> Tensor:
     return torch.where(scale.abs() > 1e-30, 1 / scale, 0.0)
 
 
-def _leveled(groups: Tensor, factor: Tensor) -> Tensor:
+def _levels(groups: Tensor, factor: Tensor) -> Tensor:
     return (groups * factor[..., None]).round().clamp(-127, 127).to(torch.int8)
 
 
 def _nearest_levels(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Of several scales around the one that fits a group's largest magnitude, the one with the least squared error."""
+    """Return the int4 levels of groups (rows, groups, group), and their scales.
+
+    For each group, several scales around the one that fits its largest magnitude are tried. The scale with
+    the least squared error is taken.
+    """
     table = torch.tensor(INT4_LEVELS, dtype=torch.int8, device=groups.device)
-    every = torch.arange(-128, 128, device=groups.device)
-    nearest = table[(every[:, None] - table[None].int()).abs().argmin(1)]
+    whole_numbers = torch.arange(-128, 128, device=groups.device)
+    nearest = table[(whole_numbers[:, None] - table[None].int()).abs().argmin(1)]
     top = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
     values = torch.zeros_like(groups, dtype=torch.int8)
     scale, least = _bf16(top / -127), torch.full_like(top, torch.inf)
-    for step in range(SCALES_TRIED):
-        tried = _bf16(top / -127 * (0.8125 + 0.03125 * step))
-        found = nearest[_leveled(groups, _inverse(tried)).int() + 128]
-        error = (groups - found * tried[..., None]).square().sum(-1)
+    for step in range(SCALE_CANDIDATES):
+        candidate = _bf16(top / -127 * (0.8125 + 0.03125 * step))
+        levels = nearest[_levels(groups, _inverse(candidate)).int() + 128]
+        error = (groups - levels * candidate[..., None]).square().sum(-1)
         better = error < least
         least = torch.where(better, error, least)
-        scale = torch.where(better, tried, scale)
-        values = torch.where(better[..., None], found, values)
+        scale = torch.where(better, candidate, scale)
+        values = torch.where(better[..., None], levels, values)
     return values, scale

@@ -1,4 +1,4 @@
-"""The plain-torch twin of every kernel: slow, obvious, and the oracle that tests compare the fast ones with."""
+"""The naive twins of the kernels in plain torch: slow and obvious. Tests compare fast kernels with them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,30 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) in float32, rounded to x's type, then scaled: the order in which Llama checkpoints were trained."""
+    """Return x (..., width) / rms(x), times weight (width,).
+
+    The quotient is computed in float32 and rounded to x's type before it is multiplied by the weight. Llama
+    checkpoints were trained with this order.
+    """
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * wide.to(x.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, halves convention. x (T, H, D); cos, sin (T, 1, D) float32, as is what is computed."""
+    """Return the rotary embedding of x (T, H, D): number i of a head forms a pair with number i + D / 2.
+
+    cos, sin: (T, 1, D) float32, the type in which it is computed.
+    """
     half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return (x * cos + turned * sin).to(x.dtype)
+    swapped_halves = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return (x * cos + swapped_halves * sin).to(x.dtype)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, scale: float, first: int) -> Tensor:
-    """Causal attention of T queries that stand at positions first..first+T-1 over L = first + T keys.
+    """Return the causal attention of T queries at positions first..first+T-1 over L = first + T keys.
 
-    query (T, H, D), key and value (L, Hkv, D) with H a multiple of Hkv; returns (T, H, D).
+    query (T, H, D), key and value (L, Hkv, D) with H a multiple of Hkv. The result is (T, H, D).
     """
     groups = query.shape[1] // key.shape[1]
     key = key.repeat_interleave(groups, dim=1)
@@ -36,7 +43,11 @@ def attention(query: Tensor, key: Tensor, value: Tensor, scale: float, first: in
 
 
 def paged_attention(query: Tensor, kv: Tensor, table: list[int], first: int, scale: float) -> Tensor:
-    """`attention` with keys and values in blocks. kv (blocks, block_size, 2, Hkv, D), table: the sequence's blocks."""
+    """Return `attention` over keys and values in blocks.
+
+    kv: (blocks, block_size, 2, Hkv, D).
+    table: block numbers of the sequence.
+    """
     flat = kv[torch.tensor(table, device=kv.device)].flatten(0, 1)[: first + query.shape[0]]
     return attention(query, flat[:, 0], flat[:, 1], scale, first)
 

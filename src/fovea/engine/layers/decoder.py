@@ -240,7 +240,7 @@ class LanguageHead(nn.Module):
         self.lm_head.out_features = embedding.weight.shape[0]
         if format is not None:
             self.lm_head.format = format
-            table = kernels.quantized(embedding.weight.data, None, None, False, format)
+            table = kernels.quantized_product(embedding.weight.data, None, None, False, format)
             self.lm_head.product = table
             embedding.share(table)
         elif copy:

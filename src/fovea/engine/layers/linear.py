@@ -61,7 +61,7 @@ class Linear(nn.Module):
         if format is None:
             self.product = kernels.product(self.weight.data, *details)
         else:
-            self.product = kernels.quantized(self.weight.data, *details, format)
+            self.product = kernels.quantized_product(self.weight.data, *details, format)
         if self.product is not None and not keep:
             self.weight.data = self.weight.data.new_empty(0)
 

@@ -1,0 +1,1 @@
+"""Attention of prompts on CUDA by the FlashInfer library, if it is installed."""

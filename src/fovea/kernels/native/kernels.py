@@ -59,11 +59,11 @@ class NativeKernels:
         packed = PackedWeight(self.library, weight, bias, gated=gated and fuses(activation, gated))
         return NativeProduct(self.library, packed, activation, gated)
 
-    def quantized(
+    def quantized_product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format
     ) -> TableProduct:
         if weight.dtype is not torch.bfloat16:
-            return self._torch.quantized(weight, bias, activation, gated, format)
+            return self._torch.quantized_product(weight, bias, activation, gated, format)
         fused = gated and fuses(activation, gated)
         return NativeProduct(
             self.library, QuantizedWeight(self.library, weight, bias, format, gated=fused), activation, gated
@@ -94,12 +94,12 @@ class NativeKernels:
         )  # fmt: skip
         return out
 
-    def rotate(self, x: Tensor, turned: int, cos: Tensor, sin: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
         if x.dtype is not torch.bfloat16 or not x.is_contiguous():
-            return self._torch.rotate(x, turned, cos, sin)
+            return self._torch.rotate(x, count, cos, sin)
         rows, heads, dim = x.shape
         self.library.fovea_rotate(
-            x.data_ptr(), rows, heads, turned, dim, cos.data_ptr(), sin.data_ptr(), torch.get_num_threads()
+            x.data_ptr(), rows, heads, count, dim, cos.data_ptr(), sin.data_ptr(), torch.get_num_threads()
         )
         return x
 

@@ -44,7 +44,7 @@ class TorchKernels:
 
         return apply
 
-    def quantized(
+    def quantized_product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format
     ) -> TableProduct:
         if format is FP8:
@@ -63,8 +63,8 @@ class TorchKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return reference.rms_norm(x, weight, eps)
 
-    def rotate(self, x: Tensor, turned: int, cos: Tensor, sin: Tensor) -> Tensor:
-        x[:, :turned] = reference.rotate(x[:, :turned], cos, sin)
+    def rotate(self, x: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
+        x[:, :count] = reference.rotate(x[:, :count], cos, sin)
         return x
 
     def rotate_store(

@@ -63,10 +63,10 @@ class TritonKernels:
     ) -> Product | None:
         return TritonProduct(weight, bias, activation, gated)
 
-    def quantized(
+    def quantized_product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool, format: Format
     ) -> TableProduct:
-        return self._torch.quantized(weight, bias, activation, gated, format)
+        return self._torch.quantized_product(weight, bias, activation, gated, format)
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
         return TritonStack(self, shape, layers)
@@ -80,8 +80,8 @@ class TritonKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return triton_rows.rms_norm(x, weight, eps)
 
-    def rotate(self, x: Tensor, turned: int, cos: Tensor, sin: Tensor) -> Tensor:
-        return self._torch.rotate(x, turned, cos, sin)
+    def rotate(self, x: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
+        return self._torch.rotate(x, count, cos, sin)
 
     def rotate_store(
         self,

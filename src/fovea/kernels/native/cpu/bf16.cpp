@@ -27,7 +27,7 @@
 namespace fovea {
 
 constexpr int TWO_PACKED = 96, TWO_PLAIN = 128;  // bytes of two tiles
-constexpr int SHALLOW = 64;  // pairs of k at a time for few rows: 16 KiB of tiles stay in L1, with room to prefetch
+constexpr int SHALLOW = 64;  // pairs of k at a time, few rows: 16 KiB of tiles stay in L1 beside prefetches
 constexpr int DEEP = 512;    // the same for many rows: 128 KiB in L2, so sums are seldom stored
 constexpr int FEW = 36;      // at most this many rows count as few
 constexpr int FAR = 6144;    // how many bytes ahead a single block of rows prefetches
