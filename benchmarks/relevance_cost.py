@@ -21,7 +21,7 @@ from fovea.engine.regions.encoder import word_embeddings
 from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.request.inputs import to_image
 from fovea.engine.vision.processor.base import Reduction
-from fovea.engine.vision.processor.pixels import resized_bytes
+from fovea.engine.vision.processor.pixels import resize_to_bytes
 from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.vision.slices import run_to_end
 from fovea.engine.visual_budget.choose import QUESTION_IDS
@@ -49,12 +49,12 @@ def _measure_case(loaded: LoadedModel, case: Case, keep: float) -> Cost:
     assert isinstance(processor, QwenProcessor)
     image = to_image(case.images[0])
     plan = processor.plan(image.width, image.height, PixelBudget())
-    ((height, width),) = plan.resized
-    pixels = np.ascontiguousarray(resized_bytes(image, height, width, processor.resample))
+    ((height, width),) = plan.sizes
+    pixels = np.ascontiguousarray(resize_to_bytes(image, height, width, processor.resample))
     total = keep_count(plan.tokens, keep)
     question = case.exchanges[0].question
     words = tuple(loaded.tokenizer.encode(question)[-QUESTION_IDS:])
-    reduction = Reduction("relevance", plan.tokens, "whole", "key", question=question, words=words)
+    reduction = Reduction("relevance", plan.tokens, "whole", "key", question=question, word_ids=words)
     judge = RelevanceModel(partial(word_embeddings, loaded.model), loaded.relevance)
     surveyed, survey_s = _timed(partial(survey, pixels, processor.factor))
     tensions, tensions_s = _timed(partial(judge.tensions, surveyed, reduction, total))

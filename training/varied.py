@@ -24,7 +24,7 @@ from torch import Tensor
 from batches import fit_image, questions, random_system
 from common import ASSETS
 from dense import Dense, dense_targets, stack_dense
-from fovea.engine.regions.any_size import attend_differing
+from fovea.engine.regions.any_size import attend_with_diversity
 from fovea.evaluation.scenes.compose import compose
 from fovea.evaluation.scenes.draw import draw
 from fovea.evaluation.scenes.reading import reading
@@ -109,7 +109,9 @@ def random_layout(rng: Random, pixels: np.ndarray, participatory: Map, total: in
     elif chance < 0.45:  # equal relevance: only the difference between tokens counts
         worth = np.ones_like(worth)
     if worth.size < LARGE_IMAGE and rng.random() < 0.7:
-        return attend_differing(worth, content_mask(ways), total, tensions.compress, embeds(pixels)).layout
+        return attend_with_diversity(
+            worth, content_mask(ways), total, tensions.compress, embeds(pixels)
+        ).layout
     side = rng.choice((SIDE, SIDE, SIDE, 9, 7))
     return attend(worth, content_mask(ways), total, tensions.compress, rng.choice(POLICIES), side).layout
 

@@ -151,10 +151,10 @@ def test_features_of_a_pruned_group_are_rows_of_the_whole(engine: Engine) -> Non
     for part in build(engine, video, VideoBudget(pruning_rate=0.6)).planned_inputs:
         features = model.encode(process(part, processor))
         full = whole[part.key.split(";kept")[0]]
-        assert part.plan.kept is not None
-        assert (features.embeds == full.embeds[list(part.plan.kept)]).all()
+        assert part.plan.kept_cells is not None
+        assert (features.embeds == full.embeds[list(part.plan.kept_cells)]).all()
         assert all(
-            (a == b[list(part.plan.kept)]).all()
+            (a == b[list(part.plan.kept_cells)]).all()
             for a, b in zip(features.deepstack, full.deepstack, strict=True)
         )
 
@@ -212,10 +212,10 @@ def test_what_is_remembered_of_pruned_videos_is_bounded() -> None:
         plan = rule.plan(video, budget)
         clip = clips.clip(video, plan, rule, salt)
         assert clips.clip(video, plan, rule, salt) is clip
-        assert clips.get(clip, plan.kept) is None
-        kept = clips.get_or_find(clip, plan.kept)
-        assert clips.get_or_find(clip, plan.kept) is kept
-        known.append((clip, plan.kept))
+        assert clips.get(clip, plan.kept_tokens) is None
+        kept = clips.get_or_find(clip, plan.kept_tokens)
+        assert clips.get_or_find(clip, plan.kept_tokens) is kept
+        known.append((clip, plan.kept_tokens))
     assert 0 < clips._bytes <= 25_000
     assert [clips.get(*pair) is not None for pair in known] == [False, True, True]
 

@@ -180,7 +180,7 @@ def test_views_share_one_budget(server: Server) -> None:
         "/v1/chat/completions", {"messages": messages, "visual_tokens": {"method": "views", "budget": 2}}
     )
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "visual_tokens")
-    assert "2 tokens for 3 images, of which views shows each; accepted: 3 or more" in reply.text
+    assert "2 tokens for 3 images; views gives each image a token or more; accepted: 3 or more" in reply.text
 
 
 def test_views_as_a_policy(folder: Path) -> None:
@@ -263,7 +263,7 @@ def test_explanation_only_on_request_and_for_relevance(server: Server) -> None:
         ({"preset": "fast", "method": "dart"}, "visual_tokens.preset", "accepted beside it: explain"),
         ({"preset": "fast", "keep": 0.5}, "visual_tokens.preset", "accepted beside it: explain"),
         ({"preset": "document", "budget": 5}, "visual_tokens.preset", "accepted beside it: explain"),
-        ({"method": "fast", "keep": 0.9}, "visual_tokens", "the preset fast says how much is kept"),
+        ({"method": "fast", "keep": 0.9}, "visual_tokens", "the preset fast sets how much is kept"),
         ({"explain": 1}, "visual_tokens.explain", "visual_tokens.explain: must be"),
         ({"ratio": 0.5}, "visual_tokens.ratio", "unknown field"),
         (0.5, "visual_tokens", "visual_tokens: must be an object"),

@@ -32,7 +32,7 @@ from fovea.engine.step.stepper import Stepper
 from fovea.engine.tiers.slower import SlowerTiers, slower_tiers
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.visual_budget.detail import DetailPolicy, DetailRule
-from fovea.engine.visual_budget.methods import policy
+from fovea.engine.visual_budget.methods import read_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,9 @@ def assemble(
     loop = EngineLoop(Stepper(scheduler, runner), tokenizer)
     detail = DetailRule.of(config.visual)
     builder = prompt_builder(
-        loaded, replace(detail, policy=detail_policy or detail.policy), policy(config.visual.visual_tokens)
+        loaded,
+        replace(detail, policy=detail_policy or detail.policy),
+        read_policy(config.visual.visual_tokens),
     )
     pixels = PixelStore(loaded.processor, config.pixels.preprocess_workers, _pixel_pool(config.pixels))
     preparer = Preparer(tokenizer, builder, pixels, embeddings, slower, model.visual_token_bytes)

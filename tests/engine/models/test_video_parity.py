@@ -136,7 +136,7 @@ def _norm(reference: Reference) -> tuple[list[float], list[float]]:
 def test_sampled_frames_equal_those_of_transformers(
     newest: bool, total: int, fps: float, wanted_fps: float, least: int, most: int
 ) -> None:
-    rule = SamplingRule(wanted_fps, least, most, together=2, even=newest)
+    rule = SamplingRule(wanted_fps, least, most, group_frames=2, even=newest)
     video = Video("v", 8, 8, total, fps, source=None)  # type: ignore[arg-type]
     theirs = oracle.sample(newest, total, fps, wanted_fps, least, most)
     # In transformers, rounding may give an index one past the end (186 of 745 frames), which it then fails to

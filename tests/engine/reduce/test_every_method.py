@@ -15,7 +15,7 @@ from fovea.engine.reduce.registry import reducer
 from fovea.engine.visual_budget.methods import METHODS
 from tests.support.reduction import reduction_input
 
-NAMES = [name for name, method in METHODS.items() if method.after == "encoder"]
+NAMES = [name for name, method in METHODS.items() if method.kind == "encoder"]
 every_method = pytest.mark.parametrize("name", NAMES)
 
 

@@ -40,7 +40,7 @@ from tests.support.reduced import (
 
 Checkpoints = Callable[[str], Path]
 SMALL, LARGE = picture(1, 190, 130), patchy_page(2, 700, 1000)
-AFTER = [name for name, method in METHODS.items() if method.after == "encoder"]
+AFTER = [name for name, method in METHODS.items() if method.kind == "encoder"]
 PICKING = [name for name in AFTER if not METHODS[name].merges]
 WITHOUT_TOWER = [name for name in AFTER if not METHODS[name].needs & {"attention", "keys"}]
 
@@ -291,7 +291,7 @@ def test_positions_of_one_number(llava: Pair, method: str) -> None:
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("relevance", "relevance needs images that can be seen region by region"),
+        ("relevance", "relevance encodes images region by region, which this model does not support"),
         ("resize", "this model's images have fixed sizes"),
         ("visionzip", "visionzip needs the attention inside the vision encoder"),
     ],
@@ -308,7 +308,11 @@ def test_what_a_model_can_not_is_refused(llava: Pair, method: str, message: str)
     ("architecture", "settings", "message"),
     [
         ("llava", {"visual_tokens": "relevance:0.5"}, "visual_tokens: relevance needs images that"),
-        ("llava", {"degrade_by": "visionzip", "degrade_from": 0.5}, "degrade_by: visionzip needs the attention"),
+        (
+            "llava",
+            {"degrade_by": "visionzip", "degrade_from": 0.5},
+            "degrade_by: visionzip needs the attention",
+        ),
         ("idefics3", {"visual_tokens": "fast"}, "visual_tokens: this model writes text between"),
     ],
 )
@@ -360,5 +364,5 @@ def test_presets(pair: Pair) -> None:
 def test_a_preset_says_how_much_is_kept(pair: Pair) -> None:
     """`method` may name a preset, whose share silently replaced what stood beside it."""
     for wish in ({"keep": 0.9}, {"budget": 3}):
-        with pytest.raises(InvalidRequest, match="the preset fast says how much is kept"):
+        with pytest.raises(InvalidRequest, match="the preset fast sets how much is kept"):
             prepared_prompt(pair.engine, reduced_prompt("?", SMALL, method="fast", **wish))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fovea.engine.regions.relevance_model import REMEMBERED, RelevanceModel
+from fovea.engine.regions.relevance_model import MAX_REALIZATIONS, RelevanceModel
 from fovea.engine.vision.processor.base import Reduction
 from fovea.relevance.balancing import Tensions
 from fovea.relevance.pipeline import survey
@@ -22,7 +22,7 @@ def test_what_is_shown_once_more_is_of_late_again() -> None:
         reduction = Reduction("relevance", 16, "whole", key)
         judge.realize(seen, reduction, 8, TENSIONS, ((1, 1), None), attend)  # type: ignore[arg-type]
 
-    for number in range(REMEMBERED):
+    for number in range(MAX_REALIZATIONS):
         look(f"image {number}")
     found = judge.reuse_realization("image 0")
     assert found is not None

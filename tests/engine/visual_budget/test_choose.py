@@ -14,7 +14,7 @@ from fovea.engine.vision.processor.qwen import QwenProcessor
 from fovea.engine.visual_budget.choose import QUESTION_IDS, ReducedPlan, RequestContext, VisualBudget
 from fovea.engine.visual_budget.methods import METHODS
 
-SINGLE_IMAGE = sorted(name for name, method in METHODS.items() if method.after != "views")
+SINGLE_IMAGE = sorted(name for name, method in METHODS.items() if method.kind != "views")
 """Methods that look at one image by itself."""
 SETTINGS = {
     "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2,
@@ -74,7 +74,7 @@ def test_a_budget_is_never_exceeded(width: int, height: int, budget: int, method
         assert plan.tokens == budget
         assert plan.grid == full.grid
         assert plan.reduction is not None
-        assert plan.reduction.full == full.tokens
+        assert plan.reduction.full_tokens == full.tokens
 
 
 def test_what_is_in_the_name_of_an_image() -> None:
@@ -110,7 +110,7 @@ def test_the_question_is_for_methods_that_read_it() -> None:
         reduction = chosen(VisualTokens(method, 0.5), long).plan.reduction
         if reduction is not None:
             reads = METHODS[method].query_aware
-            assert len(reduction.words) == (QUESTION_IDS if reads else 0)
+            assert len(reduction.word_ids) == (QUESTION_IDS if reads else 0)
             assert bool(reduction.question) is reads
 
 
@@ -119,7 +119,7 @@ def test_without_words_there_is_no_question() -> None:
     for question in ("", " \n"):
         reduction = chosen(VisualTokens("dpp_query", 0.5), replace(CONTEXT, question=question)).plan.reduction
         assert reduction is not None
-        assert (reduction.words, reduction.question) == ((), "")
+        assert (reduction.word_ids, reduction.question) == ((), "")
 
 
 def test_a_wish_comes_before_the_policy() -> None:

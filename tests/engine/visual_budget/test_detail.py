@@ -6,7 +6,13 @@ import pytest
 
 from fovea.core.image import PixelBudget, VisualTokens
 from fovea.engine.config import VisualSettings
-from fovea.engine.visual_budget.detail import DETAIL_POLICIES, Choice, DetailRule, Full, Keywords
+from fovea.engine.visual_budget.detail import (
+    DETAIL_POLICIES,
+    DetailRule,
+    FullDetail,
+    KeywordDetail,
+    LevelDecision,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,19 +28,19 @@ from fovea.engine.visual_budget.detail import DETAIL_POLICIES, Choice, DetailRul
         ("Is it a cat?", "low", "no word"),
         # The words of the rules stand inside these.
         ("A thread, already somewhere in the county", "low", "no word"),
-        ("", "high", "nothing is asked"),
-        ("  \n", "high", "nothing is asked"),
+        ("", "high", "there is no question yet"),
+        ("  \n", "high", "there is no question yet"),
     ],
 )
 def test_words_of_the_question_choose(question: str, level: str, why: str) -> None:
-    choice = Keywords().choose(question)
+    choice = KeywordDetail().choose(question)
     assert choice.level == level
     assert why in choice.reason
 
 
 def test_a_conversation_only_rises() -> None:
     """Else the second question would lose the KV of the first."""
-    policy, said, seen = Keywords(), "", []
+    policy, said, seen = KeywordDetail(), "", []
     for turn in ("What is it?", "And where?", "Is it nice?", "Read it", "Is it nice?"):
         said += turn + "\n"
         seen.append(policy.choose(said).level)
@@ -45,12 +51,12 @@ def test_a_conversation_only_rises() -> None:
 @pytest.mark.parametrize("load", [0.0, 5.0])
 def test_what_is_asked_for_is_given(detail: str, load: float) -> None:
     asked = PixelBudget(detail)  # type: ignore[arg-type]
-    assert DetailRule(Keywords(), 0.5).settle(asked, "is it?", load) == (asked, "asked for")
+    assert DetailRule(KeywordDetail(), 0.5).settle(asked, "is it?", load) == (asked, "the request sets it")
 
 
 def test_pixels_win() -> None:
     asked = PixelBudget("auto", max_pixels=5000)
-    assert DetailRule(Keywords(), 0.5).settle(asked, "is it?", 9.0) == (asked, "pixels were asked for")
+    assert DetailRule(KeywordDetail(), 0.5).settle(asked, "is it?", 9.0) == (asked, "the request sets pixels")
 
 
 @pytest.mark.parametrize(
@@ -58,14 +64,14 @@ def test_pixels_win() -> None:
     [(0.0, "high"), (0.49, "high"), (0.5, "medium"), (0.74, "medium"), (0.75, "low"), (3.0, "low")],
 )
 def test_load_lowers_by_a_level_and_then_another(load: float, level: str) -> None:
-    budget, reason = DetailRule(Full(), 0.5).settle(PixelBudget(), "Read it", load)
+    budget, reason = DetailRule(FullDetail(), 0.5).settle(PixelBudget(), "Read it", load)
     assert budget.detail == level
     assert (f"lowered at a load of {load:.2f}" in reason) == (level != "high")
 
 
 @pytest.mark.parametrize(("load", "keep"), [(0.49, None), (0.5, 0.5), (0.74, 0.5), (0.75, 0.25), (3.0, 0.25)])
 def test_load_leaves_out_tokens_where_a_method_is_named(load: float, keep: float | None) -> None:
-    budget, reason = DetailRule(Full(), 0.5, "dart").settle(PixelBudget(), "Read it", load)
+    budget, reason = DetailRule(FullDetail(), 0.5, "dart").settle(PixelBudget(), "Read it", load)
     assert budget == PixelBudget("high", visual=None if keep is None else VisualTokens("dart", keep))
     assert (f"{keep} of its tokens at a load of {load:.2f}" in reason) == (keep is not None)
 
@@ -73,7 +79,7 @@ def test_load_leaves_out_tokens_where_a_method_is_named(load: float, keep: float
 def test_who_says_how_many_tokens_loses_neither_tokens_nor_a_level() -> None:
     """It lost a level instead: where a method gives way, the level does not."""
     asked = PixelBudget(visual=VisualTokens("relevance", 0.75))
-    budget, reason = DetailRule(Full(), 0.5, "dart").settle(asked, "Read it", 2.0)
+    budget, reason = DetailRule(FullDetail(), 0.5, "dart").settle(asked, "Read it", 2.0)
     assert budget == PixelBudget("high", visual=asked.visual)
     assert "load" not in reason
 
@@ -86,19 +92,19 @@ def test_load_takes_from_what_the_policy_leaves() -> None:
 
 
 def test_nothing_is_lower_than_low() -> None:
-    budget, reason = DetailRule(Keywords(), 0.5).settle(PixelBudget(), "Is it a cat?", 2.0)
+    budget, reason = DetailRule(KeywordDetail(), 0.5).settle(PixelBudget(), "Is it a cat?", 2.0)
     assert budget.detail == "low"
     assert "lowered" not in reason
 
 
 def test_without_degradation_load_does_nothing() -> None:
-    budget, _ = DetailRule(Full()).settle(PixelBudget(), "", 100.0)
+    budget, _ = DetailRule(FullDetail()).settle(PixelBudget(), "", 100.0)
     assert budget.detail == "high"
 
 
 def test_every_policy_of_the_configuration_is_there() -> None:
     for name in DETAIL_POLICIES:
         rule = DetailRule.of(VisualSettings(detail_policy=name))
-        assert isinstance(rule.policy.choose("x"), Choice)
+        assert isinstance(rule.policy.choose("x"), LevelDecision)
         assert rule.lossless == (name == "full")
     assert not DetailRule.of(VisualSettings(degrade_from=0.9)).lossless

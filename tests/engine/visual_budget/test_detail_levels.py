@@ -13,7 +13,7 @@ from fovea import Engine
 from fovea.core.errors import Overloaded
 from fovea.core.image import ImageUse, PixelBudget
 from fovea.engine.config import EngineConfig
-from fovea.engine.visual_budget.detail import Choice
+from fovea.engine.visual_budget.detail import LevelDecision
 from tests.support.engines import SETTINGS, ask, assert_idle, engine, picture, shared_model
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
@@ -48,7 +48,7 @@ def test_the_question_chooses_and_the_answer_says_so(
 
 def test_every_image_has_its_own_level(by_keywords: Engine) -> None:
     answer = by_keywords.generate(ask("Is it nice?", LARGE, LARGE, budget=PixelBudget("high")), **GREEDY)
-    assert [(image.detail, image.reason) for image in answer.images] == [("high", "asked for")] * 2
+    assert [(image.detail, image.reason) for image in answer.images] == [("high", "the request sets it")] * 2
     named = by_keywords.generate(ask("Is it?", LARGE, budget=PixelBudget(max_pixels=100_000)), **GREEDY)
     assert named.images[0].detail == "pixels"
 
@@ -72,8 +72,8 @@ def test_the_default_is_the_models_own_resolution() -> None:
 
 def test_a_policy_of_ones_own(qwen: Path) -> None:
     class Shy:
-        def choose(self, question: str) -> Choice:
-            return Choice("low", f"{len(question)} characters are no reason to look")
+        def choose(self, question: str) -> LevelDecision:
+            return LevelDecision("low", f"{len(question)} characters are no reason to look")
 
     with Engine(shared_model(qwen), EngineConfig.of(**SETTINGS), detail_policy=Shy()) as machine:
         answer = machine.generate(ask("Read it.", LARGE), **GREEDY)

@@ -11,7 +11,14 @@ from hypothesis import given
 
 from fovea.core.errors import InvalidRequest
 from fovea.core.image import VisualTokens
-from fovea.engine.visual_budget.methods import METHODS, PRESETS, keep_count, method, policy, settled
+from fovea.engine.visual_budget.methods import (
+    METHODS,
+    PRESETS,
+    find_method,
+    keep_count,
+    read_policy,
+    resolve_preset,
+)
 
 
 @given(st.integers(1, 20_000), st.integers(1, 1000))
@@ -42,20 +49,20 @@ def test_a_ratio_outside_its_range_is_refused(ratio: float) -> None:
 
 def test_unknown_names_are_refused_with_those_that_there_are() -> None:
     with pytest.raises(InvalidRequest, match="no method 'dart2'") as caught:
-        method("dart2")
+        find_method("dart2")
     assert caught.value.param == "visual_tokens"
     assert all(name in caught.value.message for name in METHODS)
 
 
 def test_a_name_leads_to_itself() -> None:
-    assert [method(name).name for name in METHODS] == list(METHODS)
+    assert [find_method(name).name for name in METHODS] == list(METHODS)
     assert [found.name for found in PRESETS.values()] == list(PRESETS)
 
 
 def test_what_looks_at_words_says_so() -> None:
     """The KV key holds the words of exactly those; a probe has read them as well."""
     for found in METHODS.values():
-        if found.after == "encoder":
+        if found.kind == "encoder":
             assert found.query_aware == bool(found.needs & {"query", "probe"})
 
 
@@ -66,13 +73,13 @@ def test_presets_name_methods_that_are_for_text() -> None:
         "fast": 0.5,
     }
     for found in PRESETS.values():
-        assert all(method(name).for_text for name in (found.method, found.otherwise) if name)
+        assert all(find_method(name).for_text for name in (found.method, found.fallback) if name)
 
 
 def test_a_preset_has_another_method_for_models_that_can_not_follow_it() -> None:
-    after = [name for name, found in METHODS.items() if found.after == "encoder"]
-    fast = [settled(VisualTokens("fast"), accepted) for accepted in (tuple(METHODS), after)]
+    after = [name for name, found in METHODS.items() if found.kind == "encoder"]
+    fast = [resolve_preset(VisualTokens("fast"), accepted) for accepted in (tuple(METHODS), after)]
     assert fast == [VisualTokens("relevance", keep=0.5), VisualTokens("dpp", keep=0.5)]
-    assert policy("fast") == VisualTokens("fast"), "the model is not known yet"
-    assert policy("document") is None
-    assert settled(VisualTokens("document")) is None
+    assert read_policy("fast") == VisualTokens("fast"), "the model is not known yet"
+    assert read_policy("document") is None
+    assert resolve_preset(VisualTokens("document")) is None

@@ -54,7 +54,7 @@ def chosen(images: list[Image], question: str, *wishes: VisualTokens | None) -> 
 
 def assert_as_resized(part: ImagePart, one: ReducedPlan, asked: RequestContext) -> None:
     """It is a plan of the processor's own, without words in its key: the caches are those of that size."""
-    height, width = one.plan.resized[0]
+    height, width = one.plan.sizes[0]
     by_hand = processor().plan(
         part.image.width, part.image.height, PixelBudget("high", max_pixels=height * width)
     )
@@ -196,7 +196,9 @@ def test_a_follow_up_looks_at_what_it_names(machine: Engine) -> None:
 
 
 def test_fewer_tokens_than_images_are_refused(machine: Engine) -> None:
-    with pytest.raises(InvalidRequest, match="2 tokens for 3 images, of which views shows each") as caught:
+    with pytest.raises(
+        InvalidRequest, match="2 tokens for 3 images; views gives each image a token or more"
+    ) as caught:
         machine.generate(reduced_prompt("?", *PAGES, method=VIEWS, budget=2), **GREEDY)
     assert caught.value.param == "visual_tokens"
     assert "accepted: 3 or more" in caught.value.message

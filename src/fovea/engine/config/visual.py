@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.settings import check_settings, setting
-from fovea.engine.visual_budget.methods import PARAM, method, policy
+from fovea.engine.visual_budget.methods import PARAM, find_method, read_policy
 
 DETAIL_POLICY_NAMES = ("full", "keywords")
 
 
 def _visual_tokens(text: str) -> str:
-    _check_method("visual_tokens", lambda: policy(text))
+    _check_method("visual_tokens", lambda: read_policy(text))
     return ""
 
 
 def _degrade_by(text: str) -> str:
     if text != "detail":
-        _check_method("degrade_by", lambda: method(text))
+        _check_method("degrade_by", lambda: find_method(text))
     return ""
 
 

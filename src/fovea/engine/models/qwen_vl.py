@@ -40,8 +40,8 @@ class QwenVL(VisionLanguageModel):
         segments = self.engines.find(grid)
         slices = self.vision.slices(patches, grid) if segments is None else run_segments(segments, patches)
         embeds, deepstack = yield from slices
-        if image.plan.kept is not None:
-            index = torch.tensor(image.plan.kept, device=embeds.device)
+        if image.plan.kept_cells is not None:
+            index = torch.tensor(image.plan.kept_cells, device=embeds.device)
             embeds, deepstack = embeds[index], [features[index] for features in deepstack]
         return VisualFeatures(embeds, tuple(deepstack))
 

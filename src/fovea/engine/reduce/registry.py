@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from fovea.core.errors import EngineError
 from fovea.engine.reduce.base import Reducer
-from fovea.engine.visual_budget.methods import method
+from fovea.engine.visual_budget.methods import find_method
 
 _FUNCTIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -31,8 +31,8 @@ def reducer(name: str) -> Reducer:
 
     Raises InvalidRequest for an unknown method, EngineError for one that does not reduce encoded tokens.
     """
-    known = method(name)
-    if known.after != "encoder":
+    known = find_method(name)
+    if known.kind != "encoder":
         raise EngineError(f"{name} works before the encoder, so it does not reduce encoded tokens")
     module, function = _FUNCTIONS[name]
     return Reducer(known, getattr(import_module(f"fovea.engine.reduce.{module}"), function))

@@ -34,9 +34,9 @@ from fovea.relevance.realizing import Shape, View, patch_fractions, whole
 from fovea.relevance.texture import Map, Mask
 
 Array = NDArray[np.float32]
-ALONG = 4
+LOOKAHEAD_IMAGES = 4
 """Images that are looked at for views to go along, each for some milliseconds."""
-TOGETHER = 4096
+MAX_BATCH_PATCHES = 4096
 """Patches of one pass at most, so that a batch of regions needs no more memory than a large image."""
 
 
@@ -111,7 +111,7 @@ class AnySizeRegionEncoder:
             begun.image.plan.tokens,
             begun.tensions,
             (begun.first.shape, first.embeds),
-            lambda worth, held, total: attend_differing(
+            lambda worth, held, total: attend_with_diversity(
                 worth, held, total, begun.tensions.compress, first.embeds
             ),
         )
@@ -139,7 +139,7 @@ class AnySizeRegionEncoder:
         yield
         for shape, named in missing.items():
             some = list(named.values())
-            for members in cuts(len(some), TOGETHER // self._patches(shape)):
+            for members in cuts(len(some), MAX_BATCH_PATCHES // self._patches(shape)):
                 batch = self._filled(some[members], shape, ahead)
                 found |= yield from self._together(batch, shape)
         return [found[piece.name] for piece in pieces]
@@ -169,10 +169,10 @@ class AnySizeRegionEncoder:
 
         As many images count as will find room in half of the cache, so that nothing leaves it before its turn.
         """
-        room = min(TOGETHER, slice_rows(self._weight)) // self._patches(shape)
+        room = min(MAX_BATCH_PATCHES, slice_rows(self._weight)) // self._patches(shape)
         batch = {piece.name: piece for piece in pieces}
         left = self.regions.capacity // (2 * self._token_bytes)
-        for image in islice(ahead() if len(batch) < room else (), ALONG):
+        for image in islice(ahead() if len(batch) < room else (), LOOKAHEAD_IMAGES):
             left -= image.plan.tokens
             if left < 0 or len(batch) >= room:
                 break
@@ -202,7 +202,7 @@ class AnySizeRegionEncoder:
         return [piece for piece in wanted if self.regions.peek(piece.name) is None]
 
 
-def attend_differing(worth: Map, held: Mask, total: int, compress: float, embeds: Tensor) -> Allocation:
+def attend_with_diversity(worth: Map, held: Mask, total: int, compress: float, embeds: Tensor) -> Allocation:
     """`fovea.relevance.policy.attend` for a first view whose tokens, (tokens, hidden), are known: of a small image is kept
     what is relevant and differs, as of several alike one says what its neighbours say."""
     found = attend(worth, held, total, compress)

@@ -95,7 +95,7 @@ class VisualEncoder:
         """Encode the whole image, then leave out tokens."""
         plain = self._plain(image)
         whole = yield from self._whole(image)
-        grid = self._grid(plain.plan.grid, reduction.full)
+        grid = self._grid(plain.plan.grid, reduction.full_tokens)
         with stage("reduce"):
             inputs = self._reduction_input(plain, whole, grid, reduction)
             tokens = reducer(reduction.method).reduce(inputs, image.plan.tokens)
@@ -114,11 +114,11 @@ class VisualEncoder:
         """All tokens of an image that will lose some, from the cache if they are there."""
         reduction = image.plan.reduction
         assert reduction is not None
-        if reduction.whole in self._outputs:
-            whole = self._outputs.get(reduction.whole)
+        if reduction.whole_key in self._outputs:
+            whole = self._outputs.get(reduction.whole_key)
         else:
             whole = yield from self._model.encode_slices(self._plain(image))
-        self._outputs.keep(reduction.whole, whole, whole.nbytes, whole.created_at)
+        self._outputs.keep(reduction.whole_key, whole, whole.nbytes, whole.created_at)
         yield
         return whole
 
@@ -128,7 +128,7 @@ class VisualEncoder:
         assert reduction is not None
         if self._capabilities.regions is not None:
             return self._capabilities.regions.whole(image)
-        return replace(image, plan=replace(image.plan, tokens=reduction.full, reduction=None))
+        return replace(image, plan=replace(image.plan, tokens=reduction.full_tokens, reduction=None))
 
     def _grid(self, grid: tuple[int, int, int], full: int) -> tuple[int, int]:
         """Rows and columns of visual tokens; models without M-RoPE have them in one row."""
@@ -140,9 +140,9 @@ class VisualEncoder:
     ) -> ReductionInput:
         """Everything that the reduction's method looks at."""
         needs = METHODS[reduction.method].needs
-        inputs = ReductionInput(whole.embeds, grid, reduction.whole)
-        if "query" in needs and reduction.words:
-            inputs = replace(inputs, query=word_embeddings(self._model, reduction.words))
+        inputs = ReductionInput(whole.embeds, grid, reduction.whole_key)
+        if "query" in needs and reduction.word_ids:
+            inputs = replace(inputs, query=word_embeddings(self._model, reduction.word_ids))
         if "attention" in needs or "keys" in needs:
             from fovea.engine.reduce.taps import encoder_taps
 
@@ -154,7 +154,7 @@ class VisualEncoder:
             from fovea.engine.reduce.probe import run_probe
 
             # Without words the image's own last token looks back at the image, so any id will do.
-            words = reduction.words or (self._model.image_token_id,)
+            words = reduction.word_ids or (self._model.image_token_id,)
             inputs = replace(inputs, probe=run_probe(self._model, (), whole, words, grid))
         return inputs
 

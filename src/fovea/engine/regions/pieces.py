@@ -14,7 +14,7 @@ from fovea.engine.vision.processor.base import AnySizeProcessor, ProcessedImage
 from fovea.relevance.realizing import Shape, View
 
 Pixels = NDArray[np.uint8]
-NAMES = 8192
+MAX_NAMES = 8192
 """How many views' names are known without their pixels, the latest."""
 
 
@@ -47,15 +47,15 @@ class Cutter:
         if name is None:
             cut = self._cut(image, view)
             name = self._named(cut, grid, view, image.plan.reduction.salt)
-            if len(self._names) >= NAMES:
+            if len(self._names) >= MAX_NAMES:
                 self._names.popitem(last=False)
-            self._names[image.plan.reduction.whole, view.region, view.shape] = name
+            self._names[image.plan.reduction.whole_key, view.region, view.shape] = name
         return Piece(image, grid, view, worth, name, cut)
 
     def known(self, image: ProcessedImage, view: View) -> str | None:
         """A view's name, if somebody asked before."""
         assert image.plan.reduction is not None
-        key = image.plan.reduction.whole, view.region, view.shape
+        key = image.plan.reduction.whole_key, view.region, view.shape
         name = self._names.get(key)
         if name is not None:
             self._names.move_to_end(key)

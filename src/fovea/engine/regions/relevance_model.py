@@ -23,7 +23,7 @@ from fovea.relevance.texture import Map
 Array = NDArray[np.floating[Any]]
 Words = Callable[[Sequence[int]], Tensor]
 """The decoder's embeddings (Q, D) of ids (Q,)."""
-REMEMBERED = 256
+MAX_REALIZATIONS = 256
 """Images of which it is known what was seen where, the latest."""
 
 
@@ -77,9 +77,9 @@ class RelevanceModel:
         return found
 
     def _embedded(self, reduction: Reduction) -> Array | None:
-        if not reduction.words:
+        if not reduction.word_ids:
             return None
-        rows: Array = self._words(reduction.words).float().cpu().numpy()
+        rows: Array = self._words(reduction.word_ids).float().cpu().numpy()
         return rows
 
     def _coupled(
@@ -94,5 +94,5 @@ class RelevanceModel:
     def _remember(self, key: str, found: Realization) -> None:
         self._seen[key] = found
         self._seen.move_to_end(key)
-        while len(self._seen) > REMEMBERED:
+        while len(self._seen) > MAX_REALIZATIONS:
             self._seen.popitem(last=False)

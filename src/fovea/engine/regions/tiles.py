@@ -30,7 +30,7 @@ class TileRegionEncoder:
         plan, reduction = image.plan, image.plan.reduction
         assert reduction is not None
         side = self._model.side
-        tiles = tiling(plan, side, reduction.full)
+        tiles = tiling(plan, side, reduction.full_tokens)
         survey = read_survey(image, image.arrays["pixel_values"].shape[-1] // side)
         [base] = yield from self._tiles(image, [0])
         patches = base[len(base) - side**2 :]

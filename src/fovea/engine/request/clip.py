@@ -12,8 +12,8 @@ from fovea.core.errors import InvalidMedia, InvalidVideo
 from fovea.core.image import Image
 from fovea.core.video import Video
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
-from fovea.engine.vision.processor.pixels import Bytes, resized_bytes
-from fovea.engine.vision.processor.pruning import Kept, moving_cells
+from fovea.engine.vision.processor.pixels import Bytes, resize_to_bytes
+from fovea.engine.vision.processor.pruning import KeptCells, moving_cells
 from fovea.engine.vision.processor.video import QwenVideos, VideoPlan
 
 
@@ -70,12 +70,12 @@ class Clip:
                     self._frames = frames
             return frames
 
-    def most_moving_cells(self, count: int) -> Kept:
+    def most_moving_cells(self, count: int) -> KeptCells:
         """Return the `count` cells, of all groups together, that move most. Raises InvalidVideo."""
-        return moving_cells(self.frames(), self._videos.rule.together, self._videos.factor, count)
+        return moving_cells(self.frames(), self._videos.rule.group_frames, self._videos.factor, count)
 
     def group(self, number: int, plan: VisualPlan) -> ProcessedImage:
-        size = self._videos.rule.together
+        size = self._videos.rule.group_frames
         frames = self.frames()[number * size : (number + 1) * size]
         return self._videos.group(self.video.identity, frames, plan)
 
@@ -87,7 +87,7 @@ class Clip:
                 if len(rgb) != video.width * video.height * 3:
                     raise InvalidVideo(f"frame {index} holds {len(rgb)} bytes")
                 image = Image("", video.width, video.height, rgb)
-                resized = resized_bytes(image, height, width, self._videos.resample)
+                resized = resize_to_bytes(image, height, width, self._videos.resample)
                 previous = index, np.ascontiguousarray(resized)
             yield previous[1]
 
@@ -162,5 +162,5 @@ class PlannedVideo:
         """Frames, size and tokens, for messages."""
         return (
             f"video {self.index}: {len(set(self.plan.indices))} frames of "
-            f"{self.plan.width}x{self.plan.height} pixels, {self.plan.kept} tokens"
+            f"{self.plan.width}x{self.plan.height} pixels, {self.plan.kept_tokens} tokens"
         )

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from fovea.core.video import Video
 from fovea.engine.request.clip import Clip
-from fovea.engine.vision.processor.pruning import Kept
+from fovea.engine.vision.processor.pruning import KeptCells
 from fovea.engine.vision.processor.video import QwenVideos, VideoPlan
 
 CACHE_BYTES = 16 << 20
@@ -31,7 +31,7 @@ class Clips:
         self._bytes = 0
         self._lock = threading.Lock()
         self._clips: WeakValueDictionary[str, Clip] = WeakValueDictionary()
-        self._cells: OrderedDict[tuple[str, int], Kept] = OrderedDict()
+        self._cells: OrderedDict[tuple[str, int], KeptCells] = OrderedDict()
 
     def clip(self, video: Video, plan: VideoPlan, videos: QwenVideos, salt: str) -> Clip:
         """Return the clip of these frames. Requests with different salts share none."""
@@ -43,7 +43,7 @@ class Clips:
                 clip = self._clips[name] = Clip(name, video, plan, videos)
             return clip
 
-    def get(self, clip: Clip, count: int) -> Kept | None:
+    def get(self, clip: Clip, count: int) -> KeptCells | None:
         """Return the `count` cells that move most, if they are cached."""
         with self._lock:
             key = clip.name, count
@@ -51,7 +51,7 @@ class Clips:
                 self._cells.move_to_end(key)
             return self._cells.get(key)
 
-    def get_or_find(self, clip: Clip, count: int) -> Kept:
+    def get_or_find(self, clip: Clip, count: int) -> KeptCells:
         """Return the `count` cells that move most.
 
         If they are not cached, the clip is decoded, once for all callers.
@@ -65,7 +65,7 @@ class Clips:
                 self._put((clip.name, count), cells)
             return cells
 
-    def _put(self, key: tuple[str, int], cells: Kept) -> None:
+    def _put(self, key: tuple[str, int], cells: KeptCells) -> None:
         with self._lock:
             old = self._cells.pop(key, None)
             self._bytes += _size(key, cells) - (0 if old is None else _size(key, old))
@@ -74,5 +74,5 @@ class Clips:
                 self._bytes -= _size(*self._cells.popitem(last=False))
 
 
-def _size(key: tuple[str, int], cells: Kept) -> int:
+def _size(key: tuple[str, int], cells: KeptCells) -> int:
     return len(key[0]) + CELL_BYTES * (sum(map(len, cells)) + len(cells) + 2)

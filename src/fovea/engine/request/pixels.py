@@ -48,7 +48,7 @@ class PixelTask:
     def nbytes(self) -> int:
         """An estimate of the size of the pixels, from the plan alone."""
         plan = self._planned.plan
-        area = sum(height * width for height, width in plan.resized) or plan.width * plan.height
+        area = sum(height * width for height, width in plan.sizes) or plan.width * plan.height
         return area * BYTES_PER_PIXEL
 
     @property

@@ -19,10 +19,10 @@ from fovea.engine.request.prompt_plan import PlannedImage, PreparedPrompt
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import ImageSpan
 from fovea.engine.vision.processor.base import ImageProcessor, VisualPlan
-from fovea.engine.vision.processor.pruning import Kept
+from fovea.engine.vision.processor.pruning import KeptCells
 from fovea.engine.vision.processor.video import QwenVideos
 from fovea.engine.visual_budget.choose import RequestContext, VisualBudget
-from fovea.engine.visual_budget.detail import DetailRule, Full
+from fovea.engine.visual_budget.detail import DetailRule, FullDetail
 from fovea.relevance.naming import Turn
 
 
@@ -53,7 +53,7 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._processor = processor
         self._video_models = video_models
-        self.detail = detail or DetailRule(Full())
+        self.detail = detail or DetailRule(FullDetail())
         self._visual_budget = VisualBudget(processor, tokenizer.encode, visual, relevance_digest)
         if self.detail.degrade_from and self.detail.degrade_by != "detail":
             self._visual_budget.check_setting("degrade_by", self.detail.degrade_by)
@@ -203,18 +203,18 @@ class PromptBuilder:
         except InvalidMedia as error:
             raise InvalidVideo(error.reason, index=index, param=error.param) from error
         clip = self._clips.clip(part.video, plan, self._videos, salt)
-        cells = self._clips.get(clip, plan.kept) if plan.pruned else None
-        video = PlannedVideo(index, plan, clip, salt, settled=not plan.pruned)
+        cells = self._clips.get(clip, plan.kept_tokens) if plan.is_pruned else None
+        video = PlannedVideo(index, plan, clip, salt, settled=not plan.is_pruned)
         return video if cells is None else self._prune(video, cells)
 
     def _settle(self, video: PlannedVideo) -> PlannedVideo:
         """Find the cells that a pruned video keeps, by decoding its frames if need be."""
         try:
-            return self._prune(video, self._clips.get_or_find(video.clip, video.plan.kept))
+            return self._prune(video, self._clips.get_or_find(video.clip, video.plan.kept_tokens))
         except InvalidMedia as error:
             raise error.at(video.index) from error
 
-    def _prune(self, video: PlannedVideo, cells: Kept) -> PlannedVideo:
+    def _prune(self, video: PlannedVideo, cells: KeptCells) -> PlannedVideo:
         assert self._videos is not None
         return replace(video, plan=self._videos.settle(video.clip.video, video.plan, cells), settled=True)
 
@@ -273,7 +273,7 @@ def _unplaced_spans(order: Sequence[PlannedImage | PlannedVideo]) -> Iterator[Im
     for planned in order:
         if isinstance(planned, PlannedImage):
             plan = planned.plan
-            full = 0 if plan.reduction is None else plan.reduction.full
+            full = 0 if plan.reduction is None else plan.reduction.full_tokens
             yield ImageSpan(images, 0, 0, plan.tokens, planned.key, plan.grid, full_tokens=full)
             images += 1
             continue
@@ -286,9 +286,9 @@ def _unplaced_spans(order: Sequence[PlannedImage | PlannedVideo]) -> Iterator[Im
                 tokens=group.plan.tokens,
                 key=group.key,
                 grid=group.plan.grid,
-                kept_cells=group.plan.kept,
+                kept_cells=group.plan.kept_cells,
                 time=clip.times[group.number],
-                has_more=clip.joined and group is not groups[-1],
+                has_more=clip.is_contiguous and group is not groups[-1],
             )
 
 
@@ -297,7 +297,7 @@ def _check_visual(videos: Sequence[PlannedVideo], limit: int | None) -> None:
 
     That text may have hundreds of thousands of tokens.
     """
-    tokens = sum(video.plan.kept for video in videos)
+    tokens = sum(video.plan.kept_tokens for video in videos)
     if limit is not None and tokens >= limit:
         raise PromptTooLong(
             f"the videos have {tokens} tokens ({'; '.join(video.cost for video in videos)}); "

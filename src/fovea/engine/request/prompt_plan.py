@@ -27,7 +27,7 @@ class PlannedImage:
     plan: VisualPlan
     key: str
     budget: PixelBudget = PixelBudget("high")
-    reason: str = "asked for"
+    reason: str = "the request sets it"
     reduction: tuple[str, int] | None = None
 
     @property
@@ -39,7 +39,11 @@ class PlannedImage:
         reduction = self.plan.reduction
         if reduction is None:
             return self.key
-        return f"{reduction.whole}\x00in parts" if METHODS[reduction.method].by_region else reduction.whole
+        return (
+            f"{reduction.whole_key}\x00in parts"
+            if METHODS[reduction.method].by_region
+            else reduction.whole_key
+        )
 
     @property
     def use(self) -> ImageUse:

@@ -1,9 +1,11 @@
-"""Decides how many visual tokens each image of a request gets, and by which method, from the request or the policy.
+"""Decides how many visual tokens each image of a request gets, and by which method.
 
-The number follows from shape and ratio alone, so a prompt's length is known before any pixel is read. There are two
-exceptions: no number is given and relevance has to find one, and images that share a budget (`views`). Everything that
-changes which tokens an image has (method, number, for some methods the question) is part of the image's key, and so of
-the key of its KV.
+The request names method and number; if it does not, the configuration does.
+
+The number follows from shape and ratio alone, so a prompt's length is known before any pixel is read. There
+are two exceptions, in which the pixels decide: relevance without a number, and images that share a budget
+(`views`). Everything that changes which tokens an image has (method, number, for some methods the question)
+is part of the image's key, and so of the key of its KV.
 """
 
 from __future__ import annotations
@@ -16,22 +18,22 @@ from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.image import Image, PixelBudget, VisualTokens
 from fovea.core.types import ImagePart
 from fovea.engine.vision.processor.base import Capabilities, ImageProcessor, Reduction, VisualPlan
-from fovea.engine.visual_budget.methods import METHODS, PARAM, Method, keep_count, settled
+from fovea.engine.visual_budget.methods import METHODS, PARAM, Method, keep_count, resolve_preset
 from fovea.engine.visual_budget.views import SharingImage, share_budget
 from fovea.relevance.naming import Turn, last_mentions
 
 QUESTION_IDS = 64
-"""Relevance looks at the last so many token ids of the question."""
+"""Methods that use the question read at most so many token ids, from its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """The parts of a request, beside its images, that decide about visual tokens.
+    """The parts of a request that decide about visual tokens, apart from its images.
 
-    question: everything that the user says.
+    question: the user's text of all turns.
     salt: the request's cache salt.
-    load: of the engine, from 0 on.
-    turns: what the user says, turn by turn.
+    load: the engine's load, 0 or more.
+    turns: the user's turns.
     """
 
     question: str
@@ -40,7 +42,7 @@ class RequestContext:
     turns: tuple[Turn, ...] = ()
 
     def key(self, image: Image, plan: VisualPlan) -> str:
-        """The key of an image with that plan in the encoder-output cache."""
+        """The key of an image with this plan in the encoder-output cache."""
         return f"{self.salt}\x00{image.identity}\x00{plan.key}"
 
 
@@ -61,25 +63,28 @@ class VisualBudget:
         processor: ImageProcessor,
         encode: Callable[[str], list[int]],
         visual: VisualTokens | None,
-        learned: str = "",
+        relevance_digest: str = "",
     ) -> None:
-        """Raises ConfigError for a policy that this model's images cannot follow.
+        """Raises ConfigError if `visual` names a method that this model's images do not support.
 
-        encode: token ids of a text.
-        visual: the policy for images whose request does not choose; None: all tokens.
-        learned: digest of the relevance head; part of the key, because another head picks other tokens.
+        encode: maps a text to token ids.
+        visual: the method for images whose request names none; None: they keep all tokens.
+        relevance_digest: digest of the relevance head. It is part of the keys, because another head chooses
+            other tokens.
         """
         self._capabilities = processor.capabilities
         self._encode = encode
         self._methods = possible_methods(self._capabilities)
-        self._visual = None if visual is None else settled(visual, self._methods)
-        self._learned = learned
+        self._visual = None if visual is None else resolve_preset(visual, self._methods)
+        self._relevance_digest = relevance_digest
         if self._visual is not None:
             self.check_setting("visual_tokens", self._visual.method)
 
     def check_setting(self, setting: str, method: str) -> None:
-        """Raise ConfigError if a setting names a method that this model's images cannot follow. Otherwise the engine would
-        refuse requests for something that they did not ask for."""
+        """Raise ConfigError if a setting names a method that this model's images do not support.
+
+        Otherwise requests would be refused because of a method that they do not name.
+        """
         refusal = _refusal(self._methods, method)
         if refusal is not None:
             raise ConfigError(f"{setting}: {refusal}", param=setting)
@@ -89,7 +94,9 @@ class VisualBudget:
     ) -> list[ReducedPlan | None]:
         """Plan all images of a request. Images with method `views` and the same numbers share one budget.
 
-        plans: with all tokens. Returns None for an image that keeps all of them. Raises InvalidRequest.
+        plans: plans with all tokens, in the order of `pictures`.
+
+        Returns None for an image that keeps all tokens. Raises InvalidRequest.
         """
         reduced = [
             self.reduce(part.image, plan, part.budget, context)
@@ -98,7 +105,7 @@ class VisualBudget:
         groups: dict[tuple[float | None, int | None], list[int]] = {}
         for number, part in enumerate(pictures):
             wish = self._wish(part.budget)
-            if wish is not None and METHODS[wish.method].after == "views":
+            if wish is not None and METHODS[wish.method].kind == "views":
                 groups.setdefault((wish.keep, wish.budget), []).append(number)
         mentions = last_mentions(context.turns, len(pictures)) if groups else []
         for (keep, budget), numbers in groups.items():
@@ -113,34 +120,39 @@ class VisualBudget:
     def reduce(
         self, image: Image, plan: VisualPlan, budget: PixelBudget, context: RequestContext
     ) -> ReducedPlan | None:
-        """Plan one image by itself; `views` then leaves nothing out. None: it keeps all tokens. Raises InvalidRequest."""
+        """Plan one image without the others of its request; for the method `views` it keeps all tokens.
+
+        Returns None if the image keeps all tokens. Raises InvalidRequest.
+        """
         wish = self._wish(budget)
-        if wish is None or METHODS[wish.method].after == "views":
+        if wish is None or METHODS[wish.method].kind == "views":
             return None
         method = METHODS[wish.method]
-        keep = self._count(image, plan, wish)
+        keep = self._count_tokens(image, plan, wish)
         regions = self._capabilities.regions
         if budget.visual is None and method.by_region and regions is not None:
-            keep = max(keep, regions.fewest_tokens)  # the request did not ask for less than the model can do
+            # The number is the operator's, not the request's, so too small a number is raised and not
+            # refused.
+            keep = max(keep, regions.fewest_tokens)
         if keep >= plan.tokens:
             return None
         refusal = _refusal(self._methods, method.name)
         if refusal is not None:
             raise InvalidRequest(f"{PARAM}: {refusal}", param=PARAM)
-        if method.after == "resize":
-            return self._resized(image, plan, budget, keep, context)
+        if method.kind == "resize":
+            return self._plan_smaller(image, plan, budget, keep, context)
         self._check_fewest(plan, method, keep)
-        return self._with_reduction(image, plan, method, keep, context)
+        return self._add_reduction(image, plan, method, keep, context)
 
-    def _with_reduction(
+    def _add_reduction(
         self, image: Image, plan: VisualPlan, method: Method, keep: int, context: RequestContext
     ) -> ReducedPlan:
-        """The plan with `keep` tokens and a `Reduction` that tells the encoder how to choose them."""
+        """The plan with `keep` tokens, and with a `Reduction` that tells the encoder how to choose them."""
         words = method.query_aware and context.question.strip()
         load = round(4 * min(1.0, context.load)) / 4 if method.by_region else 0.0
         marks = [plan.key, method.name, str(keep)]
         if method.by_region:
-            marks += [f"load={load}", self._learned]
+            marks += [f"load={load}", self._relevance_digest]
         if words:
             marks.append(hashlib.sha256(context.question.encode()).hexdigest())
         key = f"{context.salt}\x00{image.identity}\x00{';'.join(marks)}"
@@ -151,7 +163,7 @@ class VisualBudget:
             key,
             salt=context.salt,
             question=context.question if words else "",
-            words=tuple(self._encode(context.question)[-QUESTION_IDS:]) if words else (),
+            word_ids=tuple(self._encode(context.question)[-QUESTION_IDS:]) if words else (),
             load=load,
         )
         marker = plan.text[: len(plan.text) // plan.tokens]
@@ -159,13 +171,16 @@ class VisualBudget:
         return ReducedPlan(reduced, key, method.name)
 
     def _wish(self, budget: PixelBudget) -> VisualTokens | None:
-        """Method and numbers of the request, else of the policy; None: all tokens. Raises InvalidRequest."""
-        return self._visual if budget.visual is None else settled(budget.visual, self._methods)
+        """Method and numbers of the request, or of the configuration if the request has none.
+
+        Returns None if all tokens are kept. Raises InvalidRequest.
+        """
+        return self._visual if budget.visual is None else resolve_preset(budget.visual, self._methods)
 
     def _share(
         self, images: Sequence[SharingImage], keep: float | None, budget: int | None, context: RequestContext
     ) -> list[ReducedPlan | None]:
-        """Plan images that share a budget. A share (`keep`) is at least one token per image."""
+        """Plan images that share a budget. If it is a share (`keep`), it is at least one token per image."""
         full, least = sum(entry.plan.tokens for entry in images), len(images)
         total = max(least, keep_count(full, 0.5 if keep is None else keep)) if budget is None else budget
         if least == 1 or total >= full:
@@ -176,7 +191,8 @@ class VisualBudget:
             raise InvalidRequest(f"{PARAM}: {refusal}", param=PARAM)
         if total < least:
             raise InvalidRequest(
-                f"{PARAM}: {total} tokens for {least} images, of which {name} shows each; accepted: {least} or more",
+                f"{PARAM}: {total} tokens for {least} images; {name} gives each image a token or more; "
+                f"accepted: {least} or more",
                 param=PARAM,
             )
         assert self._capabilities.resize is not None
@@ -188,10 +204,10 @@ class VisualBudget:
             for entry, plan in zip(images, plans, strict=True)
         ]
 
-    def _resized(
+    def _plan_smaller(
         self, image: Image, plan: VisualPlan, budget: PixelBudget, keep: int, context: RequestContext
     ) -> ReducedPlan | None:
-        """The largest plan of at most `keep` tokens; None: there is no smaller one."""
+        """The largest plan of at most `keep` tokens. None: no plan is smaller than this one."""
         assert self._capabilities.resize is not None
         smaller = self._capabilities.resize.shrink(plan, budget, keep)
         if smaller.tokens >= plan.tokens:
@@ -203,12 +219,12 @@ class VisualBudget:
         if method.by_region and regions is not None and keep < regions.fewest_tokens:
             fewest = regions.fewest_tokens
             raise InvalidRequest(
-                f"{PARAM}: {keep} of {plan.tokens} tokens; this model's view of the whole image has {fewest - 1}, which "
-                f"{method.name} always keeps, so {fewest} or more are accepted",
+                f"{PARAM}: {keep} of {plan.tokens} tokens; this model's view of the whole image has "
+                f"{fewest - 1}, which {method.name} always keeps; accepted: {fewest} or more",
                 param=PARAM,
             )
 
-    def _count(self, image: Image, plan: VisualPlan, wish: VisualTokens) -> int:
+    def _count_tokens(self, image: Image, plan: VisualPlan, wish: VisualTokens) -> int:
         regions = self._capabilities.regions
         if wish.budget is not None:
             return min(plan.tokens, wish.budget)
@@ -218,7 +234,7 @@ class VisualBudget:
 
 
 def possible_methods(capabilities: Capabilities) -> tuple[str, ...]:
-    """Names of the methods that images with these capabilities can follow."""
+    """Names of the methods that images with these capabilities support, in the order of `METHODS`."""
     return tuple(name for name, method in METHODS.items() if _is_possible(method, capabilities))
 
 
@@ -233,16 +249,19 @@ def _is_possible(method: Method, can: Capabilities) -> bool:
 
 
 def _refusal(possible: tuple[str, ...], name: str) -> str | None:
-    """Why a model's images cannot follow the method; None: they can."""
+    """Why a model's images do not support the method, for an error message; None: they support it."""
     if name in possible:
         return None
     if not possible:
-        return "this model writes text between the tiles of an image, which cannot be left out; accepted: all tokens"
+        return (
+            "this model writes text between the tiles of an image, which cannot be left out; "
+            "accepted: all tokens"
+        )
     method = METHODS[name]
     if method.makes_smaller:
         why = "this model's images have fixed sizes and cannot be made smaller"
     elif method.looks_into_encoder:
-        why = f"{name} needs the attention inside the vision encoder, which this model does not give"
+        why = f"{name} needs the attention inside the vision encoder, which this model does not provide"
     else:
-        why = f"{name} needs images that can be seen region by region, which this model cannot do"
+        why = f"{name} encodes images region by region, which this model does not support"
     return f"{why}; accepted: {', '.join(possible)} (docs/models.md has the models)"

@@ -1,6 +1,7 @@
-"""At which level an image is looked at whose request says `detail: auto`: a policy reads the question, load may lower it.
+"""Decides the detail level of images whose request says `detail: auto`.
 
-A request that names a level or pixels gets what it names. Every choice carries its reason, which the answer discloses.
+A policy reads the question, and load may lower the level. A request that names a level or pixels gets what it
+names. Every decision carries its reason, which the answer reports.
 """
 
 from __future__ import annotations
@@ -10,36 +11,48 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from fovea.core.image import LEVELS, Level, PixelBudget, VisualTokens
-from fovea.engine.visual_budget.methods import policy, settled
+from fovea.engine.visual_budget.methods import read_policy, resolve_preset
 
-if TYPE_CHECKING:  # the settings check names of methods, so they import this package
+if TYPE_CHECKING:  # the settings import this package, to check names of methods
     from fovea.engine.config import VisualSettings
 
-KEPT_UNDER_LOAD = 0.5, 0.25
+SHARES_UNDER_LOAD = 0.5, 0.25
+"""Shares of the usual visual tokens that images keep after one and two steps down."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LevelDecision:
+    """A detail level, and why it was chosen."""
+
     level: Level
     reason: str
 
 
 class DetailPolicy(Protocol):
-    def choose(self, question: str) -> Choice:
-        """question: all that the user said in the conversation; empty where an image is encoded ahead of any."""
+    """Decides the level of images with `detail: auto`."""
+
+    def choose(self, question: str) -> LevelDecision:
+        """Decide by the question.
+
+        question: the user's text of all turns; empty if an image is encoded before any question is known.
+        """
         ...
 
 
-class Full:
-    """What the model was made for. Loses nothing, so it is the default."""
+class FullDetail:
+    """Always the model's own resolution. It loses nothing, so it is the default."""
 
-    def choose(self, question: str) -> Choice:
-        return Choice("high", "auto is the model's own resolution here")
+    def choose(self, question: str) -> LevelDecision:
+        return LevelDecision("high", "auto is the model's own resolution here")
 
 
-class Keywords:
-    """Words of the question (English) tell how closely to look: high for text and small things, medium for counting and
-    places, low for the rest. All turns count, so that the level of a conversation only rises, and its KV stays good.
+class KeywordDetail:
+    """Decides by English words of the question.
+
+    The level is high for text and small things, medium for counting and places, and low otherwise.
+
+    It reads the words of all turns, so the level never falls during a conversation, and the conversation's KV
+    stays valid.
     """
 
     high = (
@@ -63,47 +76,54 @@ class Keywords:
             ("medium", _any_of(self.medium)),
         )
 
-    def choose(self, question: str) -> Choice:
+    def choose(self, question: str) -> LevelDecision:
         if not question.strip():
-            return Choice("high", "nothing is asked yet")
+            return LevelDecision("high", "there is no question yet")
         for level, words in self._patterns:
-            found = words.search(question)
-            if found:
-                return Choice(level, f"the question says {found.group().lower()!r}")
-        return Choice("low", "no word of the question asks for more")
+            match = words.search(question)
+            if match:
+                return LevelDecision(level, f"the question says {match.group().lower()!r}")
+        return LevelDecision("low", "no word of the question needs a higher level")
 
 
 def _any_of(words: tuple[str, ...]) -> re.Pattern[str]:
-    """Whole words with the usual endings: "reading" and "details", not "thread"."""
+    """A pattern for whole words with the usual endings: "reading" and "details", but not "thread"."""
     return re.compile(rf"\b(?:{'|'.join(words)})(?:s|ed|er|est|ing)?\b", re.IGNORECASE)
 
 
-DETAIL_POLICIES: dict[str, type[DetailPolicy]] = {"full": Full, "keywords": Keywords}
+DETAIL_POLICIES: dict[str, type[DetailPolicy]] = {"full": FullDetail, "keywords": KeywordDetail}
 
 
 @dataclass(frozen=True, slots=True)
 class DetailRule:
-    """policy: for `auto`. degrade_from: the load from which `auto` loses a level, and half way from there to 1 another;
-    0: never. Load is what requests in flight may come to take of the engine, see `engine.admission`.
+    """Turns `detail: auto` into a level.
 
-    degrade_by: "detail", or the method by which images rather lose tokens: half of them, then three quarters, of those that
-    the engine's policy leaves: `usual`, a share. A request that says how many it wants gets them, at the level of its `auto`.
+    Under load, images lose a level, or some of their visual tokens. The load is the share of the engine's
+    room that the requests in flight may come to use (`engine.request.admission`).
+
+    policy: decides the level without load.
+    degrade_from: load from which the level is one lower; half way from there to 1 it is two lower. 0: never.
+    degrade_by: "detail": the level is lowered. Otherwise a method of reduction: the level stays, and images
+        keep SHARES_UNDER_LOAD of their usual tokens. An image whose request names a method or a number keeps
+        what the request names.
+    usual_share: share of the tokens that images keep without load.
     """
 
     policy: DetailPolicy
     degrade_from: float = 0.0
     degrade_by: str = "detail"
-    usual: float = 1.0
+    usual_share: float = 1.0
 
     @property
     def lossless(self) -> bool:
-        return isinstance(self.policy, Full) and not self.degrade_from
+        """Whether `auto` is always the model's own resolution."""
+        return isinstance(self.policy, FullDetail) and not self.degrade_from
 
     @classmethod
     def of(cls, settings: VisualSettings) -> DetailRule:
-        """The rule that the engine's settings describe."""
-        wish = policy(settings.visual_tokens)
-        visual = None if wish is None else settled(wish)
+        """The rule for these settings."""
+        wish = read_policy(settings.visual_tokens)
+        visual = None if wish is None else resolve_preset(wish)
         return cls(
             DETAIL_POLICIES[settings.detail_policy](),
             settings.degrade_from,
@@ -112,17 +132,21 @@ class DetailRule:
         )
 
     def settle(self, budget: PixelBudget, question: str, load: float) -> tuple[PixelBudget, str]:
-        """The budget with a level in place of `auto`, and why it is that level."""
+        """Return the budget with a level in place of `auto`, and the reason for that level.
+
+        question: the user's text of all turns.
+        load: the engine's load, 0 or more.
+        """
         if budget.explicit:
-            return budget, "pixels were asked for"
+            return budget, "the request sets pixels"
         if budget.detail != "auto":
-            return budget, "asked for"
+            return budget, "the request sets it"
         choice = self.policy.choose(question)
         down = self._steps_down(load)
         if self.degrade_by != "detail":
             if not down or budget.visual is not None:
                 return replace(budget, detail=choice.level), choice.reason
-            wish = VisualTokens(self.degrade_by, keep=self.usual * KEPT_UNDER_LOAD[down - 1])
+            wish = VisualTokens(self.degrade_by, keep=self.usual_share * SHARES_UNDER_LOAD[down - 1])
             reason = f"{choice.reason}; {wish.keep:g} of its tokens at a load of {load:.2f}"
             return replace(budget, detail=choice.level, visual=wish), reason
         rank = max(0, LEVELS.index(choice.level) - down)

@@ -1,8 +1,8 @@
-"""Which ways there are to spend fewer visual tokens, and how many are kept: names and arithmetic, no tensors.
+"""The methods of reducing visual tokens, and how many tokens are kept: names and arithmetic, no tensors.
 
-How many tokens an image keeps follows from its shape and the ratio alone, so that a prompt is laid out, and its cost known,
-before a pixel is seen; pixels (and, where a method is query-aware, words) only say which. But of several images that share a
-budget (views) they say how many each gets.
+The number of tokens that an image keeps follows from its shape and the ratio alone. So a prompt is laid out,
+and its cost known, before any pixel is read. The pixels (and the question, if the method uses it) only decide
+which tokens are kept. The exception is `views`: there they decide how many tokens each image gets.
 """
 
 from __future__ import annotations
@@ -18,57 +18,66 @@ from fovea.core.errors import InvalidRequest
 from fovea.core.image import VisualTokens
 
 PARAM = "visual_tokens"
+"""The request's parameter, for error messages."""
 Need = Literal["query", "attention", "keys", "probe"]
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One way to spend fewer visual tokens.
+    """One method of reducing visual tokens.
 
-    query_aware: which tokens are kept depends on the user's words, which are then part of the KV's key (but of views, where
-        the key is that of the picture as it is shown). The encoder's output is not changed by any method after it and stays
-        good for every question.
-    for_text: false where fine print is known to get lost, so that a user has to ask for it by name.
-    after: what has to be done first. "resize": the picture is made smaller, and the encoder's work with it. "encoder": tokens
-        are left out of the encoder's output. "relevance": regions are chosen before the encoder sees them. "views": some
-        of a request's images are made smaller, which share one budget; a request with one image keeps all of it.
-    needs: what it looks at beside the visual tokens; see `base.ReductionInput`. Without a query (there are no words, or none yet) a
-        method that needs one does what its query-agnostic twin does.
-    merges: tokens that are not kept are averaged into kept ones instead of being dropped.
+    query_aware: the result depends on the question. The question is then part of the image's key and of its
+        KV's key. The exception is `views`, where the key is that of the picture at its size. No method of the
+        kind "encoder" changes the encoder's whole output, which stays valid for every question.
+    for_text: false for methods that are known to lose small text. No preset uses them, so a user must name
+        them.
+    kind: how the method works:
+        "resize": the picture is made smaller, so the encoder also has less work.
+        "encoder": tokens are left out of the encoder's output.
+        "relevance": regions are chosen, and only these are encoded.
+        "views": some of a request's images are made smaller, so that all share one budget. A single image
+            keeps all tokens.
+    needs: the inputs that the method reads beside the visual tokens (`reduce.base.ReductionInput`). Without a
+        question, a method that needs a query works like its variant without one.
+    merges: the tokens that are not kept are averaged into kept ones; otherwise they are dropped.
     """
 
     name: str
     query_aware: bool = False
     for_text: bool = True
-    after: Literal["resize", "encoder", "relevance", "views"] = "encoder"
+    kind: Literal["resize", "encoder", "relevance", "views"] = "encoder"
     needs: frozenset[Need] = frozenset()
     merges: bool = False
 
     @property
     def by_region(self) -> bool:
-        """Whether it chooses before the encoder, region by region."""
-        return self.after == "relevance"
+        """Whether it chooses regions before they are encoded."""
+        return self.kind == "relevance"
 
     @property
     def makes_smaller(self) -> bool:
-        """Whether it makes pictures smaller instead of leaving out tokens."""
-        return self.after in ("resize", "views")
+        """Whether it makes pictures smaller and leaves out no tokens."""
+        return self.kind in ("resize", "views")
 
     @property
     def looks_into_encoder(self) -> bool:
-        """Whether it needs attention or keys from inside the vision tower."""
+        """Whether it reads attention or keys inside the vision tower."""
         return bool(self.needs & {"attention", "keys"})
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A method and its ratio under one name. method: None where every token is kept. otherwise: the method for models whose
-    images cannot follow it."""
+    """A method and its ratio under one name.
+
+    method: None: every token is kept.
+    keep: share of the tokens that is kept.
+    fallback: the method for models whose images do not support `method`; None: there is no other.
+    """
 
     name: str
     method: str | None
     keep: float
-    otherwise: str | None = None
+    fallback: str | None = None
 
 
 def _table(*methods: Method) -> Mapping[str, Method]:
@@ -76,7 +85,7 @@ def _table(*methods: Method) -> Mapping[str, Method]:
 
 
 METHODS: Mapping[str, Method] = _table(
-    Method("resize", after="resize"),
+    Method("resize", kind="resize"),
     Method("uniform"),
     Method("random"),
     Method("dart"),
@@ -87,23 +96,24 @@ METHODS: Mapping[str, Method] = _table(
     Method("visionzip", needs=frozenset({"attention", "keys"}), merges=True),
     Method("tome", merges=True),
     Method("fastv", query_aware=True, for_text=False, needs=frozenset({"probe"})),
-    Method("relevance", query_aware=True, after="relevance"),
-    Method("views", query_aware=True, after="views"),
+    Method("relevance", query_aware=True, kind="relevance"),
+    Method("views", query_aware=True, kind="views"),
 )
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
-        # Fine print suffers first from every method, so whoever reads documents lowers max_pixels instead.
+        # Every method loses small text first. For documents, a lower max_pixels is the better way to save
+        # tokens.
         "document": Preset("document", None, 1.0),
-        # Of methods that leave the KV to all questions about an image, this one loses least (docs/relevance.md).
+        # Among the methods whose KV serves all questions about an image, dpp loses least (docs/relevance.md).
         "general": Preset("general", "dpp", 0.75),
-        # The one that saves the encoder's time, too, and most of the first token's is that.
-        "fast": Preset("fast", "relevance", 0.5, otherwise="dpp"),
+        # relevance also saves the encoder's time, which is most of the time to first token.
+        "fast": Preset("fast", "relevance", 0.5, fallback="dpp"),
     }
 )
 
 
-def method(name: str) -> Method:
-    """Raises InvalidRequest for a name that there is not."""
+def find_method(name: str) -> Method:
+    """The method of that name. Raises InvalidRequest for an unknown name."""
     if name not in METHODS:
         raise InvalidRequest(
             f"{PARAM}: there is no method {name!r}; accepted: {', '.join(METHODS)}", param=PARAM
@@ -111,30 +121,35 @@ def method(name: str) -> Method:
     return METHODS[name]
 
 
-def settled(wish: VisualTokens, accepted: Container[str] = METHODS) -> VisualTokens | None:
-    """A wish with a method's name in place of a preset's; None: all tokens stay. accepted: methods for this model's images.
+def resolve_preset(wish: VisualTokens, accepted: Container[str] = METHODS) -> VisualTokens | None:
+    """Replace a preset's name by its method and ratio. Returns None if all tokens are kept.
 
-    Raises InvalidRequest."""
+    wish: names a method, which is returned unchanged, or a preset.
+    accepted: the methods that the model's images support. A preset uses its fallback if its method is not
+        among them.
+
+    Raises InvalidRequest for an unknown name, and for numbers beside a preset.
+    """
     if wish.method not in PRESETS:
-        method(wish.method)
+        find_method(wish.method)
         return wish
     if wish.keep is not None or wish.budget is not None:
         raise InvalidRequest(
-            f"{PARAM}: the preset {wish.method} says how much is kept; send neither keep nor budget beside it",
+            f"{PARAM}: the preset {wish.method} sets how much is kept; send neither keep nor budget with it",
             param=PARAM,
         )
-    chosen = PRESETS[wish.method]
-    if chosen.method is None:
+    preset = PRESETS[wish.method]
+    if preset.method is None:
         return None
-    name = chosen.method if chosen.method in accepted else chosen.otherwise or chosen.method
-    return replace(wish, method=name, keep=chosen.keep)
+    name = preset.method if preset.method in accepted else preset.fallback or preset.method
+    return replace(wish, method=name, keep=preset.keep)
 
 
-def policy(text: str) -> VisualTokens | None:
-    """What an operator writes: "off", a preset, or METHOD:SHARE ("relevance:0.5"); None: all tokens stay. A preset is still
-    to be settled, for a model.
+def read_policy(text: str) -> VisualTokens | None:
+    """Read a setting's value: "off", a preset, or METHOD:SHARE ("relevance:0.5").
 
-    Raises InvalidRequest.
+    Returns None if all tokens are kept. A preset is returned by name; `resolve_preset` replaces it when the
+    model is known. Raises InvalidRequest.
     """
     if text == "off":
         return None
@@ -142,7 +157,7 @@ def policy(text: str) -> VisualTokens | None:
         return None if PRESETS[text].method is None else VisualTokens(text)
     name, _, share = text.partition(":")
     try:
-        return VisualTokens(method(name).name, keep=float(share or "0.5"))
+        return VisualTokens(find_method(name).name, keep=float(share or "0.5"))
     except ValueError:
         raise InvalidRequest(
             f"{PARAM}: {share!r} is no share; accepted: more than 0, at most 1", param=PARAM
@@ -150,10 +165,10 @@ def policy(text: str) -> VisualTokens | None:
 
 
 def keep_count(tokens: int, ratio: float) -> int:
-    """How many of an image's tokens are kept: tokens * ratio, rounded up, at least 1, so that no image of several starves.
+    """Number of an image's tokens that are kept: tokens * ratio, rounded up, so at least 1.
 
-    The ratio is taken as it is written: 0.07 of 100 tokens is 7, not the 8 of binary fractions.
-    Raises InvalidRequest unless 0 < ratio <= 1.
+    The ratio is used as its decimal digits say: 0.07 of 100 tokens is 7. As a binary fraction, 0.07 is a
+    little more, and the result would be 8. Raises InvalidRequest unless 0 < ratio <= 1.
     """
     if not 0 < ratio <= 1:
         raise InvalidRequest(f"{PARAM}: keep is {ratio!r}; accepted: more than 0, at most 1", param=PARAM)

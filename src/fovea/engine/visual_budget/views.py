@@ -1,7 +1,8 @@
-"""Several images of a request share one budget: which are looked at closely, decided before the prompt is laid out.
+"""Divides one budget of visual tokens between several images of a request, before the prompt is laid out.
 
-Each image keeps its own plan or gets a smaller one of the same processor, and its key with it. So an image that is looked
-at closely shares the caches of one that nothing was left out of.
+Some images are encoded closely, the others as glances. Each image keeps its own plan, or gets a smaller plan
+of the same processor with the key of that plan. So an image that keeps its plan has the same cache entries as
+in any other request.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fovea.core.image import Image, PixelBudget
-from fovea.engine.vision.processor.any_size_regions import glimpse
+from fovea.engine.vision.processor.any_size_regions import survey_coarsely
 from fovea.engine.vision.processor.base import ResizingProcessor, VisualPlan
 from fovea.relevance.views import GLANCES, Sizes, allot, rank, score_view
 
@@ -19,8 +20,9 @@ from fovea.relevance.views import GLANCES, Sizes, allot, rank, score_view
 class SharingImage:
     """One of the images that share a budget.
 
-    plan: the plan with all of its tokens.
-    mention: the last turn that names the image; -1: no turn does.
+    plan: the plan with all tokens.
+    budget: the pixel budget that the plan was made with.
+    mention: number of the last turn that names the image; -1: no turn does.
     """
 
     image: Image
@@ -32,11 +34,12 @@ class SharingImage:
 def share_budget(
     processor: ResizingProcessor, images: Sequence[SharingImage], question: str, total: int
 ) -> list[VisualPlan]:
-    """A plan for each image, with `total` tokens at most together and one for each at least.
+    """Return a plan for each image: at most `total` tokens together, and at least one token each.
 
-    CPU-bound, some milliseconds per image.
+    Images that the user named last are encoded closely first, then those whose content fits the question
+    best. CPU-bound, some milliseconds per image.
     """
-    scores = [score_view(glimpse(processor, entry.image, entry.plan), question) for entry in images]
+    scores = [score_view(survey_coarsely(processor, entry.image, entry.plan), question) for entry in images]
     mentions = [entry.mention for entry in images]
     order = rank(mentions, scores, [entry.image.identity for entry in images])
     glances = [
@@ -46,8 +49,8 @@ def share_budget(
         Sizes(entry.plan.tokens, tuple(plan.tokens for plan in plans))
         for entry, plans in zip(images, glances, strict=True)
     ]
-    wanted = mentions.count(max(mentions)) if max(mentions) >= 0 else 1
-    allotment = allot(sizes, order, wanted, total)
+    close_count = mentions.count(max(mentions)) if max(mentions) >= 0 else 1
+    allotment = allot(sizes, order, close_count, total)
     plans = [plans[allotment.glance] for plans in glances]
     for number, most in allotment.close.items():
         closer = processor.shrink(images[number].plan, images[number].budget, most)

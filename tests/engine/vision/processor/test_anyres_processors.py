@@ -22,7 +22,7 @@ from transformers.models.llava_onevision.processing_llava_onevision import Llava
 from fovea.core.errors import CheckpointError, InvalidRequest
 from fovea.core.image import PixelBudget
 from fovea.engine.vision.processor import build
-from fovea.engine.vision.processor.anyres import best_canvas, unpadded
+from fovea.engine.vision.processor.anyres import best_canvas, size_without_border
 
 NEXT: dict[str, Any] = {
     "aspect_ratio_setting": "anyres",
@@ -164,7 +164,7 @@ def test_unpadded_equals_what_their_model_keeps(width, height, rows, columns):
     torch = pytest.importorskip("torch")
     features = torch.empty((1, 24 * rows, 24 * columns), device="meta")
     kept = unpad_image(features, (height, width)).shape[1:]
-    assert unpadded(height, width, 24 * rows, 24 * columns) == tuple(kept)
+    assert size_without_border(height, width, 24 * rows, 24 * columns) == tuple(kept)
 
 
 @given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 6_000_000), st.sampled_from(sorted(KINDS)))

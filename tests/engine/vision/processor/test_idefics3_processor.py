@@ -125,7 +125,7 @@ def test_resizes_equal_theirs(width, height, edge):
     theirs = ShapesOnly(**options(config))
     resized = theirs.resize(Shape(height, width), SimpleNamespace(longest_edge=edge))
     whole = theirs.resize_for_vision_encoder(resized, 364)
-    assert plan.resized == (resized.shape[-2:], whole.shape[-2:])
+    assert plan.sizes == (resized.shape[-2:], whole.shape[-2:])
 
 
 class Shape:
@@ -182,9 +182,9 @@ def test_max_pixels_is_never_exceeded(width, height, most):
     processor = build("smolvlm", SMOL, SMOL_MODEL)
     plan = processor.plan(width, height, PixelBudget(max_pixels=most))
     auto = processor.plan(width, height, PixelBudget())
-    assert plan.resized[1][0] * plan.resized[1][1] <= most
+    assert plan.sizes[1][0] * plan.sizes[1][1] <= most
     assert plan.tokens <= auto.tokens
-    if auto.resized[1][0] * auto.resized[1][1] <= most:
+    if auto.sizes[1][0] * auto.sizes[1][1] <= most:
         assert plan == auto
     assert auto == processor.plan(width, height, PixelBudget(detail="high"))
 

@@ -140,7 +140,7 @@ def test_max_pixels_is_never_exceeded_and_else_is_theirs(width, height, most):
     if max(height, width) > 200 * min(height, width):
         return
     plan = processor.plan(width, height, PixelBudget(max_pixels=most))
-    got_height, got_width = plan.resized[0]
+    got_height, got_width = plan.sizes[0]
     assert 784 <= got_height * got_width <= most
     assert got_height % 28 == got_width % 28 == 0
     assert plan.tokens == got_height * got_width // 784
@@ -159,7 +159,7 @@ def test_min_pixels_is_met_below_a_distant_maximum(width, height, least, kind):
     if max(height, width) > 200 * min(height, width):
         return
     plan = build(kind, KINDS[kind], {}).plan(width, height, PixelBudget(min_pixels=least))
-    assert plan.resized[0][0] * plan.resized[0][1] >= least
+    assert plan.sizes[0][0] * plan.sizes[0][1] >= least
 
 
 @given(st.integers(1, 4000), st.integers(1, 4000), st.sampled_from(["qwen2_vl", "qwen3_vl"]))

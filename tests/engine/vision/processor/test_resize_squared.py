@@ -7,7 +7,7 @@ import PIL.Image
 import pytest
 from PIL.Image import Resampling
 
-from fovea.engine.vision.processor.pixels import picture, resize, resize_squared, squared
+from fovea.engine.vision.processor.pixels import make_square, picture, resize, resize_squared
 
 
 @pytest.mark.parametrize("resample", Resampling, ids=lambda resample: resample.name)
@@ -17,7 +17,7 @@ from fovea.engine.vision.processor.pixels import picture, resize, resize_squared
 def test_equals_the_naive_twin(size, resample, make_image):
     source = picture(make_image(*size))
     for height, width in ((384, 384), (224, 224), (max(size), max(size)), (10, 900)):
-        naive = resize(squared(source, (122, 116, 104)), height, width, resample)
+        naive = resize(make_square(source, (122, 116, 104)), height, width, resample)
         banded = resize_squared(source, (122, 116, 104), height, width, resample)
         assert np.array_equal(np.asarray(naive), np.asarray(banded))
 

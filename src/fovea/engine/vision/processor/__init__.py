@@ -1,8 +1,11 @@
-"""From decoded pixels to what a vision encoder reads: one file per kind of model, numpy and PIL only.
+"""Image and video processors: from decoded pixels to the input of a vision encoder. It must not import torch.
 
-`build` picks the kind by the checkpoint's `model_type`. A processor first makes a `VisualPlan` from an image's
-dimensions alone (how many tokens, which prompt text, which cache key), and later turns pixels into arrays.
-Results equal those of the checkpoint's own Hugging Face PIL processor bit for bit at the default budget.
+There is one file per kind of model, with numpy and PIL only.
+
+`build` picks the kind by the checkpoint's `model_type`. A processor first makes a `VisualPlan` from an
+image's dimensions alone (how many tokens, which prompt text, which cache key), and later turns pixels into
+arrays. Results equal those of the checkpoint's own Hugging Face PIL processor bit for bit at the default
+budget.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Images seen region by region, for processors that prepare pictures of any size."""
+"""Prepares images for encoding region by region, for towers that take pictures of any size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL.Image import Resampling
 
 from fovea.core.image import Image
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan, expect_planned
-from fovea.engine.vision.processor.pixels import resized_bytes
+from fovea.engine.vision.processor.pixels import resize_to_bytes
 from fovea.engine.vision.processor.surveys import survey_arrays
 from fovea.relevance.attending import entropy_total
 from fovea.relevance.balancing import Ways
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AnySizeRegions:
-    """Implements `base.RegionProcessor`. Pixels stay bytes, from which any region can be cut."""
+    """A `base.RegionProcessor` that keeps the pixels as bytes, from which any region can be cut out."""
 
     processor: AnySizeProcessor
     fewest_tokens: int = 1
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         expect_planned(image, plan)
-        ((height, width),) = plan.resized
-        pixels = np.ascontiguousarray(resized_bytes(image, height, width, self.processor.resample))
+        ((height, width),) = plan.sizes
+        pixels = np.ascontiguousarray(resize_to_bytes(image, height, width, self.processor.resample))
         arrays = {"rgb": pixels, **survey_arrays(pixels, self.processor.factor)}
         return ProcessedImage(image.identity, plan, arrays)
 
     def whole(self, image: ProcessedImage) -> ProcessedImage:
         reduction = image.plan.reduction
         assert reduction is not None
-        plan = replace(image.plan, tokens=reduction.full, reduction=None)
+        plan = replace(image.plan, tokens=reduction.full_tokens, reduction=None)
         if "rgb" not in image.arrays:
             return replace(image, plan=plan)
         patches = self.processor.patches(image.arrays["rgb"])
         return replace(image, plan=plan, arrays={"pixel_values": patches})
 
     def own_tokens(self, image: Image, plan: VisualPlan) -> int:
-        """`attending.entropy_total` of a survey at half the sides."""
-        result = glimpse(self.processor, image, plan)
-        worth = np.maximum(result.propositional, result.perspectival)
-        content = content_mask(Ways(result.propositional, result.perspectival, worth))
-        return entropy_total(worth[content])
+        """Number of tokens by the entropy of a coarse survey (`attending.entropy_total`)."""
+        coarse = survey_coarsely(self.processor, image, plan)
+        relevance = np.maximum(coarse.propositional, coarse.perspectival)
+        content = content_mask(Ways(coarse.propositional, coarse.perspectival, relevance))
+        return entropy_total(relevance[content])
 
 
-def glimpse(processor: AnySizeProcessor, image: Image, plan: VisualPlan) -> Survey:
-    """A survey of the image at half the sides of its plan. CPU-bound, some milliseconds."""
-    ((height, width),) = plan.resized
-    pixels = resized_bytes(image, height // 2, width // 2, Resampling.BOX)
+def survey_coarsely(processor: AnySizeProcessor, image: Image, plan: VisualPlan) -> Survey:
+    """Survey the image at half the height and width of its plan. CPU-bound, some milliseconds."""
+    ((height, width),) = plan.sizes
+    pixels = resize_to_bytes(image, height // 2, width // 2, Resampling.BOX)
     return survey(np.ascontiguousarray(pixels), processor.factor // 2)

@@ -1,4 +1,8 @@
-"""What every kind of image processor promises: a plan from the header alone, then arrays that keep to it."""
+"""The protocols of image processors, and the values that they return.
+
+A processor first makes a plan from an image's dimensions alone. Later it makes the arrays that the plan
+describes.
+"""
 
 from __future__ import annotations
 
@@ -18,38 +22,49 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """Which of the tokens that an image would have are handed on.
+    """The choice of fewer visual tokens than an image has, for the encoder to carry out.
 
-    method: its name in `engine.reduce.methods`. full: how many there would be. whole: the image's key in the encoder-output
-    cache with all of them. key: with these. salt: of the request. question, words: what the user says, and its ids, for
-    methods that look at it. load: of the engine, in quarters, for those that go by it.
+    method: a name in `visual_budget.methods.METHODS`.
+    full_tokens: tokens of the image without a reduction.
+    whole_key: key of all of these tokens in the encoder-output cache.
+    key: key of the reduced tokens in that cache.
+    salt: the request's cache salt.
+    question: the user's words; empty if the method does not use them.
+    word_ids: the last token ids of the question; empty if the method does not use them.
+    load: the engine's load, rounded to quarters, at most 1; 0 if the method does not use it.
     """
 
     method: str
-    full: int
-    whole: str
+    full_tokens: int
+    whole_key: str
     key: str
     salt: str = ""
     question: str = field(default="", repr=False)
-    words: tuple[int, ...] = field(default=(), repr=False)
+    word_ids: tuple[int, ...] = field(default=(), repr=False)
     load: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class VisualPlan:
-    """What will be made of an image; depends on its dimensions and budget, never on its pixels.
+    """The visual tokens and prompt text of an image, and how its pixels will be prepared.
+
+    A processor's plan depends on the image's dimensions and budget, never on its pixels.
 
     width, height: of the source image, in pixels.
     tokens: positions of the prompt that encoder output fills; all are the model's image token.
-    grid: how the image is cut, per kind:
-        Qwen: (frames, rows, columns) of patches, before merging. LLaVA: (1, rows, columns) of patches.
-        LLaVA-NeXT, LLaVA-OneVision: (1, rows, columns) of tiles, the base view not counted; (1, 0, 0) is that alone.
-        Idefics3, SmolVLM: (1, rows, columns) of tiles, the global view not counted; (1, 0, 0) is the global view alone.
-    text: what one image marker of the prompt expands to.
-    key: names everything that shapes the pixels; images of equal identity and equal key give equal arrays.
-    resized: (height, width) of each successive resize of the whole picture, in order, in pixels.
-    kept: which tokens of the merged grid, ascending, are handed on, if not all; only videos are pruned.
-    reduction: who chooses among the tokens of an image, if not all are handed on; `tokens` are those that are.
+    grid: how the image is cut. It depends on the architecture:
+        Qwen: (frames, rows, columns) of patches, before merging.
+        LLaVA: (1, rows, columns) of patches.
+        LLaVA-NeXT, LLaVA-OneVision: (1, rows, columns) of tiles, without the view of the whole image;
+            (1, 0, 0): that view alone.
+        Idefics3, SmolVLM: (1, rows, columns) of tiles, without the global view; (1, 0, 0): that view alone.
+    text: the text that replaces the image's marker in the prompt.
+    key: names everything that shapes the pixels. Images of equal identity and equal key give equal arrays.
+    sizes: (height, width) after each successive resize of the whole picture, in order, in pixels.
+    kept_cells: cells of the merged grid, ascending, whose tokens remain after pruning; None: all. Only
+        videos are pruned.
+    reduction: how the encoder chooses among the image's tokens; None: it keeps all. `tokens` counts those
+        that remain.
     """
 
     width: int
@@ -58,24 +73,28 @@ class VisualPlan:
     grid: tuple[int, int, int]
     text: str = field(repr=False)
     key: str
-    resized: tuple[tuple[int, int], ...] = ()
-    kept: tuple[int, ...] | None = None
+    sizes: tuple[tuple[int, int], ...] = ()
+    kept_cells: tuple[int, ...] | None = None
     reduction: Reduction | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessedImage:
-    """One image, ready for its encoder. Every array concatenates with those of other images along axis 0.
+    """One image, ready for its encoder. The arrays of several images can be concatenated along axis 0.
 
-    identity: of the source `Image`.
-    arrays: "pixel_values", float32:
+    identity: identity of the source `Image`.
+    arrays: arrays by name:
+        "pixel_values", float32:
             Qwen: (patches, channels * frames * patch * patch), patches in merge-window order.
             others: (tiles, channels, height, width).
         "grid_thw", int64 (1, 3): Qwen; (frames, rows, columns) of patches.
         "image_sizes", int64 (1, 2): LLaVA-NeXT and LLaVA-OneVision; (height, width) of the source image.
         "pixel_attention_mask", bool (tiles, height, width): Idefics3 and SmolVLM; true where there is image.
-        Of an image that is to be seen in parts, instead: "rgb", uint8 (height, width, 3), resized; "channels", its texture;
-        "propositional" and "perspectival", float32 maps over the merged grid.
+        An image that is encoded region by region also has its survey; rows and columns are those of the
+        merged grid: "channels", float32 (rows, columns, channels), its texture; "luma", uint8 (height,
+        width), the luminance of the pixels; "propositional" and "perspectival", float32 (rows, columns).
+        Qwen: such an image has "rgb", uint8 (height, width, 3), the resized pixels, in place of
+        "pixel_values" and "grid_thw".
     """
 
     identity: str
@@ -84,18 +103,23 @@ class ProcessedImage:
 
 
 class AnySizeProcessor(Protocol):
-    """A processor that prepares pictures of any size, so regions can be cut out and encoded as pictures of their own."""
+    """A processor that prepares pictures of any size.
+
+    So a region of an image can be cut out and encoded as a picture of its own.
+    """
 
     @property
     def factor(self) -> int:
-        """Side in pixels of what becomes one visual token."""
+        """Side in pixels of the square that becomes one visual token."""
         ...
 
     @property
-    def resample(self) -> Resampling: ...
+    def resample(self) -> Resampling:
+        """The filter that resizes pictures."""
+        ...
 
     def patches(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """The encoder's input of a picture: (height, width, 3) bytes to (patches, values)."""
+        """Turn a picture into the encoder's input: bytes (height, width, 3) to float32 (patches, values)."""
         ...
 
 
@@ -108,35 +132,41 @@ class ResizingProcessor(AnySizeProcessor, Protocol):
 
 
 class RegionProcessor(Protocol):
-    """Prepares images that are seen region by region (`fovea.relevance`)."""
+    """Prepares images that are encoded region by region (`fovea.relevance`)."""
 
     @property
     def fewest_tokens(self) -> int:
-        """The least tokens that such an image can have."""
+        """The smallest number of tokens that such an image can have."""
         ...
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        """The pixels of an image whose plan has such a reduction. CPU-bound, for a worker thread."""
+        """Prepare an image whose plan has a reduction by region. CPU-bound; called in a worker thread."""
         ...
 
     def whole(self, image: ProcessedImage) -> ProcessedImage:
-        """The processed image with all of its tokens, as the encoder takes it."""
+        """The same processed image with all of its tokens: the encoder's input without the reduction."""
         ...
 
     def own_tokens(self, image: Image, plan: VisualPlan) -> int:
-        """How many tokens the image needs by its content, if no request says. CPU-bound, some milliseconds."""
+        """Number of tokens that the image's content needs, for requests that name no number.
+
+        plan: with all tokens. CPU-bound, some milliseconds.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a processor's images allow beside being encoded whole. A new model declares these and nothing else.
+    """The operations that a processor's images allow, beside encoding them whole.
 
-    droppable: visual tokens can be left out; false if text stands between them.
-    encoder_taps: the vision tower shows its attention and keys (`reduce.taps`).
-    any_size: pictures of any size can be encoded; None: they have fixed sizes.
-    resize: images can be made smaller; None: they cannot.
-    regions: images can be seen region by region; None: they cannot.
+    The methods of reduction that a model supports follow from these
+    (`visual_budget.choose.possible_methods`). A new model declares nothing else for them.
+
+    droppable: visual tokens can be left out; false if the prompt has text between them.
+    encoder_taps: attention and keys inside the vision tower can be read (`reduce.taps`).
+    any_size: prepares pictures of any size; None: the encoder takes fixed sizes only.
+    resize: makes images smaller; None: images cannot be made smaller.
+    regions: prepares images region by region; None: images cannot be encoded by region.
     """
 
     droppable: bool = True
@@ -147,10 +177,12 @@ class Capabilities:
 
 
 class ImageProcessor(Protocol):
-    """Thread-safe: holds settings only."""
+    """Plans and prepares the images of one model. Thread-safe, because it holds settings only."""
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """The operations that this model's images allow."""
+        ...
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         """Plan an image. images: how many images the conversation holds; only LLaVA-OneVision uses it.
@@ -160,18 +192,28 @@ class ImageProcessor(Protocol):
         ...
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        """The encoder's input. plan: this processor's own, for an image of these dimensions."""
+        """Prepare the encoder's input. CPU-bound; called in a worker thread.
+
+        plan: made by this processor, for an image of these dimensions.
+        """
         ...
 
 
 def expect_planned(image: Image, plan: VisualPlan) -> None:
-    """A plan of another image would give arrays that the prompt has no room for; better to stop here."""
+    """Raise EngineError if the plan is for an image of other dimensions.
+
+    The arrays would not fit the number of tokens in the prompt.
+    """
     if (image.width, image.height) != (plan.width, plan.height):
         raise EngineError(
-            f"image of {image.width}x{image.height} met the plan of a {plan.width}x{plan.height} image"
+            f"an image of {image.width}x{image.height} pixels has the plan of an image of "
+            f"{plan.width}x{plan.height}"
         )
 
 
 def image_sizes(image: Image) -> NDArray[np.int64]:
-    """(1, 2): (height, width) of the source image, which the model needs to cut the padding off its features."""
+    """The array "image_sizes", (1, 2): (height, width) of the source image.
+
+    The model needs it to cut the padding off its features.
+    """
     return np.array([[image.height, image.width]], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What a client's PixelBudget asks, once it is known to make sense."""
+"""Checks a client's PixelBudget, and turns it into bounds for a processor."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.image import DETAILS, Level, PixelBudget
 
 LEVEL_TOKENS: dict[Level, int] = {"low": 64, "medium": 256}
-"""About so many visual tokens is a level, where the architecture allows it; "high" is the model's own limit."""
+"""About so many visual tokens make up a level, where the architecture allows it.
+
+"high" is the model's own limit.
+"""
 MAX_ASPECT = 200
+"""Largest ratio of the longer edge to the shorter one, where a processor needs such a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """minimum, maximum: pixels, where the client named them. level: what was asked for; "high" where pixels were named."""
+    """The bounds of an image's area.
+
+    minimum, maximum: pixels; None: the client names no such bound.
+    level: the detail level; "high" if the client names pixels.
+    """
 
     minimum: int | None
     maximum: int | None
@@ -23,11 +31,15 @@ class Bounds:
 
     @property
     def explicit(self) -> bool:
+        """Whether the client names pixels."""
         return self.minimum is not None or self.maximum is not None
 
 
-def read(budget: PixelBudget) -> Bounds:
-    """Raises InvalidRequest, `param` naming the field. One explicit bound is enough to set `detail` aside."""
+def read_bounds(budget: PixelBudget) -> Bounds:
+    """Check a budget and return its bounds. If it names a bound in pixels, its `detail` has no effect.
+
+    Raises InvalidRequest; `param` names the field.
+    """
     if budget.detail not in DETAILS:
         raise InvalidRequest(f"detail is {budget.detail!r}; accepted: {', '.join(DETAILS)}", param="detail")
     for name, value in (("min_pixels", budget.min_pixels), ("max_pixels", budget.max_pixels)):
@@ -40,13 +52,20 @@ def read(budget: PixelBudget) -> Bounds:
     return Bounds(low, high, level)
 
 
-def middle(smallest: int, largest: int) -> int:
-    """What "medium" is to a model that cuts images into tiles: as many times the smallest as it fits into the largest."""
+def geometric_mean(smallest: int, largest: int) -> int:
+    """The geometric mean, rounded down.
+
+    It is the size of the level "medium" for models that cut images into tiles.
+    """
     return math.isqrt(smallest * largest)
 
 
 def expect_dimensions(width: int, height: int, *, aspect: bool = False) -> None:
-    """aspect: also refuse images more elongated than 200:1, which some resizes turn into nothing or into gigabytes."""
+    """Raise InvalidImage for an image without pixels.
+
+    aspect: also refuse images more elongated than 200:1. Some resizes turn these into no pixels, or into
+        gigabytes.
+    """
     if width < 1 or height < 1:
         raise InvalidImage(f"it is {width}x{height} pixels; both must be at least 1")
     if aspect and max(width, height) > MAX_ASPECT * min(width, height):
@@ -56,14 +75,20 @@ def expect_dimensions(width: int, height: int, *, aspect: bool = False) -> None:
 
 
 def expect_fixed(bounds: Bounds, pixels: int, architecture: str) -> None:
-    """For what always sees the same number of pixels: a bound that excludes it cannot be met."""
+    """Raise InvalidRequest for a bound that excludes the only number of pixels.
+
+    pixels: area to which the architecture resizes every image.
+    architecture: its name, for the error message.
+    """
     if bounds.maximum is not None and bounds.maximum < pixels:
         raise InvalidRequest(
-            f"max_pixels is {bounds.maximum}; {architecture} has a fixed resolution of {pixels} pixels per image",
+            f"max_pixels is {bounds.maximum}; {architecture} has a fixed resolution of {pixels} pixels "
+            "per image",
             param="max_pixels",
         )
     if bounds.minimum is not None and bounds.minimum > pixels:
         raise InvalidRequest(
-            f"min_pixels is {bounds.minimum}; {architecture} has a fixed resolution of {pixels} pixels per image",
+            f"min_pixels is {bounds.minimum}; {architecture} has a fixed resolution of {pixels} pixels "
+            "per image",
             param="min_pixels",
         )

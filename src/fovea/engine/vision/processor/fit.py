@@ -1,4 +1,4 @@
-"""Resize, then center crop: how CLIP-like processors bring a picture to the tower's size."""
+"""Brings a picture to the tower's size as CLIP-like processors do: a resize, then a center crop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ from fovea.engine.vision.processor.size import Size, with_shortest_edge
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """size, crop: None where that step is off."""
+    """The resize and the center crop of a checkpoint.
+
+    resample: the filter of the resize.
+    size: target of the resize; None: pictures are not resized.
+    crop: (height, width) after the crop, in pixels; None: pictures are not cropped.
+    """
 
     resample: Resampling
     size: Size | None
@@ -30,45 +35,52 @@ class Fit:
 
     @classmethod
     def read(cls, settings: Settings, size: Size, crop: Size | None) -> Fit:
-        """size, crop: defaults of the processor class; without a default crop, cropping is off unless asked for."""
+        """Read both steps from a checkpoint's settings. Raises CheckpointError.
+
+        size: default of the processor class.
+        crop: default of the processor class; None: it crops only if the settings say so.
+        """
         square = settings.flag("default_to_square", False)
         wanted = settings.size("size", size, square=square)
-        if wanted is not None and not (wanted.fixed or wanted.shortest_edge):
-            raise settings.wrong("size", wanted, "height and width, or shortest_edge")
+        if wanted is not None and not (wanted.fixed_size or wanted.shortest_edge):
+            raise settings.error("size", wanted, "height and width, or shortest_edge")
         cut = settings.size("crop_size", crop)
         crops = settings.flag("do_center_crop", crop is not None)
-        if crops and (cut is None or cut.fixed is None):
-            raise settings.wrong("crop_size", cut, "height and width")
+        if crops and (cut is None or cut.fixed_size is None):
+            raise settings.error("crop_size", cut, "height and width")
         return cls(
             read_filter(settings, Resampling.BICUBIC),
             wanted if settings.flag("do_resize", True) else None,
-            cut.fixed if cut and crops else None,
+            cut.fixed_size if cut and crops else None,
         )
 
-    def resized(self, height: int, width: int) -> tuple[int, int]:
+    def resized_size(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) after the resize."""
         if self.size is None:
             return height, width
         if self.size.shortest_edge:
             return with_shortest_edge(height, width, self.size.shortest_edge, self.size.longest_edge)
-        return self.size.fixed or (height, width)
+        return self.size.fixed_size or (height, width)
 
-    def output(self, height: int, width: int) -> tuple[int, int]:
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) after both steps."""
-        return self.crop or self.resized(height, width)
+        return self.crop or self.resized_size(height, width)
 
     @property
-    def fixed(self) -> tuple[int, int] | None:
-        """(height, width) that every picture ends at, if there is such a size."""
-        return self.crop or (self.size.fixed if self.size and not self.size.shortest_edge else None)
+    def fixed_size(self) -> tuple[int, int] | None:
+        """(height, width) of every output, if it does not depend on the picture; else None."""
+        return self.crop or (self.size.fixed_size if self.size and not self.size.shortest_edge else None)
 
     def apply(self, source: PIL.Image.Image, border: Color | None = None) -> Bytes:
-        """To (height, width, 3). border: first make the picture square with a border of this color."""
+        """Apply both steps. Returns bytes (height, width, 3).
+
+        border: color of a border that first makes the picture square; None: no border.
+        """
         if border is None:
-            target = self.resized(source.height, source.width)
+            target = self.resized_size(source.height, source.width)
             pixels = to_bytes(resize(source, *target, self.resample))
         else:
-            target = self.resized(max(source.size), max(source.size))
+            target = self.resized_size(max(source.size), max(source.size))
             pixels = to_bytes(resize_squared(source, border, *target, self.resample))
         return center_crop(pixels, *self.crop) if self.crop else pixels
 

@@ -1,7 +1,8 @@
-"""Idefics3 and SmolVLM: the picture enlarged to a fixed longest edge, cut into tiles, and once more as a whole.
+"""The image processor of Idefics3 and SmolVLM: the picture cut into tiles, and a view of the whole picture.
 
-Source: "Building and better understanding vision-language models" (arXiv:2408.12637), section 2.2; SmolVLM
-(arXiv:2504.05299). Every tile becomes the same number of tokens, announced in the prompt by its row and column.
+The picture is first resized to a fixed longest edge. Every tile becomes the same number of tokens, and the
+prompt names its row and column before them. Source: "Building and better understanding vision-language
+models" (arXiv:2408.12637), section 2.2; SmolVLM (arXiv:2504.05299).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fovea.engine.vision.processor.base import (
     VisualPlan,
     expect_planned,
 )
-from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, middle, read
+from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, geometric_mean, read_bounds
 from fovea.engine.vision.processor.palette import HALF, Palette
 from fovea.engine.vision.processor.pixels import cut_tiles, picture, read_filter, resize, to_bytes
 from fovea.engine.vision.processor.settings import Settings, expect_equal
@@ -31,29 +32,35 @@ from fovea.engine.vision.processor.size import Size
 from fovea.engine.vision.processor.tower import Tower
 
 _TYPES = ("Idefics3ImageProcessor", "SmolVLMImageProcessor")
-_MAX_EDGE = 4096  # no picture is made larger than this, whatever the checkpoint's longest edge
+_MAX_EDGE = 4096
+"""Longest edge of a resized picture in pixels, even if the checkpoint allows more."""
 
 Pair = tuple[int, int]
+"""(height, width) in pixels."""
 
 
 def with_longest_edge(height: int, width: int, edge: int) -> Pair:
-    """(height, width) of equal aspect with the longer edge at `edge`, the shorter rounded up to an even number;
-    then, if that is beyond 4096, shrunk to it."""
-    height, width = _scaled(height, width, edge, even=True)
-    return (
-        _scaled(height, width, _MAX_EDGE, even=False) if max(height, width) > _MAX_EDGE else (height, width)
-    )
+    """(height, width) of equal aspect whose longer edge is `edge`.
+
+    The shorter edge is rounded up to an even number. If the longer edge is above 4096, the result is then
+    shrunk to that.
+    """
+    height, width = _scale(height, width, edge, even=True)
+    return _scale(height, width, _MAX_EDGE, even=False) if max(height, width) > _MAX_EDGE else (height, width)
 
 
-def _scaled(height: int, width: int, edge: int, *, even: bool) -> Pair:
+def _scale(height: int, width: int, edge: int, *, even: bool) -> Pair:
     aspect = width / height
     short = int(edge / aspect) if width >= height else int(edge * aspect)
     short = max(1, short + short % 2 if even else short)
     return (short, edge) if width >= height else (edge, short)
 
 
-def whole_tiles(height: int, width: int, tile: int) -> Pair:
-    """(height, width), both rounded up to multiples of `tile`: the longer first, the shorter after it in proportion."""
+def round_up_to_tiles(height: int, width: int, tile: int) -> Pair:
+    """(height, width), both rounded up to multiples of `tile`.
+
+    The longer edge is rounded first. The shorter edge is then scaled in proportion and rounded.
+    """
     aspect = width / height
     if width >= height:
         width = math.ceil(width / tile) * tile
@@ -64,11 +71,20 @@ def whole_tiles(height: int, width: int, tile: int) -> Pair:
 
 @dataclass(frozen=True, slots=True)
 class Idefics3Processor:
-    """size: of the first resize; None: there is none. tile: edge in pixels. splits: whether pictures are cut at all.
-    tile_tokens: tokens per tile.
+    """Plans and prepares images for Idefics3 and SmolVLM.
 
-    Budgets: "low" is the global view alone, "medium" a longest edge between its own and the model's. `max_pixels` bounds the canvas that is cut into tiles (the global view of
-    one tile is seen besides) by lowering the longest edge, one tile at a time; `min_pixels` bounds it below.
+    Budgets: "low" is the global view alone. "medium" is a longest edge between that of a tile and the model's
+        own.
+    `max_pixels` bounds the canvas that is cut into tiles, from above: the longest edge is lowered, one tile
+    at a time. The global view, of one tile, does not count. `min_pixels` bounds the canvas from below.
+
+    palette: normalisation of the pixels.
+    resample: the filter of all resizes.
+    size: target of the first resize; None: there is no first resize.
+    tile: edge of a tile, in pixels.
+    splits: whether pictures are cut into tiles at all.
+    tile_tokens: visual tokens per tile.
+    marker: text of one visual token.
     """
 
     palette: Palette
@@ -84,9 +100,9 @@ class Idefics3Processor:
         return Capabilities(droppable=False)
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
-        bounds = read(budget)
+        bounds = read_bounds(budget)
         expect_dimensions(width, height)
-        first, second = self._within(height, width, bounds)
+        first, second = self._fit_budget(height, width, bounds)
         rows, columns = (
             (second[0] // self.tile, second[1] // self.tile) if max(second) > self.tile else (0, 0)
         )
@@ -99,37 +115,43 @@ class Idefics3Processor:
         return VisualPlan(width, height, tokens, (1, rows, columns), text, key, (first, second))
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
-        """Two resizes, not one: the models were trained on pictures resampled twice."""
+        """Prepare the tiles and the global view.
+
+        There are two resizes, not one: the models were trained on pictures that were resampled twice.
+        """
         expect_planned(image, plan)
         canvas = picture(image)
-        for height, width in plan.resized:
+        for height, width in plan.sizes:
             canvas = resize(canvas, height, width, self.resample)
         tiles = cut_tiles(to_bytes(canvas), self.tile)
         if plan.grid[1]:
             tiles.append(to_bytes(resize(canvas, self.tile, self.tile, self.resample)))
-        # All tiles are full, for rounding up to whole tiles left nothing to pad.
+        # All tiles are full, because the canvas was rounded up to whole tiles.
         mask = np.ones((len(tiles), self.tile, self.tile), np.bool_)
         arrays: Arrays = {"pixel_values": self.palette.tiles(tiles), "pixel_attention_mask": mask}
         return ProcessedImage(image.identity, plan, arrays)
 
-    def _within(self, height: int, width: int, bounds: Bounds) -> tuple[Pair, Pair]:
-        """The first of the descending longest edges whose canvas is within the budget, as its two resizes."""
+    def _fit_budget(self, height: int, width: int, bounds: Bounds) -> tuple[Pair, Pair]:
+        """The two resizes for the largest longest edge whose canvas is within the budget.
+
+        Raises InvalidRequest.
+        """
         areas = []
         for first in self._first_resizes(height, width, bounds):
             second = (self.tile, self.tile)
             if self.splits and bounds.level != "low":
-                second = whole_tiles(*first, self.tile)
+                second = round_up_to_tiles(*first, self.tile)
             areas.append(second[0] * second[1])
             if bounds.maximum is None or areas[-1] <= bounds.maximum:
                 if bounds.minimum is not None and areas[-1] < bounds.minimum:
                     raise InvalidRequest(
-                        f"min_pixels is {bounds.minimum}; within the budget this model sees this image at"
-                        f" {areas[-1]} pixels",
+                        f"min_pixels is {bounds.minimum}; within the budget this model encodes this image at "
+                        f"{areas[-1]} pixels",
                         param="min_pixels",
                     )
                 return first, second
         raise InvalidRequest(
-            f"max_pixels is {bounds.maximum}; the least at which this model sees this image is {min(areas)}",
+            f"max_pixels is {bounds.maximum}; this model encodes this image at {min(areas)} pixels or more",
             param="max_pixels",
         )
 
@@ -137,11 +159,11 @@ class Idefics3Processor:
         if self.size is None:
             yield height, width
         elif self.size.longest_edge is None:
-            yield self.size.fixed or (height, width)
+            yield self.size.fixed_size or (height, width)
         else:
             edge = self.size.longest_edge
             if bounds.level == "medium":
-                edge = middle(min(edge, self.tile), edge)
+                edge = geometric_mean(min(edge, self.tile), edge)
             yield with_longest_edge(height, width, edge)
             if bounds.maximum is not None:
                 for tiles in range((min(edge, _MAX_EDGE) - 1) // self.tile, 0, -1):
@@ -163,15 +185,16 @@ def build(
     settings = Settings(preprocessor)
     settings.processor_type(_TYPES, _TYPES[0])
     size = settings.size("size", Size(longest_edge=4 * 364), square=settings.flag("default_to_square", True))
-    if size is None or not (size.longest_edge or size.fixed):
-        raise settings.wrong("size", size, "longest_edge, or height and width")
+    if size is None or not (size.longest_edge or size.fixed_size):
+        raise settings.error("size", size, "longest_edge, or height and width")
     most = settings.size("max_image_size", Size(longest_edge=364))
     if most is None or not most.longest_edge:
-        raise settings.wrong("max_image_size", most, "longest_edge")
+        raise settings.error("max_image_size", most, "longest_edge")
     palette = Palette.read(settings, HALF, HALF)
     resample = read_filter(settings, Resampling.LANCZOS)
     resizes, splits = settings.flag("do_resize", True), settings.flag("do_image_splitting", True)
-    settings.flag("do_pad", True)  # evens out the tile counts of a batch; here every image is its own batch
+    # `do_pad` makes the tile counts of a batch equal. Here every image is its own batch.
+    settings.flag("do_pad", True)
     settings.close()
     tile = most.longest_edge
     tokens = _tile_tokens(tile, model, processor)
@@ -180,7 +203,10 @@ def build(
 
 
 def _tile_tokens(tile: int, model: Mapping[str, Any], processor: Mapping[str, Any]) -> int:
-    """Patches of a tile after the connector's pixel shuffle, which merges scale_factor**2 of them into one token."""
+    """Visual tokens of a tile.
+
+    The connector's pixel shuffle merges scale_factor**2 patches into one token.
+    """
     tower = Tower.read(model, {}, image_size=224, patch_size=32, strategy="full")
     tokens = (tile // tower.patch_size) ** 2 // int(model.get("scale_factor") or 2) ** 2
     if processor.get("image_seq_len") is not None:

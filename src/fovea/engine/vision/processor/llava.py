@@ -1,4 +1,4 @@
-"""LLaVA-1.5: every image becomes one square of the tower's own size, and a fixed number of tokens.
+"""The image processor of LLaVA-1.5: every image becomes one square and a fixed number of tokens.
 
 Source: "Improved Baselines with Visual Instruction Tuning" (arXiv:2310.03744).
 """
@@ -12,7 +12,7 @@ from typing import Any
 from fovea.core.errors import CheckpointError
 from fovea.core.image import Image, PixelBudget
 from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, expect_planned
-from fovea.engine.vision.processor.budget import expect_dimensions, expect_fixed, read
+from fovea.engine.vision.processor.budget import expect_dimensions, expect_fixed, read_bounds
 from fovea.engine.vision.processor.fit import Fit
 from fovea.engine.vision.processor.palette import CLIP_MEAN, CLIP_STD, HALF, Palette
 from fovea.engine.vision.processor.pixels import picture
@@ -25,11 +25,20 @@ _TYPES = ("LlavaImageProcessor", "CLIPImageProcessor", "SiglipImageProcessor")
 
 @dataclass(frozen=True, slots=True)
 class LlavaProcessor:
-    """background: color of the border that makes the source square before anything else; None: no border.
+    """Plans and prepares images for LLaVA-1.5.
 
-    Budgets: `detail` has no effect, because the architecture has one resolution; an explicit bound that excludes
-    that resolution is refused. Without a border, images more elongated than 200:1 are refused: their shortest-edge
-    resize would fill the memory.
+    Budgets: `detail` has no effect, because the architecture has one resolution. A bound in pixels that
+        excludes this
+    resolution is refused. Without a border, images more elongated than 200:1 are refused: to resize their
+    shortest edge would fill the memory.
+
+    palette: normalisation of the pixels.
+    fit: resize and crop.
+    background: color of the border that makes the source square first; None: no border.
+    height, width: size of the encoder's input, in pixels.
+    patch: side of a patch, in pixels.
+    tokens: visual tokens of every image.
+    marker: text of one visual token.
     """
 
     palette: Palette
@@ -46,10 +55,14 @@ class LlavaProcessor:
         return Capabilities()
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
-        expect_fixed(read(budget), self.height * self.width, "this architecture (LLaVA-1.5)")
+        expect_fixed(read_bounds(budget), self.height * self.width, "this architecture (LLaVA-1.5)")
         expect_dimensions(width, height, aspect=self.background is None)
         side = max(height, width)
-        resized = self.fit.resized(height, width) if self.background is None else self.fit.resized(side, side)
+        resized = (
+            self.fit.resized_size(height, width)
+            if self.background is None
+            else self.fit.resized_size(side, side)
+        )
         grid = (1, self.height // self.patch, self.width // self.patch)
         key = f"llava;{resized[0]}x{resized[1]};{self.fit.key};{self.palette.key};square={self.background}"
         return VisualPlan(width, height, self.tokens, grid, self.marker * self.tokens, key, (resized,))
@@ -71,16 +84,17 @@ def build(
     fit = Fit.read(settings, square if siglip else Size(shortest_edge=224), None if siglip else square)
     mean, std = (HALF, HALF) if siglip else (CLIP_MEAN, CLIP_STD)
     palette = Palette.read(settings, mean, std)
-    # In LLaVA's own class `do_pad` makes the source square; in the others it does nothing to a single image.
+    # In LLaVA's own class, `do_pad` makes the source square. In the others, it has no effect on a single
+    # image.
     pads = settings.flag("do_pad", False) and kind == "LlavaImageProcessor"
     settings.close()
-    if fit.fixed is None:
+    if fit.fixed_size is None:
         raise CheckpointError(
             "the image processor neither crops nor resizes to a fixed size, which LLaVA needs"
         )
     tower = Tower.read(model, processor, image_size=336, patch_size=14, strategy="default")
-    height, width = fit.fixed
-    for edge in fit.fixed:
+    height, width = fit.fixed_size
+    for edge in fit.fixed_size:
         expect_equal("image_size", edge, tower.image_size)
     tokens = tower.rows((height // tower.patch_size) * (width // tower.patch_size))
     marker = str(processor.get("image_token") or "<image>")

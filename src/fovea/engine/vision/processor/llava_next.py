@@ -1,4 +1,6 @@
-"""LLaVA-NeXT (1.6): any-resolution tiles through CLIP; each row of features ends in a learned newline.
+"""The image processor of LLaVA-NeXT (1.6): any-resolution tiles for CLIP.
+
+A learned newline ends each row of features.
 
 Source: llava-vl.github.io/blog/2024-01-30-llava-next.
 """
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fovea.core.image import Image, PixelBudget
-from fovea.engine.vision.processor.anyres import Anyres, Layout, expect_same_canvases, unpadded
+from fovea.engine.vision.processor.anyres import Anyres, Layout, expect_same_canvases, size_without_border
 from fovea.engine.vision.processor.base import (
     Arrays,
     Capabilities,
@@ -29,8 +31,17 @@ _CANVASES = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 
 @dataclass(frozen=True, slots=True)
 class LlavaNextProcessor:
-    """Budgets: `max_pixels` and `min_pixels` restrict the canvases by area, the smallest always remain; "low" leaves
-    only the smallest. The whole view of tower size is seen besides, whatever the budget."""
+    """Plans and prepares images for LLaVA-NeXT.
+
+    Budgets: `max_pixels` and `min_pixels` restrict the canvases by area; the smallest ones are always below
+        the upper
+    bound. "low" allows only the smallest ones. The view of the whole picture at the tower's size is added to
+    the tiles, for every budget.
+
+    anyres: the tiling.
+    tower: the vision tower's sizes.
+    marker: text of one visual token.
+    """
 
     anyres: Anyres
     tower: Tower
@@ -41,9 +52,9 @@ class LlavaNextProcessor:
         return Capabilities(regions=TileRegions(self.anyres, self.tower, self.process))
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
-        layout = self.anyres.lay(width, height, budget)
+        layout = self.anyres.lay_out(width, height, budget)
         side = self.tower.side
-        lines, length = unpadded(height, width, side * layout.rows, side * layout.columns)
+        lines, length = size_without_border(height, width, side * layout.rows, side * layout.columns)
         tokens = self.tower.rows(side * side) + lines * (length + 1)
         grid = (1, layout.rows, layout.columns)
         key = self.anyres.key("llava_next", layout)
@@ -51,7 +62,7 @@ class LlavaNextProcessor:
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         expect_planned(image, plan)
-        tiles = self.anyres.tiles(image, Layout(plan.resized[0], plan.grid[1], plan.grid[2]))
+        tiles = self.anyres.tiles(image, Layout(plan.sizes[0], plan.grid[1], plan.grid[2]))
         arrays: Arrays = {"pixel_values": tiles, "image_sizes": image_sizes(image)}
         return ProcessedImage(image.identity, plan, arrays)
 

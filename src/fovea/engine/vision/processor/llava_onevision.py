@@ -1,4 +1,6 @@
-"""LLaVA-OneVision: any-resolution tiles through SigLIP; features beyond a limit are interpolated down to it.
+"""The image processor of LLaVA-OneVision: any-resolution tiles for SigLIP.
+
+Features above a limit are interpolated down.
 
 Source: "LLaVA-OneVision: Easy Visual Task Transfer" (arXiv:2408.03326), section 3.2.
 """
@@ -13,7 +15,7 @@ from typing import Any
 
 from fovea.core.errors import CheckpointError
 from fovea.core.image import Image, PixelBudget
-from fovea.engine.vision.processor.anyres import Anyres, Layout, expect_same_canvases, unpadded
+from fovea.engine.vision.processor.anyres import Anyres, Layout, expect_same_canvases, size_without_border
 from fovea.engine.vision.processor.base import (
     Arrays,
     Capabilities,
@@ -22,7 +24,7 @@ from fovea.engine.vision.processor.base import (
     expect_planned,
     image_sizes,
 )
-from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, expect_fixed, read
+from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, expect_fixed, read_bounds
 from fovea.engine.vision.processor.settings import Settings, expect_equal
 from fovea.engine.vision.processor.size import Size
 from fovea.engine.vision.processor.tower import Tower
@@ -31,20 +33,28 @@ _EDGES = (384, 768, 1152, 1536, 1920, 2304)
 _CANVASES = tuple((height, width) for height in _EDGES for width in _EDGES)
 
 
-def shrunk(rows: int, columns: int, side: int, max_tiles: int) -> tuple[int, int]:
-    """(rows, columns) of features after interpolation, if they exceed `max_tiles` tiles of side**2 by over 21%."""
+def limit_features(rows: int, columns: int, side: int, max_tiles: int) -> tuple[int, int]:
+    """(rows, columns) of features after the interpolation to the limit.
+
+    Features are interpolated if they exceed `max_tiles` tiles of side**2 features by more than 21%.
+    """
     ratio = math.sqrt(rows * columns / (max_tiles * side**2))
     return (int(rows // ratio), int(columns // ratio)) if ratio > 1.1 else (rows, columns)
 
 
 @dataclass(frozen=True, slots=True)
 class LlavaOnevisionProcessor:
-    """max_tiles: the N of "anyres_max_N".
+    """Plans and prepares images for LLaVA-OneVision.
 
-    An image that shares its conversation with others is not tiled: the model was trained to see it once, as a whole
-    on a square, and reads a single newline after it.
+    If a conversation has several images, they are not tiled. The model was trained on one view of the whole
+    picture on a square then, with a single newline after it.
 
-    Budgets: as for LLaVA-NeXT; one image among several has the fixed size of the tower, below any `max_pixels`.
+    Budgets: as for LLaVA-NeXT. One image among several has the tower's fixed size, and ignores `max_pixels`.
+
+    anyres: the tiling.
+    tower: the vision tower's sizes.
+    max_tiles: the N of "anyres_max_N": the limit of features, in tiles.
+    marker: text of one visual token.
     """
 
     anyres: Anyres
@@ -59,10 +69,10 @@ class LlavaOnevisionProcessor:
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
         side = self.tower.side
         if images > 1:
-            return self._alone(width, height, budget, self.tower.rows(side * side) + 1)
-        layout = self.anyres.lay(width, height, budget)
-        lines, length = unpadded(height, width, side * layout.rows, side * layout.columns)
-        lines, length = shrunk(lines, length, side, self.max_tiles)
+            return self._plan_whole_view(width, height, budget, self.tower.rows(side * side) + 1)
+        layout = self.anyres.lay_out(width, height, budget)
+        lines, length = size_without_border(height, width, side * layout.rows, side * layout.columns)
+        lines, length = limit_features(lines, length, side, self.max_tiles)
         tokens = self.tower.rows(side * side) + lines * (length + 1)
         grid = (1, layout.rows, layout.columns)
         key = self.anyres.key("llava_onevision", layout)
@@ -71,15 +81,15 @@ class LlavaOnevisionProcessor:
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         expect_planned(image, plan)
         if plan.grid[1]:
-            tiles = self.anyres.tiles(image, Layout(plan.resized[0], plan.grid[1], plan.grid[2]))
+            tiles = self.anyres.tiles(image, Layout(plan.sizes[0], plan.grid[1], plan.grid[2]))
         else:
-            tiles = self.anyres.alone(image)
+            tiles = self.anyres.whole_view(image)
         arrays: Arrays = {"pixel_values": tiles, "image_sizes": image_sizes(image)}
         return ProcessedImage(image.identity, plan, arrays)
 
-    def _alone(self, width: int, height: int, budget: PixelBudget, tokens: int) -> VisualPlan:
+    def _plan_whole_view(self, width: int, height: int, budget: PixelBudget, tokens: int) -> VisualPlan:
         edge = self.anyres.edge
-        expect_fixed(Bounds(read(budget).minimum, None), edge * edge, "one image among several")
+        expect_fixed(Bounds(read_bounds(budget).minimum, None), edge * edge, "one image among several")
         expect_dimensions(width, height)
         key = f"llava_onevision;alone;{self.anyres.fit.key};{self.anyres.palette.key}"
         return VisualPlan(width, height, tokens, (1, 0, 0), self.marker * tokens, key, ((edge, edge),))
@@ -102,7 +112,7 @@ def build(
 
 
 def _without_class_token(processor: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Its features are counted by `num_image_tokens`, which has no word for other rows."""
+    """The processor's settings for a tower without a class token, where all rows are patches."""
     return {**processor, "num_additional_image_tokens": 0}
 
 
@@ -113,8 +123,8 @@ def _max_tiles(model: Mapping[str, Any], processor: Mapping[str, Any]) -> int:
     match = re.fullmatch(r"anyres_max_([1-9]\d*)", str(ours))
     if match is None or ours != theirs:
         raise CheckpointError(
-            f"{name}: the processor's files say {ours!r}, the model's config says {theirs!r}; accepted: equal, and"
-            " 'anyres_max_N' with N of at least 1",
+            f"{name}: the processor's files say {ours!r}, the model's config says {theirs!r}; accepted: "
+            "equal values, 'anyres_max_N' with N of at least 1",
             param=name,
         )
     return int(match[1])

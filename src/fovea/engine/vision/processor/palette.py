@@ -1,4 +1,4 @@
-"""From byte values to the floats that an encoder was trained on."""
+"""Normalisation: turns byte values into the floats that an encoder was trained on."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ HALF = (0.5, 0.5, 0.5)
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """A byte has 256 values, so rescaling and normalising is a table per channel: exact by construction, and one
-    pass over the pixels instead of five. The table itself is made by the arithmetic of Hugging Face's processors:
-    multiply in float64, round to float32, then subtract and divide in float32.
+    """Rescaling and normalisation of pixels, as a table per channel.
 
-    key: names the arithmetic. table: float32 (3, 256), from (channel, byte) to value.
-    average: `image_mean` as a color in bytes, fractions cut; what LLaVA borders pictures with.
+    A byte has 256 values, so a table is exact, and takes one pass over the pixels instead of five. The table
+    is computed with the arithmetic of Hugging Face's processors: multiply in float64, round to float32, then
+    subtract and divide in float32.
+
+    key: names the arithmetic, for cache keys.
+    average: `image_mean` as a color in bytes, fractions cut off. LLaVA's borders have this color.
+    table: float32 (3, 256), maps (channel, byte) to a value.
     """
 
     key: str
@@ -35,12 +38,17 @@ class Palette:
         mean: tuple[float, float, float] = CLIP_MEAN,
         std: tuple[float, float, float] = CLIP_STD,
     ) -> Palette:
-        """mean, std: the defaults of the processor class. `do_convert_rgb` asks nothing: images arrive as RGB."""
+        """Read the normalisation from a checkpoint's settings. Raises CheckpointError.
+
+        `do_convert_rgb` has no effect, because images are RGB already.
+
+        mean, std: defaults of the processor class.
+        """
         settings.flag("do_convert_rgb", True)
         factor = settings.number("rescale_factor", 1 / 255)
         mean, std = settings.channels("image_mean", mean), settings.channels("image_std", std)
         if 0.0 in std:
-            raise settings.wrong("image_std", std, "numbers other than 0")
+            raise settings.error("image_std", std, "numbers other than 0")
         rescale, normalize = settings.flag("do_rescale", True), settings.flag("do_normalize", True)
         levels = np.arange(256, dtype=np.float64)
         table = np.tile((levels * factor if rescale else levels).astype(np.float32), (3, 1))
@@ -50,13 +58,17 @@ class Palette:
         return cls(key, (int(mean[0] * 255), int(mean[1] * 255), int(mean[2] * 255)), table)
 
     def paint(self, planes: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
-        """planes: (n, 3, k) bytes. out: (n, 3, copies, k), filled with the same values for every copy."""
+        """Normalise planes of bytes into `out`.
+
+        planes: bytes (n, 3, k).
+        out: float32 (n, 3, copies, k); every copy gets the same values.
+        """
         for channel in range(3):
-            # "clip" spares numpy its buffered checking of the indices; no byte is outside the table.
+            # "clip" avoids numpy's check of the indices, which needs a buffer. No byte is outside the table.
             out[:, channel] = np.take(self.table[channel], planes[:, channel], mode="clip")[:, None]
 
     def tiles(self, tiles: list[NDArray[np.uint8]]) -> NDArray[np.float32]:
-        """Equally sized (height, width, 3) bytes to float32 (tiles, 3, height, width)."""
+        """Normalise equal tiles: bytes (height, width, 3) each to float32 (tiles, 3, height, width)."""
         out = np.empty((len(tiles), 3, *tiles[0].shape[:2]), np.float32)
         for tile, plane in zip(tiles, out, strict=True):
             for channel in range(3):

@@ -1,4 +1,7 @@
-"""The few things done to bytes of pixels before they become floats. All of it is PIL's or numpy's arithmetic."""
+"""Operations on pixels while they are bytes: resize, crop, pad, cut into tiles.
+
+PIL and numpy compute them.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +16,32 @@ from fovea.engine.vision.processor.settings import Settings
 
 Bytes = NDArray[np.uint8]
 Color = tuple[int, int, int]
-_BAND = 256  # rows
+_BAND = 256
+"""Rows of a picture that `resize_squared` resizes at once."""
 
 
 def read_filter(settings: Settings, default: Resampling) -> Resampling:
-    """`resample`: the number of a PIL filter; all of them are supported."""
+    """The setting `resample`: the number of a PIL filter.
+
+    All filters are supported. Raises CheckpointError.
+    """
     value = settings.raw("resample")
     if value is None:
         return default
     numbers = [int(f) for f in Resampling]
     if isinstance(value, bool) or not isinstance(value, int) or value not in numbers:
         accepted = ", ".join(f"{int(f)} ({f.name.lower()})" for f in sorted(Resampling))
-        raise settings.wrong("resample", value, accepted)
+        raise settings.error("resample", value, accepted)
     return Resampling(value)
 
 
 def picture(image: Image) -> PIL.Image.Image:
+    """The image as a PIL image, without a copy of its pixels."""
     return PIL.Image.frombuffer("RGB", (image.width, image.height), image.rgb, "raw", "RGB", 0, 1)
 
 
 def resize(source: PIL.Image.Image, height: int, width: int, resample: Resampling) -> PIL.Image.Image:
-    """The source itself where nothing changes; PIL would copy it."""
+    """Resize a picture. A picture of this size already is returned itself, where PIL would copy it."""
     if source.size == (width, height):
         return source
     with stage("resize"):
@@ -41,24 +49,25 @@ def resize(source: PIL.Image.Image, height: int, width: int, resample: Resamplin
 
 
 def to_bytes(source: PIL.Image.Image) -> Bytes:
-    """(height, width, 3)."""
+    """The pixels of a picture, (height, width, 3)."""
     return np.asarray(source)
 
 
-def resized_bytes(image: Image, height: int, width: int, resample: Resampling) -> Bytes:
-    """(height, width, 3); a view of the image's own bytes where nothing changes."""
+def resize_to_bytes(image: Image, height: int, width: int, resample: Resampling) -> Bytes:
+    """Resize an image to (height, width, 3). For an image of this size already, a view of its own bytes."""
     if (image.height, image.width) == (height, width):
         return np.frombuffer(image.rgb, np.uint8).reshape(height, width, 3)
     return to_bytes(resize(picture(image), height, width, resample))
 
 
 def center_crop(pixels: Bytes, height: int, width: int) -> Bytes:
-    """(h, w, 3) to (height, width, 3): cut where too large, black border where too small.
+    """Crop (h, w, 3) to (height, width, 3) around its center. A side that is too short gets a black border.
 
-    An odd leftover goes below and right of a cut, above and left of a border.
+    If the difference is odd, one line more is cut below and at the right; a border is one line wider above
+    and at the left.
     """
-    have_h, have_w = pixels.shape[:2]
-    top, left = max(0, have_h - height) // 2, max(0, have_w - width) // 2
+    old_height, old_width = pixels.shape[:2]
+    top, left = max(0, old_height - height) // 2, max(0, old_width - width) // 2
     cut = pixels[top : top + height, left : left + width]
     if cut.shape[:2] == (height, width):
         return cut
@@ -68,51 +77,58 @@ def center_crop(pixels: Bytes, height: int, width: int) -> Bytes:
     return out
 
 
-def centered(pixels: Bytes, height: int, width: int, color: Color = (0, 0, 0)) -> Bytes:
-    """(h, w, 3) in the middle of a larger (height, width, 3); an odd leftover goes below and right."""
-    have_h, have_w = pixels.shape[:2]
-    if (have_h, have_w) == (height, width):
+def center_on_canvas(pixels: Bytes, height: int, width: int, color: Color = (0, 0, 0)) -> Bytes:
+    """Put (h, w, 3) into the middle of a larger canvas (height, width, 3) of one color.
+
+    If the difference is odd, the border is one line wider below and at the right.
+    """
+    old_height, old_width = pixels.shape[:2]
+    if (old_height, old_width) == (height, width):
         return pixels
     out = np.empty((height, width, 3), np.uint8)
     out[:] = color
-    top, left = (height - have_h) // 2, (width - have_w) // 2
-    out[top : top + have_h, left : left + have_w] = pixels
+    top, left = (height - old_height) // 2, (width - old_width) // 2
+    out[top : top + old_height, left : left + old_width] = pixels
     return out
 
 
-def squared(source: PIL.Image.Image, color: Color) -> PIL.Image.Image:
-    """With a border of `color` along two edges, where it is not square already."""
+def make_square(source: PIL.Image.Image, color: Color) -> PIL.Image.Image:
+    """Make a picture square with a border of `color` along the two longer edges.
+
+    A square is returned itself.
+    """
     side = max(source.size)
     if source.width == source.height:
         return source
-    return PIL.Image.fromarray(centered(to_bytes(source), side, side, color))
+    return PIL.Image.fromarray(center_on_canvas(to_bytes(source), side, side, color))
 
 
 def resize_squared(
     source: PIL.Image.Image, color: Color, height: int, width: int, resample: Resampling
 ) -> PIL.Image.Image:
-    """`resize(squared(source, color), height, width, resample)`, without the square: that of a long picture may not
-    fit into memory.
+    """Resize a picture with a border that makes it square, without the square in memory.
 
-    From a square to a square PIL resizes along rows first, each row by itself, and then along columns. So the rows
-    can be bordered and resized in bands, the border's own rows are all alike, and nothing wider than the result ever
-    stands at full height. To another shape PIL may go along columns first; then there has to be a square.
+    The result is that of `resize(make_square(source, color), height, width, resample)`. The square of a long
+    picture may not fit into memory. From a square to a square, PIL resizes along rows first, each row
+    independently, and then along columns. So rows are padded and resized in bands, and all rows of the border
+    are equal. Only pictures of the result's width ever have the full height. To another shape, PIL may resize
+    along columns first; then the square is made.
     """
     side = max(source.size)
     if source.width == source.height or side <= _BAND or height != width:
-        return resize(squared(source, color), height, width, resample)
+        return resize(make_square(source, color), height, width, resample)
     pixels, top = to_bytes(source), (side - source.height) // 2
-    narrowed = np.empty((side, width, 3), np.uint8)
-    plain = PIL.Image.new("RGB", (side, 1), color)
-    narrowed[:] = to_bytes(resize(plain, 1, width, resample))
+    narrow = np.empty((side, width, 3), np.uint8)
+    border = PIL.Image.new("RGB", (side, 1), color)
+    narrow[:] = to_bytes(resize(border, 1, width, resample))
     for y in range(0, source.height, _BAND):
         rows = pixels[y : y + _BAND]
-        band = PIL.Image.fromarray(centered(rows, len(rows), side, color))
-        narrowed[top + y : top + y + len(rows)] = to_bytes(resize(band, len(rows), width, resample))
-    return resize(PIL.Image.fromarray(narrowed), height, width, resample)
+        band = PIL.Image.fromarray(center_on_canvas(rows, len(rows), side, color))
+        narrow[top + y : top + y + len(rows)] = to_bytes(resize(band, len(rows), width, resample))
+    return resize(PIL.Image.fromarray(narrow), height, width, resample)
 
 
 def cut_tiles(pixels: Bytes, tile: int) -> list[Bytes]:
-    """Square tiles, row by row; both edges of `pixels` are multiples of `tile`."""
+    """Cut into square tiles, row by row. Both edges of `pixels` must be multiples of `tile`."""
     height, width = pixels.shape[:2]
     return [pixels[y : y + tile, x : x + tile] for y in range(0, height, tile) for x in range(0, width, tile)]

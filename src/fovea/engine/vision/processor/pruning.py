@@ -1,9 +1,11 @@
-"""Leaving out a video's visual tokens where the picture stands still.
+"""Prunes a video's visual tokens: leaves out the cells whose pixels change little.
 
-After "Efficient Video Sampling" (arXiv 2510.14624): a cell is worth what its pixels changed since the frame before, the
-first group is kept whole, and the changed ones of the whole clip share what room is left. Unlike there, how many are
-kept follows from shape and rate alone, so a request's cost is known before a frame is decoded; pixels only say which.
-Kept tokens keep their true positions.
+Source: "Efficient Video Sampling" (arXiv 2510.14624). The score of a cell is the change of its pixels since
+    the previous
+frame. The first group is kept whole. The cells with the highest scores of the whole clip take the remaining
+tokens. Unlike in that paper, the number of tokens follows from shape and rate alone, so a request's cost is
+known before a frame is decoded; the pixels only decide which cells remain. The remaining tokens keep their
+true positions.
 """
 
 from __future__ import annotations
@@ -13,25 +15,32 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-Kept = tuple[tuple[int, ...], ...]
-"""For each frame group, the cells of its merged grid that are kept, ascending."""
+KeptCells = tuple[tuple[int, ...], ...]
+"""For each group, the cells of its merged grid that are kept, ascending."""
 
 
 def kept_count(groups: int, cells: int, rate: float) -> int:
-    """Tokens that a clip keeps: at least one whole group, all at rate 0."""
+    """Number of tokens that a clip keeps: at least one whole group; all tokens at rate 0."""
     return max(cells, int(groups * cells * (1 - rate))) if rate else groups * cells
 
 
-def first_cells(groups: int, cells: int, count: int) -> Kept:
-    """Any `count` cells: what a prompt is measured with while nobody has seen the frames."""
+def first_cells(groups: int, cells: int, count: int) -> KeptCells:
+    """The first `count` cells of a clip.
+
+    They stand for the real ones in a prompt until the frames are decoded.
+    """
     return tuple(tuple(range(max(0, min(cells, count - group * cells)))) for group in range(groups))
 
 
-def moving_cells(frames: Iterable[NDArray[np.uint8]], together: int, cell: int, count: int) -> Kept:
-    """The `count` cells that changed most. Whole numbers throughout: equal frames always keep equal cells.
+def moving_cells(frames: Iterable[NDArray[np.uint8]], group_frames: int, cell: int, count: int) -> KeptCells:
+    """The `count` cells whose pixels change most, and all of the first group.
 
-    frames: (height, width, 3), both sides multiples of `cell` pixels; `together` of them are a group.
-    Among cells of equal change, earlier ones and those further up and left go first.
+    Among cells of equal change, an earlier group comes first, then a higher row, then a column further left.
+    The scores are integers, so equal frames always keep equal cells.
+
+    frames: (height, width, 3) each; both sides are multiples of `cell`.
+    group_frames: frames per group.
+    cell: side of a cell, in pixels.
     """
     before: NDArray[np.int16] | None = None
     scores: list[NDArray[np.int64]] = []
@@ -41,10 +50,10 @@ def moving_cells(frames: Iterable[NDArray[np.uint8]], together: int, cell: int, 
         if before is None:
             change = np.zeros((down, across), np.int64)
         else:
-            moved = np.abs(now - before).reshape(down, cell, across, cell * 3)
-            change = moved.sum(axis=(1, 3), dtype=np.int64)
+            difference = np.abs(now - before).reshape(down, cell, across, cell * 3)
+            change = difference.sum(axis=(1, 3), dtype=np.int64)
         before = now
-        if index % together:
+        if index % group_frames:
             scores[-1] += change.ravel()
         else:
             scores.append(change.ravel())

@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL: any resolution, rounded to whole merge windows.
+"""The image processor of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: any resolution, rounded to whole merge windows.
 
 Source: Qwen2-VL (arXiv:2409.12191), section 2.1, "naive dynamic resolution".
 """
@@ -24,9 +24,9 @@ from fovea.engine.vision.processor.base import (
     VisualPlan,
     expect_planned,
 )
-from fovea.engine.vision.processor.budget import LEVEL_TOKENS, Bounds, expect_dimensions, read
+from fovea.engine.vision.processor.budget import LEVEL_TOKENS, Bounds, expect_dimensions, read_bounds
 from fovea.engine.vision.processor.palette import Palette
-from fovea.engine.vision.processor.pixels import Bytes, read_filter, resized_bytes
+from fovea.engine.vision.processor.pixels import Bytes, read_filter, resize_to_bytes
 from fovea.engine.vision.processor.settings import Settings, expect_equal, section
 from fovea.engine.vision.processor.size import Size
 
@@ -34,11 +34,15 @@ _TYPES = ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor", "Qwen3VLImageProc
 
 
 def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """(height, width), both multiples of `factor`, of nearly the same aspect, with an area inside the limits.
+    """(height, width) of nearly the same aspect, both multiples of `factor`, with an area within the limits.
 
-    An edge never falls below `factor`, so a very elongated image may exceed a small `max_pixels`. Rounding is to the
-    even multiple at halves, and the order of the floating-point operations is part of the contract: Qwen's own
-    implementation is the reference.
+    An edge is at least `factor`, so a very elongated image may exceed a small `max_pixels`. Halves are
+    rounded to the even multiple. The rounding and the order of the floating-point operations must not change:
+    the reference is Qwen's own implementation.
+
+    min_pixels, max_pixels: limits of the area, in pixels.
+
+    Raises InvalidImage for an image without pixels or more elongated than 200:1.
     """
     expect_dimensions(width, height, aspect=True)
     new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
@@ -55,9 +59,9 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
 
 
 def trim(height: int, width: int, factor: int, max_pixels: int) -> tuple[int, int]:
-    """The longer edge, then if need be the shorter, cut to whole multiples of `factor` until the area fits.
+    """Shorten the longer edge, and then the shorter one if necessary, until the area is at most `max_pixels`.
 
-    `max_pixels` >= factor**2.
+    Shortened edges are multiples of `factor`. `max_pixels` must be at least factor**2.
     """
     if height * width <= max_pixels:
         return height, width
@@ -69,12 +73,20 @@ def trim(height: int, width: int, factor: int, max_pixels: int) -> tuple[int, in
 
 @dataclass(frozen=True, slots=True)
 class QwenProcessor:
-    """min_pixels, max_pixels: the model's own limits on the area after resizing.
-    patch: edge of an encoder patch in pixels. merge: patches per edge of a window that becomes one token.
-    frames: how often a still image is repeated in time, to fill the encoder's temporal patch.
+    """Plans and prepares images for Qwen's vision-language models.
 
-    Budgets: `max_pixels` is never exceeded and may not be above the model's own; `min_pixels` is met as far as whole
-    merge windows below `max_pixels` allow. "low" is at most 64 tokens.
+    Budgets: `max_pixels` is never exceeded, and must not be above the model's own limit. `min_pixels` is met
+        as far as
+    whole merge windows within `max_pixels` allow. "low" is at most 64 tokens, "medium" at most 256.
+
+    palette: normalisation of the pixels.
+    resample: the filter that resizes pictures.
+    resizes: whether pictures are resized at all.
+    min_pixels, max_pixels: the model's own limits of the area after resizing, in pixels.
+    patch: side of an encoder patch, in pixels.
+    merge: patches along the side of a window that becomes one token.
+    frames: how often a still image is repeated in time, to fill the encoder's temporal patch.
+    marker: text of one visual token.
     """
 
     palette: Palette
@@ -89,7 +101,7 @@ class QwenProcessor:
 
     @property
     def factor(self) -> int:
-        """Edge in pixels of what becomes one token."""
+        """Side in pixels of the square that becomes one visual token."""
         return self.patch * self.merge
 
     @property
@@ -102,7 +114,7 @@ class QwenProcessor:
         )
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
-        bounds = read(budget)
+        bounds = read_bounds(budget)
         new_height, new_width = self._target(height, width, bounds)
         rows, columns = new_height // self.patch, new_width // self.patch
         tokens = rows * columns // self.merge**2
@@ -122,17 +134,18 @@ class QwenProcessor:
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
         expect_planned(image, plan)
-        ((height, width),) = plan.resized
-        pixels = resized_bytes(image, height, width, self.resample)
+        ((height, width),) = plan.sizes
+        pixels = resize_to_bytes(image, height, width, self.resample)
         grid = np.array([plan.grid], dtype=np.int64)
         arrays: Arrays = {"pixel_values": self.patches(pixels), "grid_thw": grid}
         return ProcessedImage(image.identity, plan, arrays)
 
     def patches(self, pixels: Bytes) -> NDArray[np.float32]:
-        """(height, width, 3) bytes to float32 (patches, 3 * frames * patch * patch).
+        """Turn bytes (height, width, 3) into float32 (patches, 3 * frames * patch * patch).
 
-        Patches that merge into one token are neighbours in the result. Bytes are brought into order before they
-        become floats (an eighth of the traffic), one row of windows at a time, so that the work stays in cache.
+        Patches that merge into one token are neighbours in the result. Pixels are reordered as bytes, before
+        they become floats, which takes an eighth of the memory traffic. This is done one row of windows at a
+        time, so that the data stays in the CPU's cache.
         """
         patch, merge = self.patch, self.merge
         down, across = pixels.shape[0] // self.factor, pixels.shape[1] // self.factor
@@ -148,11 +161,12 @@ class QwenProcessor:
         if not self.resizes:
             return self._as_is(height, width, bounds)
         size = smart_resize(height, width, self.factor, low, high)
-        # The model's own limits keep its own rounding, even where that exceeds them; a client's are a promise.
+        # With the model's own limits, its rounding stays, even if it exceeds them. A client's limits must
+        # hold.
         return trim(*size, self.factor, high) if bounds.level in LEVEL_TOKENS or bounds.explicit else size
 
     def _limits(self, bounds: Bounds) -> tuple[int, int]:
-        """Pixels after resizing: (least, most)."""
+        """Limits of the area after resizing: (least, most) pixels. Raises InvalidRequest."""
         least, most = self.factor**2, self.max_pixels
         if bounds.level in LEVEL_TOKENS:
             most = min(most, LEVEL_TOKENS[bounds.level] * least)
@@ -175,8 +189,8 @@ class QwenProcessor:
         expect_dimensions(width, height)
         if height % self.factor or width % self.factor:
             raise InvalidImage(
-                f"it is {width}x{height} pixels; this model does not resize (do_resize is false), so both edges must be"
-                f" multiples of {self.factor}"
+                f"it is {width}x{height} pixels; this model does not resize (do_resize is false), so both "
+                f"edges must be multiples of {self.factor}"
             )
         area = height * width
         if not (bounds.minimum or 1) <= area <= (bounds.maximum or area):
@@ -195,7 +209,7 @@ def build(
     vision = section(model, "vision_config")
     low, high = _own_limits(settings)
     patch = _shape(settings, "patch_size", vision, "patch_size", 14)
-    made = QwenProcessor(
+    result = QwenProcessor(
         palette=Palette.read(settings),
         resample=read_filter(settings, Resampling.BICUBIC),
         resizes=settings.flag("do_resize", True),
@@ -207,27 +221,35 @@ def build(
         marker=str(processor.get("image_token") or "<|image_pad|>"),
     )
     settings.close()
-    if high < made.factor**2:
-        raise settings.wrong("max_pixels", high, f"at least {made.factor**2}, the pixels of one token")
-    return made
+    if high < result.factor**2:
+        raise settings.error("max_pixels", high, f"at least {result.factor**2}, the pixels of one token")
+    return result
 
 
 def _own_limits(settings: Settings) -> tuple[int, int]:
-    """Areas in pixels. Old files name them `min_pixels`/`max_pixels`, new ones hide them in `size` under the names of
-    edges; the flat names win, and what neither gives is the processor class's default only if `size` is absent."""
+    """The model's own limits of the area, in pixels.
+
+    Old files name them `min_pixels` and `max_pixels`. New files have them in `size`, under the names of
+    edges. The flat names take precedence. The processor class's defaults are used only if `size` is absent.
+    """
     size = settings.size("size", Size(shortest_edge=56 * 56, longest_edge=28 * 28 * 1280))
     assert size is not None
     low = settings.count("min_pixels", size.shortest_edge or size.min_pixels or 0)
     high = settings.count("max_pixels", size.longest_edge or size.max_pixels or 0)
-    if size.fixed or not low or not high or low > high:
-        raise settings.wrong(
+    if size.fixed_size or not low or not high or low > high:
+        raise settings.error(
             "size", size, "areas shortest_edge <= longest_edge in pixels (or min_pixels, max_pixels)"
         )
     return low, high
 
 
 def _shape(settings: Settings, name: str, vision: Mapping[str, Any], theirs: str, default: int) -> int:
-    """A patch or merge size that the encoder must agree with; taken from the encoder where the processor is silent."""
+    """A patch or merge size, which must be equal to the encoder's.
+
+    If the processor's file lacks it, it is the encoder's.
+
+    theirs: name of the setting in the encoder's config.
+    """
     known = vision.get(theirs)
     value = settings.count(
         name, default if known is None else settings.positive(f"vision_config.{theirs}", known)

@@ -1,4 +1,4 @@
-"""Which file serves which `model_type`. A kind is imported when a checkpoint first asks for it."""
+"""Finds the image processor of a `model_type`. Its file is imported on first use."""
 
 from __future__ import annotations
 
@@ -37,16 +37,21 @@ def build(
     model_config: Mapping[str, Any],
     processor_config: Mapping[str, Any] = _NOTHING,
 ) -> ImageProcessor:
-    """The processor of a checkpoint, from its preprocessor_config.json, config.json and processor_config.json.
+    """Build the image processor of a checkpoint.
 
-    Newer checkpoints keep the first inside the last (`image_processor`); an empty first argument takes it from there.
-    Raises UnsupportedModel for an unknown `model_type` or processor class, CheckpointError for a setting that
-    would change the pixels in a way that is not implemented, or that contradicts the model's own shapes.
+    preprocessor_config: preprocessor_config.json. Newer checkpoints have it inside processor_config.json, as
+        `image_processor`; it is read from there if this is empty.
+    model_config: config.json.
+    processor_config: processor_config.json.
+
+    Raises UnsupportedModel for an unknown `model_type` or processor class. Raises CheckpointError for a
+    setting that would change the pixels in a way that is not implemented, or that contradicts the model's own
+    shapes.
     """
     module = _KINDS.get(model_type)
     if module is None:
         raise UnsupportedModel(
-            f"no image processor for model_type {model_type!r}; there are: {', '.join(model_types())}"
+            f"no image processor for model_type {model_type!r}; accepted: {', '.join(model_types())}"
         )
     if not preprocessor_config:
         preprocessor_config = processor_config.get("image_processor") or _NOTHING

@@ -1,6 +1,8 @@
-"""Which frames of a video a model is shown: its own rule, with a client's wishes in place of its settings.
+"""Chooses the frames of a video that a model gets.
 
-Both rules give what transformers' video processors give for the same numbers (`sample_frames`), to the last index.
+The rule is the model's own, with the client's numbers if the request has any.
+Both rules choose exactly the frames that transformers' video processors choose for these numbers
+(`sample_frames`).
 """
 
 from __future__ import annotations
@@ -19,19 +21,29 @@ MAX_FRAMES = 4096
 
 @dataclass(frozen=True, slots=True)
 class SamplingRule:
-    """fps: frames per second of video. min_frames, max_frames: bounds on their number.
-    together: frames of a temporal patch. even: frames at equal distances from the first to the last (Qwen3-VL), else
-    from the first on, a whole number of patches of them (Qwen2-VL, Qwen2.5-VL).
+    """How a model samples the frames of a video.
+
+    fps: sampled frames per second of video.
+    min_frames, max_frames: bounds on the number of sampled frames.
+    group_frames: frames of a temporal patch.
+    even: true: frames at equal distances from the first to the last (Qwen3-VL). False: frames at equal
+        distances from the first on, in whole temporal patches (Qwen2-VL, Qwen2.5-VL).
     """
 
     fps: float
     min_frames: int
     max_frames: int
-    together: int
+    group_frames: int
     even: bool
 
     def indices(self, video: Video, budget: VideoBudget) -> tuple[int, ...]:
-        """Frames to show, ascending. Raises InvalidRequest for a budget that makes no sense."""
+        """Indices of the sampled frames, ascending.
+
+        Raises InvalidRequest for a budget with values out of range.
+
+        A clip that the client has already sampled (`preselected`) keeps all frames, unless the budget names a
+        number or there are more than `max_frames`.
+        """
         _check(budget)
         rule = replace(
             self,
@@ -39,8 +51,8 @@ class SamplingRule:
             min_frames=budget.min_frames or min(self.min_frames, budget.max_frames or self.min_frames),
             max_frames=budget.max_frames or max(self.max_frames, budget.min_frames or 0),
         )
-        asked = budget.fps or budget.min_frames or budget.max_frames
-        if video.preselected and not asked and video.frames <= rule.max_frames:
+        explicit = budget.fps or budget.min_frames or budget.max_frames
+        if video.preselected and not explicit and video.frames <= rule.max_frames:
             return tuple(range(video.frames))
         return rule._even(video) if self.even else rule._steps(video)
 
@@ -50,10 +62,11 @@ class SamplingRule:
         return tuple(np.linspace(0, video.frames - 1, count).round().astype(int).tolist())
 
     def _steps(self, video: Video) -> tuple[int, ...]:
-        total, whole = video.frames, self.together
+        total, whole = video.frames, self.group_frames
         most = min(self.max_frames, total) // whole * whole
         wanted = min(max(total / video.fps * self.fps, self.min_frames), most)
-        # A video or a budget of less than one patch: as many frames as there are, the rest of the patch is repeated.
+        # If less than one temporal patch is available, take all frames. The last one is repeated to fill the
+        # patch.
         count = math.floor(wanted / whole) * whole or min(self.max_frames, total)
         step = total / count
         steps = np.arange(math.ceil(total / step)) * step

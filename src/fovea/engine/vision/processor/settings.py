@@ -1,4 +1,9 @@
-"""Reads a preprocessor_config.json: typed values, class defaults for what is absent or null, and no key overlooked."""
+"""Reads a preprocessor_config.json.
+
+Values are typed, and an absent or null key has the default of the processor class.
+
+A key that would change the pixels and is not supported is an error.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from fovea.engine.vision.processor.size import Size
 
 FILE = "preprocessor_config.json"
 
-# Keys that say how to run Hugging Face's processor, not what the pixels become.
+# Keys that concern how Hugging Face's processor runs. They do not change the pixels.
 _METADATA = frozenset(
     {
         "_valid_processor_keys",
@@ -31,7 +36,7 @@ _METADATA = frozenset(
         "video_sampling",
     }
 )
-# A key of no known meaning that is named like this would, if obeyed, make other pixels than ours.
+# Names of keys that probably change the pixels.
 _SHAPES_PIXELS = re.compile(
     r"^(?!video)(do_.*|.*(size|crop|pad(?!ding_side)|resiz|resample|interpol|pixel|mean|std|scale|patch|tile|split|"
     r"pinpoint|convert|edge|thumbnail).*)"
@@ -39,7 +44,13 @@ _SHAPES_PIXELS = re.compile(
 
 
 class Settings:
-    """Each getter marks its key as understood; `close` then refuses keys that would change pixels unseen."""
+    """The settings of one file.
+
+    Each getter marks its key as read; `close` refuses unread keys that change pixels.
+
+    A getter returns its default for an absent or null key, and raises CheckpointError for a value of another
+    type.
+    """
 
     def __init__(self, source: Mapping[str, Any], where: str = FILE) -> None:
         self._source = source
@@ -55,7 +66,7 @@ class Settings:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.wrong(name, value, "true or false")
+            raise self.error(name, value, "true or false")
         return value
 
     def number(self, name: str, default: float) -> float:
@@ -63,7 +74,7 @@ class Settings:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(name, value, "a number")
+            raise self.error(name, value, "a number")
         return float(value)
 
     def count(self, name: str, default: int) -> int:
@@ -71,14 +82,17 @@ class Settings:
         return default if value is None else self.positive(name, value)
 
     def positive(self, name: str, value: Any) -> int:
-        """Whole floats pass: some checkpoints store pixel counts as `1.0e6`."""
+        """Check a positive integer.
+
+        Floats without a fraction pass: some checkpoints store pixel counts as `1.0e6`.
+        """
         whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
         if not whole or isinstance(value, bool) or value < 1:
-            raise self.wrong(name, value, "a positive integer")
+            raise self.error(name, value, "a positive integer")
         return int(value)
 
     def channels(self, name: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
-        """One number per RGB channel, or one for all."""
+        """Read one number per RGB channel, or one number for all channels."""
         value = self.raw(name)
         if value is None:
             return default
@@ -86,11 +100,14 @@ class Settings:
         if len(values) != 3 or not all(
             isinstance(v, int | float) and not isinstance(v, bool) for v in values
         ):
-            raise self.wrong(name, value, "three numbers, one per RGB channel")
+            raise self.error(name, value, "three numbers, one per RGB channel")
         return (float(values[0]), float(values[1]), float(values[2]))
 
     def size(self, name: str, default: Size | None, *, square: bool = True) -> Size | None:
-        """square: whether a bare integer means both edges, or the shortest one."""
+        """Read a size: a mapping of edges, a pair (height, width), or one integer.
+
+        square: whether one integer means both edges; otherwise it is the shortest edge.
+        """
         value = self.raw(name)
         if value is None:
             return default
@@ -104,40 +121,48 @@ class Settings:
             edges = dict.fromkeys(("height", "width"), self.positive(name, value))
         else:
             edges = {"shortest_edge": self.positive(name, value)}
-        unknown = sorted(set(edges) - set(Size.FORMS_KEYS))
+        unknown = sorted(set(edges) - set(Size.NAMES))
         if unknown or not edges:
-            raise self.wrong(name, value, f"a mapping with some of {', '.join(Size.FORMS_KEYS)}")
+            raise self.error(name, value, f"a mapping with some of {', '.join(Size.NAMES)}")
         return Size(**edges)
 
     def processor_type(self, accepted: Mapping[str, str] | tuple[str, ...], default: str) -> str:
-        """The processor class without its backend suffix; a class that works otherwise is not a near miss."""
+        """The processor class without its backend suffix ("Fast" or "Pil").
+
+        Raises UnsupportedModel for a class that is not accepted: other classes compute other pixels.
+        """
         name = self.raw("image_processor_type") or str(self.raw("feature_extractor_type") or default)
         kind = re.sub(r"(Fast|Pil)$", "", str(name)).replace("FeatureExtractor", "ImageProcessor")
         if kind not in accepted:
             raise UnsupportedModel(
-                f"{self._where}: image_processor_type {name!r} is not supported here; accepted: {', '.join(accepted)}"
+                f"{self._where}: image_processor_type {name!r} is not supported here; "
+                f"accepted: {', '.join(accepted)}"
             )
         return kind
 
     def close(self) -> None:
-        """Raises CheckpointError for a key left unread that would change pixels. Nulls and `do_x: false` ask nothing."""
+        """Raise CheckpointError for an unread key that would change the pixels.
+
+        Null values, and `do_...: false` and `use_...: false`, change nothing.
+        """
         for name, value in self._source.items():
             if name in self._read or name in _METADATA or value is None:
                 continue
             declined = value is False and name.startswith(("do_", "use_"))
             if _SHAPES_PIXELS.match(name) and not declined:
                 raise CheckpointError(
-                    f"{self._where}: {name} = {value!r} would change the pixels, and this kind of model does not support"
-                    f" it; understood are: {', '.join(sorted(self._read))}",
+                    f"{self._where}: {name} = {value!r} would change the pixels, and this kind of model "
+                    f"does not support it; accepted keys: {', '.join(sorted(self._read))}",
                     param=name,
                 )
 
-    def wrong(self, name: str, value: Any, accepted: str) -> CheckpointError:
+    def error(self, name: str, value: Any, accepted: str) -> CheckpointError:
+        """The error for a value that is not accepted."""
         return CheckpointError(f"{self._where}: {name} is {value!r}; accepted: {accepted}", param=name)
 
 
 def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A nested part of a config; absent or null is empty."""
+    """A nested part of a config; empty if it is absent or null. Raises CheckpointError for another type."""
     value = config.get(name)
     if value is None:
         return {}
@@ -147,7 +172,14 @@ def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def expect_equal(what: str, ours: int, theirs: object) -> None:
-    """The pixels must fit the model's own shapes; `theirs` is None where the model's config does not say."""
+    """Raise CheckpointError if the processor's value differs from the model's.
+
+    The pixels must fit the model's shapes.
+
+    what: name of the setting.
+    ours: the processor's value.
+    theirs: the model's value; None: its config has none.
+    """
     if theirs is not None and theirs != ours:
         raise CheckpointError(
             f"{what}: the processor's files say {ours}, the model's config says {theirs}", param=what

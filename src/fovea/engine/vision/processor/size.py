@@ -1,4 +1,4 @@
-"""A target size as checkpoints write it, and the arithmetic that turns it into pixels."""
+"""Target sizes as checkpoints write them, and the arithmetic that turns them into pixels."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Edges in pixels; for Qwen `shortest_edge`/`longest_edge` (or `min_pixels`/`max_pixels`) are areas in pixels."""
+    """A target size, of which a checkpoint names some fields.
 
-    FORMS_KEYS: ClassVar[tuple[str, ...]] = (
+    All fields are edges in pixels, except for Qwen: there `shortest_edge` and `longest_edge`, or `min_pixels`
+    and `max_pixels`, are areas in pixels.
+    """
+
+    NAMES: ClassVar[tuple[str, ...]] = (
         "height",
         "width",
         "shortest_edge",
@@ -27,21 +31,21 @@ class Size:
     max_pixels: int | None = None
 
     @property
-    def fixed(self) -> tuple[int, int] | None:
-        """(height, width), where both are named."""
+    def fixed_size(self) -> tuple[int, int] | None:
+        """(height, width) if both are named, else None."""
         return (self.height, self.width) if self.height and self.width else None
 
     @property
     def key(self) -> str:
-        """The edges that are named."""
-        return ",".join(f"{name}:{getattr(self, name)}" for name in self.FORMS_KEYS if getattr(self, name))
+        """The named fields, as part of a cache key."""
+        return ",".join(f"{name}:{getattr(self, name)}" for name in self.NAMES if getattr(self, name))
 
 
 def with_shortest_edge(height: int, width: int, edge: int, longest: int | None = None) -> tuple[int, int]:
-    """(height, width) of equal aspect with the shorter edge at `edge`, the longer at most `longest`.
+    """(height, width) of equal aspect; the shorter edge is `edge`, the longer edge at most `longest`.
 
-    Fractions are cut, not rounded; with a limit, the longer edge follows from the unrounded shorter one, so that it
-    lands on the limit (the rule of torchvision's and Hugging Face's resize).
+    Fractions are cut off, not rounded. With a limit, the longer edge is computed from the unrounded shorter
+    one, so that it equals the limit. This is the rule of torchvision's and Hugging Face's resize.
     """
     short, long = min(height, width), max(height, width)
     exact: float = edge

@@ -1,6 +1,8 @@
-"""The survey of an image: what relevance reads from its pixels before any question is known.
+"""Surveys of images as arrays.
 
-It is made in a worker thread together with the pixels, and travels to the encoder as arrays of the `ProcessedImage`.
+A survey is the part of relevance that is computed from the pixels, before any question is known. A worker
+thread computes the survey together with the pixels. The survey reaches the encoder as arrays of the
+`ProcessedImage`.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from fovea.relevance.texture import Texture
 
 
 def survey_arrays(pixels: NDArray[np.uint8], cell: int) -> Arrays:
-    """Survey an image. pixels: (height, width, 3); cell: side of a visual token's pixels.
+    """Survey an image. Returns the arrays that `ProcessedImage` describes. CPU-bound, some milliseconds.
 
-    Returns the arrays that `ProcessedImage` describes. CPU-bound, some milliseconds.
+    pixels: (height, width, 3) bytes; height and width are multiples of `cell`.
+    cell: side in pixels of the square that becomes one visual token.
     """
     result = survey(pixels, cell)
     return {
@@ -28,7 +31,7 @@ def survey_arrays(pixels: NDArray[np.uint8], cell: int) -> Arrays:
 
 
 def read_survey(image: ProcessedImage, cell: int) -> Survey:
-    """The survey that `survey_arrays` put into an image's arrays."""
+    """The survey in an image's arrays. cell: as for `survey_arrays`."""
     arrays = image.arrays
     texture = Texture(arrays["channels"], arrays["luma"], cell)
     return Survey(texture, arrays["propositional"], arrays["perspectival"])

@@ -1,4 +1,4 @@
-"""What a processor must know of the vision tower behind it, to count the rows that it will return."""
+"""The facts about a vision tower that a processor needs to count the rows that the tower returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from fovea.core.errors import CheckpointError
 from fovea.engine.vision.processor.settings import expect_equal, section
 
-# (image_size, patch_size) of a tower whose config leaves them out: configs are stored as differences from these.
+# (image_size, patch_size) of towers whose config omits them. Configs store only differences from these
+# defaults.
 _DEFAULTS: Mapping[str, tuple[int, int]] = {
     "clip_vision_model": (224, 32),
     "siglip_vision_model": (224, 16),
@@ -21,13 +22,18 @@ _WITHOUT_CLASS_TOKEN = ("siglip_vision_model", "idefics3_vision", "smolvlm_visio
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """image_size, patch_size: pixels. extra: rows besides the patches (CLIP's class token).
-    drops_first: the model leaves out the first row ("default" feature selection); else it keeps all ("full").
+    """The input size of a vision tower, and the rows that the model takes from its output.
+
+    image_size: side of the input, in pixels.
+    patch_size: side of a patch, in pixels.
+    extra_rows: rows in addition to those of the patches: CLIP's class token.
+    drops_first: whether the model leaves out the first row (feature selection "default"). Otherwise it keeps
+        all rows ("full").
     """
 
     image_size: int
     patch_size: int
-    extra: int
+    extra_rows: int
     drops_first: bool
 
     @classmethod
@@ -39,10 +45,14 @@ class Tower:
         patch_size: int,
         strategy: str,
     ) -> Tower:
-        """image_size, patch_size, strategy: what a model config without them means.
+        """Read the tower from config.json (model) and processor_config.json (processor).
 
-        The processor's word on `num_additional_image_tokens` is only taken where it is given: old checkpoints lack
-        it, and assuming 0 for a tower with a class token would count one token too few.
+        image_size, patch_size, strategy: defaults for a model config that omits them.
+
+        `num_additional_image_tokens` is used only if the processor's file has it. Old checkpoints lack it,
+        and to assume 0 for a tower with a class token would count one token too few.
+
+        Raises CheckpointError if a value is missing or the files contradict each other.
         """
         vision = section(model, "vision_config")
         kind = str(vision.get("model_type") or "")
@@ -64,8 +74,8 @@ class Tower:
         return self.image_size // self.patch_size
 
     def rows(self, patches: int) -> int:
-        """Rows that the model receives for so many patches."""
-        return patches + self.extra - self.drops_first
+        """Number of rows that the model receives for this number of patches."""
+        return patches + self.extra_rows - self.drops_first
 
 
 def _extra(kind: str, processor: Mapping[str, Any]) -> int:
@@ -75,7 +85,8 @@ def _extra(kind: str, processor: Mapping[str, Any]) -> int:
         extra = {"": 1, "clip_vision_model": 1, **dict.fromkeys(_WITHOUT_CLASS_TOKEN, 0)}.get(kind)
     if not isinstance(extra, int) or extra < 0:
         raise CheckpointError(
-            f"{name} is {extra!r} for a vision tower of type {kind!r}; accepted: 0 or more, in the processor's files",
+            f"{name} is {extra!r} for a vision tower of type {kind!r}; "
+            "accepted: 0 or more, in the processor's files",
             param=name,
         )
     return extra
@@ -87,8 +98,8 @@ def _drops_first(model: Mapping[str, Any], processor: Mapping[str, Any], strateg
     ours = processor.get(name) or theirs
     if ours != theirs or ours not in ("default", "full"):
         raise CheckpointError(
-            f"{name}: the processor's files say {ours!r}, the model's config says {theirs!r}; accepted: equal, and"
-            " 'default' or 'full'",
+            f"{name}: the processor's files say {ours!r}, the model's config says {theirs!r}; accepted: "
+            "equal values, 'default' or 'full'",
             param=name,
         )
     return bool(ours == "default")

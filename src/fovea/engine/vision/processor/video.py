@@ -1,11 +1,13 @@
-"""Videos of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: sampled frames, resized together, in groups of a temporal patch.
+"""Plans and prepares videos for Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
-A group is encoded like an image of two different frames: Qwen's towers let no patch see another group. So a group is
-the unit of encoding and caching, and a video is a run of groups in the prompt, told apart by time:
+Frames are sampled, resized to one size, and put into groups; a group has the frames of one temporal patch. A
+group is encoded like an image of two different frames, because in Qwen's towers no patch attends to another
+group. So a group is the unit of encoding and caching. In the prompt, a video is a run of groups, and the
+model knows their times from:
 
-    Qwen2-VL    positions one step apart            (arXiv 2409.12191)
-    Qwen2.5-VL  positions apart by seconds          (arXiv 2502.13923)
-    Qwen3-VL    "<1.5 seconds>" before every group  (transformers' Qwen3VLProcessor)
+    Qwen2-VL    positions one step apart              (arXiv 2409.12191)
+    Qwen2.5-VL  positions in proportion to seconds    (arXiv 2502.13923)
+    Qwen3-VL    the text "<1.5 seconds>" before each  (transformers' Qwen3VLProcessor)
 """
 
 from __future__ import annotations
@@ -24,20 +26,26 @@ from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.processor.budget import expect_dimensions
 from fovea.engine.vision.processor.palette import Palette
 from fovea.engine.vision.processor.pixels import Bytes
-from fovea.engine.vision.processor.pruning import Kept, first_cells, kept_count
+from fovea.engine.vision.processor.pruning import KeptCells, first_cells, kept_count
 from fovea.engine.vision.processor.qwen import smart_resize, trim
 from fovea.engine.vision.processor.sampling import SamplingRule
 
 
 @dataclass(frozen=True, slots=True)
 class VideoPlan:
-    """What will be made of a video; depends on its header and budget, never on its pixels, but for `groups` of a
-    pruned one, which stand for any others of as many tokens until the frames are known (`Videos.settle`).
+    """The sampled frames of a video, and the plans of its groups.
 
-    indices: sampled frames, ascending, the last repeated to fill its group. height, width: after resizing, in pixels.
-    groups: a plan each. times: how far each group's positions in time are ahead of the first's.
-    joined: the groups follow one another in the prompt without text between.
-    kept: tokens of all groups together. pruned: fewer than there are.
+    It depends on the video's header and the budget, never on its pixels, with one exception. Which cells
+    remain in a pruned video depends on the frames. Until the frames are known, `groups` has some other cells,
+    as many in total as will remain; `QwenVideos.settle` then replaces them.
+
+    indices: indices of the sampled frames, ascending. The last one is repeated to fill its group.
+    height, width: size of the resized frames, in pixels.
+    groups: one plan per group.
+    times: the positions in time of each group, relative to the first group.
+    is_contiguous: the prompt has no text between the groups.
+    kept_tokens: tokens of all groups together, after pruning.
+    is_pruned: whether pruning leaves out any token.
     """
 
     indices: tuple[int, ...]
@@ -45,21 +53,35 @@ class VideoPlan:
     width: int
     groups: tuple[VisualPlan, ...]
     times: tuple[int, ...]
-    joined: bool
-    kept: int
-    pruned: bool
+    is_contiguous: bool
+    kept_tokens: int
+    is_pruned: bool
 
     @property
     def text(self) -> str:
+        """The text that replaces the video's marker in the prompt."""
         return "".join(group.text for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
 class QwenVideos:
-    """min_pixels, max_pixels: limits after resizing; of all frames together where `volume`, else of one.
-    share: None, or how the limit is divided among frames (`cap_pixels_per_frame`): tokens that a frame, where
-    `volume`, or else a video may have.
-    seconds: positions in time per second, 0 where groups are one apart. stamped: seconds are written before groups.
+    """Plans and prepares the videos of one model.
+
+    palette: normalisation of the pixels.
+    resample: the filter that resizes frames.
+    resizes: whether frames are resized at all.
+    min_pixels, max_pixels: limits of the area after resizing: of all frames together if `volume`, else of one
+        frame.
+    volume: whether the limits are for all frames together (Qwen3-VL).
+    share: tokens that one frame (if `volume`) or the whole video (if not) may have, where the checkpoint caps
+        the pixels per frame (`cap_pixels_per_frame`); None: it does not.
+    patch: side of an encoder patch, in pixels.
+    merge: patches along the side of a window that becomes one token.
+    rule: how frames are sampled.
+    seconds: positions in time per second of video; 0: groups are one position apart.
+    timestamps: whether the prompt has the time in seconds before every group.
+    marker: text of one visual token.
+    wrap: texts before and after the tokens of a group, where groups have timestamps.
     """
 
     palette: Palette
@@ -73,24 +95,27 @@ class QwenVideos:
     merge: int
     rule: SamplingRule
     seconds: float
-    stamped: bool
+    timestamps: bool
     marker: str
     wrap: tuple[str, str]
 
     @property
     def factor(self) -> int:
+        """Side in pixels of the square that becomes one visual token."""
         return self.patch * self.merge
 
     def plan(self, video: Video, budget: VideoBudget) -> VideoPlan:
-        """Raises InvalidRequest for a budget that cannot be met, InvalidImage for unusable dimensions."""
-        chosen = self.rule.indices(video, budget)
-        together = self.rule.together
-        padded = chosen + chosen[-1:] * (-len(chosen) % together)
-        height, width = self._target(video, len(chosen), budget.max_pixels)
-        groups = len(padded) // together
+        """Plan a video.
+
+        Raises InvalidRequest for a budget that cannot be met, InvalidImage for unusable dimensions.
+        """
+        sample = self.rule.indices(video, budget)
+        indices = sample + sample[-1:] * (-len(sample) % self.rule.group_frames)
+        height, width = self._target(video, len(sample), budget.max_pixels)
+        groups = len(indices) // self.rule.group_frames
         cells = height * width // self.factor**2
-        kept = kept_count(groups, cells, budget.pruning_rate)
-        pruned = kept < groups * cells
+        count = kept_count(groups, cells, budget.pruning_rate)
+        is_pruned = count < groups * cells
         blank = VisualPlan(
             video.width,
             video.height,
@@ -101,31 +126,37 @@ class QwenVideos:
             ((height, width),),
         )
         plan = VideoPlan(
-            padded, height, width, (blank,) * groups, self._times(video, len(chosen), groups), not self.stamped,
-            kept, pruned,
+            indices, height, width, (blank,) * groups, self._times(video, len(sample), groups),
+            not self.timestamps, count, is_pruned,
         )  # fmt: skip
-        return self.settle(video, plan, first_cells(groups, cells, kept) if pruned else None)
+        return self.settle(video, plan, first_cells(groups, cells, count) if is_pruned else None)
 
-    def settle(self, video: Video, plan: VideoPlan, kept: Kept | None) -> VideoPlan:
-        """The plan with these cells of every group; None: all of them."""
-        made = []
+    def settle(self, video: Video, plan: VideoPlan, kept: KeptCells | None) -> VideoPlan:
+        """Return the plan with these cells of every group. kept: None: all cells."""
+        groups = []
         for number, group in enumerate(plan.groups):
             cells = None if kept is None else kept[number]
             tokens = plan.height * plan.width // self.factor**2 if cells is None else len(cells)
-            frames = plan.indices[number * self.rule.together : (number + 1) * self.rule.together]
+            frames = plan.indices[number * self.rule.group_frames : (number + 1) * self.rule.group_frames]
             text = self.marker * tokens
-            if self.stamped:
+            if self.timestamps:
                 middle = (frames[0] / video.fps + frames[-1] / video.fps) / 2
                 text = f"<{middle:.1f} seconds>{self.wrap[0]}{text}{self.wrap[1]}"
             key = self._key(plan, frames, plan.times[number], cells)
-            made.append(replace(group, tokens=tokens, text=text, key=key, kept=cells))
-        return replace(plan, groups=tuple(made))
+            groups.append(replace(group, tokens=tokens, text=text, key=key, kept_cells=cells))
+        return replace(plan, groups=tuple(groups))
 
     def group(self, identity: str, frames: Sequence[Bytes], plan: VisualPlan) -> ProcessedImage:
-        """frames: (height, width, 3) each, resized; as many as a temporal patch has. Pixels as an image's, where each
-        copy in time is a frame of its own."""
-        if len(frames) != self.rule.together:
-            raise EngineError(f"{len(frames)} frames for a group of {self.rule.together}")
+        """Prepare the encoder's input of a group.
+
+        identity: of the group.
+        frames: resized bytes (height, width, 3), as many as a temporal patch has. "pixel_values" is laid out
+            as for an image, but each copy in time is a different frame.
+
+        Raises EngineError for another number of frames.
+        """
+        if len(frames) != self.rule.group_frames:
+            raise EngineError(f"{len(frames)} frames for a group of {self.rule.group_frames}")
         patch, merge = self.patch, self.merge
         down, across = frames[0].shape[0] // self.factor, frames[0].shape[1] // self.factor
         out = np.empty((down * across * merge**2, 3, len(frames), patch * patch), np.float32)
@@ -151,24 +182,25 @@ class QwenVideos:
         return f"{key};kept={hashlib.sha256(str(cells).encode()).hexdigest()}"
 
     def _times(self, video: Video, sampled: int, groups: int) -> tuple[int, ...]:
-        if self.stamped:
+        if self.timestamps:
             return (0,) * groups
         if not self.seconds:
             return tuple(range(groups))
-        # In single precision, as transformers counts: a product just below a whole number is cut down.
-        step = np.float32(self.rule.together / (sampled / video.frames * video.fps)) * np.float32(
+        # transformers computes this in single precision and cuts fractions off, so a higher precision could
+        # differ by 1.
+        step = np.float32(self.rule.group_frames / (sampled / video.frames * video.fps)) * np.float32(
             self.seconds
         )
         return tuple((np.arange(groups, dtype=np.float32) * step).astype(np.int64).tolist())
 
     def _target(self, video: Video, frames: int, most: int | None) -> tuple[int, int]:
-        """(height, width) of every frame. most: the client's bound on the pixels of one."""
+        """(height, width) of every frame. most: the client's bound on the pixels of a frame."""
         expect_dimensions(video.width, video.height, aspect=True)
         if not self.resizes:
             if video.height % self.factor or video.width % self.factor:
                 raise InvalidRequest(
-                    f"the video's frames are {video.width}x{video.height} pixels; this model does not resize, so both "
-                    f"edges must be multiples of {self.factor}"
+                    f"the video's frames are {video.width}x{video.height} pixels; this model does not "
+                    f"resize, so both edges must be multiples of {self.factor}"
                 )
             return video.height, video.width
         if most is not None and most < self.factor**2:
@@ -183,14 +215,14 @@ class QwenVideos:
         high = self.max_pixels
         if self.share is not None:
             total = int(self.share * self.factor**2 * 0.9)
-            high = max(min(high, total * self.rule.together // frames), int(self.min_pixels * 1.05))
+            high = max(min(high, total * self.rule.group_frames // frames), int(self.min_pixels * 1.05))
         high = min(high, most or high)
         return smart_resize(video.height, video.width, self.factor, min(self.min_pixels, high), high)
 
     def _volume(self, video: Video, frames: int, most: int | None) -> tuple[int, int]:
-        """Qwen3-VL's rounding: the limits are on the pixels of all frames together."""
-        # One frame alone is shown twice.
-        frames, together, factor = max(frames, self.rule.together), self.rule.together, self.factor
+        """The rounding of Qwen3-VL, whose limits are for the pixels of all frames together."""
+        # A single frame is repeated to fill its group.
+        frames, group, factor = max(frames, self.rule.group_frames), self.rule.group_frames, self.factor
         high = self.max_pixels
         if self.share is not None:
             each = max(min(self.share * factor**2, high // frames), int(self.min_pixels * 1.05))
@@ -202,7 +234,7 @@ class QwenVideos:
             scale = max(factor / height, factor / width)
             height, width = int(height * scale), int(width * scale)
         new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
-        counted = round(frames / together) * together
+        counted = round(frames / group) * group
         if counted * new_height * new_width > high:
             shrink = math.sqrt((frames * height * width) / high)
             return (

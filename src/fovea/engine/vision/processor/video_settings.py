@@ -1,4 +1,7 @@
-"""A checkpoint's video processor: its own file, or what transformers falls back on."""
+"""Builds the video processor of a checkpoint.
+
+The settings come from its own file, or from the files that transformers falls back on.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _CLASSES = {
 }
 _WRAP = ("<|vision_start|>", "<|vision_end|>")
 SHARE = {False: 128_000, True: 768}
-"""Default of `max_video_tokens`, by whether limits are on all frames together."""
+"""Default of `max_video_tokens`, by whether the limits are for all frames together (`QwenVideos.volume`)."""
 
 
 def build_videos(
@@ -34,10 +37,12 @@ def build_videos(
     model: Mapping[str, Any],
     processor: Mapping[str, Any],
 ) -> QwenVideos | None:
-    """None for architectures that take no video. Raises CheckpointError for settings that are not understood.
+    """Build the video processor; None for architectures without video.
 
-    video_config: the checkpoint's video_preprocessor_config.json; else processor_config.json's `video_processor`, else
-    the image processor's settings say what videos become.
+    video_config: the checkpoint's video_preprocessor_config.json. If it is empty, `video_processor` in
+        processor_config.json is used, and without that the image processor's settings.
+
+    Raises CheckpointError for settings that are not supported.
     """
     if model_type not in _CLASSES:
         return None
@@ -45,19 +50,19 @@ def build_videos(
     settings = Settings(source, FILE)
     kind = str(settings.raw("video_processor_type") or _CLASSES[model_type])
     if kind not in _CLASSES.values():
-        raise settings.wrong("video_processor_type", kind, ", ".join(sorted(set(_CLASSES.values()))))
+        raise settings.error("video_processor_type", kind, ", ".join(sorted(set(_CLASSES.values()))))
     volume = kind == "Qwen3VLVideoProcessor"
     vision = section(model, "vision_config")
     patch = settings.count("patch_size", int(vision.get("patch_size") or (16 if volume else 14)))
     merge = settings.count("merge_size", int(vision.get("spatial_merge_size") or 2))
-    together = settings.count("temporal_patch_size", int(vision.get("temporal_patch_size") or 2))
+    group_frames = settings.count("temporal_patch_size", int(vision.get("temporal_patch_size") or 2))
     expect_equal("patch_size", patch, vision.get("patch_size"))
     expect_equal("merge_size", merge, vision.get("spatial_merge_size"))
-    expect_equal("temporal_patch_size", together, vision.get("temporal_patch_size"))
+    expect_equal("temporal_patch_size", group_frames, vision.get("temporal_patch_size"))
     low, high = _limits(settings, volume)
     capped = settings.flag("cap_pixels_per_frame", False)
     share = settings.count("max_video_tokens", SHARE[volume])
-    made = QwenVideos(
+    videos = QwenVideos(
         palette=Palette.read(settings, *((HALF, HALF) if volume else (CLIP_MEAN, CLIP_STD))),
         resample=read_filter(settings, Resampling.BICUBIC),
         resizes=settings.flag("do_resize", True),
@@ -67,28 +72,30 @@ def build_videos(
         share=share if capped else None,
         patch=patch,
         merge=merge,
-        rule=_rule(settings, together, volume),
+        rule=_rule(settings, group_frames, volume),
         seconds=_seconds(vision, model_type),
-        stamped=model_type == "qwen3_vl",
+        timestamps=model_type == "qwen3_vl",
         marker=str(processor.get("video_token") or "<|video_pad|>"),
         wrap=_WRAP,
     )
     settings.close()
-    return made
+    return videos
 
 
-def _rule(settings: Settings, together: int, even: bool) -> SamplingRule:
+def _rule(settings: Settings, group_frames: int, even: bool) -> SamplingRule:
     if settings.raw("num_frames") is not None:
-        raise settings.wrong("num_frames", settings.raw("num_frames"), "none; fps, min_frames and max_frames")
+        raise settings.error(
+            "num_frames", settings.raw("num_frames"), "no num_frames; fps, min_frames and max_frames instead"
+        )
     fps = settings.number("fps", FRAMES_PER_SECOND)
     least, most = settings.count("min_frames", 4), settings.count("max_frames", 768)
     if fps <= 0 or least > most:
-        raise settings.wrong("fps", (fps, least, most), "fps above 0, min_frames at most max_frames")
-    return SamplingRule(fps, least, most, together, even)
+        raise settings.error("fps", (fps, least, most), "fps above 0, min_frames at most max_frames")
+    return SamplingRule(fps, least, most, group_frames, even)
 
 
 def _seconds(vision: Mapping[str, Any], model_type: str) -> float:
-    """Positions in time per second of video: Qwen2.5-VL alone has them."""
+    """Positions in time per second of video. Only Qwen2.5-VL has them; 0 for the others."""
     return float(vision.get("tokens_per_second") or 4) if model_type == "qwen2_5_vl" else 0.0
 
 
