@@ -18,6 +18,12 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "engines"
 
 
+@pytest.fixture
+def a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that there is a C++ compiler, for tests that end before it is called."""
+    monkeypatch.setattr("fovea.engine.vision.built.aot.compiler", lambda: ["c++"])
+
+
 def test_resolutions_and_levels_become_grids(fovea: Caller, tiny: Path, out: Path) -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
@@ -42,6 +48,7 @@ def test_resolutions_and_levels_become_grids(fovea: Caller, tiny: Path, out: Pat
     assert fovea(*words, "--encoder-engines", out).out == fovea(*words).out
 
 
+@pytest.mark.usefixtures("a_compiler")
 def test_the_checkpoint_of_an_architecture_without(fovea: Caller, tmp_path: Path, out: Path) -> None:
     done = fovea("build", write("llava", tmp_path / "llava"), "--out", out)
     assert done.code == 2
@@ -56,6 +63,7 @@ def test_a_resolution_that_is_none(fovea: Caller, tiny: Path, text: str) -> None
     assert "is not WIDTHxHEIGHT" in done.err
 
 
+@pytest.mark.usefixtures("a_compiler")
 def test_a_resolution_that_the_processor_refuses(fovea: Caller, tiny: Path, out: Path) -> None:
     done = fovea("build", tiny, "--resolutions", "1x9999", "--out", out)
     assert done.code == 2

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fovea.kernels.calibrate import PLAIN, Machine
 from fovea.observe.profile import STAGES, WAITING
 from tests.cli.support import Caller, Outcome
 
@@ -136,7 +137,9 @@ def test_trace_is_nested_complete_events(files: Path) -> None:
     assert requests == [f"alone {n}" for n in range(3)] + [f"load {n}" for n in range(4)]
 
 
-def test_text_alone(fovea: Caller) -> None:
+def test_text_alone(fovea: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(1e10, {PLAIN: 1e11}, 1, 1 << 20, "a machine that was measured before")
+    monkeypatch.setattr("fovea.cli.profile.measure.calibrate", lambda *_, **__: machine)
     outcome = fovea("profile", "--side", 0, "--tokens", 3, "--repeats", 1, "--requests", 0, "--json")
     assert outcome.code == 0, outcome.err
     (one,) = json.loads(outcome.out.splitlines()[-1])["parts"]

@@ -47,7 +47,9 @@ def lose_something(machine: Engine, rng: random.Random) -> None:
         machine._kv.host.forget_all()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "settings",
     [

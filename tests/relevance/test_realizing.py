@@ -59,6 +59,11 @@ def test_shapes_have_nearly_the_wanted_size_and_aspect_ratio(rows: int, columns:
             assert abs(math.log(down * columns / (across * rows))) < 0.3
 
 
+def test_a_centre_on_a_border_belongs_to_the_later_cell() -> None:
+    """Token 27 of 55 has its centre at row 28 of 56. Floating-point division made it 27.999."""
+    assert token_places(Region(0, 0, 56, 1), (55, 1))[27].tolist() == [28, 0]
+
+
 @given(sides, sides, sides, sides, st.data())
 def test_places_are_distinct_true_and_inside(
     top: int, left: int, rows: int, columns: int, data: st.DataObject

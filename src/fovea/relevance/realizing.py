@@ -136,8 +136,9 @@ def token_places(region: Region, shape: Shape) -> Index:
 
     The result is (shape[0] * shape[1], 2).
     """
-    rows = np.floor(_line(region.row, region.rows, shape[0], 1) + 0.5).astype(np.int64)
-    columns = np.floor(_line(region.column, region.columns, shape[1], 1) + 0.5).astype(np.int64)
+    # In whole numbers: floating-point division puts some centres that lie on a border one cell too early.
+    rows = region.row + (2 * np.arange(shape[0]) + 1) * region.rows // (2 * shape[0])
+    columns = region.column + (2 * np.arange(shape[1]) + 1) * region.columns // (2 * shape[1])
     return np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2)
 
 

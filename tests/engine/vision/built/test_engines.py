@@ -305,6 +305,14 @@ def test_aot(checkpoint: Path, tmp_path: Path, kernels: str) -> None:
     assert (loaded.model.engines.hits, loaded.model.engines.misses) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    "checkpoint",
+    [
+        pytest.param(name, marks=() if name == "qwen3_vl" else pytest.mark.slow, id=name)
+        for name in ARCHITECTURES
+    ],
+    indirect=True,
+)
 def test_onnx(checkpoint: Path, tmp_path: Path) -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
