@@ -87,14 +87,14 @@ def test_without_a_compiler_torch_takes_over(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    build._loaded.cache_clear()
+    build._load.cache_clear()
     try:
         with bundled(dtype="bfloat16") as engine:
             assert type(engine.runner.model.kernels) is TorchKernels
             assert answer(engine, prompts()[0]).usage.completion == 24
     finally:
-        build._loaded.cache_clear()
-    assert "no C++ compiler, looked for g++, c++" in caplog.text
+        build._load.cache_clear()
+    assert "no C++ compiler: looked for g++, c++" in caplog.text
     assert not list(tmp_path.rglob("*.so"))
 
 

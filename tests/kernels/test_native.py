@@ -289,7 +289,7 @@ def test_a_set_that_can_not_be_had_is_refused_and_auto_takes_the_next(
         pytest.skip("this machine has no AVX-512 with BF16")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "false")
-    build._loaded.cache_clear()
+    build._load.cache_clear()
     try:
         assert type(choose("auto", torch.device("cpu"), BF16, HEADS)) is TorchKernels
         assert "the CPU kernels cannot be used" in caplog.text
@@ -298,7 +298,7 @@ def test_a_set_that_can_not_be_had_is_refused_and_auto_takes_the_next(
         with pytest.raises(ConfigError, match="float32"):
             choose("native", torch.device("cpu"), torch.float32, HEADS)
     finally:
-        build._loaded.cache_clear()
+        build._load.cache_clear()
     assert not list(tmp_path.rglob("*.so"))
 
 
@@ -312,16 +312,16 @@ def test_a_build_is_kept_and_found_again(
         (sources / f"{name}.cpp").write_text(f'extern "C" int {name}() {{ return 1; }}\n')
     monkeypatch.setattr(build, "SOURCES", sources)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = build._built()
+    made = build._build()
     assert made.parent == tmp_path / "fovea"
     assert made.with_suffix(".sha256").exists()
     made.write_bytes(made.read_bytes()[:3000])
-    assert build._built() == made
+    assert build._build() == made
     assert made.stat().st_size > 3000, (
         "a library that was cut short was taken for whole, and would end the process"
     )
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it was compiled again"))
-    assert build._built() == made
+    assert build._build() == made
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,8 +1,9 @@
-"""The C++ kernels of `cpu/`, compiled once per machine with the compiler that is there.
+"""Compiles the C++ kernels of `cpu/`, once per machine, with the machine's compiler.
 
-They need AVX-512 with BF16, VNNI and VBMI2 (Sapphire Rapids, Zen 4, and later) and GCC as a C++17 compiler. Without the
-former Fovea runs on torch's own products; without the latter too, and says so. The library lies in the user's cache folder
-(`$XDG_CACHE_HOME/fovea`) under a name made of its sources and flags.
+They need AVX-512 with BF16, VNNI and VBMI2 (Sapphire Rapids, Zen 4, and later) and GCC as a C++17 compiler.
+If the processor lacks these instructions, Fovea uses torch's kernels. If only the compiler is missing, it
+does so, too, and logs a warning. The library is in the user's cache folder (`$XDG_CACHE_HOME/fovea`). Its
+name is a digest of its sources and flags.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from fovea.core.hardware import kernel_flags
 
 log = logging.getLogger("fovea.kernels")
 SOURCES = Path(__file__).parent / "cpu"
-FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq",
-         "-mavx512bf16", "-mavx512vbmi", "-mavx512vbmi2", "-mavx512vnni")  # fmt: skip
-NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512vbmi", "avx512_vbmi2", "avx512_vnni",
-          "fma"}  # fmt: skip
+FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl",
+         "-mavx512dq", "-mavx512bf16", "-mavx512vbmi", "-mavx512vbmi2", "-mavx512vnni")  # fmt: skip
+REQUIRED_FLAGS = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512vbmi", "avx512_vbmi2",
+                  "avx512_vnni", "fma"}  # fmt: skip
 COMPILERS = ("g++", "c++")
 BUILD_TIMEOUT_S = 300
 
@@ -34,34 +35,39 @@ BUILD_TIMEOUT_S = 300
 def supported() -> bool:
     """Whether this processor has the instructions, and FOVEA_NATIVE_KERNELS is not "off".
 
-    FOVEA_NATIVE_KERNELS=off shows on any machine what one without AVX-512 does: these kernels are not used, and
-    `--dtype auto` is float32 (see `fovea.core.hardware.kernel_flags`). It is read whenever a model is loaded.
+    With FOVEA_NATIVE_KERNELS=off, any machine behaves like one without AVX-512: these kernels are not used,
+    and `--dtype auto` is float32 (see `fovea.core.hardware.kernel_flags`). The variable is read whenever a
+    model is loaded. Raises ConfigError if it is neither "on" nor "off".
     """
-    return kernel_flags() >= NEEDED
+    return kernel_flags() >= REQUIRED_FLAGS
 
 
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None, with a warning that names the reason if they could not be built."""
-    return _loaded() if supported() else None
+    """Return the compiled kernels, or None if the processor or the compiler does not allow them.
+
+    A failed build is logged as a warning with its reason, once per process. Raises ConfigError as `supported`
+    does.
+    """
+    return _load() if supported() else None
 
 
 @functools.cache
-def _loaded() -> ctypes.CDLL | None:
+def _load() -> ctypes.CDLL | None:
     try:
-        return ctypes.CDLL(str(_built()))
+        return ctypes.CDLL(str(_build()))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
-        log.warning("the CPU kernels cannot be used, torch's own take their place: %s", detail)
+        log.warning("the CPU kernels cannot be used, so torch's are used instead: %s", detail)
         return None
 
 
 def compiler() -> list[str]:
-    """The command of the C++ compiler, with CXX's own flags; empty where there is none."""
+    """Return the command of the C++ compiler, with the flags that CXX has; empty if there is no compiler."""
     return shlex.split(os.environ.get("CXX", "")) or [c for c in COMPILERS if shutil.which(c)][:1]
 
 
-def _built() -> Path:
-    """The library in the cache folder, compiled now if it is not there, or not whole."""
+def _build() -> Path:
+    """Return the library in the cache folder. Compile it first if it is missing or incomplete."""
     files = sorted(SOURCES.glob("*.cpp"))
     openmp = _openmp()
     digest = hashlib.sha256(" ".join((*FLAGS, openmp)).encode())
@@ -69,26 +75,30 @@ def _built() -> Path:
         digest.update(file.name.encode() + file.read_bytes())
     folder = _cache_folder()
     target = folder / f"cpu-{digest.hexdigest()[:20]}.so"
-    if not _whole(target):
+    if not _is_complete(target):
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            made = _compile(files, openmp, Path(scratch))
-            mark = Path(scratch) / "mark"
-            mark.write_text(_digest(made))
-            # Atomic, one after the other: several processes may build at once, and each finds whole files.
-            made.rename(target)
-            mark.rename(_mark(target))
+            output = _compile(files, openmp, Path(scratch))
+            checksum = Path(scratch) / "checksum"
+            checksum.write_text(_digest(output))
+            # Renaming is atomic. Several processes may build at once, and each of them finds complete files.
+            output.rename(target)
+            checksum.rename(_checksum_file(target))
     return target
 
 
-def _whole(library: Path) -> bool:
-    """A library cut short, by a full disk or a lost power supply, would not fail to load but end the process."""
+def _is_complete(library: Path) -> bool:
+    """Whether the library matches its checksum file.
+
+    A full disk or a power failure can leave a truncated library. Loading it would end the process instead of
+    failing.
+    """
     try:
-        return _mark(library).read_text() == _digest(library)
+        return _checksum_file(library).read_text() == _digest(library)
     except OSError:
         return False
 
 
-def _mark(library: Path) -> Path:
+def _checksum_file(library: Path) -> Path:
     return library.with_suffix(".sha256")
 
 
@@ -99,7 +109,9 @@ def _digest(file: Path) -> str:
 def _compile(files: list[Path], openmp: str, scratch: Path) -> Path:
     command = compiler()
     if not command:
-        raise FileNotFoundError(f"no C++ compiler, looked for {', '.join(COMPILERS)} (set CXX to name one)")
+        raise FileNotFoundError(
+            f"no C++ compiler: looked for {', '.join(COMPILERS)}; set CXX to name another"
+        )
 
     def run(*arguments: str) -> None:
         subprocess.run(
@@ -109,13 +121,13 @@ def _compile(files: list[Path], openmp: str, scratch: Path) -> Path:
     objects = {file: str(scratch / f"{file.stem}.o") for file in files}
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda file: run(*FLAGS, "-c", str(file), "-o", objects[file]), files))
-    made = scratch / "kernels.so"
-    run("-shared", *objects.values(), openmp, "-o", str(made))
-    return made
+    output = scratch / "kernels.so"
+    run("-shared", *objects.values(), openmp, "-o", str(output))
+    return output
 
 
 def _openmp() -> str:
-    """The OpenMP library that torch has loaded: a second one would bring threads of its own."""
+    """Return the OpenMP library that torch has loaded. A second one would start threads of its own."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and Path(fields[5]).name.startswith("libgomp"):
@@ -130,5 +142,5 @@ def _cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except (OSError, RuntimeError):  # no home, or none that can be written to
+    except (OSError, RuntimeError):  # there is no home folder, or it is not writable
         return Path(tempfile.mkdtemp(prefix="fovea-"))

@@ -1,4 +1,4 @@
-"""The C++ kernels as a set of kernels: bf16 rows on a CPU; what they do not cover goes to torch."""
+"""The C++ kernels as a set of kernels, for rows of bfloat16 on a CPU. torch computes everything else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from fovea.kernels.native.weights import PackedWeight, QuantizedWeight
 from fovea.kernels.quantize import Format
 from fovea.kernels.torch.kernels import TorchKernels
 
-MOST_SHARED_ROWS = 32
+MAX_SHARED_ROWS = 32
+"""Largest number of rows that read common first blocks together."""
 _P, _L, _I, _F = c_void_p, c_int64, c_int, c_float
 SIGNATURES = {
     "fovea_exponents": [_P, _L, _P],
@@ -36,7 +37,13 @@ SIGNATURES = {
 
 
 class NativeKernels:
-    """Implements `kernels.base.Kernels` for bfloat16 rows on a CPU; delegates the rest to torch with packed weights."""
+    """Implements `kernels.base.Kernels` for bfloat16 rows on a CPU.
+
+    Everything else is delegated to torch with packed weights: other types, odd widths, head sizes that the
+    kernels do not have.
+
+    library: the compiled kernels, see `native.build.library`.
+    """
 
     least_shared_rows = 2
 
@@ -82,7 +89,7 @@ class NativeKernels:
         return head_dim % 32 == 0 and head_dim <= 128
 
     def shared_rows(self, group: int) -> int:
-        return MOST_SHARED_ROWS
+        return MAX_SHARED_ROWS
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype is not torch.bfloat16:
@@ -90,7 +97,8 @@ class NativeKernels:
         x = x.contiguous()
         out, width = torch.empty_like(x), x.shape[-1]
         self.library.fovea_rms_norm(
-            x.data_ptr(), x.numel() // width, width, weight.data_ptr(), eps, out.data_ptr(), torch.get_num_threads()
+            x.data_ptr(), x.numel() // width, width, weight.data_ptr(), eps, out.data_ptr(),
+            torch.get_num_threads()
         )  # fmt: skip
         return out
 
@@ -122,8 +130,8 @@ class NativeKernels:
             (None, None) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
         )
         self.library.fovea_rotate_store(
-            qkv.data_ptr(), rows, heads, kv.shape[3], dim, cos.data_ptr(), sin.data_ptr(), query_weight, key_weight,
-            eps, kv.data_ptr(), slots.data_ptr(), torch.get_num_threads(),
+            qkv.data_ptr(), rows, heads, kv.shape[3], dim, cos.data_ptr(), sin.data_ptr(), query_weight,
+            key_weight, eps, kv.data_ptr(), slots.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return qkv[:, :heads]
 
@@ -134,19 +142,20 @@ class NativeKernels:
         if query.stride(1) != dim or query.stride(2) != 1:
             query = query.contiguous()
         out = query.new_empty((rows, heads, dim))
-        at, stride, threads = query.data_ptr(), query.stride(0), torch.get_num_threads()
+        address, stride, threads = query.data_ptr(), query.stride(0), torch.get_num_threads()
         pages = kv.data_ptr(), kv.shape[1]
         for group in plan.decodes:
             count, width = group.tables.shape
             shared = shares_struct(group)
             self.library.fovea_decode_attention(
-                at + 2 * group.row * stride, stride, count, heads, kv.shape[3], dim, *pages, group.tables.data_ptr(),
-                width, group.lengths.data_ptr(), ctypes.byref(shared) if shared else None, scale, out[group.row :].data_ptr(), threads,
+                address + 2 * group.row * stride, stride, count, heads, kv.shape[3], dim, *pages,
+                group.tables.data_ptr(), width, group.lengths.data_ptr(),
+                ctypes.byref(shared) if shared else None, scale, out[group.row :].data_ptr(), threads,
             )  # fmt: skip
         for chunk in plan.chunks:
             self.library.fovea_chunk_attention(
-                at + 2 * chunk.row * stride, stride, chunk.count, chunk.first, heads, kv.shape[3], dim, *pages,
-                chunk.table.data_ptr(), scale, out[chunk.row :].data_ptr(), threads,
+                address + 2 * chunk.row * stride, stride, chunk.count, chunk.first, heads, kv.shape[3], dim,
+                *pages, chunk.table.data_ptr(), scale, out[chunk.row :].data_ptr(), threads,
             )  # fmt: skip
         return out
 
@@ -155,7 +164,7 @@ class NativeKernels:
         if qkv.dtype is not torch.bfloat16 or dim % 2 or not (qkv.is_contiguous() and out.is_contiguous()):
             return self._torch.attend_groups(qkv, groups, heads, part, out)
         self.library.fovea_group_attention(
-            qkv.data_ptr(), groups, rows // groups, heads, part.start, part.stop, dim, dim**-0.5, out.data_ptr(),
-            torch.get_num_threads(),
+            qkv.data_ptr(), groups, rows // groups, heads, part.start, part.stop, dim, dim**-0.5,
+            out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return None

@@ -1,4 +1,4 @@
-"""Products in C++: a packed weight, and what follows the product."""
+"""Products in C++: a packed weight, and the activation, gate and residual that follow."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from fovea.kernels.activation import finish
 from fovea.kernels.native.weights import NativeWeight, weight_rows
 
 ACTIVATIONS = {
-    (None, False): 0, ("silu", True): 1, ("gelu_pytorch_tanh", True): 2, ("gelu_new", True): 2, ("gelu", True): 3,
+    (None, False): 0, ("silu", True): 1, ("gelu_pytorch_tanh", True): 2, ("gelu_new", True): 2,
+    ("gelu", True): 3,
     ("gelu_pytorch_tanh", False): 4, ("gelu_new", False): 4, ("gelu", False): 5, ("quick_gelu", False): 6,
     ("silu", False): 7,
 }  # fmt: skip
+"""Number of each (activation, gated) that C++ fuses into a product: `Activation` in cpu/kernels.h."""
 
 
 def fuses(activation: str | None, gated: bool) -> bool:
-    """Whether C++ applies it; then a gated weight is packed as such."""
+    """Whether C++ applies the activation. If so, a gated weight has to be packed as a gated one."""
     return (activation, gated) in ACTIVATIONS
 
 
 class NativeProduct:
-    """kind: the activation's number, fused into the product; None where torch has to apply it."""
+    """A product with a packed weight, in C++. Bias, activation, gate and residual are part of it if possible.
+
+    kind: number of the activation that is fused into the product; None: torch applies the activation.
+    width: width of the rows that C++ writes.
+    """
 
     def __init__(
         self, library: ctypes.CDLL, weight: NativeWeight, activation: str | None, gated: bool
@@ -50,5 +56,5 @@ class NativeProduct:
         return y if self.kind is not None else finish(y, self.activation, self.gated, residual)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows of the weight, (*ids, k), as a table that is looked up in."""
+        """Return rows of the weight, (*ids, k) bfloat16. The weight must not be gated."""
         return weight_rows(self._library, self.weight, ids)

@@ -1,4 +1,4 @@
-"""Decoder layers as one call of the C++ kernels."""
+"""A run of decoder layers as one call of the C++ kernels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Shares(ctypes.Structure):
 
 
 def shares_struct(group: Decodes) -> _Shares | None:
-    """What the C++ kernels are told of `group.shared`; its tensors have to outlive it."""
+    """Return `group.shared` for the C++ kernels. The tensors must live as long as the structure is used."""
     if group.shared is None:
         return None
     members, lengths = group.shared.members, group.shared.lengths
@@ -46,26 +46,33 @@ def shares_struct(group: Decodes) -> _Shares | None:
 
 class _Attention(ctypes.Structure):
     _fields_ = [
-        ("cos", c_void_p), ("sin", c_void_p), ("slots", c_void_p), ("block", c_int64), ("layer_stride", c_int64),
-        ("decodes", c_int64), ("table_width", c_int64), ("tables", c_void_p), ("lengths", c_void_p),
+        ("cos", c_void_p), ("sin", c_void_p), ("slots", c_void_p), ("block", c_int64),
+        ("layer_stride", c_int64), ("decodes", c_int64), ("table_width", c_int64), ("tables", c_void_p),
+        ("lengths", c_void_p),
         ("shared", ctypes.POINTER(_Shares)), ("chunks", c_int64), ("chunk", ctypes.POINTER(_Chunk)),
     ]  # fmt: skip
 
 
 def native_products(layer: StackLayer) -> list[NativeProduct]:
-    """Those of the layer's products that C++ can do to the end."""
+    """Return those of the products qkv, out, gate_up and down whose activation C++ computes, too."""
     products = (layer.qkv, layer.out, layer.gate_up, layer.down)
     return [p for p in products if isinstance(p, NativeProduct) and p.kind is not None]
 
 
 class NativeStack:
-    """Decoder layers as one call. `shape`: what they share; `parts`: what each is made of."""
+    """Decoder layers as one call. This is a `kernels.base.Stack`.
+
+    library: the compiled kernels.
+    shape: sizes that all layers share.
+    parts: norms and products of each layer.
+    """
 
     def __init__(self, library: ctypes.CDLL, shape: StackShape, parts: Sequence[StackLayer]) -> None:
         self._run = library.fovea_decoder
         self._parts = parts
         self._shape = _Shape(
-            shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.eps, shape.scale
+            shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.eps,
+            shape.scale
         )  # fmt: skip
         self._layers = (_Layer * len(parts))()
         for layer, part in zip(self._layers, parts, strict=True):
@@ -82,8 +89,8 @@ class NativeStack:
     ) -> Tensor:
         x = x.clone(memory_format=torch.contiguous_format)
         attention = _Attention(
-            cos.data_ptr(), sin.data_ptr(), plan.slots.data_ptr(), kv.shape[2], kv.stride(0), 0, 0, None, None,
-            None, len(plan.chunks),
+            cos.data_ptr(), sin.data_ptr(), plan.slots.data_ptr(), kv.shape[2], kv.stride(0), 0, 0, None,
+            None, None, len(plan.chunks),
         )  # fmt: skip
         if plan.decodes:
             (group,) = plan.decodes
@@ -96,7 +103,8 @@ class NativeStack:
             chunks = [_Chunk(c.row, c.count, c.first, c.table.data_ptr()) for c in plan.chunks]
             attention.chunk = (_Chunk * len(chunks))(*chunks)
         self._run(
-            ctypes.byref(self._layers, first * ctypes.sizeof(_Layer)), last - first, ctypes.byref(self._shape),
+            ctypes.byref(self._layers, first * ctypes.sizeof(_Layer)), last - first,
+            ctypes.byref(self._shape),
             ctypes.byref(attention), x.data_ptr(), len(x), kv[first].data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return x

@@ -11,14 +11,16 @@ from torch import Tensor
 from fovea.kernels.quantize import Format
 
 PANEL, LANES, CODES = 64, 16, 15
+"""Outputs of a panel, outputs of a tile, exponents that have a code."""
 PACKED_TILE, PLAIN_TILE = 48, 64  # bytes
 MAX_EXCEPTIONS = 0.002
-BF16, SCALE = 0, 2
-"""The number of the format that PackedWeight has; bytes of a group's scale."""
+"""Largest share of values without a code in a packed weight. A weight with more is stored in plain tiles."""
+BF16, SCALE_BYTES = 0, 2
+"""Number of the format of `PackedWeight`; bytes of a group's scale."""
 
 
 class WeightStruct(ctypes.Structure):
-    """The same order as `Weight` in cpu/kernels.h."""
+    """A weight as C++ reads it. The fields have the order of `Weight` in cpu/kernels.h."""
 
     _fields_ = [
         ("data", c_void_p), ("table", c_void_p), ("starts", c_void_p), ("exceptions", c_void_p),
@@ -27,9 +29,15 @@ class WeightStruct(ctypes.Structure):
 
 
 class PackedWeight:
-    """A bf16 weight (n, k) in the layout of `cpu/bf16.cpp`, three quarters of its bytes, nothing lost.
+    """A bf16 weight (n, k) in the layout of `cpu/bf16.cpp`: three quarters of its bytes, without loss.
 
-    gated: the first half of the outputs are gates, the second half what they scale; a panel holds both.
+    Raises ValueError if the weight is not bf16, or k is odd.
+
+    bias: (n,), or None.
+    gated: the first half of the outputs are gates, the second half the values that they scale. A panel holds
+        both.
+    table: exponents of the 16 codes; None: too many values have no code, so the tiles are plain.
+    address: of the structure that C++ reads. It is valid as long as this object lives.
     """
 
     def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
@@ -47,7 +55,7 @@ class PackedWeight:
         if len(self.exceptions) > MAX_EXCEPTIONS * weight.numel():
             self.table = None
             self.data, self.starts, self.exceptions = self._tiles(weight, order, None)
-        self.bias = _ordered(bias, order)
+        self.bias = _panel_bias(bias, order)
         self.struct = WeightStruct(
             self.data.data_ptr(),
             None if self.table is None else self.table.data_ptr(),
@@ -65,7 +73,10 @@ class PackedWeight:
         return self.data.nbytes + self.exceptions.nbytes
 
     def _codes(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Codes 1..15 for the most frequent exponents; 0 says zero, or see the exceptions."""
+        """Return the code of each exponent, (256,), and the table of exponents by code, (16,).
+
+        The most frequent exponents have codes 1..15. Code 0 stands for zero and for exceptions.
+        """
         counts = torch.zeros(256, dtype=torch.int64)
         self.library.fovea_exponents(weight.data_ptr(), weight.numel(), counts.data_ptr())
         counts[0] = -1
@@ -79,24 +90,30 @@ class PackedWeight:
     def _tiles(self, weight: Tensor, order: Tensor, codes: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         tile = PLAIN_TILE if codes is None else PACKED_TILE
         data = torch.empty(self.panels * self.k // 2 * PANEL // LANES * tile, dtype=torch.uint8)
-        found = torch.zeros(self.panels, dtype=torch.int64)
+        counts = torch.zeros(self.panels, dtype=torch.int64)
         starts = torch.zeros(self.panels + 1, dtype=torch.int64)
         exceptions = torch.zeros(0, dtype=torch.int64)
         for again in (False, True):
             self.library.fovea_pack(
                 weight.data_ptr(), self.k, order.data_ptr(), self.panels,
-                None if codes is None else codes.data_ptr(), data.data_ptr(), found.data_ptr(), starts.data_ptr(),
-                exceptions.data_ptr() if again else None, torch.get_num_threads(),
+                None if codes is None else codes.data_ptr(), data.data_ptr(), counts.data_ptr(),
+                starts.data_ptr(), exceptions.data_ptr() if again else None, torch.get_num_threads(),
             )  # fmt: skip
-            if again or not int(found.sum()):
+            if again or not int(counts.sum()):
                 break
-            torch.cumsum(found, 0, out=starts[1:])
+            torch.cumsum(counts, 0, out=starts[1:])
             exceptions = torch.zeros(int(starts[-1]), dtype=torch.int64)
         return data, starts, exceptions
 
 
 class QuantizedWeight:
-    """A bf16 weight (n, k) in 8 or 4 bits, in the layout of `cpu/levels.h`; gated as above."""
+    """A bf16 weight (n, k) in 8 or 4 bits, in the layout of `cpu/levels.h`.
+
+    Raises ValueError if the weight is not bf16.
+
+    bias, gated, address: as in `PackedWeight`.
+    format: INT8 or INT4.
+    """
 
     def __init__(
         self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, format: Format, *, gated: bool
@@ -107,13 +124,13 @@ class QuantizedWeight:
         weight = weight.contiguous()
         order = panel_order(self.n, gated=gated)
         panels, groups = len(order) // PANEL, -(-self.k // format.group)
-        size = panels * groups * PANEL * (format.group * format.bits // 8 + SCALE)
+        size = panels * groups * PANEL * (format.group * format.bits // 8 + SCALE_BYTES)
         self.data = torch.empty(size, dtype=torch.uint8)
         library.fovea_quantize(
             weight.data_ptr(), self.k, order.data_ptr(), panels, format.number, self.data.data_ptr(),
             torch.get_num_threads(),
         )  # fmt: skip
-        self.bias = _ordered(bias, order)
+        self.bias = _panel_bias(bias, order)
         self.struct = WeightStruct(
             self.data.data_ptr(),
             bias=None if self.bias is None else self.bias.data_ptr(),
@@ -132,21 +149,24 @@ NativeWeight = PackedWeight | QuantizedWeight
 
 
 def weight_rows(library: ctypes.CDLL, weight: NativeWeight, ids: Tensor) -> Tensor:
-    """Rows of a weight, bf16 (*ids, k): as they were, or dequantized. Not of a gated one."""
+    """Return rows of a weight that is not gated, bf16 (*ids, k). Quantized rows are dequantized."""
     ids = ids.contiguous()
     out = torch.empty((*ids.shape, weight.k), dtype=torch.bfloat16)
     library.fovea_rows(weight.address, ids.data_ptr(), ids.numel(), out.data_ptr())
     return out
 
 
-def _ordered(bias: Tensor | None, order: Tensor) -> Tensor | None:
+def _panel_bias(bias: Tensor | None, order: Tensor) -> Tensor | None:
     return (
         None if bias is None else torch.where(order >= 0, bias.float()[order.clamp(min=0)], 0.0).contiguous()
     )
 
 
 def panel_order(n: int, *, gated: bool) -> Tensor:
-    """Which row of the weight each output of the panels shows, -1 for padding."""
+    """Return the row of the weight that each output of the panels has, (panels * 64,); -1 for padding.
+
+    gated: a panel has 32 gates, then the 32 values that they scale.
+    """
     if not gated:
         panels = -(-n // PANEL)
         order = torch.full((panels * PANEL,), -1, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""The kernels that run everywhere: plain torch, and torch with weights in oneDNN's layout."""
+"""The kernels in torch, which run everywhere. On a CPU their weights can be in oneDNN's layout."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fovea.kernels.quantize import Format, TorchQuantizedProduct
 
 
 class TorchKernels:
-    """Implements `kernels.base.Kernels` completely, on every device and type."""
+    """Implements all of `kernels.base.Kernels`, on every device and in every float type."""
 
     least_shared_rows = 4
 
     def __init__(self, *, pack: bool = False) -> None:
-        """pack: let oneDNN keep weights in the layout that it multiplies fastest (CPU)."""
+        """pack: keep weights in the layout that oneDNN multiplies fastest (on a CPU only)."""
         self._pack = pack
 
     @property
@@ -33,9 +33,10 @@ class TorchKernels:
     def product(
         self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool
     ) -> Product | None:
-        if not (self._pack and _packs(weight)):
+        if not (self._pack and _can_pack(weight)):
             return None
-        # Reordered once instead of in every call: from two thirds of the memory's bandwidth to nearly all of it.
+        # Reordered once instead of in every call. This raises the rate of a product from two thirds of the
+        # memory's bandwidth to nearly all of it.
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)
 
         def apply(x: Tensor, residual: Tensor | None) -> Tensor:
@@ -78,8 +79,8 @@ class TorchKernels:
         kv: Tensor,
         slots: Tensor,
     ) -> Tensor:
-        both = heads + kv.shape[3]
-        qk, value = qkv[:, :both], qkv[:, both:]
+        rotated_heads = heads + kv.shape[3]
+        qk, value = qkv[:, :rotated_heads], qkv[:, rotated_heads:]
         if norms is not None:
             parts = zip((qk[:, :heads], qk[:, heads:]), norms, strict=True)
             qk = torch.cat([self.rms_norm(part, weight, eps) for part, weight in parts], dim=1)
@@ -92,12 +93,12 @@ class TorchKernels:
 
     def attend_groups(self, qkv: Tensor, groups: int, heads: int, part: slice, out: Tensor) -> None:
         rows = qkv.view(groups, -1, 3, heads, qkv.shape[2])[:, :, :, part]
-        made = functional.scaled_dot_product_attention(*rows.permute(2, 0, 3, 1, 4))
-        out.view(groups, -1, heads, qkv.shape[2])[:, :, part] = made.transpose(1, 2)
+        output = functional.scaled_dot_product_attention(*rows.permute(2, 0, 3, 1, 4))
+        out.view(groups, -1, heads, qkv.shape[2])[:, :, part] = output.transpose(1, 2)
 
 
-def _packs(weight: Tensor) -> bool:
-    """Whether this build and machine have a packed product for the weight's type and shape."""
+def _can_pack(weight: Tensor) -> bool:
+    """Whether torch has a packed product for the weight's type and shape on this machine."""
     if weight.device.type != "cpu" or not torch._C._has_mkldnn or weight.shape[1] < 2:
         return False
     if weight.dtype is torch.bfloat16:
