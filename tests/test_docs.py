@@ -71,3 +71,11 @@ def test_commands_in_the_readme_exist() -> None:
     }
     assert named
     assert named <= listed
+
+
+def test_the_picture_of_the_architecture_shows_every_room() -> None:
+    """Each box of the picture is a folder, and each folder of the engine is a box."""
+    drawn = set(re.findall(r'class="room">(\w+)<', (ROOT / "docs/architecture.svg").read_text()))
+    floors = {path.name for path in (ROOT / "src/fovea").iterdir() if (path / "__init__.py").is_file()}
+    rooms = {path.name for path in (ROOT / "src/fovea/engine").iterdir() if (path / "__init__.py").is_file()}
+    assert drawn == (floors - {"engine"}) | rooms

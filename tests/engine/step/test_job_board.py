@@ -1,0 +1,248 @@
+"""What clients are told, and when: tokens, ends, errors and timings, without a model and without a thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fovea.core.errors import EngineError, InvalidRequest
+from fovea.core.sampling import SamplingParams
+from fovea.engine.config import EngineConfig
+from fovea.engine.events import Event
+from fovea.engine.job import Job, SequenceInputs
+from fovea.engine.request.detokenize import TextStream
+from fovea.engine.request.tokenizer import ChatTokenizer
+from fovea.engine.sequence import ImageSpan, Sequence
+from fovea.engine.simulate.assemble import simulated_stepper
+from fovea.engine.simulate.bundled import PlainTokenizer
+from fovea.engine.simulate.cost import CostModel
+from fovea.engine.simulate.executor import CostExecutor
+from fovea.engine.step.executor import SampledToken, StepResult
+from fovea.engine.step.job_board import JobBoard
+from fovea.engine.step.stepper import Step, Stepper
+
+COST = CostModel()
+WORD, END = 300, 2
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ChatTokenizer:
+    from fovea.engine.simulate.bundled import FOLDER
+
+    return ChatTokenizer(PlainTokenizer(FOLDER), None, eos_ids=frozenset({END}))
+
+
+class Machine:
+    """A stepper over a cost model, its board, and a clock. pick: the next token of a sequence."""
+
+    def __init__(self, tokenizer: ChatTokenizer, pick: Callable[[Sequence], int] = lambda seq: WORD) -> None:
+        config = EngineConfig.of(kv_blocks=64)
+        self.stepper: Stepper = simulated_stepper(
+            config, COST, lambda embeddings: CostExecutor(COST, embeddings, pick)
+        )
+        self.tokenizer = tokenizer
+        self.board = JobBoard(self.stepper, tokenizer)
+        self.events: dict[str, list[Event]] = {}
+        self.now = 0.0
+
+    def job(
+        self,
+        name: str,
+        *,
+        max_tokens: int = 3,
+        spans: tuple[ImageSpan, ...] = (),
+        encode_only: bool = False,
+        **said: Any,
+    ) -> Job:
+        sampling = SamplingParams(**said)
+        heard = self.events.setdefault(name, [])
+        seq = Sequence(
+            f"{name}:0",
+            [5, 6, 7, 8, 9, 10, 11, 12],
+            sampling,
+            max_tokens,
+            spans,
+            arrival=self.now,
+            encode_only=encode_only,
+        )
+        text = TextStream(self.tokenizer.decode, sampling.stop, min_tokens=sampling.min_tokens)
+        return Job(seq, SequenceInputs(), heard.append, text, preprocess_s=0.25)
+
+    def step(self, change: Callable[[StepResult], None] = lambda result: None) -> Step:
+        """One step of a second. change: alters the executor's result."""
+        step = self.stepper.plan(self.now)
+        self.board.begin_step(step, self.now)
+        result = self.stepper.executor.execute(step.plan, step.encode_s)
+        change(result)
+        self.now += 1.0
+        self.stepper.fold(step, result, 1.0)
+        self.board.end_step(step, result, self.now)
+        return step
+
+    def run(self) -> None:
+        for _ in range(100):
+            if self.stepper.idle:
+                self.stepper.scheduler.check_integrity()
+                assert not self.board.jobs
+                return
+            self.step()
+        raise AssertionError("jobs never end")
+
+
+def test_every_token_is_an_event_and_the_last_one_ends_the_job(tokenizer: ChatTokenizer) -> None:
+    machine = Machine(tokenizer)
+    machine.board.add([machine.job("a")])
+    machine.run()
+    events = machine.events["a"]
+    assert [event.token_ids for event in events] == [(WORD,)] * 3
+    assert [event.finish_reason for event in events] == [None, None, "length"]
+    assert "".join(event.text for event in events) == tokenizer.decode([WORD] * 3)
+    assert machine.board.generated_tokens == 3
+
+
+def test_the_end_token_ends_a_job_and_is_not_shown(tokenizer: ChatTokenizer) -> None:
+    machine = Machine(tokenizer, lambda seq: END if len(seq.output_ids) == 1 else WORD)
+    machine.board.add([machine.job("a", max_tokens=9)])
+    machine.run()
+    assert [event.finish_reason for event in machine.events["a"]] == [None, "stop"]
+    assert machine.events["a"][-1].text == ""
+
+
+def test_the_end_token_does_not_count_before_min_tokens_or_when_it_is_ignored(
+    tokenizer: ChatTokenizer,
+) -> None:
+    for said, length in (({"min_tokens": 3}, 3), ({"ignore_eos": True}, 5)):
+        machine = Machine(tokenizer, lambda seq: END)
+        machine.board.add([machine.job("a", max_tokens=5, **said)])
+        machine.run()
+        assert len(machine.events["a"]) == length, said
+
+
+def test_a_stop_string_ends_a_job(tokenizer: ChatTokenizer) -> None:
+    machine = Machine(tokenizer)
+    word = tokenizer.decode([WORD])
+    machine.board.add([machine.job("a", max_tokens=9, stop=(word + word,))])
+    machine.run()
+    assert machine.events["a"][-1].finish_reason == "stop"
+    assert "".join(event.text for event in machine.events["a"]) == ""
+
+
+def test_timings_add_up_to_the_last_token(tokenizer: ChatTokenizer) -> None:
+    machine = Machine(tokenizer)
+    job = machine.job("a")
+    machine.now = 2.0  # it arrived two seconds ago, a quarter of a second of which was its preparation
+    machine.board.add([job])
+    machine.run()
+    timings = machine.events["a"][-1].timings
+    assert (timings.preprocess, timings.queue) == (0.25, 1.75)
+    assert (timings.prefill, timings.decode) == (1.0, 2.0)
+    assert timings.ttft == 3.0
+
+
+def test_an_image_is_charged_to_the_first_request_that_needs_it(tokenizer: ChatTokenizer) -> None:
+    machine = Machine(tokenizer)
+    span = ImageSpan(0, 1, 4, 4, "cat", (1, 4, 4))
+    jobs = [machine.job(name, spans=(span,)) for name in "ab"]
+    machine.board.add(jobs)
+    machine.run()
+    first, second = (machine.events[name][-1].timings for name in "ab")
+    assert first.encode == pytest.approx(COST.image(4))
+    assert second.encode == 0
+
+
+def test_a_request_that_only_wants_its_image_encoded_ends_with_it(tokenizer: ChatTokenizer) -> None:
+    machine = Machine(tokenizer)
+    span = ImageSpan(0, 1, 4, 4, "cat", (1, 4, 4))
+    machine.board.add([machine.job("a", spans=(span,), encode_only=True)])
+    machine.run()
+    (event,) = machine.events["a"]
+    assert (event.finish_reason, event.token_ids, event.error) == ("length", (), None)
+    assert event.timings.encode == pytest.approx(COST.image(4))
+
+
+def test_a_running_id_is_refused_and_the_running_job_goes_on(tokenizer: ChatTokenizer) -> None:
+    machine = Machine(tokenizer)
+    machine.board.add([machine.job("a")])
+    machine.step()
+    running = machine.events["a"]
+    machine.events["a"] = []
+    machine.board.add([machine.job("a")])
+    (refusal,) = machine.events["a"]
+    assert isinstance(refusal.error, InvalidRequest)
+    assert "request 'a' is running already" in str(refusal.error)
+    machine.run()
+    assert running[-1].finish_reason == "length"
+
+
+def test_a_cancelled_job_gets_one_last_event(tokenizer: ChatTokenizer) -> None:
+    machine = Machine(tokenizer)
+    machine.board.add([machine.job("a", max_tokens=50)])
+    machine.step()
+    machine.board.cancel(["a:0", "unknown:0"])
+    machine.board.cancel(["a:0"])
+    assert [event.finish_reason for event in machine.events["a"]] == [None, "abort"]
+    machine.run()
+
+
+def test_an_image_that_fails_ends_its_job_and_no_other(
+    tokenizer: ChatTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine(tokenizer)
+    machine.board.add([machine.job("bad"), machine.job("good")])
+
+    def fail(result: StepResult) -> None:
+        result.sampled.pop("bad:0", None)
+        result.failures["bad:0"] = ValueError("these are no pixels")
+
+    with caplog.at_level(logging.CRITICAL, "fovea.engine"):
+        machine.step(fail)
+        machine.run()
+    (event,) = machine.events["bad"]
+    assert isinstance(event.error, EngineError)
+    assert "these are no pixels" in str(event.error)
+    assert machine.events["good"][-1].finish_reason == "length"
+
+
+def test_a_client_that_is_gone_costs_its_own_job_alone(
+    tokenizer: ChatTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The event loop of a client that has left is closed, and a call into it raises."""
+    machine = Machine(tokenizer)
+    gone, good = machine.job("gone", max_tokens=50), machine.job("good")
+
+    def closed(event: Event) -> None:
+        raise RuntimeError("event loop is closed")
+
+    gone.sink = closed
+    machine.board.add([gone, good])
+    with caplog.at_level(logging.CRITICAL, "fovea.engine"):
+        machine.run()
+    assert gone.seq.finish_reason == "abort"
+    assert machine.events["good"][-1].finish_reason == "length"
+
+
+def test_logprobs_are_written_with_their_tokens(tokenizer: ChatTokenizer) -> None:
+    machine = Machine(tokenizer)
+    machine.board.add([machine.job("a", max_tokens=1, logprobs=True, top_logprobs=2)])
+
+    def with_logprobs(result: StepResult) -> None:
+        result.sampled["a:0"] = SampledToken(WORD, -0.5, ((WORD, -0.5), (END, -1.5)))
+
+    machine.step(with_logprobs)
+    (written,) = machine.events["a"][0].logprobs
+    assert (written.id, written.logprob) == (WORD, -0.5)
+    assert [entry[0] for entry in written.top] == [WORD, END]
+    assert written.text == tokenizer.token_bytes(WORD).decode()
+
+
+def test_when_the_engine_is_dead_every_client_hears_it(tokenizer: ChatTokenizer) -> None:
+    machine = Machine(tokenizer)
+    machine.board.add([machine.job("a"), machine.job("b")])
+    machine.board.fail_all(EngineError("the engine stopped"))
+    for name in "ab":
+        (event,) = machine.events[name]
+        assert isinstance(event.error, EngineError)
+    assert not machine.board.jobs
