@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ from fovea.core.types import ChatPrompt, Completion, GenerationRequest, ImagePar
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import bundled_model, read_config
 from fovea.engine.models.tokenizer import load_tokenizer
+from fovea.engine.simulate import realtime
 from fovea.engine.simulate.bundled import FOLDER, load_prompt_builder
 from fovea.engine.simulate.cost import CostModel
 from fovea.engine.simulate.serving import SimulatedEngine
@@ -111,12 +112,19 @@ async def test_images_have_the_tokens_of_the_bundled_models_plan_and_are_cached(
     assert "b" * 64 in next(reversed(engine.scheduler.embeddings.keys))
 
 
-async def test_steps_take_the_time_of_the_cost_model() -> None:
+async def test_steps_take_the_time_of_the_cost_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses are added up instead of slept, so that the test does not depend on the machine's clock."""
+    now, pauses = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(realtime, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     engine = SimulatedEngine(EngineConfig(), SLOW)
-    started = time.monotonic()
-    answer = await whole(engine, ask(max_tokens=11))
-    assert time.monotonic() - started >= 11 * 0.02
-    assert answer.timings.decode == pytest.approx(10 * 0.02, rel=0.5)
+    await whole(engine, ask(max_tokens=11))
+    assert engine.stats()["engine_steps"] == len(pauses) == 11
+    assert sum(pauses) == pytest.approx(11 * (SLOW.step_s + SLOW.between_s))
     await engine.close()
 
 
