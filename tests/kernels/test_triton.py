@@ -64,7 +64,7 @@ def test_norms(dtype: torch.dtype) -> None:
 
 @TYPES
 def test_a_gate_and_what_it_scales(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_rows, "GATED_AT_ONCE", 16)
+    monkeypatch.setattr(triton_rows, "GATE_TILE", 16)
     x = torch.randn(3, 2 * 40, generator=torch.Generator().manual_seed(0)).to(dtype)
     close(triton_rows.silu_mul(x), torch.nn.functional.silu(x[:, :40]) * x[:, 40:])
 
@@ -179,7 +179,7 @@ def test_a_crowd_larger_than_a_share_and_shares_that_are_padding() -> None:
 
 def test_as_many_splits_as_fill_the_card() -> None:
     assert [triton_decode.splits(rows, 8, 132) for rows in (1, 2, 8, 64)] == [32, 16, 4, 1]
-    assert triton_decode.splits(1, 1, 132) == triton_decode.MOST_SPLITS
+    assert triton_decode.splits(1, 1, 132) == triton_decode.MAX_SPLITS
 
 
 def test_who_asks_for_triton_without_a_card_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,19 +34,19 @@ KERNELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
         {"DIM": 128, "NORMS": True},
     ),
     "decode": (
-        triton_decode._own,
+        triton_decode._own_split,
         "query kv:p tables lengths starts:l sums logs:w scale:f heads kv_heads dim block_size width:i",
         {**TILES, "M": 16, "SHARES": False},
     ),
     "decode after a share": (
-        triton_decode._own,
+        triton_decode._own_split,
         "query kv:p tables lengths starts:l sums logs:w scale:f heads kv_heads dim block_size width:i",
         {**TILES, "M": 16, "SHARES": True},
     ),
     "share": (
-        triton_decode._shared,
+        triton_decode._shared_split,
         "query kv:p tables members prefixes:l sums logs:w scale:f heads kv_heads dim block_size width:i",
-        {**TILES, "PADDED": 8, "ROWS": 8, "M": 64},
+        {**TILES, "PADDED_GROUP": 8, "ROWS": 8, "M": 64},
     ),
     "merge": (triton_decode._merge, "sums logs:w out:p dim:i", {"SLOTS": 8, "DIM": 128}),
 }  # fmt: skip

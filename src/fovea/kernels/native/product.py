@@ -12,9 +12,8 @@ from fovea.kernels.native.weights import NativeWeight, weight_rows
 
 ACTIVATIONS = {
     (None, False): 0, ("silu", True): 1, ("gelu_pytorch_tanh", True): 2, ("gelu_new", True): 2,
-    ("gelu", True): 3,
-    ("gelu_pytorch_tanh", False): 4, ("gelu_new", False): 4, ("gelu", False): 5, ("quick_gelu", False): 6,
-    ("silu", False): 7,
+    ("gelu", True): 3, ("gelu_pytorch_tanh", False): 4, ("gelu_new", False): 4, ("gelu", False): 5,
+    ("quick_gelu", False): 6, ("silu", False): 7,
 }  # fmt: skip
 """Number of each (activation, gated) that C++ fuses into a product: `Activation` in cpu/kernels.h."""
 

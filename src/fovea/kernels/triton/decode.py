@@ -1,10 +1,15 @@
 """Attention of decodes over pages of KV on a GPU, in Triton.
 
-A row's context is split, so that few rows still fill the card: each split leaves its weighted sum and the logarithm of its
-weights' sum, and a second launch merges them (softmax is a sum over keys, and sums can be merged: flash decoding).
-Rows that begin with the same blocks form a share. Their common blocks are read once for all of them, as a product of many
-queries with the same keys, and merged like one more split (Hydragen, arXiv 2402.05099). How the splits are cut depends on
-the lengths, how many there are does not, so launches look the same in every step and can be replayed from a graph.
+The context of a row is cut into splits, so that few rows still occupy the whole GPU. Each split stores the
+weighted mean of its values and the logarithm of the sum of its weights. A second launch merges the splits
+(flash decoding: softmax divides sums over keys, and such sums can be computed in parts).
+
+Rows that begin with the same blocks form a share. Their common blocks are read once for all of them, as a
+product of many queries with the same keys. The result is merged like further splits (Hydragen, arXiv
+2402.05099).
+
+The bounds of the splits depend on the lengths of contexts, but their number does not. So launches have the
+same shape in every step and can be replayed from a graph.
 """
 
 from __future__ import annotations
@@ -17,14 +22,20 @@ from torch import Tensor
 from fovea.kernels.attention import Decodes
 from fovea.kernels.triton.rows import next_power
 
-MOST_SPLITS = 32
+MAX_SPLITS = 32
 SHARED_QUERIES = 64
-"""Query rows of the product with shared keys."""
+"""Largest number of query heads in one product with shared keys."""
 
 
 @triton.jit
-def _scan(q, kv, table, kv_head, first, last, scale, kv_heads, dim, block_size, TILE: tl.constexpr, DIM: tl.constexpr, M: tl.constexpr):  # fmt: skip
-    """Queries q (M, DIM) over the keys at [first, last) of one sequence: their sum of values and its logarithmic weight."""
+def _scan(
+    q, kv, table, kv_head, first, last, scale, kv_heads, dim, block_size,
+    TILE: tl.constexpr, DIM: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """Attention of queries q (M, DIM) over the keys at positions [first, last) of one sequence.
+
+    Returns the weighted mean of the values, (M, DIM), and the logarithm of the sum of weights, (M,).
+    """
     d = tl.arange(0, DIM)
     best = tl.full((M,), float("-inf"), tl.float32)
     weight = tl.zeros((M,), tl.float32)
@@ -46,7 +57,7 @@ def _scan(q, kv, table, kv_head, first, last, scale, kv_heads, dim, block_size, 
         weight = weight * rest + tl.sum(p, axis=1)
         total = total * rest[:, None] + tl.dot(p.to(value.dtype), value, input_precision="ieee")
         best = top
-    # A split may be empty: nothing, with a weight of nothing.
+    # A split may be empty. Then the mean is 0, and the logarithm of the weight is -inf.
     some = weight > 0
     total = total / tl.where(some, weight, 1.0)[:, None]
     return total, tl.where(some, best + tl.log(tl.where(some, weight, 1.0)), float("-inf"))
@@ -54,19 +65,19 @@ def _scan(q, kv, table, kv_head, first, last, scale, kv_heads, dim, block_size, 
 
 @triton.jit
 def _part(first, last, split, SPLITS: tl.constexpr, TILE: tl.constexpr):
-    """[first, last) cut into SPLITS runs of whole tiles: the beginning and the end of one of them."""
+    """Cut [first, last) into SPLITS runs of whole tiles, and return the bounds of run `split`."""
     span = tl.cdiv(tl.cdiv(last - first, TILE), SPLITS) * TILE
     begin = first + split * span
     return begin, tl.minimum(begin + span, last)
 
 
 @triton.jit
-def _own(
+def _own_split(
     query, kv, tables, lengths, starts, sums, logs, scale, heads, kv_heads, dim, block_size, width,
     GROUP: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
     SHARES: tl.constexpr,
 ):  # fmt: skip
-    """A split of what a row does not share, for the query heads of one KV head."""
+    """Compute one split of the tokens that a row does not share, for the query heads of one KV head."""
     row, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     m, d = tl.arange(0, M), tl.arange(0, DIM)
     head = kv_head * GROUP + m
@@ -90,17 +101,17 @@ def _own(
 
 
 @triton.jit
-def _shared(
+def _shared_split(
     query, kv, tables, members, prefixes, sums, logs, scale, heads, kv_heads, dim, block_size, width,
-    GROUP: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr,
+    GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr,
     DIM: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """A split of what the rows of one share begin with, for the query heads of one KV head of all of them."""
+    """Compute one split of a share's common tokens, for all its rows and the query heads of one KV head."""
     share, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m, d = tl.arange(0, M), tl.arange(0, DIM)
-    row = tl.load(members + share * ROWS + m // PADDED, mask=m // PADDED < ROWS, other=-1)
-    real = (row >= 0) & (m % PADDED < GROUP)
-    head = kv_head * GROUP + m % PADDED
+    row = tl.load(members + share * ROWS + m // PADDED_GROUP, mask=m // PADDED_GROUP < ROWS, other=-1)
+    real = (row >= 0) & (m % PADDED_GROUP < GROUP)
+    head = kv_head * GROUP + m % PADDED_GROUP
     mask = real[:, None] & (d < dim)[None, :]
     q = tl.load(query + (row * heads + head)[:, None] * dim + d[None, :], mask=mask, other=0.0)
     first, last = _part(0, tl.load(prefixes + share).to(tl.int32), split, SPLITS, TILE)
@@ -113,12 +124,12 @@ def _shared(
 
 @triton.jit
 def _merge(sums, logs, out, dim, SLOTS: tl.constexpr, DIM: tl.constexpr):
-    """The splits of one head of one row, each with the weight that it says it has."""
+    """Merge the splits of one head of one row by their weights."""
     head = tl.program_id(0).to(tl.int64)
     slot, d = tl.arange(0, SLOTS), tl.arange(0, DIM)
     log = tl.load(logs + head * SLOTS + slot)
     weight = tl.exp(log - tl.max(log, axis=0))
-    # What an empty split left is not read: memory that nobody wrote may hold anything, and 0 * NaN is NaN.
+    # The sums of empty splits are not read. They may never have been written, and 0 * NaN is NaN.
     mask = (weight > 0)[:, None] & (d < dim)[None, :]
     part = tl.load(sums + (head * SLOTS + slot)[:, None] * dim + d[None, :], mask=mask, other=0.0)
     merged = tl.sum(part * weight[:, None], axis=0) / tl.sum(weight, axis=0)
@@ -126,18 +137,24 @@ def _merge(sums, logs, out, dim, SLOTS: tl.constexpr, DIM: tl.constexpr):
 
 
 def shared_rows(group: int) -> int:
-    """Rows of one share, with `group` query heads to a KV head."""
+    """Return how many rows a share has at most. group: query heads per KV head."""
     return max(1, SHARED_QUERIES // next_power(group))
 
 
 def splits(rows: int, kv_heads: int, processors: int) -> int:
-    """A power of two: about two programs for each of the card's processors."""
-    wanted = 2 * processors // (rows * kv_heads)
-    return min(MOST_SPLITS, next_power(max(1, wanted)))
+    """Return the number of splits of a row: a power of two, for about two programs per processor."""
+    target = 2 * processors // (rows * kv_heads)
+    return min(MAX_SPLITS, next_power(max(1, target)))
 
 
 def decode(query: Tensor, kv: Tensor, decodes: Decodes, scale: float, count: int, out: Tensor) -> None:
-    """query (B, H, D) contiguous over kv (blocks, block_size, 2, Hkv, D) into out (B, H, D); count: splits of a row."""
+    """Compute the attention of decodes.
+
+    query: (B, H, D), contiguous.
+    kv: (blocks, block_size, 2, Hkv, D), contiguous.
+    count: number of splits of a row.
+    out: (B, H, D), receives the result.
+    """
     rows, heads, dim = query.shape
     block_size, kv_heads = kv.shape[1], kv.shape[3]
     group, shared = heads // kv_heads, decodes.shared
@@ -150,12 +167,13 @@ def decode(query: Tensor, kv: Tensor, decodes: Decodes, scale: float, count: int
     if shared is not None:
         padded = next_power(group)
         per_share = shared.members.shape[1]
-        _shared[(len(shared.members), kv_heads, count)](
+        _shared_split[(len(shared.members), kv_heads, count)](
             query, kv, decodes.tables, shared.members, shared.lengths, sums, logs, scale, *sizes,
-            **tiles, PADDED=padded, ROWS=per_share, M=max(16, next_power(padded * per_share)),
+            **tiles, PADDED_GROUP=padded, ROWS=per_share, M=max(16, next_power(padded * per_share)),
         )  # fmt: skip
-    _own[(rows, kv_heads, count)](
-        query, kv, decodes.tables, decodes.lengths, decodes.lengths if shared is None else shared.starts, sums, logs,
-        scale, *sizes, **tiles, M=max(16, next_power(group)), SHARES=shared is not None,
+    starts = decodes.lengths if shared is None else shared.starts  # lengths are a placeholder, not read
+    _own_split[(rows, kv_heads, count)](
+        query, kv, decodes.tables, decodes.lengths, starts, sums, logs, scale, *sizes,
+        **tiles, M=max(16, next_power(group)), SHARES=shared is not None,
     )  # fmt: skip
     _merge[(rows * heads,)](sums, logs, out, dim, SLOTS=slots, DIM=width)

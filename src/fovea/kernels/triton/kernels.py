@@ -1,4 +1,4 @@
-"""The Triton kernels as a set: what layers ask of a GPU. What they do not cover goes to torch."""
+"""The Triton kernels as a set of kernels, for a GPU. torch computes everything else."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import rows as triton_rows
 
 CPU_PROCESSORS = 8
-"""What the interpreter pretends to have: enough that contexts are split."""
+"""Number of processors that is assumed in the interpreter. It is large enough that contexts are split."""
 
 
 class TritonProduct:
-    """torch's product of the weight as it is; a gated SiLU after it is one launch."""
+    """torch's product with the plain weight. A gated SiLU after it is one launch."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str | None, gated: bool) -> None:
         self._weight, self._bias = weight, bias
@@ -42,12 +42,12 @@ class TritonProduct:
 
 
 class TritonKernels:
-    """Implements `kernels.base.Kernels` for a GPU; delegates the rest to plain torch."""
+    """Implements `kernels.base.Kernels` for a GPU. It delegates the rest to plain torch."""
 
     least_shared_rows = 4
 
     def __init__(self, device: torch.device, chunks: ChunkAttention = prefill_each) -> None:
-        """chunks: what computes those of prompts, for which there is no kernel of our own."""
+        """chunks: computes the attention of prompts, for which there is no Triton kernel here."""
         self._torch = TorchKernels()
         self._chunks = chunks
         self._processors = CPU_PROCESSORS
@@ -112,7 +112,7 @@ class TritonKernels:
 
 
 class TritonStack:
-    """Decoder layers with each residual added where the next norm begins."""
+    """A run of decoder layers. A norm's kernel adds the residual before it. It is a `kernels.base.Stack`."""
 
     def __init__(self, kernels: TritonKernels, shape: StackShape, layers: Sequence[StackLayer]) -> None:
         self._kernels, self._shape, self._layers = kernels, shape, layers

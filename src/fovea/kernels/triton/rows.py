@@ -1,7 +1,7 @@
-"""Row by row on a GPU: norms, rotary embedding with the write into the KV pool, gated activations. Each is one launch.
+"""Operations on rows on a GPU: norms, rotary embedding with the write to the KV pool, gated activations.
 
-Numbers are rounded where the twins in `reference` round them. On a CPU these run in Triton's interpreter, for tests
-(TRITON_INTERPRET=1 before the first import).
+Each is one launch. Numbers are rounded where the twins in `reference` round them. In tests these kernels run
+on a CPU, in Triton's interpreter. TRITON_INTERPRET=1 has to be set before the first import for that.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-GATED_AT_ONCE = 1024
+GATE_TILE = 1024
+"""Numbers of a row that one program of the gated activation computes."""
 
 
 def next_power(count: int) -> int:
-    """The power of two at or above: tiles of Triton have such sides, and mask the rest."""
+    """Return the least power of two that is at least `count`. Sides of Triton's tiles are powers of two."""
     return 1 << (count - 1).bit_length()
 
 
@@ -37,7 +38,7 @@ def _rms_norm(x, delta, weight, total, out, width, eps, WIDTH: tl.constexpr, ADD
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x (..., width); see `reference.rms_norm`."""
+    """Return the norm of x (..., width). Its twin is `reference.rms_norm`."""
     x = x.contiguous()
     out, width = torch.empty_like(x), x.shape[-1]
     size = next_power(width)
@@ -46,7 +47,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + delta, and its norm; both contiguous (rows, width)."""
+    """Return x + delta and its norm. x and delta are contiguous, (rows, width)."""
     total, out, width = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
     size = next_power(width)
     _rms_norm[(x.shape[0],)](x, delta, weight, total, out, width, eps, WIDTH=size, ADDS=True)
@@ -65,12 +66,12 @@ def _silu_mul(x, out, width, SIZE: tl.constexpr):
 
 
 def silu_mul(x: Tensor) -> Tensor:
-    """silu of the first half of each row of x (..., 2 * width) times the second: (..., width)."""
+    """Return silu of the first half of the rows of x (..., 2 * width), times the second half."""
     x = x.contiguous()
     width = x.shape[-1] // 2
     out = x.new_empty((*x.shape[:-1], width))
-    grid = (x.numel() // (2 * width), triton.cdiv(width, GATED_AT_ONCE))
-    _silu_mul[grid](x, out, width, SIZE=GATED_AT_ONCE)
+    grid = (x.numel() // (2 * width), triton.cdiv(width, GATE_TILE))
+    _silu_mul[grid](x, out, width, SIZE=GATE_TILE)
     return out
 
 
@@ -79,7 +80,7 @@ def _rotate_store(
     qkv, cos, sin, query_weight, key_weight, query, kv, slots, heads, kv_heads, dim, eps,
     DIM: tl.constexpr, NORMS: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row. Rotation needs each number's partner half a head away, so a head is read twice."""
+    """Compute one head of one row. Rotation needs numbers i and i + dim / 2 together, so it reads twice."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, DIM)
     inside = at < dim
@@ -108,7 +109,7 @@ def _rotate_store(
     if head < heads:
         tl.store(query + (row * heads + head) * dim + at, own.to(query.dtype.element_ty), mask=inside)
     else:
-        # Keys before values, as they follow each other in a slot.
+        # Keys before values: they have this order both in the row and in a slot.
         target = (tl.load(slots + row) * 2 * kv_heads + head - heads) * dim
         tl.store(kv + target + at, own.to(kv.dtype.element_ty), mask=inside)
 
@@ -123,7 +124,7 @@ def rotate_store(
     kv: Tensor,
     slots: Tensor,
 ) -> Tensor:
-    """See `TorchKernels.rotate_store`; kv contiguous."""
+    """Do the work of `kernels.base.Kernels.rotate_store`. kv is contiguous; qkv is not changed."""
     qkv = qkv.contiguous()
     rows, _, dim = qkv.shape
     kv_heads = kv.shape[3]
