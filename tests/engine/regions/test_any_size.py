@@ -229,7 +229,7 @@ def test_equal_regions_at_two_places_are_one_where_places_do_not_count(checkpoin
             encoder, reduction = parts(machine), image.plan.reduction
             assert reduction is not None
             cut = np.full((64, 64, 3), 250, np.uint8)
-            named, salt = encoder._cutter._named, reduction.salt
+            named, salt = encoder._cutter._make_name, reduction.salt
             views = [View(Region(row, 0, 2, 2), (2, 2), ()) for row in (0, 4)]
             names = {named(cut, (30, 20), view, salt) for view in views}
             assert (len(names) == 1) is shared

@@ -307,7 +307,7 @@ def test_what_a_model_can_not_is_refused(llava: Pair, method: str, message: str)
 @pytest.mark.parametrize(
     ("architecture", "settings", "message"),
     [
-        ("llava", {"visual_tokens": "relevance:0.5"}, "visual_tokens: relevance needs images that"),
+        ("llava", {"visual_tokens": "relevance:0.5"}, "visual_tokens: relevance encodes images region by region"),
         (
             "llava",
             {"degrade_by": "visionzip", "degrade_from": 0.5},

@@ -1,8 +1,9 @@
-"""An image seen in parts: the whole at low resolution, and its regions each at a level of their own (`fovea.relevance`).
+"""Encodes an image as views: the whole at low resolution, and regions at resolutions of their own.
 
-Works on towers that take any resolution. The whole comes first, because what the question is coupled to is read off it; then
-regions are chosen, and those that no question asked for before are encoded, in batches of one shape. Where a batch leaves
-room in a slice, views of that shape of other requests' images go along, and are there when their turn comes.
+It is for towers that take pictures of any size. The whole is encoded first, because the coupling with the
+question is computed from it. Then the regions are chosen, and those that are not in the region cache are
+encoded, in batches of one shape. If a batch leaves room in a slice, it also gets views of that shape of
+images that come next. These are then in the cache when their turn comes.
 """
 
 from __future__ import annotations
@@ -35,14 +36,20 @@ from fovea.relevance.texture import Map, Mask
 
 Array = NDArray[np.float32]
 LOOKAHEAD_IMAGES = 4
-"""Images that are looked at for views to go along, each for some milliseconds."""
+"""At most so many of the next images are examined for views that fill up a batch.
+
+Each takes some milliseconds.
+"""
 MAX_BATCH_PATCHES = 4096
-"""Patches of one pass at most, so that a batch of regions needs no more memory than a large image."""
+"""Most patches in one pass of the tower, so that a batch of views needs no more memory than a large image."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
-    """An image of which is known what question and picture say, and how the whole will be seen first."""
+class _SurveyedImage:
+    """An image with its survey, its tensions and its first view, before anything is encoded.
+
+    first: the view of the whole.
+    """
 
     image: ProcessedImage
     reduction: Reduction
@@ -52,7 +59,10 @@ class _Begun:
 
 
 class AnySizeRegionEncoder:
-    """For towers that take pictures of any size. What is kept of a view are all tokens of its shape, in reading order."""
+    """Encodes images region by region, for towers that take pictures of any size.
+
+    regions: the region cache. An entry has all tokens of a view, in reading order.
+    """
 
     def __init__(
         self,
@@ -64,8 +74,11 @@ class AnySizeRegionEncoder:
         token_bytes: int,
         whole: Callable[[ProcessedImage], Slices[VisualFeatures]],
     ) -> None:
-        """tensor: an array as one of the tower's type and place. token_bytes: of the encoder's output, per visual token.
-        whole: an image with all of its tokens."""
+        """tensor: turns an array into a tensor of the tower's type and device.
+
+        token_bytes: bytes of the encoder's output per visual token.
+        whole: encodes an image with all of its tokens.
+        """
         self._tower = tower
         self._weight = tower.patch_embed.proj.weight
         self._factor = processor.factor
@@ -77,97 +90,106 @@ class AnySizeRegionEncoder:
         self.regions = regions
 
     def slices(self, image: ProcessedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]:
-        """Visual tokens of an image whose plan says `relevance`, with their places."""
-        begun = self._begin(image)
-        if begun.first.native:
+        """Encode an image whose plan has the method `relevance`.
+
+        Returns its visual tokens, with their places.
+
+        ahead: images whose views may fill up a batch.
+        """
+        surveyed = self._prepare(image)
+        if surveyed.first.native:
             first = yield from self._whole(image)
         else:
-            piece = self._cutter.piece(image, begun.survey.grid, begun.first, 1.0)
+            piece = self._cutter.piece(image, surveyed.survey.grid, surveyed.first, 1.0)
             [first] = yield from self._encode([piece], ahead)
-        realized = self._realize(begun, first)
-        views = realized.allocation.layout.views
-        if views[0].shape != begun.first.shape:
+        realization = self._realize(surveyed, first)
+        views = realization.allocation.layout.views
+        if views[0].shape != surveyed.first.shape:
             raise RuntimeError(
-                f"the whole was seen at {begun.first.shape}, and is laid out at {views[0].shape}"
+                f"the view of the whole was encoded at {surveyed.first.shape}, but the layout has "
+                f"{views[0].shape}"
             )
-        rest = yield from self._encode(self._regions(begun, realized), ahead)
-        return _joined(views, [first, *rest], realized.allocation.layout.places())
+        rest = yield from self._encode(self._region_pieces(surveyed, realization), ahead)
+        return _join(views, [first, *rest], realization.allocation.layout.places())
 
-    def _begin(self, image: ProcessedImage) -> _Begun:
-        """What is known before the encoder has seen anything."""
+    def _prepare(self, image: ProcessedImage) -> _SurveyedImage:
+        """Compute what needs no encoder output: survey, tensions and first view."""
         plan, reduction = image.plan, image.plan.reduction
         assert reduction is not None
         survey = read_survey(image, self._factor)
         tensions = self._relevance.tensions(survey, reduction, plan.tokens)
         shape = first_view(survey.grid, plan.tokens, tensions.compress)
-        return _Begun(image, reduction, survey, tensions, View(whole(*survey.grid), shape, ()))
+        return _SurveyedImage(image, reduction, survey, tensions, View(whole(*survey.grid), shape, ()))
 
-    def _realize(self, begun: _Begun, first: VisualFeatures) -> Realization:
-        """Of what was looked at already, for others' sake or earlier, it is known what follows."""
-        known = self._relevance.reuse_realization(begun.reduction.key)
-        return known or self._relevance.realize(
-            begun.survey,
-            begun.reduction,
-            begun.image.plan.tokens,
-            begun.tensions,
-            (begun.first.shape, first.embeds),
-            lambda worth, held, total: attend_with_diversity(
-                worth, held, total, begun.tensions.compress, first.embeds
+    def _realize(self, surveyed: _SurveyedImage, first: VisualFeatures) -> Realization:
+        """Reuse the layout if this image was already realized with this key. Otherwise realize it."""
+        earlier = self._relevance.reuse_realization(surveyed.reduction.key)
+        return earlier or self._relevance.realize(
+            surveyed.survey,
+            surveyed.reduction,
+            surveyed.image.plan.tokens,
+            surveyed.tensions,
+            (surveyed.first.shape, first.embeds),
+            lambda relevance, content, total: attend_with_diversity(
+                relevance, content, total, surveyed.tensions.compress, first.embeds
             ),
         )
 
-    def _regions(self, begun: _Begun, realized: Realization, shape: Shape | None = None) -> list[Piece]:
-        """shape: those alone that are seen at it; None: all."""
-        attended = realized.allocation
-        scores = dict(zip(attended.regions, attended.scores, strict=True))
+    def _region_pieces(
+        self, surveyed: _SurveyedImage, realization: Realization, shape: Shape | None = None
+    ) -> list[Piece]:
+        """The pieces of all chosen regions. shape: only those that are encoded at this shape; None: all."""
+        allocation = realization.allocation
+        scores = dict(zip(allocation.regions, allocation.scores, strict=True))
         return [
-            self._cutter.piece(begun.image, begun.survey.grid, view, scores[view.region])
-            for view in attended.layout.views[1:]
+            self._cutter.piece(surveyed.image, surveyed.survey.grid, view, scores[view.region])
+            for view in allocation.layout.views[1:]
             if shape in (None, view.shape)
         ]
 
     def _encode(self, pieces: Sequence[Piece], ahead: UpcomingImages) -> Slices[list[VisualFeatures]]:
-        """In their order: what is kept, and what is encoded now, of one shape after the other."""
-        found: dict[str, VisualFeatures] = {}
+        """Features of the pieces, in their order: from the cache, or encoded now, one shape at a time."""
+        features: dict[str, VisualFeatures] = {}
         missing: dict[Shape, dict[str, Piece]] = {}
         for piece in pieces:
-            kept = self.regions.get(piece.name, piece.worth)
-            if kept is None:
+            entry = self.regions.get(piece.name, piece.relevance)
+            if entry is None:
                 missing.setdefault(piece.view.shape, {})[piece.name] = piece
             else:
-                found[piece.name] = kept
+                features[piece.name] = entry
         yield
-        for shape, named in missing.items():
-            some = list(named.values())
-            for members in cuts(len(some), MAX_BATCH_PATCHES // self._patches(shape)):
-                batch = self._filled(some[members], shape, ahead)
-                found |= yield from self._together(batch, shape)
-        return [found[piece.name] for piece in pieces]
+        for shape, by_name in missing.items():
+            batchable = list(by_name.values())
+            for members in cuts(len(batchable), MAX_BATCH_PATCHES // self._patches(shape)):
+                batch = self._fill_batch(batchable[members], shape, ahead)
+                features |= yield from self._encode_batch(batch, shape)
+        return [features[piece.name] for piece in pieces]
 
-    def _together(self, pieces: Sequence[Piece], shape: Shape) -> Slices[dict[str, VisualFeatures]]:
-        """One pass of the tower over views of one shape, which are kept."""
+    def _encode_batch(self, pieces: Sequence[Piece], shape: Shape) -> Slices[dict[str, VisualFeatures]]:
+        """Encode pieces of one shape in one pass of the tower, and store them in the region cache."""
         merge = self._tower.config.merge
         patches = np.concatenate([self._cutter.patches(piece) for piece in pieces])
         at = np.concatenate([patch_fractions(piece.view, piece.grid, merge) for piece in pieces])
         size = len(pieces), shape[0] * merge, shape[1] * merge
-        names = [(piece.name, piece.worth) for piece in pieces]
-        del pieces  # others' pixels are theirs to let go of, however long this takes
+        names = [(piece.name, piece.relevance) for piece in pieces]
+        del pieces  # so that the pixels of other images can be freed during this pass
         embeds, deepstack = yield from self._tower.slices(self._tensor(patches), size, at)
         levels = [torch.split(level, shape[0] * shape[1]) for level in (embeds, *deepstack)]
-        found = {}
-        for (name, worth), *parts in zip(names, *levels, strict=True):
-            made = VisualFeatures(parts[0].clone(), tuple(part.clone() for part in parts[1:]))
-            self.regions.put(name, made, made.nbytes, worth)
-            found[name] = made
-        return found
+        features = {}
+        for (name, relevance), *parts in zip(names, *levels, strict=True):
+            output = VisualFeatures(parts[0].clone(), tuple(part.clone() for part in parts[1:]))
+            self.regions.put(name, output, output.nbytes, relevance)
+            features[name] = output
+        return features
 
     def _patches(self, shape: Shape) -> int:
         return shape[0] * shape[1] * self._tower.config.merge**2
 
-    def _filled(self, pieces: Sequence[Piece], shape: Shape, ahead: UpcomingImages) -> list[Piece]:
-        """These, and views of that shape of images that come next, as many as a slice still has place for: they find them kept.
+    def _fill_batch(self, pieces: Sequence[Piece], shape: Shape, ahead: UpcomingImages) -> list[Piece]:
+        """The pieces, and views of this shape of the next images, as many as a slice still has room for.
 
-        As many images count as will find room in half of the cache, so that nothing leaves it before its turn.
+        Only as many images count as fit into half of the region cache, so that nothing is evicted before its
+        turn.
         """
         room = min(MAX_BATCH_PATCHES, slice_rows(self._weight)) // self._patches(shape)
         batch = {piece.name: piece for piece in pieces}
@@ -177,55 +199,67 @@ class AnySizeRegionEncoder:
             if left < 0 or len(batch) >= room:
                 break
             try:
-                for piece in self._wanted(image, shape)[: room - len(batch)]:
+                for piece in self._next_pieces(image, shape)[: room - len(batch)]:
                     self._cutter.cut(piece)
                     batch.setdefault(piece.name, piece)
-            except Exception:  # noqa: BLE001 - whatever it is, it is that image's, and its own turn will tell
+            except Exception:  # noqa: BLE001 - the image's own turn will report its error
                 continue
         return list(batch.values())
 
-    def _wanted(self, image: ProcessedImage, shape: Shape) -> list[Piece]:
-        """What would have to be encoded next of an image that is seen in parts, if at that shape."""
+    def _next_pieces(self, image: ProcessedImage, shape: Shape) -> list[Piece]:
+        """The pieces of an image that are encoded next, if they have this shape and are not in the cache."""
         reduction = image.plan.reduction
         if reduction is None or not METHODS[reduction.method].by_region:
             return []
-        begun = self._begin(image)
-        if begun.first.native:
+        surveyed = self._prepare(image)
+        if surveyed.first.native:
             return []
-        name = self._cutter.known(image, begun.first)
+        name = self._cutter.cached_name(image, surveyed.first)
         first = None if name is None else self.regions.peek(name)
         if first is None:
-            same = begun.first.shape == shape
-            wanted = [self._cutter.piece(image, begun.survey.grid, begun.first, 1.0)] if same else []
+            fits = surveyed.first.shape == shape
+            pieces = [self._cutter.piece(image, surveyed.survey.grid, surveyed.first, 1.0)] if fits else []
         else:
-            wanted = self._regions(begun, self._realize(begun, first), shape)
-        return [piece for piece in wanted if self.regions.peek(piece.name) is None]
+            pieces = self._region_pieces(surveyed, self._realize(surveyed, first), shape)
+        return [piece for piece in pieces if self.regions.peek(piece.name) is None]
 
 
-def attend_with_diversity(worth: Map, held: Mask, total: int, compress: float, embeds: Tensor) -> Allocation:
-    """`fovea.relevance.policy.attend` for a first view whose tokens, (tokens, hidden), are known: of a small image is kept
-    what is relevant and differs, as of several alike one says what its neighbours say."""
-    found = attend(worth, held, total, compress)
-    view = found.layout.views[0]
-    if len(found.layout.views) > 1 or not view.native:
-        return found
-    quality = torch.from_numpy(1 + worth).flatten().to(embeds.device)
+def attend_with_diversity(
+    relevance: Map, content: Mask, total: int, compress: float, embeds: Tensor
+) -> Allocation:
+    """Lay out an image by `policy.attend`, but choose tokens of a small image that differ from each other.
+
+    A small image is one native view. Its tokens are chosen by their relevance and by how much they differ,
+    because similar tokens carry the same information.
+
+    relevance, content: of each cell, (rows, columns).
+    total: tokens to keep.
+    compress: the tension between compress and particularize, in [0, 1].
+    embeds: tokens of the first view, (tokens, hidden).
+    """
+    allocation = attend(relevance, content, total, compress)
+    view = allocation.layout.views[0]
+    if len(allocation.layout.views) > 1 or not view.native:
+        return allocation
+    quality = torch.from_numpy(1 + relevance).flatten().to(embeds.device)
     rows = unit_rows(embeds) * quality[:, None]
     places = cells(view.shape, rows.device)
-    chosen = choose_by_bands(quality, total, lambda band: dpp_kernel(rows[band], places[band]))
-    indices = tuple(sorted(chosen.tolist()))
-    return replace(found, layout=replace(found.layout, views=(replace(view, token_indices=indices),)))
+    numbers = choose_by_bands(quality, total, lambda band: dpp_kernel(rows[band], places[band]))
+    indices = tuple(sorted(numbers.tolist()))
+    layout = replace(allocation.layout, views=(replace(view, token_indices=indices),))
+    return replace(allocation, layout=layout)
 
 
-def _joined(
-    views: Sequence[View], encoded: Sequence[VisualFeatures], places: NDArray[np.int64]
+def _join(
+    views: Sequence[View], features: Sequence[VisualFeatures], places: NDArray[np.int64]
 ) -> VisualFeatures:
-    device = encoded[0].embeds.device
-    kept = [torch.tensor(view.token_indices, device=device) for view in views]
-    embeds = torch.cat([one.embeds[rows] for one, rows in zip(encoded, kept, strict=True)])
+    """Concatenate the kept tokens of all views. places: rows and columns in the full grid, (tokens, 2)."""
+    device = features[0].embeds.device
+    kept_rows = [torch.tensor(view.token_indices, device=device) for view in views]
+    embeds = torch.cat([one.embeds[rows] for one, rows in zip(features, kept_rows, strict=True)])
     deepstack = tuple(
-        torch.cat([one.deepstack[level][rows] for one, rows in zip(encoded, kept, strict=True)])
-        for level in range(len(encoded[0].deepstack))
+        torch.cat([one.deepstack[level][rows] for one, rows in zip(features, kept_rows, strict=True)])
+        for level in range(len(features[0].deepstack))
     )
-    made = min(one.created_at for one in encoded)
-    return VisualFeatures(embeds, deepstack, made, torch.from_numpy(places.astype(np.int32)).to(device))
+    created_at = min(one.created_at for one in features)
+    return VisualFeatures(embeds, deepstack, created_at, torch.from_numpy(places.astype(np.int32)).to(device))

@@ -1,7 +1,7 @@
 """Encodes an image as its plan says: all of its tokens, some of them, or some of its regions.
 
-If tokens are left out of the encoder's output, the whole output stays in the cache under its own key. Another question,
-method or ratio then chooses again and encodes nothing.
+If tokens are left out of the encoder's output, the whole output stays in the cache under its own key. So
+another question, method or ratio needs no encoding.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class RegionEncoder(Protocol):
     """Encodes an image region by region."""
 
     def slices(self, image: ProcessedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]:
-        """The slices of an image. ahead: images whose regions may be encoded along with it."""
+        """Encode an image, slice by slice. ahead: next images, whose regions may fill up a batch."""
         ...
 
 
 class VisualEncoder:
-    """The encoder of one model, reductions included.
+    """The encoder of one model, with all reductions.
 
     relevance: the model's relevance, and its latest results.
     regions: the cache of encoded regions.
@@ -67,14 +67,14 @@ class VisualEncoder:
         self._region_encoder = self._make_region_encoder()
 
     def slices(self, image: ProcessedImage, ahead: UpcomingImages) -> Slices[VisualFeatures]:
-        """The slices of an image. ahead: images whose regions may be encoded along with it."""
+        """Encode an image, slice by slice. ahead: next images, whose regions may fill up a batch."""
         reduction = image.plan.reduction
         if reduction is None:
             return self._model.encode_slices(image)
         if METHODS[reduction.method].by_region:
             assert self._region_encoder is not None
             return self._region_encoder.slices(image, ahead)
-        return self._reduced(image, reduction)
+        return self._encode_reduced(image, reduction)
 
     def _make_region_encoder(self) -> RegionEncoder | None:
         model, processor = self._model, self._capabilities.any_size
@@ -87,15 +87,15 @@ class VisualEncoder:
                 lambda array: torch.from_numpy(array).to(model.device, model.dtype),
                 self.regions,
                 model.visual_token_bytes,
-                self._whole,
+                self._encode_whole,
             )
         return None if tiler is None else TileRegionEncoder(tiler, self.relevance)
 
-    def _reduced(self, image: ProcessedImage, reduction: Reduction) -> Slices[VisualFeatures]:
+    def _encode_reduced(self, image: ProcessedImage, reduction: Reduction) -> Slices[VisualFeatures]:
         """Encode the whole image, then leave out tokens."""
-        plain = self._plain(image)
-        whole = yield from self._whole(image)
-        grid = self._grid(plain.plan.grid, reduction.full_tokens)
+        plain = self._without_reduction(image)
+        whole = yield from self._encode_whole(image)
+        grid = self._token_grid(plain.plan.grid, reduction.full_tokens)
         with stage("reduce"):
             inputs = self._reduction_input(plain, whole, grid, reduction)
             tokens = reducer(reduction.method).reduce(inputs, image.plan.tokens)
@@ -110,35 +110,38 @@ class VisualEncoder:
             places=places.to(torch.int32),
         )
 
-    def _whole(self, image: ProcessedImage) -> Slices[VisualFeatures]:
-        """All tokens of an image that will lose some, from the cache if they are there."""
+    def _encode_whole(self, image: ProcessedImage) -> Slices[VisualFeatures]:
+        """All tokens of an image with a reduction: from the cache, or encoded now and stored there."""
         reduction = image.plan.reduction
         assert reduction is not None
         if reduction.whole_key in self._outputs:
             whole = self._outputs.get(reduction.whole_key)
         else:
-            whole = yield from self._model.encode_slices(self._plain(image))
+            whole = yield from self._model.encode_slices(self._without_reduction(image))
         self._outputs.keep(reduction.whole_key, whole, whole.nbytes, whole.created_at)
         yield
         return whole
 
-    def _plain(self, image: ProcessedImage) -> ProcessedImage:
-        """The image with all of its tokens."""
+    def _without_reduction(self, image: ProcessedImage) -> ProcessedImage:
+        """The same image, with the plan and arrays that it has without a reduction."""
         reduction = image.plan.reduction
         assert reduction is not None
         if self._capabilities.regions is not None:
             return self._capabilities.regions.whole(image)
         return replace(image, plan=replace(image.plan, tokens=reduction.full_tokens, reduction=None))
 
-    def _grid(self, grid: tuple[int, int, int], full: int) -> tuple[int, int]:
-        """Rows and columns of visual tokens; models without M-RoPE have them in one row."""
+    def _token_grid(self, grid: tuple[int, int, int], full: int) -> tuple[int, int]:
+        """Rows and columns of visual tokens. For models without M-RoPE, all tokens are in one row.
+
+        grid: the plan's. full: tokens of the image.
+        """
         merge = self._model.merge
         return (grid[1] // merge, grid[2] // merge) if merge else (1, full)
 
     def _reduction_input(
         self, image: ProcessedImage, whole: VisualFeatures, grid: tuple[int, int], reduction: Reduction
     ) -> ReductionInput:
-        """Everything that the reduction's method looks at."""
+        """The inputs that the reduction's method needs."""
         needs = METHODS[reduction.method].needs
         inputs = ReductionInput(whole.embeds, grid, reduction.whole_key)
         if "query" in needs and reduction.word_ids:
@@ -153,13 +156,13 @@ class VisualEncoder:
         if "probe" in needs:
             from fovea.engine.reduce.probe import run_probe
 
-            # Without words the image's own last token looks back at the image, so any id will do.
+            # Without a question, one image token follows the image, and its attention counts.
             words = reduction.word_ids or (self._model.image_token_id,)
             inputs = replace(inputs, probe=run_probe(self._model, (), whole, words, grid))
         return inputs
 
 
 def word_embeddings(model: VisionLanguageModel, ids: Sequence[int]) -> Tensor:
-    """The decoder's input embeddings of ids, (Q, D)."""
+    """The decoder's input embeddings of token ids, (Q, D)."""
     rows: Tensor = model.decoder.embed_tokens(torch.tensor(ids, device=model.device))
     return rows

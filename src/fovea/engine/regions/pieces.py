@@ -1,4 +1,4 @@
-"""Views of images as pictures of their own: cut out, resized, and named by what they show."""
+"""Pieces: views of images with their pixels, and their names in the region cache."""
 
 from __future__ import annotations
 
@@ -15,45 +15,57 @@ from fovea.relevance.realizing import Shape, View
 
 Pixels = NDArray[np.uint8]
 MAX_NAMES = 8192
-"""How many views' names are known without their pixels, the latest."""
+"""Names of so many recent views are remembered, so that their pixels are not needed to compute them again."""
 
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """A view of an image whose full grid is `grid`. name: its key among regions. worth: its relevance, in [0, 1]. cut: its
-    pixels (height, width, 3), where they were needed already."""
+    """A view of an image, with its pixels and its name in the region cache.
+
+    grid: rows and columns of the image's full grid, in tokens.
+    relevance: relevance of the view's region, in [0, 1].
+    name: key in the region cache.
+    pixels: the view's pixels, (height, width, 3); None: not cut out yet.
+    """
 
     image: ProcessedImage
     grid: Shape
     view: View
-    worth: float
+    relevance: float
     name: str
-    cut: Pixels | None
+    pixels: Pixels | None
 
 
 class Cutter:
-    """crop_invariant: whether the tower makes the same of a picture wherever in a larger one it was cut out. For one thread."""
+    """Cuts views out of images and names them. Not thread-safe."""
 
     def __init__(self, processor: AnySizeProcessor, *, crop_invariant: bool) -> None:
+        """crop_invariant: whether a crop's output is independent of its place in the image, in this tower."""
         self._processor = processor
         self._crop_invariant = crop_invariant
         self._names: OrderedDict[tuple[str, object, Shape], str] = OrderedDict()
 
-    def piece(self, image: ProcessedImage, grid: Shape, view: View, worth: float) -> Piece:
-        """A name depends on the pixels alone, and where places count, on the place; but who asks once more about an image
-        need not cut it up to know it."""
+    def piece(self, image: ProcessedImage, grid: Shape, view: View, relevance: float) -> Piece:
+        """Make the piece of a view.
+
+        The name depends on the pixels, and on the place if the tower's output does. Names are remembered, so
+        a further question about an image needs no pixels.
+
+        grid: rows and columns of the image's full grid, in tokens.
+        relevance: relevance of the view's region, in [0, 1].
+        """
         assert image.plan.reduction is not None
-        name, cut = self.known(image, view), None
+        name, pixels = self.cached_name(image, view), None
         if name is None:
-            cut = self._cut(image, view)
-            name = self._named(cut, grid, view, image.plan.reduction.salt)
+            pixels = self._cut(image, view)
+            name = self._make_name(pixels, grid, view, image.plan.reduction.salt)
             if len(self._names) >= MAX_NAMES:
                 self._names.popitem(last=False)
             self._names[image.plan.reduction.whole_key, view.region, view.shape] = name
-        return Piece(image, grid, view, worth, name, cut)
+        return Piece(image, grid, view, relevance, name, pixels)
 
-    def known(self, image: ProcessedImage, view: View) -> str | None:
-        """A view's name, if somebody asked before."""
+    def cached_name(self, image: ProcessedImage, view: View) -> str | None:
+        """A view's name if it is remembered, else None."""
         assert image.plan.reduction is not None
         key = image.plan.reduction.whole_key, view.region, view.shape
         name = self._names.get(key)
@@ -62,13 +74,13 @@ class Cutter:
         return name
 
     def cut(self, piece: Piece) -> Pixels:
-        """Its pixels, from here on its own."""
-        if piece.cut is None:
-            piece.cut = self._cut(piece.image, piece.view)
-        return piece.cut
+        """The piece's pixels, (height, width, 3). They are cut out at the first call."""
+        if piece.pixels is None:
+            piece.pixels = self._cut(piece.image, piece.view)
+        return piece.pixels
 
     def patches(self, piece: Piece) -> NDArray[np.float32]:
-        """As the tower takes them, (patches, values)."""
+        """The tower's input of a piece, float32 (patches, values)."""
         return self._processor.patches(self.cut(piece))
 
     def _cut(self, image: ProcessedImage, view: View) -> Pixels:
@@ -83,9 +95,12 @@ class Cutter:
         size = view.shape[1] * side, view.shape[0] * side
         return np.asarray(PIL.Image.fromarray(part).resize(size, self._processor.resample))
 
-    def _named(self, cut: Pixels, grid: Shape, view: View, salt: str) -> str:
-        """A tenant's regions are its own. Where a tower has learned positions, a region's place is part of what it is."""
+    def _make_name(self, pixels: Pixels, grid: Shape, view: View, salt: str) -> str:
+        """The salt is part of the name, so no tenant finds another's regions.
+
+        So is the place, for towers with learned positions.
+        """
         digest = hashlib.sha256(salt.encode() + b"\x00")
-        digest.update(cut.data)
-        where = "" if self._crop_invariant else f"{view.region} of {grid}"
-        return f"{digest.hexdigest()} {view.shape} {where}"
+        digest.update(pixels.data)
+        place = "" if self._crop_invariant else f"{view.region} of {grid}"
+        return f"{digest.hexdigest()} {view.shape} {place}"

@@ -1,6 +1,6 @@
-"""What question and image make of each other, for whoever then chooses: the model's part of relevance.
+"""The model's part of relevance: tensions, and the coupling of question and image.
 
-Beside it, what was seen where of the images that were answered about last, for whoever asks.
+It also remembers the latest realizations, to explain answers and to reuse layouts.
 """
 
 from __future__ import annotations
@@ -21,27 +21,34 @@ from fovea.relevance.realizing import Shape
 from fovea.relevance.texture import Map
 
 Array = NDArray[np.floating[Any]]
-Words = Callable[[Sequence[int]], Tensor]
-"""The decoder's embeddings (Q, D) of ids (Q,)."""
+WordEmbeddings = Callable[[Sequence[int]], Tensor]
+"""Maps token ids (Q,) to the decoder's input embeddings (Q, D)."""
 MAX_REALIZATIONS = 256
-"""Images of which it is known what was seen where, the latest."""
+"""Realizations of so many recent images are remembered."""
 
 
 class RelevanceModel:
-    """head: weights of what was trained for this model's relevance, by name; None: nothing was."""
+    """Realizes relevance with one model. For one thread, except `recent_realization`."""
 
-    def __init__(self, words: Words, head: Mapping[str, Array] | None = None) -> None:
-        self._words = words
+    def __init__(self, words: WordEmbeddings, head: Mapping[str, Array] | None = None) -> None:
+        """words: gives the embeddings of the question's token ids.
+
+        head: weights of the relevance head trained for this model, by name; None: there is none.
+        """
+        self._embed = words
         self._head = head
         self._balancer = Balancer(head)
-        self._seen: OrderedDict[str, Realization] = OrderedDict()
+        self._realizations: OrderedDict[str, Realization] = OrderedDict()
 
     def tensions(self, survey: Survey, reduction: Reduction, total: int) -> Tensions:
-        """From question, picture and load, before the encoder has seen anything. total: tokens to be chosen."""
-        words = self._embedded(reduction) if self._balancer.learns_tensions else None
+        """The tensions for an image, from question, survey and load; no encoder output is needed.
+
+        total: tokens to be chosen.
+        """
+        words = self._word_embeddings(reduction) if self._balancer.learns_tensions else None
         pooled = None if words is None else coupling.normalize(words).mean(0)
-        found = self._balancer.tensions(reduction.question, pooled, survey.statistics(total))
-        return found.under(reduction.load)
+        tensions = self._balancer.tensions(reduction.question, pooled, survey.statistics(total))
+        return tensions.under(reduction.load)
 
     def realize(
         self,
@@ -52,37 +59,42 @@ class RelevanceModel:
         view: tuple[Shape, Tensor],
         choose: Chooser,
     ) -> Realization:
-        """view: shape and features (tokens, D) of a view of the whole."""
+        """Decide which views of an image are encoded, and remember the decision under the reduction's key.
+
+        total: tokens to be chosen.
+        view: shape and features (tokens, D) of a view of the whole image.
+        choose: lays out the image.
+        """
         shape, embeds = view
-        words = self._embedded(reduction)
+        words = self._word_embeddings(reduction)
         if words is None:
             participatory = survey.keyword_map(reduction.question)
         else:
-            participatory = self._coupled(survey, reduction, shape, embeds.float().cpu().numpy(), words)
-        found = realize(
+            participatory = self._couple(survey, reduction, shape, embeds.float().cpu().numpy(), words)
+        realization = realize(
             survey, participatory, total, tensions=tensions, balancer=self._balancer, choose=choose
         )
-        self._remember(reduction.key, found)
-        return found
+        self._remember(reduction.key, realization)
+        return realization
 
     def recent_realization(self, key: str) -> Realization | None:
-        """What was seen where of the image with that key, if that was lately. Thread-safe."""
-        return self._seen.get(key)
+        """The realization of the image with this key, if it is remembered. Thread-safe."""
+        return self._realizations.get(key)
 
     def reuse_realization(self, key: str) -> Realization | None:
-        """The same for who is going to show it once more: it is of late again."""
-        found = self._seen.get(key)
-        if found is not None:
-            self._remember(key, found)
-        return found
+        """Return the realization with this key, if it is remembered, and make it the most recent one."""
+        realization = self._realizations.get(key)
+        if realization is not None:
+            self._remember(key, realization)
+        return realization
 
-    def _embedded(self, reduction: Reduction) -> Array | None:
+    def _word_embeddings(self, reduction: Reduction) -> Array | None:
         if not reduction.word_ids:
             return None
-        rows: Array = self._words(reduction.word_ids).float().cpu().numpy()
+        rows: Array = self._embed(reduction.word_ids).float().cpu().numpy()
         return rows
 
-    def _coupled(
+    def _couple(
         self, survey: Survey, reduction: Reduction, shape: Shape, features: Array, words: Array
     ) -> Map:
         if self._head is None:
@@ -91,8 +103,8 @@ class RelevanceModel:
             )
         return coupling.resample(coupling.couple(self._head, features, words), shape, survey.grid)
 
-    def _remember(self, key: str, found: Realization) -> None:
-        self._seen[key] = found
-        self._seen.move_to_end(key)
-        while len(self._seen) > MAX_REALIZATIONS:
-            self._seen.popitem(last=False)
+    def _remember(self, key: str, realization: Realization) -> None:
+        self._realizations[key] = realization
+        self._realizations.move_to_end(key)
+        while len(self._realizations) > MAX_REALIZATIONS:
+            self._realizations.popitem(last=False)
