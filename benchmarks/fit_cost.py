@@ -30,8 +30,8 @@ from fovea.engine.request.inputs import to_image
 from fovea.engine.simulate.cost import Composition, CostModel
 from least_squares import (
     Error,
-    ImageSeen,
-    StepSeen,
+    ImageSample,
+    StepSample,
     fit_images,
     fit_steps,
     image_error,
@@ -53,8 +53,8 @@ class Observer:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.steps: list[StepSeen] = []
-        self.images: list[ImageSeen] = []
+        self.steps: list[StepSample] = []
+        self.images: list[ImageSample] = []
         self.between: list[float] = []
         runner = engine.runner
         execute, encode = runner.execute, runner.model.encode_slices
@@ -81,9 +81,9 @@ class Observer:
             result = execute(plan, encode_s)
             ended = time.perf_counter()
             if made_of:
-                self.steps.append(StepSeen(made_of, ended - started - result.encode_s))
+                self.steps.append(StepSample(made_of, ended - started - result.encode_s))
             for (key, seconds), slices in zip(result.encoded.items(), counts, strict=True):
-                self.images.append(ImageSeen(visual[key], slices, seconds))
+                self.images.append(ImageSample(visual[key], slices, seconds))
             return result
 
         runner.execute, runner.model.encode_slices = observed, counted
@@ -122,7 +122,7 @@ async def drive(engine: Engine, rounds: int, largest: int) -> None:
                 await asyncio.gather(ask(engine, f"{seed} tell me", 0, seed, 4 * TOKENS), *tasks)
 
 
-def repeat_error(steps: list[StepSeen]) -> Error:
+def repeat_error(steps: list[StepSample]) -> Error:
     """A lower bound for the error of any model: the differences of steps from the median of similar steps."""
     alike: dict[tuple[int, ...], list[float]] = {}
     for s in steps:

@@ -1,7 +1,7 @@
-"""A cost model from what a real engine measured: least squares of relative errors, no parameter below zero.
+"""Fits a cost model to measurements of a real engine: least squares of relative errors, no parameter below zero.
 
-Relative, because a step of 2 ms and one of 300 ms matter alike; with Huber's weights, because a neighbour on the machine
-makes some steps slow and none fast.
+The errors are relative because a step of 2 ms and one of 300 ms matter alike. They have Huber's weights
+because other processes on the machine make some steps slow and none fast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Rows = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class StepSeen:
+class StepSample:
     """A step that took so many seconds, the encoder's not counted."""
 
     made_of: Composition
@@ -34,7 +34,7 @@ class StepSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageSeen:
+class ImageSample:
     """An image of so many visual tokens, encoded in so many slices and seconds."""
 
     visual_tokens: int
@@ -56,7 +56,7 @@ class Error:
         return cls(float(np.median(off)), float(np.quantile(off, 0.9)), len(off))
 
 
-def fit_steps(seen: Sequence[StepSeen]) -> dict[str, float]:
+def fit_steps(seen: Sequence[StepSample]) -> dict[str, float]:
     """The parameters of a step. Raises ConfigError when nothing was seen."""
     rows = [
         [1, m.decodes, m.decode_context, m.prompt_tokens, m.chunks, m.pairs]
@@ -66,7 +66,7 @@ def fit_steps(seen: Sequence[StepSeen]) -> dict[str, float]:
     return {**found, "step_s": max(found["step_s"], SMALLEST)}
 
 
-def fit_images(seen: Sequence[ImageSeen]) -> dict[str, float]:
+def fit_images(seen: Sequence[ImageSample]) -> dict[str, float]:
     """The parameters of an image, its slices' length among them. Raises ConfigError when nothing was seen."""
     rows = [[1, s.visual_tokens, s.visual_tokens**2] for s in seen]
     found = _fit(rows, [s.seconds for s in seen], IMAGE_PARAMETERS, "image")
@@ -74,11 +74,11 @@ def fit_images(seen: Sequence[ImageSeen]) -> dict[str, float]:
     return {**found, "slice_s": max(slices, SMALLEST)}
 
 
-def step_error(cost: CostModel, seen: Sequence[StepSeen]) -> Error:
+def step_error(cost: CostModel, seen: Sequence[StepSample]) -> Error:
     return Error.of([cost.step(s.made_of) for s in seen], [s.seconds for s in seen])
 
 
-def image_error(cost: CostModel, seen: Sequence[ImageSeen]) -> Error:
+def image_error(cost: CostModel, seen: Sequence[ImageSample]) -> Error:
     return Error.of([cost.image(s.visual_tokens) for s in seen], [s.seconds for s in seen])
 
 
@@ -100,7 +100,10 @@ def _fit(
 
 
 def _not_negative(a: Rows, b: Rows) -> Rows:
-    """Least squares of a x = b with x >= 0: Lawson and Hanson's active set (Solving Least Squares Problems, 1974)."""
+    """Least squares of a x = b with x >= 0.
+
+    Source: Lawson and Hanson, Solving Least Squares Problems (1974), the active set method.
+    """
     scale = np.maximum(np.linalg.norm(a, axis=0), 1e-300)
     a = a / scale
     x = np.zeros(a.shape[1])

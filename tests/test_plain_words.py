@@ -1,7 +1,7 @@
-"""Docstrings, comments and messages are plain English: what a checker can see of docs/CONTRIBUTING's rules.
+"""Docstrings, comments and messages are plain English: what a checker can see of the rules.
 
-The full rules are in CONTRIBUTING.md, "Plain words". A checker sees only part of them: how a docstring begins, that
-every class and public function has one sentence that says what it is, and a few words that are always wrong.
+The full rules are in CONTRIBUTING.md, "Plain words". A checker sees only part of them: how a docstring
+begins, that every class has one sentence that says what it is, and a few words that are always wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("src", "tests", "training", "benchmarks", "examples")
 FILES = sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+]
 OPENINGS = re.compile(r"(Of|What|Who|Whose|Whom|The same|As|Same|Likewise|Ditto)\b")
 WRONG = re.compile(r"\bcan not\b|\bcan't\b|\bdon't\b|\bnobody's\b|\bwhosoever\b", re.IGNORECASE)
 FIELD = re.compile(r"[a-z_]\w*(, [a-z_]\w*)*: ")
@@ -59,7 +63,11 @@ def test_docstrings_and_comments(file: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_pages(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    found = [f"{number}: {line}" for number, line in enumerate(text.splitlines(), 1) if re.search(r"\bcan not\b", line)]
+    found = [
+        f"{number}: {line}"
+        for number, line in enumerate(text.splitlines(), 1)
+        if re.search(r"\bcan not\b", line)
+    ]
     assert not found, "\n".join(found)
 
 

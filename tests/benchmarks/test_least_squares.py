@@ -14,7 +14,7 @@ from fovea.engine.simulate.cost import Composition, CostModel
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from least_squares import ImageSeen, StepSeen, fit_images, fit_steps, image_error, step_error
+from least_squares import ImageSample, StepSample, fit_images, fit_steps, image_error, step_error
 
 
 def test_a_fit_finds_what_made_the_figures_despite_noise() -> None:
@@ -28,7 +28,7 @@ def test_a_fit_finds_what_made_the_figures_despite_noise() -> None:
         made_of = Composition(decodes, decodes * context, tokens, chunks, tokens * random.randint(8, 900))
         if made_of:
             slow = 3.0 if random.random() < 0.05 else random.uniform(0.9, 1.1)
-            seen.append(StepSeen(made_of, truth.step(made_of) * slow))
+            seen.append(StepSample(made_of, truth.step(made_of) * slow))
     found = fit_steps(seen)
     for name, value in found.items():
         assert value == pytest.approx(getattr(truth, name), rel=0.08), name
@@ -37,14 +37,14 @@ def test_a_fit_finds_what_made_the_figures_despite_noise() -> None:
 
 def test_a_fit_of_images_knows_their_slices() -> None:
     truth = CostModel(image_s=1e-3, visual_s=1e-4, visual_pair_s=2e-7, slice_s=2e-3)
-    seen = [ImageSeen(v, truth.slices(v), truth.image(v)) for v in (16, 64, 144, 256, 576, 1024)]
+    seen = [ImageSample(v, truth.slices(v), truth.image(v)) for v in (16, 64, 144, 256, 576, 1024)]
     cost = replace(truth, **fit_images(seen))
     assert image_error(cost, seen).p90 < 1e-6
     assert cost.slice_s == pytest.approx(2e-3, rel=0.15)
 
 
 def test_no_parameter_is_fitted_below_zero() -> None:
-    falling = [StepSeen(Composition(n, n * 10), 0.01 - n * 1e-4) for n in range(1, 30)]
+    falling = [StepSample(Composition(n, n * 10), 0.01 - n * 1e-4) for n in range(1, 30)]
     assert all(value >= 0 for value in fit_steps(falling).values())
 
 

@@ -21,12 +21,12 @@ PixelSource = Callable[[], "ProcessedImage"]
 
 @dataclass(slots=True)
 class SequenceInputs:
-    """What an executor needs of a sequence beside its tokens.
+    """An executor's inputs for one sequence, beside its tokens.
 
     choice: number of the answer within its request; it selects the sequence's random stream.
     pixels: one source per image, by span key.
-    features: encoder outputs that were read from slower tiers, by span key. An entry is removed when it moves to the
-        encoder-output cache, or when it is no longer needed.
+    features: encoder outputs that were read from slower tiers, by span key. An entry is removed when it moves
+        to the encoder-output cache, or when it is no longer needed.
     """
 
     choice: int = 0
@@ -38,8 +38,8 @@ class SequenceInputs:
 class Job:
     """One choice of a request while it is inside the engine.
 
-    `admitted`, `first_token` and `last_token` are times on the monotonic clock of `seq.arrival`; fields that end in `_s`
-    are durations in seconds.
+    `admitted`, `first_token` and `last_token` are times on the monotonic clock of `seq.arrival`; fields that
+    end in `_s` are durations in seconds.
 
     sink: receives the job's events.
     text: turns the job's tokens into text.

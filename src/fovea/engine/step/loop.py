@@ -170,8 +170,8 @@ class EngineLoop:
     def _abandon(self, step: Step, error: Exception) -> None:
         """End the sequences of a failed step.
 
-        A broken device fails every step. After FATAL_FAILURES in a row the loop ends, so that the process can be
-        restarted.
+        A broken device fails every step. After FATAL_FAILURES in a row the loop ends, so that the process can
+        be restarted.
         """
         self.stepper.abandon()
         self.failed_steps += 1  # before the clients get their errors, which may read the counter at once
