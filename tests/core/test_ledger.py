@@ -47,7 +47,7 @@ def test_an_entry_of_the_same_key_is_replaced_and_counted_once() -> None:
 
 def test_a_pinned_entry_stays_whatever_its_age_and_the_ceiling() -> None:
     clock, pinned = Clock(), {"a"}
-    ledger: Ledger[str, str] = Ledger(5, ttl_s=10, clock=clock, pinned=pinned.__contains__)
+    ledger: Ledger[str, str] = Ledger(5, ttl_s=10, clock=clock, is_pinned=pinned.__contains__)
     ledger.add("a", "a", 10)
     assert ledger.evict() == []
     clock.now = 10

@@ -88,4 +88,4 @@ def use_without_rights(folder: str, answer: Connection) -> None:
     store.put("key", value_of("key", VALUE))
     store.flush()
     stats = store.stats()
-    answer.send((arrays_of(store, "key"), "key" in store, stats.dropped, stats.off))
+    answer.send((arrays_of(store, "key"), "key" in store, stats.drops, stats.off))

@@ -1,7 +1,8 @@
 """The account of a byte-bounded store: its entries, their sizes and ages, and which one is evicted next.
 
-Every store in memory keeps its books here: encoder outputs on the device and in host memory, encoded regions, processed
-pixels, downloads, decoded images. What a store adds (holding, claiming, locking, tenants) stays with it.
+These stores in memory use a ledger: encoder outputs on the device and in host memory, encoded regions,
+processed pixels, downloads, decoded images. Each store implements its own additions: holds, claims, locks,
+tenants.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[V]):
-    """One entry. size: bytes; created: on the ledger's clock, or earlier if it comes from elsewhere."""
+    """One entry.
+
+    size: bytes.
+    created: time of its creation, in seconds of the ledger's clock. It is before the time of `add` if the
+        value was created elsewhere.
+    """
 
     value: V
     size: int
@@ -28,11 +34,14 @@ class Entry(Generic[V]):
 
 
 class Ledger(Generic[K, V]):
-    """Entries in order of use, the least recently used first. Not thread-safe: the store that owns it locks.
+    """Entries in order of use, the least recently used first.
 
-    capacity: ceiling in bytes. Adding does not enforce it; the store calls `evict`.
-    bytes: of all entries, and of what is reserved.
-    evictions: entries removed for lack of room. expirations: entries removed because of their age.
+    Not thread-safe; the store must lock if threads share it.
+
+    capacity: ceiling in bytes. `add` does not enforce it; the store calls `evict`.
+    bytes: bytes of all entries, and reserved bytes.
+    evictions: entries removed for lack of room.
+    expirations: entries removed because of their age.
     """
 
     def __init__(
@@ -41,13 +50,13 @@ class Ledger(Generic[K, V]):
         *,
         ttl_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
-        pinned: Callable[[V], bool] = lambda value: False,
+        is_pinned: Callable[[V], bool] = lambda value: False,
         rank: Callable[[V], Any] | None = None,
     ) -> None:
         """ttl_s: an entry is stale this many seconds after its creation; None: never.
 
-        pinned: tells whether an entry's value must stay, whatever its age and the ceiling.
-        rank: the entry of the lowest rank is evicted first; None: the least recently used one.
+        is_pinned: whether an entry with this value must stay, even if it is stale or the ceiling is exceeded.
+        rank: the entry of the lowest rank is evicted first; None: the least recently used one is.
         """
         self.capacity = capacity
         self.ttl_s = ttl_s
@@ -55,11 +64,12 @@ class Ledger(Generic[K, V]):
         self.evictions = 0
         self.expirations = 0
         self._clock = clock
-        self._pinned = pinned
+        self._is_pinned = is_pinned
         self._rank = rank
         self._reserved = 0
         self._entries: OrderedDict[K, Entry[V]] = OrderedDict()
-        # (created, number, key), smallest first. Entries that were replaced or removed leave dead items behind.
+        # Heap of (created, number, key). Items of replaced or removed entries stay in it until they are
+        # compacted.
         self._ages: list[tuple[float, int, K]] = []
         self._numbers = itertools.count()
 
@@ -67,7 +77,7 @@ class Ledger(Generic[K, V]):
         return len(self._entries)
 
     def __iter__(self) -> Iterator[K]:
-        """The keys, least recently used first. The entries may be removed meanwhile."""
+        """The keys, least recently used first. Entries may be removed during the iteration."""
         return iter(list(self._entries))
 
     def __contains__(self, key: K) -> bool:
@@ -75,24 +85,28 @@ class Ledger(Generic[K, V]):
         return key in self._entries
 
     def get(self, key: K) -> V | None:
-        """The value, stale or not; not a use of it."""
+        """The value, stale or not, or None. The order of use does not change."""
         entry = self._entries.get(key)
         return None if entry is None else entry.value
 
     def entry(self, key: K) -> Entry[V] | None:
+        """The entry, stale or not, or None. The order of use does not change."""
         return self._entries.get(key)
 
     def fresh(self, key: K) -> V | None:
-        """The value unless it is stale; not a use of it."""
+        """The value, or None if there is none or it is stale. The order of use does not change."""
         entry = self._entries.get(key)
         return None if entry is None or self.is_stale(entry.created) else entry.value
 
     def is_stale(self, created: float) -> bool:
-        """Whether an entry of that age is stale."""
+        """Whether an entry that was created at this time is stale."""
         return self.ttl_s is not None and self._clock() - created >= self.ttl_s
 
     def add(self, key: K, value: V, size: int, created: float | None = None) -> None:
-        """Add an entry as the most recently used one, in place of an older one of the same key. created: None is now."""
+        """Add an entry as the most recently used one.
+
+        It replaces an entry of the same key. created: None: now.
+        """
         self.remove(key)
         created = self._clock() if created is None else created
         self._entries[key] = Entry(value, size, created)
@@ -101,7 +115,7 @@ class Ledger(Generic[K, V]):
             heapq.heappush(self._ages, (created, next(self._numbers), key))
 
     def touch(self, key: K) -> None:
-        """Make an entry the most recently used one."""
+        """Make an entry the most recently used one. Raises KeyError if there is none."""
         self._entries.move_to_end(key)
 
     def remove(self, key: K) -> Entry[V] | None:
@@ -116,16 +130,16 @@ class Ledger(Generic[K, V]):
     def clear(self) -> None:
         """Remove all entries that are not pinned."""
         for key in self:
-            if not self._pinned(self._entries[key].value):
+            if not self._is_pinned(self._entries[key].value):
                 self.remove(key)
 
     def reserve(self, size: int) -> None:
-        """Count bytes of an entry that is still being made."""
+        """Count the bytes of an entry that is still being created."""
         self._reserved += size
         self.bytes += size
 
     def unreserve(self, size: int) -> None:
-        """Take back what `reserve` counted."""
+        """Undo `reserve`."""
         self._reserved -= size
         self.bytes -= size
 
@@ -138,7 +152,7 @@ class Ledger(Generic[K, V]):
             entry = self._entries.get(item[2])
             if entry is None or entry.created != item[0]:
                 continue
-            if self._pinned(entry.value):
+            if self._is_pinned(entry.value):
                 pinned.append(item)
                 continue
             self.remove(item[2])
@@ -149,16 +163,18 @@ class Ledger(Generic[K, V]):
         return removed
 
     def evict(self, room: int | None = None) -> list[tuple[K, Entry[V]]]:
-        """Remove entries until all bytes are within `room`, or nothing is left that may go. room: None is the capacity.
+        """Remove entries that are not pinned until the bytes are within `room`, or no such entry is left.
 
-        Returns what was removed, in that order.
+        room: bytes; None: the capacity.
+
+        Returns the removed entries, in the order of their removal.
         """
         excess = self.bytes - (self.capacity if room is None else room)
         victims = []
         for key, entry in self._eviction_order() if excess > 0 else ():
             if excess <= 0:
                 break
-            if not self._pinned(entry.value):
+            if not self._is_pinned(entry.value):
                 victims.append((key, entry))
                 excess -= entry.size
         for key, _ in victims:
@@ -167,13 +183,13 @@ class Ledger(Generic[K, V]):
         return victims
 
     def check_integrity(self, name: str) -> None:
-        """Raise RuntimeError unless the bytes add up. name: of the store, for the message."""
+        """Raise RuntimeError unless the bytes add up. name: the store's name, for the message."""
         total = self._reserved + sum(entry.size for entry in self._entries.values())
         if self.bytes != total:
             raise RuntimeError(f"{name} lost count of its bytes: {self.bytes} counted, {total} present")
 
     def _eviction_order(self) -> Iterator[tuple[K, Entry[V]]]:
-        """Entries, first those that are evicted first. No entry may be removed meanwhile."""
+        """Entries in the order of their eviction. No entry may be removed during the iteration."""
         if self._rank is None:
             yield from self._entries.items()
             return
@@ -187,7 +203,7 @@ class Ledger(Generic[K, V]):
             yield key, self._entries[key]
 
     def _compact(self) -> None:
-        """Drop the dead items of the heap."""
+        """Remove the items of the heap whose entries were replaced or removed."""
         alive = [
             (created, number, key) for created, number, key in self._ages if self._is_alive(key, created)
         ]

@@ -66,7 +66,7 @@ def assemble(
     ttl_s = config.outputs.embed_ttl_s or None
     slower = slower_tiers(config.outputs, loaded.fingerprint, model.device)
     embeddings: EmbeddingCache[VisualFeatures] = EmbeddingCache(
-        config.outputs.embed_cache_mib * MIB, ttl_s=ttl_s, evicted=slower.add_evicted
+        config.outputs.embed_cache_mib * MIB, ttl_s=ttl_s, on_evict=slower.add_evicted
     )
     regions: RegionCache[VisualFeatures] = RegionCache(config.outputs.region_cache_mib * MIB, ttl_s=ttl_s)
     kv = KVManager(

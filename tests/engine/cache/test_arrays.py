@@ -82,7 +82,7 @@ def test_a_header_of_nonsense_with_a_right_checksum_is_refused(monkeypatch: pyte
         return real(header, separators=(",", ":"))
 
     monkeypatch.setattr("fovea.engine.cache.arrays.json.dumps", bent)
-    with pytest.raises(BadFile, match="makes no sense"):
+    with pytest.raises(BadFile, match="cannot be parsed"):
         decode(blob("key", value()), "key")
 
 

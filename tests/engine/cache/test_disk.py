@@ -65,7 +65,7 @@ def test_a_full_cache_is_emptied_a_little_further(opened: Open) -> None:
     for i in range(200):
         store.put(str(i), value_of(str(i), 100))
     assert store.flush(10)
-    assert (store.stats().dropped, store.stats().writes) == (0, 200)
+    assert (store.stats().drops, store.stats().writes) == (0, 200)
     before = store.stats().bytes
     store.close()
     smaller = opened(before - 1)
@@ -90,7 +90,7 @@ def test_an_entry_larger_than_the_cache_is_refused(opened: Open, folder: Path) -
     store = opened(ENTRY)
     store_values(store, "a", size=ENTRY)  # the data fits, with its header it does not
     store_values(store, "b", size=ENTRY + 2)
-    assert (files(folder), store.stats().dropped, store.stats().writes) == ([], 2, 0)
+    assert (files(folder), store.stats().drops, store.stats().writes) == ([], 2, 0)
 
 
 def test_age_counts_from_the_writing(opened: Open, clock: Clock, folder: Path) -> None:
@@ -102,7 +102,7 @@ def test_age_counts_from_the_writing(opened: Open, clock: Clock, folder: Path) -
     assert "a" not in store
     assert arrays_of(store, "a") is None
     store.sweep()
-    assert (files(folder), store.stats().expired, store.stats().bytes) == ([], 2, 0)
+    assert (files(folder), store.stats().expirations, store.stats().bytes) == ([], 2, 0)
 
 
 def test_drop_and_clear(opened: Open, folder: Path) -> None:
@@ -132,7 +132,7 @@ def test_what_waits_is_found_and_a_full_queue_drops(
     for key in "abcde":
         store.put(key, value_of(key, ENTRY))
     assert not store.flush(0.05)
-    assert (store.stats().dropped, store.stats().queued_bytes, stored_keys(store, "abcde")) == (
+    assert (store.stats().drops, store.stats().queued_bytes, stored_keys(store, "abcde")) == (
         2,
         3 * ENTRY,
         "abc",
@@ -176,7 +176,7 @@ def test_close_writes_what_waits_and_takes_no_more(opened: Open) -> None:
         store.put(key, value_of(key, ENTRY))
     store.close()
     store.put("d", value_of("d", ENTRY))
-    assert (stored_keys(store, "abcd"), store.stats().writes, store.stats().dropped) == ("abc", 3, 1)
+    assert (stored_keys(store, "abcd"), store.stats().writes, store.stats().drops) == ("abc", 3, 1)
     assert arrays_of(store, "a") == value_of("a", ENTRY)
     store.close()
 

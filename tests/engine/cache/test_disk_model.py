@@ -91,7 +91,7 @@ class DiskMachine(RuleBasedStateMachine):
             before = self.store.stats()
             assert arrays_of(self.store, key) is None
             after = self.store.stats()
-            assert (after.corrupt + after.expired) - (before.corrupt + before.expired) == 1
+            assert (after.corrupt + after.expirations) - (before.corrupt + before.expirations) == 1
             assert not path.exists()
 
     @rule(key=KEYS, where=st.floats(0, 1, exclude_max=True))

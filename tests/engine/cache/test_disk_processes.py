@@ -139,7 +139,7 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(60)
     assert store.flush(10)
-    assert (wrong, store.stats().off, store.stats().corrupt, store.stats().dropped) == ([], None, 0, 0)
+    assert (wrong, store.stats().off, store.stats().corrupt, store.stats().drops) == ([], None, 0, 0)
     store.sweep()
     assert store.stats().bytes <= workers.CAPACITY
     store.close()

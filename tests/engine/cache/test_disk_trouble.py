@@ -121,7 +121,7 @@ def test_something_else_in_the_place_of_a_sub_folder(opened: Open, folder: Path,
     path_of(folder, "b").parent.write_text("a file")
     store_values(store, *"abc")
     assert stored_keys(store, "abc") == "c"
-    assert (files(tmp_path / "elsewhere"), store.stats().off, store.stats().dropped) == ([], None, 2)
+    assert (files(tmp_path / "elsewhere"), store.stats().off, store.stats().drops) == ([], None, 2)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
@@ -143,7 +143,7 @@ def test_a_full_or_broken_disk_turns_the_store_off_once(
         patch.setattr(disk_files, "write_all", fail)
         store_values(store, "b", "c")
     assert files(folder) == [path_of(folder, "a")], "a part of a file was left behind"
-    assert (arrays_of(store, "a"), "a" in store, store.stats().dropped) == (None, False, 2)
+    assert (arrays_of(store, "a"), "a" in store, store.stats().drops) == (None, False, 2)
     assert (len(warnings(caplog)), str(folder) in warnings(caplog)[0]) == (1, True)
     assert os.strerror(code) in str(store.stats().off)
     store.sweep()
@@ -164,7 +164,7 @@ def test_a_trouble_that_passes_costs_one_write(
         patch.setattr(disk_files, "write_all", fail)
         store_values(store, "a", "b")
     store_values(store, "c")
-    assert (stored_keys(store, "abc"), store.stats().dropped, len(warnings(caplog))) == ("c", 2, 1)
+    assert (stored_keys(store, "abc"), store.stats().drops, len(warnings(caplog))) == ("c", 2, 1)
 
 
 def test_a_folder_that_vanishes(opened: Open, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -205,7 +205,7 @@ def test_a_folder_that_can_not_be(where: str, tmp_path: Path, caplog: pytest.Log
     store = DiskStore(path, CAPACITY)
     store_values(store, "a")
     store.drop("a")
-    assert (arrays_of(store, "a"), store.stats().dropped, len(warnings(caplog))) == (None, 1, 1)
+    assert (arrays_of(store, "a"), store.stats().drops, len(warnings(caplog))) == (None, 1, 1)
     store.clear()
     store.close()
 
@@ -222,7 +222,7 @@ def test_parts_left_by_the_dead_are_removed_in_time(opened: Open, folder: Path, 
     clock.now += 700
     store.sweep()
     assert (part.exists(), store.stats().bytes) == (False, file.stat().st_size)
-    assert store.stats().expired == 0
+    assert store.stats().expirations == 0
 
 
 def test_a_defect_costs_one_write_and_not_the_thread(

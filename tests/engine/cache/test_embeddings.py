@@ -75,7 +75,7 @@ def test_integrity_sees_a_holder_that_is_gone() -> None:
     cache: EmbeddingCache[str] = EmbeddingCache(100)
     cache.put("a", "A", 1, {"ghost"})
     cache.check_integrity({"ghost"})
-    with pytest.raises(RuntimeError, match="held by sequences that are gone"):
+    with pytest.raises(RuntimeError, match="held by sequences that ended"):
         cache.check_integrity(set())
 
 

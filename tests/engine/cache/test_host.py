@@ -47,7 +47,7 @@ def test_what_is_too_large_is_dropped_and_costs_nobody_a_place() -> None:
     store: HostStore[str] = HostStore(20)
     keep(store, "a")
     assert not keep(store, "big", size=21)
-    assert ("a" in store, store.stats().dropped) == (True, 1)
+    assert ("a" in store, store.stats().drops) == (True, 1)
 
 
 def test_room_is_made_before_the_copy_and_given_back_when_it_fails() -> None:
@@ -80,7 +80,7 @@ def test_a_place_that_others_are_copying_to_is_not_taken() -> None:
     assert not keep(store, "b")
     go_on.set()
     thread.join()
-    assert ("a" in store, "b" in store, store.stats().dropped) == (True, False, 1)
+    assert ("a" in store, "b" in store, store.stats().drops) == (True, False, 1)
 
 
 def test_age_counts_from_when_it_was_made() -> None:
@@ -92,10 +92,10 @@ def test_age_counts_from_when_it_was_made() -> None:
     clock.now += 6
     assert ("a" in store, "b" in store) == (True, False)
     assert store.get("b") is None
-    assert (store.stats().expired, store.stats().bytes) == (1, 10)
+    assert (store.stats().expirations, store.stats().bytes) == (1, 10)
     clock.now += 6
     store.sweep()
-    assert (store.stats().expired, store.stats().entries) == (2, 0)
+    assert (store.stats().expirations, store.stats().entries) == (2, 0)
 
 
 KEYS = st.sampled_from("abcdef")
@@ -116,7 +116,7 @@ class TwoTiers(RuleBasedStateMachine):
         self.ttl = TTL if ages else None
         self.host: HostStore[tuple[str, float]] = HostStore(host, ttl_s=self.ttl, clock=self.clock)
         self.device: EmbeddingCache[tuple[str, float]] = EmbeddingCache(
-            device, ttl_s=self.ttl, evicted=self.demote, clock=self.clock
+            device, ttl_s=self.ttl, on_evict=self.demote, clock=self.clock
         )
         self.made: dict[str, set[float]] = {}
         self.held: dict[str, set[str]] = {}

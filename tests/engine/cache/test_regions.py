@@ -127,7 +127,7 @@ def test_a_lost_count_is_told() -> None:
     with pytest.raises(RuntimeError, match="lost count of its bytes"):
         cache.check_integrity()
     cache._ledger.bytes, cache._ledger.capacity = 5, 4
-    with pytest.raises(RuntimeError, match="5 bytes of regions kept, 4 allowed"):
+    with pytest.raises(RuntimeError, match="5 bytes of regions are stored, and 4 are allowed"):
         cache.check_integrity()
 
 

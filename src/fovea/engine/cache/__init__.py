@@ -1,1 +1,4 @@
-"""What is kept so that it is not computed twice. A miss recomputes: nothing here is load-bearing."""
+"""Caches of encoder outputs and encoded regions; an entry that is missing is computed again.
+
+It must not import torch.
+"""

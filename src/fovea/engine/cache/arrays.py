@@ -1,12 +1,13 @@
-"""Named raw tensors, and the one layout in which they lie in a file.
+"""Named tensors as raw bytes, and their file format.
 
-The layout is safetensors: eight bytes of header length, a JSON header, the data without holes. Any safetensors reader
-opens such a file. It is written here and not by the package, whose raw interface changed between the versions that we
-accept and needs addresses of memory. Nothing in a file is ever executed.
+The format is safetensors: eight bytes with the header's length, a JSON header, then the data without gaps.
+Any safetensors reader can open such a file. The safetensors package does not write it, because its interface
+for raw bytes needs memory addresses and differs between the versions that are accepted. No part of a file is
+ever executed.
 
-The first field of the header is a checksum over every other byte of the file. It stands at a fixed place, so a file is
-verified before any of it is interpreted. Elements are laid out from wide to narrow, and the data begins at a multiple
-of eight, so that every tensor can be viewed in place.
+The first field of the header is a checksum over all other bytes of the file, at a fixed offset. So a file is
+verified before any part of it is parsed. Tensors with wide elements come first, and the data begins at a
+multiple of eight bytes, so that every tensor can be viewed in place.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 VERSION = "1"
 
-# Name, as torch and numpy spell it -> safetensors' code and bytes per element.
+# Name as in torch and numpy -> code of safetensors, and bytes per element.
 DTYPES: dict[str, tuple[str, int]] = {
     "bool": ("BOOL", 1),
     "uint8": ("U8", 1),
@@ -47,14 +48,15 @@ _SUM_END = _SUM_START + 2 * _DIGEST
 
 
 class BadFile(Exception):
-    """A file that does not hold what its name promises. The message says why."""
+    """A file without the valid entry that its name stands for. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """One tensor: `data` is its elements in C order, little-endian. Raises ValueError when the sizes disagree.
+    """One tensor. Raises ValueError if dtype, shape and data do not fit together.
 
-    `data` is kept as a flat view of the caller's memory, never as a copy.
+    dtype: a name in DTYPES.
+    data: the elements in C order, little-endian. It is a flat view of the caller's memory, not a copy.
     """
 
     name: str
@@ -64,14 +66,14 @@ class Array:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ValueError(f"{self.name}: dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+            raise ValueError(f"{self.name}: dtype is {self.dtype!r}; accepted: {', '.join(DTYPES)}")
         if self.name == _METADATA:
             raise ValueError(f"a tensor cannot be called {_METADATA}")
         view = memoryview(self.data)
-        wanted = math.prod(self.shape) * self.itemsize
-        if min(self.shape, default=0) < 0 or view.nbytes != wanted:
+        expected = math.prod(self.shape) * self.itemsize
+        if min(self.shape, default=0) < 0 or view.nbytes != expected:
             raise ValueError(
-                f"{self.name}: {view.nbytes} bytes for {self.dtype}{list(self.shape)}, not {wanted}"
+                f"{self.name}: {view.nbytes} bytes for {self.dtype}{list(self.shape)}, not {expected}"
             )
         object.__setattr__(self, "data", view.cast("B") if view.nbytes else memoryview(b""))
 
@@ -86,7 +88,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """The tensors of one entry, in the order given. Raises ValueError when two share a name."""
+    """The tensors of one entry, in the caller's order. Raises ValueError if two have the same name."""
 
     items: tuple[Array, ...]
 
@@ -95,7 +97,7 @@ class Arrays:
             raise ValueError(f"names repeat: {[array.name for array in self.items]}")
 
     def __getitem__(self, name: str) -> Array:
-        """Raises KeyError."""
+        """The tensor of that name. Raises KeyError."""
         for array in self.items:
             if array.name == name:
                 return array
@@ -107,11 +109,11 @@ class Arrays:
 
 
 def encode(key: str, arrays: Arrays) -> list[memoryview]:
-    """The file as pieces to be written one after the other; data is not copied."""
-    placed = sorted(arrays.items, key=lambda array: -array.itemsize)
+    """The file as pieces, to be written one after the other. The data is not copied."""
+    ordered = sorted(arrays.items, key=lambda array: -array.itemsize)
     starts: dict[str, int] = {}
     end = 0
-    for array in placed:
+    for array in ordered:
         starts[array.name] = end
         end += array.nbytes
     header: dict[str, object] = {
@@ -127,22 +129,25 @@ def encode(key: str, arrays: Arrays) -> list[memoryview]:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     head = bytearray(struct.pack("<Q", len(text)) + text)
-    pieces = [memoryview(head), *(memoryview(array.data) for array in placed)]
+    pieces = [memoryview(head), *(memoryview(array.data) for array in ordered)]
     head[_SUM_START:_SUM_END] = _checksum(pieces)
     return pieces
 
 
 def decode(blob: bytearray, key: str) -> Arrays:
-    """The tensors of `key` as views into `blob`. Raises BadFile unless `blob` is exactly what `encode` made for it."""
+    """The tensors of `key`, as views of `blob`.
+
+    Raises BadFile unless `encode` made exactly these bytes for this key.
+    """
     view = memoryview(blob)
     if len(view) < _SUM_END or view[8:_SUM_START] != _BEFORE:
-        raise BadFile("it does not begin like a file of this cache")
+        raise BadFile("it does not begin as a file of this cache does")
     if view[_SUM_START:_SUM_END] != _checksum([view]):
         raise BadFile("its checksum differs: it is damaged or cut off")
     try:
         return _parse(view, key)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadFile(f"its header makes no sense: {error!r}") from error
+        raise BadFile(f"its header cannot be parsed: {error!r}") from error
 
 
 def _parse(view: memoryview, key: str) -> Arrays:
@@ -162,7 +167,7 @@ def _parse(view: memoryview, key: str) -> Arrays:
 
 
 def _checksum(pieces: list[memoryview]) -> bytes:
-    """Over everything but itself. The first piece holds at least the whole of its place."""
+    """The checksum of all bytes except its own. The first piece must include all of the checksum's place."""
     digest = hashlib.blake2b(pieces[0][:_SUM_START], digest_size=_DIGEST)
     digest.update(pieces[0][_SUM_END:])
     for piece in pieces[1:]:

@@ -1,8 +1,8 @@
-"""Encoder outputs on disk: they survive a restart, and several processes may share one folder.
+"""A store of encoder outputs on disk. It survives a restart, and several processes may share one folder.
 
-A key names its content: it must hold whatever decides the value (picture, processor settings, the encoder's weights,
-the tenant's salt), and two values of one key are interchangeable. No trouble with the disk reaches a caller: a file
-that cannot be trusted is a miss, and a folder that cannot be used turns the store into one that always misses.
+A key must contain everything that decides the value: picture, processor settings, the encoder's weights, the
+tenant's salt. Then all values of one key are equal. No error of the disk is raised to a caller: a damaged
+file is a miss, and if the folder cannot be used, the store turns itself off and every read is a miss.
 """
 
 from __future__ import annotations
@@ -19,47 +19,58 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fovea.engine.cache.arrays import Arrays, BadFile, decode, encode
-from fovea.engine.cache.disk_files import Found, NotOurs
+from fovea.engine.cache.disk_files import CacheFile, ForeignFile
 from fovea.engine.cache.disk_folder import DiskFolder
 from fovea.engine.cache.write_queue import WriteQueue
 
 log = logging.getLogger("fovea.engine")
 
-# These pass: they cost the write or the look at hand, not the store.
+# Errors that pass: they fail the current read or write, but do not turn the store off.
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ESTALE}
 
 
 @dataclass(frozen=True, slots=True)
 class DiskStats:
-    """What happened in this process; `bytes` and `entries` are the folder's, as far as this process knows."""
+    """Counters of a disk store, for this process.
+
+    drops: writes that were given up: the queue is full, the entry too large, the store off or closed, or the
+        disk fails.
+    evictions: entries removed for lack of room.
+    expirations: entries removed because of their age.
+    corrupt: damaged files.
+    bytes, entries: of the whole folder, as far as this process knows.
+    queued_bytes: values in memory that wait to be written.
+    off: why the store turned itself off; None: it is on.
+    """
 
     hits: int
     misses: int
     writes: int
-    dropped: int  # writes given up: queue full, entry too large, store off or closed, disk in trouble
-    evictions: int  # removed to make room
-    expired: int  # removed for their age
+    drops: int
+    evictions: int
+    expirations: int
     corrupt: int
     bytes: int
     entries: int
-    queued_bytes: int  # waiting in memory to be written
-    off: str | None  # why the store has given up on its folder
+    queued_bytes: int
+    off: str | None
 
 
 class DatedArrays(NamedTuple):
-    """An entry, and when it was written, in seconds of the store's clock."""
+    """An entry, and the time when it was written, in seconds of the store's clock."""
 
     arrays: Arrays
-    written: float
+    written_at: float
 
 
 class DiskStore:
-    """At most `capacity_bytes` of entries in `folder`, least recently used first out, none older than `ttl_s` seconds.
+    """A store of at most `capacity_bytes` in `folder`.
 
-    The arrays given to `put` must not change until they are written; those of `read` are read in the calling thread and
-    held against their checksum (a second per gigabyte, without holding the interpreter's lock). At most `queue_bytes`
-    wait in memory to be written. Whatever other processes do to the folder
-    is noticed after `rescan_s` seconds at the latest.
+    The least recently used entry is evicted first. Thread-safe.
+
+    Arrays that are passed to `put` must not change until they are written. `read` reads the file in the
+    calling thread and verifies its checksum, which takes a second per gigabyte and releases the interpreter's
+    lock.
     """
 
     def __init__(
@@ -72,6 +83,11 @@ class DiskStore:
         rescan_s: float = 300.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """ttl_s: entries expire after so many seconds; None: never.
+
+        queue_bytes: ceiling of the values in memory that wait to be written.
+        rescan_s: after at most so many seconds, changes that other processes make to the folder are noticed.
+        """
         self._folder = DiskFolder(
             Path(folder).absolute(),
             capacity_bytes,
@@ -90,34 +106,34 @@ class DiskStore:
         )
 
     def read(self, key: str) -> DatedArrays | None:
-        """The entry with the time at which it was written, marked as used; None if there is none."""
-        found = None
+        """The entry and the time when it was written, or None. The entry is marked as used."""
+        entry = None
         if self._off is None:
-            waiting = self._queue.pending(key)
-            found = self._read(key) if waiting is None else DatedArrays(waiting, self._clock())
-        self._count("misses" if found is None else "hits")
-        return found
+            waiting = self._queue.pending_value(key)
+            entry = self._read(key) if waiting is None else DatedArrays(waiting, self._clock())
+        self._count("misses" if entry is None else "hits")
+        return entry
 
     def put(self, key: str, arrays: Arrays) -> None:
-        """Hand an entry to the writing thread; dropped and counted when its queue is full."""
-        wanted = self._off is None and arrays.nbytes <= self._folder.capacity
-        if not wanted or not self._queue.submit(key, arrays):
-            self._count("dropped")
+        """Queue an entry for the writing thread. It is dropped, and counted, if the queue is full."""
+        accepts = self._off is None and arrays.nbytes <= self._folder.capacity
+        if not accepts or not self._queue.submit(key, arrays):
+            self._count("drops")
 
     def __contains__(self, key: str) -> bool:
-        """Whether there is an entry, without opening it: `read` may still find it damaged."""
+        """Whether there is an entry. Its file is not opened, so `read` may still find that it is damaged."""
         if self._off is not None:
             return False
-        return self._queue.pending(key) is not None or self._find(key) is not None
+        return self._queue.pending_value(key) is not None or self._find(key) is not None
 
     def drop(self, key: str) -> None:
         self._queue.cancel(key)
-        found = self._find(key)
-        if found is not None:
-            self._attempt(lambda: self._folder.remove(found))
+        file = self._find(key)
+        if file is not None:
+            self._attempt(lambda: self._folder.remove(file))
 
     def clear(self) -> None:
-        """Remove every entry. A store that was off looks at its folder afresh."""
+        """Remove every entry. A store that is off tries its folder again."""
         self._queue.cancel_all()
         with self._state:
             self._off = None
@@ -127,7 +143,10 @@ class DiskStore:
             self._attempt(self._folder.clear)
 
     def sweep(self) -> None:
-        """Look at the whole folder, remove what is too old and what is too much; the writing thread does it at times."""
+        """Scan the folder; remove expired entries, and entries above the ceiling.
+
+        The writing thread does this regularly.
+        """
         if self._off is None:
             self._attempt(self._folder.sweep)
 
@@ -138,9 +157,9 @@ class DiskStore:
                 hits=self._counts["hits"],
                 misses=self._counts["misses"],
                 writes=self._counts["writes"],
-                dropped=self._counts["dropped"],
+                drops=self._counts["drops"],
                 evictions=usage.evictions,
-                expired=usage.expired,
+                expirations=usage.expirations,
                 corrupt=self._counts["corrupt"],
                 bytes=usage.bytes,
                 entries=usage.entries,
@@ -149,62 +168,68 @@ class DiskStore:
             )
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until what was put is on disk. False: it was not within `timeout` seconds."""
+        """Wait until all entries so far are on disk.
+
+        Returns False if that takes more than `timeout` seconds.
+        """
         return self._queue.flush(timeout)
 
     def close(self, timeout: float | None = 10.0) -> None:
-        """Write what waits for up to `timeout` seconds, give up the rest. Reading still works, putting does not."""
-        self._count("dropped", self._queue.close(timeout))
+        """Write waiting entries for up to `timeout` seconds and drop the rest.
 
-    def _find(self, key: str) -> Found | None:
+        Later reads work, later puts are dropped.
+        """
+        self._count("drops", self._queue.close(timeout))
+
+    def _find(self, key: str) -> CacheFile | None:
         try:
             return self._folder.find(key)
-        except NotOurs as error:
+        except ForeignFile as error:
             self._warn_once(error.path, f"{error}; left alone")
         except OSError as error:
             self._trouble(error)
         return None
 
     def _read(self, key: str) -> DatedArrays | None:
-        found = self._find(key)
-        if found is None:
+        file = self._find(key)
+        if file is None:
             if not self._folder.path.is_dir():
-                self._trouble(FileNotFoundError("it is gone"))
+                self._trouble(FileNotFoundError("the folder was removed"))
             return None
         try:
-            return DatedArrays(decode(self._folder.read(found), key), found.written)
+            return DatedArrays(decode(self._folder.read(file), key), file.written_at)
         except FileNotFoundError:
-            return None  # another process has evicted it between the two looks
+            return None  # another process evicted it after `find`
         except BadFile as error:
             self._count("corrupt")
-            self._remove_bad(found, error)
+            self._remove_bad(file, error)
         except OSError as error:
-            self._warn_once(found.path, f"{error}; left alone")
+            self._warn_once(file.path, f"{error}; left alone")
         return None
 
-    def _remove_bad(self, found: Found, why: BadFile) -> None:
+    def _remove_bad(self, file: CacheFile, why: BadFile) -> None:
         try:
-            self._folder.remove(found)
+            self._folder.remove(file)
         except OSError as error:
-            self._warn_once(found.path, f"{why}; it cannot be removed ({error})")
+            self._warn_once(file.path, f"{why}; it cannot be removed ({error})")
         else:
-            log.warning("disk cache: %s is not used: %s; removed", found.path, why)
+            log.warning("disk cache: %s is not used: %s; removed", file.path, why)
 
     def _store(self, key: str, arrays: Arrays) -> None:
-        """The writing thread's part of `put`."""
+        """Write an entry; called in the writing thread."""
         stored = self._off is None and self._write(key, encode(key, arrays))
-        self._count("writes" if stored else "dropped")
+        self._count("writes" if stored else "drops")
 
     def _write(self, key: str, pieces: list[memoryview]) -> bool:
         for _ in range(2):
             try:
                 return self._folder.write(key, pieces)
             except FileNotFoundError as error:
-                # Someone has emptied the folder under us: then the next attempt works. Or it is gone.
+                # Another process may have emptied the folder; then the second attempt works.
                 if not self._folder.path.is_dir():
                     self._trouble(error)
                     return False
-            except NotOurs as error:
+            except ForeignFile as error:
                 self._warn_once(error.path, f"{error}; left alone")
                 return False
             except OSError as error:
@@ -219,7 +244,7 @@ class DiskStore:
             self._trouble(error)
 
     def _trouble(self, error: OSError) -> None:
-        """Turn the store off, with one warning, unless the trouble is of the kind that passes."""
+        """Turn the store off with one warning, unless the error is one that passes."""
         if error.errno in _PASSING:
             self._warn_once(str(self._folder.path), str(error))
             return

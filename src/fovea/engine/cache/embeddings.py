@@ -1,10 +1,11 @@
 """The encoder-output cache: outputs by content, bounded in bytes.
 
-Values are opaque. An output that a sequence still needs is *held*: it stays whatever the ceiling says, because a step is
-about to read it. It returns to the ordinary least-recently-used order when its last holder releases it. So a cache with
-room for one of two images is useless, but the engine never gets stuck.
+Values are opaque. An output that a sequence still needs is *held*: it is never evicted, even above the
+ceiling, because a step is about to read it. When its last holder releases it, it can be evicted in
+least-recently-used order. So if the cache is too small for the images of a step, it has no hits, but the
+engine does not deadlock.
 
-With a time to live, an output of that age is a miss for every sequence that does not hold it already.
+An output that is older than the time to live is a miss for every sequence that does not hold it already.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ class _Output(Generic[Value]):
 
 
 class EmbeddingCache(Generic[Value]):
-    """Encoder outputs and their holders; for one thread.
+    """Encoder outputs and their holders. Not thread-safe.
 
-    bytes: of all outputs. held_bytes: of those that are held.
-    hits: holds of an output that was here. misses: outputs that were encoded.
+    bytes: bytes of all outputs.
+    held_bytes: bytes of the held outputs.
+    hits: holds of outputs that were in the cache.
+    misses: outputs that had to be encoded.
     """
 
     def __init__(
@@ -39,20 +42,22 @@ class EmbeddingCache(Generic[Value]):
         capacity: int,
         *,
         ttl_s: float | None = None,
-        evicted: Callable[[str, Value], None] | None = None,
+        on_evict: Callable[[str, Value], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """capacity: ceiling in bytes. ttl_s: time to live in seconds; None: no bound.
+        """capacity: ceiling in bytes.
 
-        evicted: called with key and value of every output that is removed for lack of room, unless it is stale. It must
-            not block. Outputs that are cleared or expire are not reported.
+        ttl_s: time to live in seconds; None: no bound.
+        on_evict: called with key and value of every output that is removed for lack of room, unless it is
+            stale. It must not block. It is not called for outputs that are cleared or expire.
+        clock: seconds since the epoch.
         """
         self.hits = 0
         self.misses = 0
-        self._evicted = evicted
+        self._on_evict = on_evict
         self._held = 0
         self._ledger: Ledger[str, _Output[Value]] = Ledger(
-            capacity, ttl_s=ttl_s, clock=clock, pinned=lambda output: bool(output.holders)
+            capacity, ttl_s=ttl_s, clock=clock, is_pinned=lambda output: bool(output.holders)
         )
 
     @property
@@ -68,7 +73,7 @@ class EmbeddingCache(Generic[Value]):
         return self._ledger.evictions
 
     @property
-    def expired(self) -> int:
+    def expirations(self) -> int:
         return self._ledger.expirations
 
     @property
@@ -89,7 +94,10 @@ class EmbeddingCache(Generic[Value]):
     def hold(self, key: str, holder: str, within: int | None = None) -> bool:
         """Keep an output for a sequence until it is released.
 
-        within: bound on the held bytes. False: the output is not here and must be encoded, or the bound would be exceeded.
+        within: bound on the held bytes; None: no bound.
+
+        Returns False if the output is not in the cache and must be encoded, or if the bound would be
+        exceeded.
         """
         entry = self._ledger.entry(key)
         if entry is None:
@@ -117,7 +125,10 @@ class EmbeddingCache(Generic[Value]):
     ) -> bool:
         """Store an output that was read from a slower tier, for a sequence that waits for it.
 
-        created: when it was encoded. within: bound on the held bytes; False: it would be exceeded.
+        created: time when it was encoded; None: now.
+        within: bound on the held bytes; None: no bound.
+
+        Returns False if the bound would be exceeded.
         """
         if self.hold(key, holder, within):
             return True
@@ -129,17 +140,22 @@ class EmbeddingCache(Generic[Value]):
         return True
 
     def put(self, key: str, value: Value, size: int, holders: set[str], created: float | None = None) -> None:
-        """Store an output of `size` bytes for the sequences that wait for it. created: when it was encoded; None: now."""
+        """Store an output of `size` bytes for the sequences that wait for it.
+
+        created: time when it was encoded; None: now.
+        """
         self.misses += 1
         self._store(key, value, size, holders, created)
 
     def keep(self, key: str, value: Value, size: int, created: float) -> None:
-        """Store an output that was needed to make another one: no sequence waits for it, and it counts as no miss. It
-        becomes the most recently used one, whether it was here or not."""
+        """Store an output from which another one is made. No sequence waits for it, and it is not a miss.
+
+        It becomes the most recently used output, even if it was in the cache already.
+        """
         self._store(key, value, size, set(), created)
 
     def get(self, key: str) -> Value:
-        """The value. Raises KeyError; never for an output that is held."""
+        """The value. Raises KeyError if it is not in the cache, which cannot happen to a held output."""
         output = self._ledger.get(key)
         if output is None:
             raise KeyError(key)
@@ -163,16 +179,18 @@ class EmbeddingCache(Generic[Value]):
         self._ledger.clear()
 
     def check_integrity(self, holders: set[str]) -> None:
-        """Raise RuntimeError unless the bytes add up and only `holders` hold anything."""
+        """Raise RuntimeError unless the bytes add up and every holder is one of `holders`."""
         self._ledger.check_integrity("the encoder-output cache")
         entries = [entry for key in self._ledger if (entry := self._ledger.entry(key)) is not None]
         if self._held != sum(entry.size for entry in entries if entry.value.holders):
             raise RuntimeError("the encoder-output cache lost count of the held bytes")
-        gone = {holder for entry in entries for holder in entry.value.holders} - holders
-        if gone:
-            raise RuntimeError(f"encoder outputs are held by sequences that are gone: {sorted(gone)[:4]}")
+        unknown = {holder for entry in entries for holder in entry.value.holders} - holders
+        if unknown:
+            raise RuntimeError(f"encoder outputs are held by sequences that ended: {sorted(unknown)[:4]}")
         if not holders and self.bytes > self.capacity:
-            raise RuntimeError(f"{self.bytes} bytes kept, {self.capacity} allowed")
+            raise RuntimeError(
+                f"{self.bytes} bytes of encoder outputs are stored, and {self.capacity} are allowed"
+            )
 
     def _store(
         self, key: str, value: Value, size: int, holders: set[str], created: float | None = None
@@ -188,5 +206,5 @@ class EmbeddingCache(Generic[Value]):
 
     def _shrink(self) -> None:
         for key, entry in self._ledger.evict():
-            if self._evicted is not None and not self._ledger.is_stale(entry.created):
-                self._evicted(key, entry.value.value)
+            if self._on_evict is not None and not self._ledger.is_stale(entry.created):
+                self._on_evict(key, entry.value.value)

@@ -1,7 +1,7 @@
-"""Encoder outputs in host memory, bounded in bytes: the tier between the device and the disk.
+"""A store of encoder outputs in host memory, bounded in bytes: the tier between the device and the disk.
 
-Values are opaque. Room is made before a value is copied here, so the ceiling holds during the copy. A value that is read
-stays, and is not copied again when it is evicted from the device the next time. Thread-safe.
+Values are opaque. Room is made before a value is copied to the store, so the ceiling also holds during the
+copy. A value stays after it is read, so it needs no further copy when it is evicted from the device again.
 """
 
 from __future__ import annotations
@@ -21,30 +21,35 @@ Value = TypeVar("Value")
 class HostStats:
     """Counters of a host store.
 
-    bytes: of all entries, and of values that are being copied here.
-    dropped: values that were too large or too old to be stored.
+    bytes: bytes of all values, and of those that are being copied to the store.
+    entries: values.
+    hits, misses: reads.
+    drops: values that were not stored, because they were too large or too old, or there was no room.
+    evictions: values removed for lack of room.
+    expirations: values removed because of their age.
     """
 
     bytes: int = 0
     entries: int = 0
     hits: int = 0
     misses: int = 0
-    dropped: int = 0
+    drops: int = 0
     evictions: int = 0
-    expired: int = 0
+    expirations: int = 0
 
 
 class HostStore(Generic[Value]):
-    """At most `capacity` bytes; the least recently used value is evicted first, and values expire after `ttl_s` seconds."""
+    """Values by key. The least recently used value is evicted first. Thread-safe."""
 
     def __init__(
         self, capacity: int, *, ttl_s: float | None = None, clock: Callable[[], float] = time.time
     ) -> None:
+        """capacity: ceiling in bytes. ttl_s: values expire after so many seconds; None: never."""
         self._ledger: Ledger[str, Value] = Ledger(capacity, ttl_s=ttl_s, clock=clock)
         self._lock = threading.Lock()
         self._hits = 0
         self._misses = 0
-        self._dropped = 0
+        self._drops = 0
 
     @property
     def capacity(self) -> int:
@@ -55,7 +60,7 @@ class HostStore(Generic[Value]):
             return self._ledger.fresh(key) is not None
 
     def get(self, key: str) -> Value | None:
-        """The value, marked as used, or None."""
+        """The value, or None. The value is marked as used."""
         with self._lock:
             self._ledger.expire()
             value = self._ledger.get(key)
@@ -67,9 +72,12 @@ class HostStore(Generic[Value]):
             return value
 
     def put(self, key: str, size: int, created: float, copy: Callable[[], Value]) -> bool:
-        """Store the value that `copy` returns, of `size` bytes. If the key is here already, nothing is copied.
+        """Store the value that `copy` returns. If there is an entry for the key already, nothing is copied.
 
-        created: when the value was made. False: there is no room.
+        size: bytes of the value.
+        created: time when the value was computed.
+
+        Returns False if the value is not stored.
         """
         if not self._reserve(key, size, created):
             return key in self
@@ -105,9 +113,9 @@ class HostStore(Generic[Value]):
                 entries=len(ledger),
                 hits=self._hits,
                 misses=self._misses,
-                dropped=self._dropped,
+                drops=self._drops,
                 evictions=ledger.evictions,
-                expired=ledger.expirations,
+                expirations=ledger.expirations,
             )
 
     def check_integrity(self) -> None:
@@ -116,19 +124,19 @@ class HostStore(Generic[Value]):
             self._ledger.check_integrity("the host tier of encoder outputs")
 
     def _reserve(self, key: str, size: int, created: float) -> bool:
-        """Make room for a value and count its bytes. False: nothing has to be copied."""
+        """Make room for a value and count its bytes. Returns False if it must not be copied."""
         with self._lock:
             self._ledger.expire()
             if key in self._ledger:
                 self._ledger.touch(key)
                 return False
             if size > self.capacity or self._ledger.is_stale(created):
-                self._dropped += 1
+                self._drops += 1
                 return False
             # Bytes that other threads have reserved cannot be evicted, so there may be no room after all.
             self._ledger.evict(self.capacity - size)
             if self._ledger.bytes + size > self.capacity:
-                self._dropped += 1
+                self._drops += 1
                 return False
             self._ledger.reserve(size)
             return True

@@ -1,8 +1,8 @@
 """The cache of encoded regions of images, bounded in bytes: the least relevant region is evicted first.
 
-A region is named by its pixels, the shape at which it was encoded and, if the tower depends on it, its place in the
-image. Its relevance is accumulated over the questions so far: the latest counts in full, every earlier one half as much as
-the one after it. So regions that many questions were about stay, and margins go.
+A region is named by its pixels, the shape at which it was encoded and, if the tower depends on it, its place
+in the image. Its relevance is accumulated over the questions so far: the latest one counts in full, and every
+earlier one half as much as the next one. So regions that are relevant for many questions stay longest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True)
 class _Region(Generic[Value]):
-    """A region's features, its accumulated relevance, and the number of its latest use."""
+    """An entry of the region cache.
+
+    value: features of the region.
+    relevance: accumulated relevance.
+    used: number of its latest use; uses are counted over all regions.
+    """
 
     value: Value
     relevance: float
@@ -27,12 +32,12 @@ class _Region(Generic[Value]):
 
 
 class RegionCache(Generic[Value]):
-    """Regions by name. Values are opaque. For one thread."""
+    """Regions by name. Values are opaque. Not thread-safe."""
 
     def __init__(
         self, capacity: int, *, ttl_s: float | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        """capacity: ceiling in bytes. ttl_s: regions expire after so many seconds; None: no bound."""
+        """capacity: ceiling in bytes. ttl_s: regions expire after so many seconds; None: never."""
         self.hits = 0
         self.misses = 0
         self._uses = 0
@@ -59,7 +64,7 @@ class RegionCache(Generic[Value]):
         return self.peek(key) is not None
 
     def get(self, key: str, relevance: float) -> Value | None:
-        """The features, or None. relevance: of the region for the current question, in [0, 1]."""
+        """The features, or None. relevance: the region's relevance for the current question, in [0, 1]."""
         self._ledger.expire()
         region = self._ledger.get(key)
         if region is None:
@@ -71,7 +76,7 @@ class RegionCache(Generic[Value]):
         return region.value
 
     def peek(self, key: str) -> Value | None:
-        """The features, or None, without counting as a use."""
+        """The features, or None. This does not count as a use."""
         self._ledger.expire()
         region = self._ledger.get(key)
         return None if region is None else region.value
@@ -79,8 +84,11 @@ class RegionCache(Generic[Value]):
     def put(self, key: str, value: Value, size: int, relevance: float) -> None:
         """Store features of `size` bytes.
 
-        Among equally irrelevant regions the least recently used one is evicted first; it may be this one. Features larger
-        than the ceiling are not stored and evict nothing.
+        The least relevant region is evicted first, which may be this one; among equally relevant regions, the
+        least recently used one. Features larger than the ceiling are not stored, and no other region is
+        evicted for them.
+
+        relevance: the region's relevance for the current question, in [0, 1].
         """
         self._ledger.remove(key)
         if size > self.capacity:
@@ -97,4 +105,4 @@ class RegionCache(Generic[Value]):
         """Raise RuntimeError unless the bytes add up and are within the ceiling."""
         self._ledger.check_integrity("the region cache")
         if self.bytes > self.capacity:
-            raise RuntimeError(f"{self.bytes} bytes of regions kept, {self.capacity} allowed")
+            raise RuntimeError(f"{self.bytes} bytes of regions are stored, and {self.capacity} are allowed")

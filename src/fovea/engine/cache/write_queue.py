@@ -1,7 +1,9 @@
-"""Writes that wait for slower memory: one daemon thread, a queue bounded in bytes, the newest value of a key only.
+"""A queue of writes to slower memory, with one daemon thread.
 
-What waits or is being written is still found by `pending`, so a reader never has a moment between memory and disk in
-which a value is nowhere.
+It is bounded in bytes, and has only the newest value of each key.
+
+`pending_value` finds a value while it waits and while it is being written. So a reader can find a value at
+any time between memory and disk.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ log = logging.getLogger("fovea.engine")
 
 
 class Sized(Protocol):
+    """A value that knows its size in bytes."""
+
     @property
     def nbytes(self) -> int: ...
 
@@ -25,10 +29,7 @@ Value = TypeVar("Value", bound=Sized)
 
 
 class WriteQueue(Generic[Value]):
-    """Calls `write(key, value)` for what is submitted, and `tick()` at the start and after `every_s` of silence.
-
-    name: of the thread, and in the log.
-    """
+    """Calls `write(key, value)` for every submitted value, in its own thread. Thread-safe."""
 
     def __init__(
         self,
@@ -39,6 +40,11 @@ class WriteQueue(Generic[Value]):
         limit: int,
         every_s: float,
     ) -> None:
+        """tick: called when the thread starts, and after every `every_s` seconds without a write.
+
+        name: name of the thread, also in the log.
+        limit: ceiling of waiting values, in bytes.
+        """
         self._write = write
         self._tick = tick
         self._limit = limit
@@ -55,17 +61,20 @@ class WriteQueue(Generic[Value]):
 
     @property
     def bytes(self) -> int:
-        """Waiting and being written."""
+        """Bytes of the values that wait or are being written."""
         with self._changed:
             return self._bytes
 
     def submit(self, key: str, value: Value) -> bool:
-        """Queue a write in place of an older one of `key`. False: the queue is full or closed."""
+        """Queue a write; it replaces a waiting value of the same key.
+
+        Returns False if the queue is full or closed.
+        """
         with self._changed:
             old = self._queue.get(key)
             total = self._bytes + value.nbytes - (old.nbytes if old is not None else 0)
             if self._closing or total > self._limit:
-                # The older value must not win later over a newer one that was refused.
+                # The older value must not be written after a newer one was refused.
                 self._forget(key)
                 return False
             self._queue[key] = value
@@ -73,25 +82,27 @@ class WriteQueue(Generic[Value]):
             self._changed.notify_all()
             return True
 
-    def pending(self, key: str) -> Value | None:
+    def pending_value(self, key: str) -> Value | None:
+        """The value of `key` that waits or is being written, or None."""
         with self._changed:
             if key in self._queue:
                 return self._queue[key]
             return self._current[1] if self._current is not None and self._current[0] == key else None
 
     def cancel(self, key: str) -> None:
-        """Forget what waits for `key`; returns when nothing of it is being written either."""
+        """Discard the waiting value of `key`. If one is being written, wait until that has ended."""
         with self._changed:
             self._forget(key)
             self._changed.wait_for(lambda: self._current is None or self._current[0] != key)
 
     def cancel_all(self) -> None:
+        """Discard all waiting values, and wait until the current write has ended."""
         self.discard()
         with self._changed:
             self._changed.wait_for(lambda: self._current is None)
 
     def discard(self) -> int:
-        """Forget all that waits, without waiting for the write that runs; how many they were."""
+        """Discard all waiting values without waiting for the current write. Returns their number."""
         with self._changed:
             count = len(self._queue)
             for key in list(self._queue):
@@ -100,12 +111,15 @@ class WriteQueue(Generic[Value]):
             return count
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until all is written. False: it was not within `timeout` seconds."""
+        """Wait until all values are written. Returns False if that takes more than `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._idle and not self._queue, timeout)
 
     def close(self, timeout: float | None = None) -> int:
-        """Take no more, write what waits for up to `timeout` seconds; how many writes were given up."""
+        """Refuse new values, and write waiting ones for up to `timeout` seconds.
+
+        Returns the number of discarded ones.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -118,7 +132,7 @@ class WriteQueue(Generic[Value]):
             self._bytes -= old.nbytes
 
     def _run(self) -> None:
-        self._guarded(self._tick)
+        self._run_guarded(self._tick)
         while True:
             with self._changed:
                 self._idle = True
@@ -131,16 +145,16 @@ class WriteQueue(Generic[Value]):
                     self._current = self._queue.popitem(last=False)
                 current = self._current
             if current is None:
-                self._guarded(self._tick)
+                self._run_guarded(self._tick)
                 continue
-            self._guarded(partial(self._write, *current))
+            self._run_guarded(partial(self._write, *current))
             with self._changed:
                 self._bytes -= current[1].nbytes
                 self._current = None
                 self._changed.notify_all()
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """A defect costs one write, not the thread and with it every later one."""
+    def _run_guarded(self, work: Callable[[], None]) -> None:
+        """Run and log any exception. So a defect fails one write, and the thread goes on."""
         try:
             work()
         except Exception:

@@ -38,7 +38,7 @@ def scheduler_stats(scheduler: Scheduler) -> dict[str, float]:
         "embed_cache_hits": embeddings.hits,
         "embed_cache_misses": embeddings.misses,
         "embed_cache_evictions": embeddings.evictions,
-        "embed_cache_expired": embeddings.expired,
+        "embed_cache_expired": embeddings.expirations,
         "preemptions": scheduler.preemptions,
     }
 

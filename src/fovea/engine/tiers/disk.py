@@ -42,7 +42,7 @@ class DiskTier:
         if entry is None:
             return None
         tensors = [_tensor(array) for array in entry.arrays.items]
-        return self._link.to_device(VisualFeatures.from_tensors(tensors, entry.written))
+        return self._link.to_device(VisualFeatures.from_tensors(tensors, entry.written_at))
 
     def put(self, key: str, features: VisualFeatures) -> None:
         name = self._name(key)
@@ -82,9 +82,9 @@ class DiskTier:
             "hits": stats.hits,
             "misses": stats.misses,
             "writes": stats.writes,
-            "dropped": stats.dropped,
+            "dropped": stats.drops,
             "evictions": stats.evictions,
-            "expired": stats.expired,
+            "expired": stats.expirations,
             "corrupt": stats.corrupt,
             "off": float(stats.off is not None),
         }

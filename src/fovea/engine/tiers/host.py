@@ -58,7 +58,7 @@ class HostTier:
             "entries": stats.entries,
             "hits": stats.hits,
             "misses": stats.misses,
-            "dropped": stats.dropped,
+            "dropped": stats.drops,
             "evictions": stats.evictions,
-            "expired": stats.expired,
+            "expired": stats.expirations,
         }

@@ -76,10 +76,10 @@ class _QueuedTier:
         )
 
     def __contains__(self, key: str) -> bool:
-        return self.queue.pending(key) is not None or key in self.tier
+        return self.queue.pending_value(key) is not None or key in self.tier
 
     def get(self, key: str) -> VisualFeatures | None:
-        waiting = self.queue.pending(key)
+        waiting = self.queue.pending_value(key)
         return self.tier.get(key) if waiting is None else waiting
 
 
