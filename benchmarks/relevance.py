@@ -29,14 +29,14 @@ import torch
 
 sys.path.append(str(Path(__file__).parent))
 
-from fovea.cli.common import closing
-from fovea.cli.questions import Asker
+from fovea.cli.common import run_and_close
+from fovea.cli.questions import CaseRunner
 from fovea.cli.sweep.command import LARGE_SCENES, METHODS_SWEPT, large_scenes
 from fovea.cli.sweep.measure import SAME_FOR_ALL, SweepRun
 from fovea.cli.sweep.plot import draw
 from fovea.core.image import PixelBudget
 from fovea.engine.engine import Engine
-from fovea.engine.visual_budget.methods import method
+from fovea.engine.visual_budget.methods import find_method
 from fovea.evaluation.datasets import scene_cases
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS
 from fovea.evaluation.sweep import FULL, Setting, Sweep
@@ -55,7 +55,9 @@ QUICK = {"count": 1, "detail_count": 1, "timed": 1, "kinds": ("colour",), "metho
 
 
 def settings(names: tuple[str, ...]) -> tuple[Setting, ...]:
-    return FULL, *(Setting(method(name).name, share) for name in names for share in SHARES.get(name, (0.5,)))
+    return FULL, *(
+        Setting(find_method(name).name, share) for name in names for share in SHARES.get(name, (0.5,))
+    )
 
 
 def sweep(args: argparse.Namespace) -> Sweep:
@@ -65,13 +67,13 @@ def sweep(args: argparse.Namespace) -> Sweep:
     )
     total = args.detail_count * len(DETAIL_KINDS) + args.count * len(args.kinds)
     engine = Engine.from_pretrained(MODEL, threads=args.threads, max_queue=0, **SAME_FOR_ALL)
-    asker = Asker(engine, LONGEST_ANSWER)
-    sweeping = SweepRun(engine, asker, settings(args.methods), PixelBudget(), concurrency=args.concurrency)
+    runner = CaseRunner(engine, LONGEST_ANSWER)
+    sweeping = SweepRun(engine, runner, settings(args.methods), PixelBudget(), concurrency=args.concurrency)
     alone = large_scenes(args.timed, args.seed)
-    result = asyncio.run(closing(engine, sweeping.run(cases, total, alone, LARGE_SCENES)))
-    asker.show_failures()
-    if asker.failures:
-        raise SystemExit(f"{len(asker.failures)} questions got no answer; nothing was written")
+    result = asyncio.run(run_and_close(engine, sweeping.run(cases, total, alone, LARGE_SCENES)))
+    runner.show_failures()
+    if runner.failures:
+        raise SystemExit(f"{len(runner.failures)} questions got no answer; nothing was written")
     return result
 
 

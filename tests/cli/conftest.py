@@ -19,7 +19,7 @@ from tests.support.checkpoints import SPECIALS, write
 
 @pytest.fixture(autouse=True)
 def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No setting of whoever runs the tests, a small engine, and a terminal of 80 columns."""
+    """Remove all settings of the environment; set a small engine and a terminal of 80 columns."""
     for name in list(os.environ):
         if name.startswith("FOVEA_") and name != NATIVE_KERNELS_VARIABLE:
             monkeypatch.delenv(name)
@@ -31,7 +31,10 @@ def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of random weights. It answers greedily and on and on: its special tokens are never the likeliest."""
+    """A checkpoint with random weights.
+
+    Its greedy answers do not end: special tokens are never the likeliest.
+    """
     folder = write("qwen3_vl", tmp_path_factory.mktemp("cli") / "tiny")
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"][: len(SPECIALS)] = 0
@@ -41,7 +44,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def engine(tiny: Path) -> Iterator[Engine]:
-    """What the commands should say, from the engine itself."""
+    """An engine with the same checkpoint, for the expected answers."""
     with Engine.from_pretrained(str(tiny), threads=1, kv_cache_mib=16) as engine:
         yield engine
 
@@ -51,7 +54,7 @@ _LOADED: dict[tuple[object, ...], LoadedModel] = {}
 
 @pytest.fixture(autouse=True)
 def _weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that run in this process share the weights of a checkpoint, as long as its files are the same."""
+    """Commands that run in this process share the weights of a checkpoint while its files do not change."""
 
     def load(name: str, settings: EngineConfig, *, chat_template: str | None = None) -> LoadedModel:
         path = Path(name)
@@ -68,7 +71,7 @@ def _weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of pictures, a.png and b.png, and of a file that is none, no.png."""
+    """A folder with two images, a.png and b.png, and a file that is no image, no.png."""
     for seed, name in enumerate(("a.png", "b.png")):
         noise = np.random.default_rng(seed).integers(0, 255, (64, 96, 3), dtype=np.uint8)
         Image.fromarray(noise).save(tmp_path / name)

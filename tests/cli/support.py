@@ -1,4 +1,4 @@
-"""The command as a user calls it: within this process where that is enough, as a process of its own where it is not."""
+"""Calls the command as a user does: in this process, or in a process of its own where a test needs that."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ import pytest
 from fovea.cli.main import main
 from tests.support.forks import Fork
 
-PATIENCE = 90.0
+TIMEOUT_S = 90.0
 COMMAND = (sys.executable, "-m", "fovea.cli.main")
 FORKED = "import sys\nfrom fovea.cli.main import main\nsys.exit(main())"
 
 
 @dataclass(frozen=True)
 class Outcome:
+    """Exit code and output of a command."""
+
     code: int
     out: str
     err: str
 
     @property
-    def told(self) -> str:
-        """The only line of stderr, which says what was wrong and is no traceback."""
+    def error_line(self) -> str:
+        """The only line of stderr. It must be an error message and no traceback."""
         lines = self.err.splitlines()
         assert len(lines) == 1, self.err
         assert lines[0].startswith("fovea: ")
@@ -45,7 +47,7 @@ class Outcome:
 
 
 class Caller:
-    """fovea(*words, stdin=...) runs a command in this process and says how it ended."""
+    """Runs commands in this process: fovea(*words, stdin=...) returns the outcome."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self._capsys = capsys
@@ -62,12 +64,12 @@ class Caller:
 
 
 def start(*words: object, **variables: str) -> Fork:
-    """A process of the command that has imported everything already. Its input is empty."""
+    """Start the command in a process that has already imported everything. Its input is empty."""
     return Fork(FORKED, [str(word) for word in words], os.environ | {"OMP_NUM_THREADS": "1", **variables})
 
 
 def launch(*words: object, **variables: str) -> subprocess.Popen[str]:
-    """A process of the command from its very beginning, which takes two seconds of imports. Its input is empty."""
+    """Start the command in a new process, which needs two seconds for imports. Its input is empty."""
     return subprocess.Popen(
         [*COMMAND, *map(str, words)],
         stdin=subprocess.DEVNULL,
@@ -79,14 +81,14 @@ def launch(*words: object, **variables: str) -> subprocess.Popen[str]:
 
 
 def interrupt(process: subprocess.Popen[str] | Fork) -> Outcome:
-    """Ctrl-C, and what comes of it."""
+    """Send Ctrl-C, and return the outcome."""
     process.send_signal(signal.SIGINT)
     return finish(process)
 
 
 def finish(process: subprocess.Popen[str] | Fork) -> Outcome:
     try:
-        out, err = process.communicate(timeout=PATIENCE)
+        out, err = process.communicate(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
@@ -94,10 +96,10 @@ def finish(process: subprocess.Popen[str] | Fork) -> Outcome:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for what must become true sooner or later; how soon depends on the machine."""
-    deadline = time.monotonic() + PATIENCE
+    """Wait until a condition is true. How long that takes depends on the machine."""
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < deadline, "it never became true"
+        assert time.monotonic() < deadline, "the condition never became true"
         time.sleep(0.02)
 
 
@@ -108,7 +110,7 @@ def free_port() -> int:
 
 
 def write_lines(path: Path, *values: Any) -> Path:
-    """JSONL; a value of bytes is a line as it is."""
+    """Write a JSONL file. A value of bytes is written as it is."""
     lines = [value if isinstance(value, bytes) else json.dumps(value).encode() for value in values]
     path.write_bytes(b"".join(line + b"\n" for line in lines))
     return path

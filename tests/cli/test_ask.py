@@ -1,4 +1,4 @@
-"""fovea ask: the engine's answer on stdout, everything else on stderr, one line for whatever is wrong."""
+"""fovea ask: the engine's answer on stdout, everything else on stderr, and one line for every error."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_answer_is_the_engines(fovea: Caller, tiny: Path, engine: Engine, here: Path) -> None:
+def test_the_answer_is_that_of_the_engine(fovea: Caller, tiny: Path, engine: Engine, here: Path) -> None:
     for images in ([], ["a.png"], ["a.png", "b.png"], ["b.png", "a.png"]):
-        said = fovea("ask", *images, "what is it?", "--model", tiny, *FEW)
-        assert said.out == engine.generate("what is it?", images=images, max_tokens=6).text + "\n"
-        assert (said.code, said.err) == (0, "")
+        outcome = fovea("ask", *images, "what is it?", "--model", tiny, *FEW)
+        assert outcome.out == engine.generate("what is it?", images=images, max_tokens=6).text + "\n"
+        assert (outcome.code, outcome.err) == (0, "")
 
 
-def test_videos_are_told_from_pictures_by_their_bytes(
+def test_videos_and_images_are_distinguished_by_their_bytes(
     fovea: Caller, tiny: Path, engine: Engine, here: Path
 ) -> None:
     (here / "clip.bin").write_bytes(clip())
-    said = fovea("ask", "clip.bin", "a.png", "what moved?", "--fps", "6", "--json", "--model", tiny, *FEW)
+    outcome = fovea("ask", "clip.bin", "a.png", "what moved?", "--fps", "6", "--json", "--model", tiny, *FEW)
     parts = [{"type": "video", "video": "clip.bin"}, {"type": "image", "image": "a.png"}]
     asked = [{"role": "user", "content": [*parts, {"type": "text", "text": "what moved?"}]}]
     whole = engine.generate(asked, max_tokens=6, video_budget=VideoBudget(fps=6))
-    assert (said.code, said.err) == (0, "")
-    assert said.json["text"] == whole.text
-    assert said.json["usage"]["prompt_tokens_details"]["image_tokens"] == whole.usage.image
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.json["text"] == whole.text
+    assert outcome.json["usage"]["prompt_tokens_details"]["image_tokens"] == whole.usage.image
     pruned = fovea(
         "ask",
         "clip.bin",
@@ -63,7 +63,7 @@ def test_videos_are_told_from_pictures_by_their_bytes(
     assert "no.mp4" in cut.err
 
 
-def test_flags_may_stand_anywhere(fovea: Caller, tiny: Path, here: Path) -> None:
+def test_flags_are_accepted_anywhere(fovea: Caller, tiny: Path, here: Path) -> None:
     plain = fovea("ask", "a.png", "b.png", "what?", "--model", tiny, *FEW)
     assert plain.code == 0
     assert fovea("ask", "--model", tiny, "a.png", *FEW, "b.png", "what?") == plain
@@ -71,27 +71,27 @@ def test_flags_may_stand_anywhere(fovea: Caller, tiny: Path, here: Path) -> None
 
 
 def test_stats(fovea: Caller, tiny: Path, here: Path) -> None:
-    said = fovea("ask", "a.png", "what?", "--stats", "--model", tiny, *FEW)
-    milliseconds, tokens = said.err.splitlines()
+    outcome = fovea("ask", "a.png", "what?", "--stats", "--model", tiny, *FEW)
+    milliseconds, tokens = outcome.err.splitlines()
     assert all(f"{stage} " in milliseconds for stage in ("preprocess", "encode", "prefill", "decode"))
     assert "first token after " in milliseconds
     assert "visual 6, cached 0), answer 6" in tokens
-    assert said.out.endswith("\n")
+    assert outcome.out.endswith("\n")
 
 
 def test_json(fovea: Caller, tiny: Path, engine: Engine, here: Path) -> None:
-    said = fovea("ask", "a.png", "what?", "--json", "--model", tiny, *FEW)
+    outcome = fovea("ask", "a.png", "what?", "--json", "--model", tiny, *FEW)
     whole = engine.generate("what?", images=["a.png"], max_tokens=6)
-    assert (said.code, said.err) == (0, "")
-    assert said.json["text"] == whole.text
-    assert said.json["finish_reason"] == "length"
-    usage = said.json["usage"]
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.json["text"] == whole.text
+    assert outcome.json["finish_reason"] == "length"
+    usage = outcome.json["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (whole.usage.prompt, 6)
     assert usage["prompt_tokens_details"]["image_tokens"] == 6
-    assert said.json["timings_ms"]["ttft"] > 0
+    assert outcome.json["timings_ms"]["ttft"] > 0
 
 
-def test_detail_and_pixels_bound_what_is_seen(fovea: Caller, tiny: Path, here: Path) -> None:
+def test_detail_and_pixels_limit_the_visual_tokens(fovea: Caller, tiny: Path, here: Path) -> None:
     def visual(*flags: str) -> int:
         body = fovea("ask", "a.png", "what?", "--json", "--model", tiny, *FEW, *flags).json
         return int(body["usage"]["prompt_tokens_details"]["image_tokens"])
@@ -113,17 +113,17 @@ def test_sampling_flags(fovea: Caller, tiny: Path, here: Path) -> None:
 def test_the_model_may_come_from_any_source(
     fovea: Caller, tiny: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = fovea("ask", "what?", "--model", tiny, *FEW)
+    outcome = fovea("ask", "what?", "--model", tiny, *FEW)
     (here / "fovea.toml").write_text(f'model = "{tiny}"')
-    assert fovea("ask", "what?", "--config", "fovea.toml", *FEW) == said
+    assert fovea("ask", "what?", "--config", "fovea.toml", *FEW) == outcome
     monkeypatch.setenv("FOVEA_MODEL", str(tiny))
-    assert fovea("ask", "what?", *FEW) == said
+    assert fovea("ask", "what?", *FEW) == outcome
 
 
-def test_a_chat_template_of_ones_own(fovea: Caller, tiny: Path, engine: Engine, here: Path) -> None:
+def test_a_chat_template_from_a_file(fovea: Caller, tiny: Path, engine: Engine, here: Path) -> None:
     (here / "plain.jinja").write_text("{% for m in messages %}{{ m['content'][0]['text'] }}{% endfor %}")
-    said = fovea("ask", "what?", "--model", tiny, "--chat-template", "plain.jinja", "--json", *FEW)
-    assert said.json["usage"]["prompt_tokens"] == len(engine.tokenizer.encode("what?"))
+    outcome = fovea("ask", "what?", "--model", tiny, "--chat-template", "plain.jinja", "--json", *FEW)
+    assert outcome.json["usage"]["prompt_tokens"] == len(engine.tokenizer.encode("what?"))
 
 
 WRONG = [
@@ -133,7 +133,10 @@ WRONG = [
     ((".", "what?"), "image 0: . cannot be read: Is a directory"),
     (("a.png",), "the question comes last, but a.png is a file"),
     (("what?", "a.png"), "the question comes last, but a.png is a file"),
-    (("what?", "--model", "nothere"), "'nothere' is neither a folder, a hub id (owner/name) nor 'fovea-tiny'"),
+    (
+        ("what?", "--model", "nothere"),
+        "'nothere' is neither a folder, a hub id (owner/name) nor 'fovea-tiny'",
+    ),
     (("what?", "--model", "./nothere"), "'./nothere' is neither a folder"),
     (("what?", "--model", "own/er"), "'own/er' could not be downloaded: "),
     (("what?", "--model", "empty"), "empty has no config.json"),
@@ -153,7 +156,7 @@ WRONG = [
 @pytest.mark.parametrize(
     ("words", "message"), WRONG, ids=[" ".join(ascii(w) for w in words) for words, _ in WRONG]
 )
-def test_what_is_wrong_is_told_in_a_line(
+def test_an_error_is_one_line(
     words: tuple[str, ...],
     message: str,
     fovea: Caller,
@@ -169,19 +172,19 @@ def test_what_is_wrong_is_told_in_a_line(
         (here / name).mkdir()
         if config:
             (here / name / "config.json").write_text(config)
-    said = fovea("ask", *words, *(() if "--model" in words else ("--model", tiny)))
-    assert (said.code, said.out) == (2, "")
-    assert said.told.startswith(f"fovea: {message}")
+    outcome = fovea("ask", *words, *(() if "--model" in words else ("--model", tiny)))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.error_line.startswith(f"fovea: {message}")
 
 
-def test_a_checkpoint_cut_short(fovea: Caller, tiny: Path, here: Path) -> None:
+def test_a_truncated_checkpoint(fovea: Caller, tiny: Path, here: Path) -> None:
     cut = here / "cut"
     cut.mkdir()
     for file in tiny.iterdir():
         (cut / file.name).write_bytes(file.read_bytes()[: 5000 if file.suffix == ".safetensors" else None])
-    said = fovea("ask", "what?", "--model", cut)
-    assert said.code == 2
-    assert "model.safetensors is not a safetensors file, or is truncated" in said.told
+    outcome = fovea("ask", "what?", "--model", cut)
+    assert outcome.code == 2
+    assert "model.safetensors is not a safetensors file, or is truncated" in outcome.error_line
 
 
 @pytest.mark.parametrize(
@@ -196,18 +199,18 @@ def test_a_checkpoint_cut_short(fovea: Caller, tiny: Path, here: Path) -> None:
         (("what?", "--max-queue", "3"), "unrecognized arguments: --max-queue 3"),
     ],
 )
-def test_a_wrong_call_shows_how_it_goes(words: tuple[str, ...], message: str, fovea: Caller) -> None:
-    said = fovea("ask", *words)
-    assert (said.code, said.out) == (2, "")
-    usage, told = said.err.splitlines()
+def test_a_wrong_call_shows_the_usage(words: tuple[str, ...], message: str, fovea: Caller) -> None:
+    outcome = fovea("ask", *words)
+    assert (outcome.code, outcome.out) == (2, "")
+    usage, error = outcome.err.splitlines()
     assert usage.startswith("usage: fovea ")
-    assert message in told
+    assert message in error
 
 
 def test_a_prompt_longer_than_the_context(fovea: Caller, tiny: Path) -> None:
-    told = fovea("ask", "the red circle " * 2000, "--model", tiny).told
-    assert told.startswith("fovea: the prompt has ")
-    assert told.endswith("the context holds 4096, answer included")
+    line = fovea("ask", "the red circle " * 2000, "--model", tiny).error_line
+    assert line.startswith("fovea: the prompt has ")
+    assert line.endswith("the context holds 4096, answer included")
 
 
 def test_the_answer_streams_and_control_c_stops_it(tiny: Path, folder: Path) -> None:
@@ -216,10 +219,10 @@ def test_the_answer_streams_and_control_c_stops_it(tiny: Path, folder: Path) -> 
     first = process.stdout.read(4)
     assert len(first) == 4
     stopped = interrupt(process)
-    assert (stopped.code, stopped.told) == (130, "fovea: interrupted")
+    assert (stopped.code, stopped.error_line) == (130, "fovea: interrupted")
 
 
-def test_a_reader_that_goes_away_is_no_defect(tiny: Path, folder: Path) -> None:
+def test_a_closed_pipe_is_no_error(tiny: Path, folder: Path) -> None:
     process = start("ask", folder / "a.png", "what?", "--model", tiny, *LONG)
     assert process.stdout is not None
     process.stdout.read(4)
@@ -230,12 +233,12 @@ def test_a_reader_that_goes_away_is_no_defect(tiny: Path, folder: Path) -> None:
     process.stderr.close()
 
 
-def test_what_the_locale_can_not_write_is_escaped(tiny: Path, folder: Path) -> None:
+def test_characters_that_the_locale_cannot_write_are_escaped(tiny: Path, folder: Path) -> None:
     words = ("ask", folder / "a.png", "what?", "--model", tiny, "--max-tokens", 200, "--json")
-    said = finish(launch(*words, PYTHONIOENCODING="ascii"))
-    assert (said.code, said.err) == (0, "")
-    assert said.out.isascii()
-    assert json.loads(said.out)["usage"]["completion_tokens"] == 200
+    outcome = finish(launch(*words, PYTHONIOENCODING="ascii"))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.isascii()
+    assert json.loads(outcome.out)["usage"]["completion_tokens"] == 200
 
 
 class _Terminal(io.StringIO):
@@ -243,7 +246,7 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_an_answer_can_not_drive_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_cannot_control_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     words = "a\tred\ncircle \x1b]0;title\x07 \x9b2J back\r\x08 über"
     for stream, shown in (
         (_Terminal(), "a\tred\ncircle \ufffd]0;title\ufffd \ufffd2J back\ufffd\ufffd über"),

@@ -1,4 +1,4 @@
-"""fovea ask --budget, --method and --show: what is kept, the picture of what was seen where, and what is refused."""
+"""fovea ask --budget, --method and --show: tokens kept, drawings of the regions, and errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Beside the small pictures a page, one that lies on its side and says so, and a video."""
+    """A folder with small images, a page, the page turned by EXIF orientation, and a video."""
     page = patchy_page(5, 640, 960)
     picture = PIL.Image.frombytes("RGB", (page.width, page.height), page.rgb)
     picture.save(folder / "page.png")
@@ -52,81 +52,83 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
     ids=str,
 )
-def test_how_many(
+def test_the_number_of_kept_tokens(
     fovea: Caller, model: Path, here: Path, flags: tuple[str, ...], kept: int, method: str | None
 ) -> None:
-    said = fovea("ask", "page.png", "what is it?", "--json", "--model", model, *FEW, *flags)
-    assert (said.code, said.err) == (0, "")
-    (seen,) = said.json["images"]
-    assert seen["visual_tokens"] == said.json["usage"]["prompt_tokens_details"]["image_tokens"] == kept
-    assert (seen.get("method"), seen.get("of")) == (method, FULL if method else None)
-    assert "relevance" not in seen
+    outcome = fovea("ask", "page.png", "what is it?", "--json", "--model", model, *FEW, *flags)
+    assert (outcome.code, outcome.err) == (0, "")
+    (use,) = outcome.json["images"]
+    assert use["visual_tokens"] == outcome.json["usage"]["prompt_tokens_details"]["image_tokens"] == kept
+    assert (use.get("method"), use.get("of")) == (method, FULL if method else None)
+    assert "relevance" not in use
 
 
-def test_the_answer_is_the_engines(fovea: Caller, model: Path, here: Path) -> None:
-    said = fovea("ask", "page.png", "a.png", "read it", "--budget", "0.5", "--model", model, *FEW)
+def test_the_answer_is_that_of_the_engine(fovea: Caller, model: Path, here: Path) -> None:
+    outcome = fovea("ask", "page.png", "a.png", "read it", "--budget", "0.5", "--model", model, *FEW)
     budget = PixelBudget(visual=VisualTokens("relevance", 0.5))
     with Engine.from_pretrained(str(model), threads=1, kv_cache_mib=16) as engine:
         whole = engine.generate("read it", images=["page.png", "a.png"], budget=budget, max_tokens=4)
-    assert said.out == whole.text + "\n"
+    assert outcome.out == whole.text + "\n"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("heat.png", "PNG"), ("heat.jpg", "JPEG"), ("HEAT.JPEG", "JPEG")])
-def test_a_picture_of_what_was_seen_where(
-    fovea: Caller, model: Path, here: Path, name: str, kind: str
-) -> None:
-    said = fovea(
+def test_regions_are_drawn(fovea: Caller, model: Path, here: Path, name: str, kind: str) -> None:
+    outcome = fovea(
         "ask", "page.png", "read it", "--budget", "0.3", "--show", name, "--json", "--model", model, *FEW
     )
-    assert (said.code, said.err) == (0, "")
-    assert said.json["images"][0]["relevance"]["tokens"] == 180
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.json["images"][0]["relevance"]["tokens"] == 180
     with PIL.Image.open(name) as drawn_image:
         assert drawn_image.format == kind
         assert drawn_image.width == 640
-        assert drawn_image.height > 960, "a legend stands below"
+        assert drawn_image.height > 960, "the legend is below the image"
         shown = np.asarray(drawn_image.convert("RGB"))[:960].astype(int)
     with PIL.Image.open("page.png") as page:
         assert (abs(shown - np.asarray(page).astype(int)).mean(axis=2) > 8).any()
 
 
-def test_the_first_image_is_drawn_and_asks_for_its_own_number(fovea: Caller, model: Path, here: Path) -> None:
-    said = fovea(
+def test_the_first_image_is_drawn_with_its_own_number_of_tokens(
+    fovea: Caller, model: Path, here: Path
+) -> None:
+    outcome = fovea(
         "ask", "clip.mp4", "page.png", "a.png", "?", "--show", "heat.png", "--json", "--model", model, *FEW
     )
-    kept = [image["visual_tokens"] for image in said.json["images"]]
-    assert 1 < kept[0] < said.json["images"][0]["of"] == 600
+    kept = [image["visual_tokens"] for image in outcome.json["images"]]
+    assert 1 < kept[0] < outcome.json["images"][0]["of"] == 600
     assert 1 <= kept[1] <= 6
     with PIL.Image.open("heat.png") as drawn_image:
         assert drawn_image.width == 640
 
 
-def test_a_picture_on_its_side_is_drawn_upright(fovea: Caller, model: Path, here: Path) -> None:
-    """The model sees it upright; the picture showed the map of that over the lying one."""
+def test_a_turned_image_is_drawn_upright(fovea: Caller, model: Path, here: Path) -> None:
+    """The model sees the image upright. Once, the map of that was drawn over the turned image."""
     for source, name in (("page.png", "one.png"), ("turned.png", "other.png")):
-        said = fovea("ask", source, "read it", "--budget", "0.3", "--show", name, "--model", model, *FEW)
-        assert (said.code, said.err) == (0, "")
+        outcome = fovea("ask", source, "read it", "--budget", "0.3", "--show", name, "--model", model, *FEW)
+        assert (outcome.code, outcome.err) == (0, "")
     with PIL.Image.open("one.png") as one, PIL.Image.open("other.png") as other:
         assert np.array_equal(np.asarray(one), np.asarray(other))
 
 
-def test_where_all_is_kept_there_is_nothing_to_draw(fovea: Caller, model: Path, here: Path) -> None:
-    said = fovea("ask", "page.png", "read it", "--budget", "1", "--show", "heat.png", "--model", model, *FEW)
-    assert said.code == 0
-    assert said.told == "fovea: all of page.png's tokens were kept, so there is nothing to draw"
+def test_if_all_tokens_are_kept_there_is_nothing_to_draw(fovea: Caller, model: Path, here: Path) -> None:
+    outcome = fovea(
+        "ask", "page.png", "read it", "--budget", "1", "--show", "heat.png", "--model", model, *FEW
+    )
+    assert outcome.code == 0
+    assert outcome.error_line == "fovea: all of page.png's tokens were kept, so there is nothing to draw"
     assert not (here / "heat.png").exists()
     (here / "heat.png").write_bytes(b"of an earlier question")
     fovea("ask", "page.png", "read it", "--budget", "1", "--show", "heat.png", "--model", model, *FEW)
     assert (here / "heat.png").read_bytes() == b"of an earlier question"
 
 
-def test_what_comes_from_the_disk_does_not_say_where(fovea: Caller, model: Path, here: Path) -> None:
-    """It was said that all tokens had been kept."""
+def test_outputs_from_disk_have_no_regions_to_draw(fovea: Caller, model: Path, here: Path) -> None:
+    """Once, the note said that all tokens had been kept."""
     words = ("ask", "page.png", "read it", "--budget", "0.3", "--show", "heat.png", "--model", model, *FEW)
     first = fovea(*words, "--embed-disk-dir", here / "disk")
     assert (first.code, first.err) == (0, "")
     second = fovea(*words, "--embed-disk-dir", here / "disk")
     assert second.out == first.out
-    assert "came from a cache that does not say where" in second.told
+    assert "came from a cache that does not store their regions" in second.error_line
 
 
 @pytest.mark.parametrize(
@@ -155,18 +157,18 @@ def test_what_comes_from_the_disk_does_not_say_where(fovea: Caller, model: Path,
 def test_what_is_wrong_is_told_in_a_line(
     words: tuple[str, ...], message: str, fovea: Caller, here: Path, model: Path
 ) -> None:
-    said = fovea("ask", *words, "--model", model)
-    assert (said.code, said.out) == (2, "")
-    assert said.told.startswith(f"fovea: {message}")
-    assert not list(here.glob("heat*")), "whether it can be written was tried, and left an empty picture"
+    outcome = fovea("ask", *words, "--model", model)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.error_line.startswith(f"fovea: {message}")
+    assert not list(here.glob("heat*")), "the test whether the file can be written left an empty file"
 
 
 def test_several_images_share_a_budget(fovea: Caller, model: Path, here: Path) -> None:
     words = ("--method", "views", "--budget", "620", "--json", "--model", model, *FEW)
     for question, close in (("what is in the first image?", 0), ("read the last picture", 1)):
-        said = fovea("ask", "page.png", "turned.png", question, *words)
-        assert (said.code, said.err) == (0, "")
-        images = said.json["images"]
+        outcome = fovea("ask", "page.png", "turned.png", question, *words)
+        assert (outcome.code, outcome.err) == (0, "")
+        images = outcome.json["images"]
         assert images[close]["visual_tokens"] == FULL
         assert "method" not in images[close]
         other = images[1 - close]
@@ -175,10 +177,10 @@ def test_several_images_share_a_budget(fovea: Caller, model: Path, here: Path) -
 
 
 @pytest.mark.parametrize("budget", ["0", "-1", "1.5", "abc", "inf", "nan", ""])
-def test_a_wrong_budget_shows_how_it_goes(budget: str, fovea: Caller) -> None:
-    said = fovea("ask", "page.png", "?", f"--budget={budget}")
-    assert (said.code, said.out) == (2, "")
-    usage, told = said.err.splitlines()
+def test_a_wrong_budget_shows_the_usage(budget: str, fovea: Caller) -> None:
+    outcome = fovea("ask", "page.png", "?", f"--budget={budget}")
+    assert (outcome.code, outcome.out) == (2, "")
+    usage, error = outcome.err.splitlines()
     assert usage.startswith("usage: fovea ")
-    assert "argument --budget: " in told
-    assert budget in told
+    assert "argument --budget: " in error
+    assert budget in error

@@ -1,4 +1,4 @@
-"""fovea batch: every line answered in its place, whatever its neighbours are, over as many runs as it takes."""
+"""fovea batch: every line is answered in its place, in one run or in several."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def texts(folder: Path) -> list[str]:
 
 def test_line_n_answers_line_n(batch: Any, engine: Engine, here: Path) -> None:
     """Long answers first, so that later lines are ready before earlier ones."""
-    asked = [
+    requests = [
         {
             "image": ("a.png", "b.png")[n % 2],
             "question": f"what is {n}?",
@@ -41,12 +41,12 @@ def test_line_n_answers_line_n(batch: Any, engine: Engine, here: Path) -> None:
         }
         for n in range(12)
     ]
-    write_lines(here / "in.jsonl", *asked)
-    said = batch("--concurrency", 5)
-    assert (said.code, said.out, said.err) == (0, "", "")
+    write_lines(here / "in.jsonl", *requests)
+    outcome = batch("--concurrency", 5)
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
     bodies = read_lines(here / "out.jsonl")
     assert [body["line"] for body in bodies] == [body["id"] for body in bodies] == list(range(1, 13))
-    for body, line in zip(bodies, asked, strict=True):
+    for body, line in zip(bodies, requests, strict=True):
         whole = engine.generate(line["question"], images=[here / line["image"]], **line["params"])
         assert body["text"] == whole.text
         assert body["usage"]["completion_tokens"] == line["params"]["max_tokens"]
@@ -92,7 +92,7 @@ def test_raw_line_separators_do_not_end_a_line(batch: Any, engine: Engine, here:
     assert texts(here) == [engine.generate("one\u2028two\x85three", max_tokens=5).text]
 
 
-def test_params_of_a_line_win_over_flags(batch: Any, engine: Engine, here: Path) -> None:
+def test_params_of_a_line_override_flags(batch: Any, engine: Engine, here: Path) -> None:
     write_lines(
         here / "in.jsonl",
         {"question": "q"},
@@ -133,7 +133,7 @@ BAD = {
     "question no text": ({"question": 5}, "question takes text"),
     "image no path": ({"question": "q", "image": 5}, "image takes a path"),
     "images no list": ({"question": "q", "images": "a.png"}, "images takes a list of paths"),
-    "images no paths": ({"question": "q", "images": [None]}, "an image is None; accepted: its path"),
+    "images no paths": ({"question": "q", "images": [None]}, "an image is None; accepted: a path"),
     "missing image": ({"question": "q", "image": "none.png"}, "cannot be read: No such file or directory"),
     "a NUL in its path": ({"question": "q", "image": "a\0.png"}, "null byte"),
     "not an image": ({"question": "q", "images": ["a.png", "no.png"]}, "image 1: the data is not an image"),
@@ -148,23 +148,36 @@ BAD = {
     ),
     "params no object": ({"question": "q", "params": [1]}, "params takes an object of sampling parameters"),
     "unknown parameter": ({"question": "q", "params": {"temp": 1}}, "unknown parameter 'temp'; known: "),
-    "parameter out of range": ({"question": "q", "params": {"temperature": 9}}, "temperature must be in [0, 2]"),
+    "parameter out of range": (
+        {"question": "q", "params": {"temperature": 9}},
+        "temperature must be in [0, 2]",
+    ),
     "stop no strings": ({"question": "q", "params": {"stop": [1]}}, "stop takes a list of str"),
-    "no token ids": ({"question": "q", "params": {"stop_token_ids": "x"}}, "stop_token_ids takes a list of int"),
+    "no token ids": (
+        {"question": "q", "params": {"stop_token_ids": "x"}},
+        "stop_token_ids takes a list of int",
+    ),
     "no logit bias": ({"question": "q", "params": {"logit_bias": {"x": 1}}}, "logit_bias takes an object of"),
-    "no such token": ({"question": "q", "params": {"logit_bias": {"9999": 1}}}, "logit_bias: token 9999 is outside"),
+    "no such token": (
+        {"question": "q", "params": {"logit_bias": {"9999": 1}}},
+        "logit_bias: token 9999 is outside",
+    ),
     "too long": ({"question": "red circle " * 3000}, "the prompt has "),
-    "too many tokens": ({"question": "q", "params": {"max_tokens": 5000}}, "max_tokens is 5000, but after the "),
+    "too many tokens": (
+        {"question": "q", "params": {"max_tokens": 5000}},
+        "max_tokens is 5000, but after the ",
+    ),
 }  # fmt: skip
 
 
-def test_no_bad_line_stops_the_rest(batch: Any, engine: Engine, here: Path) -> None:
+def test_bad_lines_do_not_stop_the_rest(batch: Any, engine: Engine, here: Path) -> None:
     good = {"question": "what is it?", "image": "a.png"}
     write_lines(here / "in.jsonl", *(line for value, _ in BAD.values() for line in (value, good)), good)
-    said = batch()
-    assert said.code == 1
-    assert said.told == (
-        f"fovea: {len(BAD)} of {2 * len(BAD) + 1} lines could not be answered; see their error in {here / 'out.jsonl'}"
+    outcome = batch()
+    assert outcome.code == 1
+    assert outcome.error_line == (
+        f"fovea: {len(BAD)} of {2 * len(BAD) + 1} lines could not be answered; "
+        f"see their error in {here / 'out.jsonl'}"
     )
     bodies = read_lines(here / "out.jsonl")
     assert [body["line"] for body in bodies] == list(range(1, 2 * len(BAD) + 2))
@@ -185,7 +198,7 @@ def test_a_bad_line_keeps_its_id(batch: Any, here: Path) -> None:
 def test_more_in_flight_than_an_engine_queues(
     batch: Any, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bound on waiting requests is for servers: a batch bounds itself."""
+    """The limit of waiting requests is for servers. A batch limits itself."""
     monkeypatch.setenv("FOVEA_MAX_RUNNING", "2")
     monkeypatch.setenv("FOVEA_MAX_QUEUE", "1")
     write_lines(here / "in.jsonl", *({"question": f"{n}?"} for n in range(20)))
@@ -195,7 +208,7 @@ def test_more_in_flight_than_an_engine_queues(
 
 @pytest.fixture
 def finished(batch: Any, here: Path) -> bytes:
-    """in.jsonl of six lines, the third of them bad, and the bytes of its whole out.jsonl."""
+    """Write in.jsonl with six lines, the third one bad, and return the bytes of the whole out.jsonl."""
     lines = [{"id": f"n{n}", "question": f"what is {n}?", "image": "a.png"} for n in range(6)]
     lines[2]["image"] = "none.png"
     write_lines(here / "in.jsonl", *lines)
@@ -204,36 +217,36 @@ def finished(batch: Any, here: Path) -> bytes:
 
 
 def without_usage(data: bytes) -> list[Any]:
-    """How much of a prompt was cached depends on what was asked before in the same run."""
+    """Return the lines without usage, because cached tokens depend on earlier requests of the same run."""
     return [{k: v for k, v in json.loads(line).items() if k != "usage"} for line in data.split(b"\n") if line]
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 5])
 @pytest.mark.parametrize("rest", [0, 1, 9, 10, 11, -1])
-def test_it_goes_on_after_the_last_whole_line(
+def test_a_second_run_continues_after_the_last_whole_line(
     kept: int, rest: int, batch: Any, here: Path, finished: bytes
 ) -> None:
-    """The last line was cut off after `rest` bytes; -1: only its line feed is missing."""
+    """The last line is cut off after `rest` bytes; -1: only its line feed is missing."""
     lines = finished.split(b"\n")
     cut = lines[kept] if rest == -1 else lines[kept][:rest]
     (here / "out.jsonl").write_bytes(b"".join(line + b"\n" for line in lines[:kept]) + cut)
-    said = batch()
-    assert said.code == 1
+    outcome = batch()
+    assert outcome.code == 1
     assert without_usage((here / "out.jsonl").read_bytes()) == without_usage(finished)
-    told = said.err.splitlines()
-    assert told[-1].startswith("fovea: 1 of 6 lines could not be answered")
-    assert told[:-1] == ([f"fovea: {kept} of 6 lines are answered already"] if kept else [])
+    lines_of_stderr = outcome.err.splitlines()
+    assert lines_of_stderr[-1].startswith("fovea: 1 of 6 lines could not be answered")
+    assert lines_of_stderr[:-1] == ([f"fovea: {kept} of 6 lines are answered already"] if kept else [])
 
 
-def test_nothing_is_left_to_do(fovea: Caller, here: Path, finished: bytes) -> None:
-    """No model is loaded for it; that a line failed is told again."""
-    said = fovea("batch", here / "in.jsonl", here / "out.jsonl", "--model", "./none")
-    assert said.code == 1
-    assert said.err.splitlines()[0] == "fovea: 6 of 6 lines are answered already"
+def test_a_finished_batch_does_nothing(fovea: Caller, here: Path, finished: bytes) -> None:
+    """No model is loaded. The failed line is reported again."""
+    outcome = fovea("batch", here / "in.jsonl", here / "out.jsonl", "--model", "./none")
+    assert outcome.code == 1
+    assert outcome.err.splitlines()[0] == "fovea: 6 of 6 lines are answered already"
     assert (here / "out.jsonl").read_bytes() == finished
 
 
-def test_questions_may_be_added_below(batch: Any, here: Path, finished: bytes) -> None:
+def test_questions_may_be_appended(batch: Any, here: Path, finished: bytes) -> None:
     with (here / "in.jsonl").open("ab") as file:
         file.write(b'{"question": "one more?"}')
     assert batch().code == 1
@@ -257,66 +270,68 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_what_is_not_its_output_is_left_alone(kind: str, batch: Any, here: Path, finished: bytes) -> None:
+def test_a_file_that_is_not_its_output_stays_as_it_is(
+    kind: str, batch: Any, here: Path, finished: bytes
+) -> None:
     (here / "out.jsonl").write_bytes(FOREIGN[kind])
-    said = batch()
-    assert said.code == 2
-    assert said.told.endswith("not its output")
+    outcome = batch()
+    assert outcome.code == 2
+    assert outcome.error_line.endswith("not its output")
     assert (here / "out.jsonl").read_bytes() == FOREIGN[kind]
 
 
-def test_in_and_out_are_the_same(fovea: Caller, here: Path) -> None:
+def test_in_and_out_must_differ(fovea: Caller, here: Path) -> None:
     path = write_lines(here / "in.jsonl", {"question": "q"})
     before = path.read_bytes()
     (here / "link.jsonl").symlink_to(path)
     (here / "hard.jsonl").hardlink_to(path)
     for other in (path, here / "." / "in.jsonl", here / "link.jsonl", here / "hard.jsonl"):
-        said = fovea("batch", path, other)
-        assert (said.code, said.told) == (2, "fovea: IN and OUT are the same file")
+        outcome = fovea("batch", path, other)
+        assert (outcome.code, outcome.error_line) == (2, "fovea: IN and OUT are the same file")
     assert path.read_bytes() == before
 
 
-def test_files_that_can_not_be_used(fovea: Caller, here: Path) -> None:
-    given = write_lines(here / "in.jsonl", {"question": "q"})
+def test_files_that_cannot_be_used(fovea: Caller, here: Path) -> None:
+    source_file = write_lines(here / "in.jsonl", {"question": "q"})
     for source, output, message in (
         (here / "none.jsonl", here / "out.jsonl", "none.jsonl cannot be read: No such file or directory"),
         (here, here / "out.jsonl", "cannot be read: Is a directory"),
-        (given, here, "cannot be written: Is a directory"),
-        (given, here / "none" / "out.jsonl", "out.jsonl cannot be written: No such file or directory"),
+        (source_file, here, "cannot be written: Is a directory"),
+        (source_file, here / "none" / "out.jsonl", "out.jsonl cannot be written: No such file or directory"),
     ):
-        said = fovea("batch", source, output)
-        assert said.code == 2
-        assert message in said.told
+        outcome = fovea("batch", source, output)
+        assert outcome.code == 2
+        assert message in outcome.error_line
 
 
-def test_wrong_flags_are_told_before_anything_is_written(fovea: Caller, here: Path) -> None:
-    given = write_lines(here / "in.jsonl", {"question": "q"})
+def test_wrong_flags_are_errors_before_anything_is_written(fovea: Caller, here: Path) -> None:
+    source_file = write_lines(here / "in.jsonl", {"question": "q"})
     for words, message in (
         (("--concurrency", "0"), "argument --concurrency: 0 is below 1"),
         (("--temperature", "9"), "temperature must be in [0, 2]"),
         ((), "the following arguments are required: OUT.jsonl"),
     ):
-        said = fovea("batch", given, *((here / "out.jsonl",) if words else ()), *words)
-        assert said.code == 2
-        assert message in said.err
+        outcome = fovea("batch", source_file, *((here / "out.jsonl",) if words else ()), *words)
+        assert outcome.code == 2
+        assert message in outcome.err
     assert not (here / "out.jsonl").exists()
 
 
-def test_no_questions_are_no_answers(fovea: Caller, here: Path) -> None:
+def test_no_questions_give_no_answers(fovea: Caller, here: Path) -> None:
     (here / "in.jsonl").touch()
     assert fovea("batch", here / "in.jsonl", here / "out.jsonl", "--model", "./none").code == 0
     assert (here / "out.jsonl").read_bytes() == b""
 
 
-def test_control_c_and_again(batch: Any, tiny: Path, here: Path) -> None:
-    """Interrupted between two lines, it goes on where it was, and the whole is as if nothing had happened."""
+def test_control_c_and_a_second_run(batch: Any, tiny: Path, here: Path) -> None:
+    """A batch that is interrupted between two lines continues there, and the result is the same."""
     lines = [{"question": f"what is {n}?", "params": {"max_tokens": 120}} for n in range(12)]
     write_lines(here / "in.jsonl", *lines)
     out = here / "out.jsonl"
     process = start("batch", here / "in.jsonl", out, "--model", tiny, "--concurrency", 1)
     until(lambda: process.poll() is not None or (out.exists() and b"\n" in out.read_bytes()))
     stopped = interrupt(process)
-    assert (stopped.code, stopped.told) == (130, "fovea: interrupted")
+    assert (stopped.code, stopped.error_line) == (130, "fovea: interrupted")
     first = out.read_bytes()
     assert 1 <= len(first.splitlines()) < 12
     assert batch().code == 0

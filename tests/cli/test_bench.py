@@ -20,7 +20,7 @@ LOAD = ("--visual-tokens", "4,16", "--token-side", 32, "--output-tokens", 4, "--
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_of_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_engine_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FOVEA_THREADS")
 
 
@@ -57,33 +57,33 @@ def last(out: str) -> Any:
 
 
 def test_the_fixed_workloads(fovea: Caller, url: str, server: tuple[str, int]) -> None:
-    done = fovea("bench", url, *SMALL, "--pid", server[1])
-    assert (done.code, done.err) == (0, "")
-    found = last(done.out)
-    assert found["model"] == "fovea-simulated"
-    assert "open sesame" not in done.out
-    summaries = {result["name"]: result["summary"] for result in found["results"]}
+    outcome = fovea("bench", url, *SMALL, "--pid", server[1])
+    assert (outcome.code, outcome.err) == (0, "")
+    body = last(outcome.out)
+    assert body["model"] == "fovea-simulated"
+    assert "open sesame" not in outcome.out
+    summaries = {result["name"]: result["summary"] for result in body["results"]}
     assert {name: (s["requests"], s["failed"]) for name, s in summaries.items()} == {
-        "cold": (1, 0), "images": (2, 0), "questions": (2, 0), "followup": (1, 0), "known": (1, 0), "text": (2, 0),
-        "stall": (1, 0),
+        "cold": (1, 0), "images": (2, 0), "questions": (2, 0), "followup": (1, 0), "known": (1, 0),
+        "text": (2, 0), "stall": (1, 0),
     }  # fmt: skip
     assert summaries["cold"]["tokens"] == 6
     assert summaries["cold"]["image_tokens"] == 16
     assert summaries["stall"]["values"]["stall_ms"] > 0
     assert summaries["followup"]["cached_tokens"] > 0, "the image is not prefilled again"
     assert summaries["cold"]["cached_tokens"] < 16
-    assert found["memory"]["peak_mib"] > 1
-    assert "\ntargets: " not in done.out
+    assert body["memory"]["peak_mib"] > 1
+    assert "\ntargets: " not in outcome.out
 
 
 def test_loads_targets_files_and_ratios(fovea: Caller, url: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out, chart = tmp_path / "old.json", tmp_path / "chart.png"
     words = ("bench", url, "open", "chat", "--rate", "40,80", "--turns", 2, "--clients", 4, *LOAD)
-    done = fovea(*words, "--out", out, "--plot", chart)
-    assert (done.code, done.err) == (0, "")
-    assert "targets: production targets of the ARR-COC-0-1 documents" in done.out
-    names = [result["name"] for result in last(done.out)["results"]]
+    outcome = fovea(*words, "--out", out, "--plot", chart)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "targets: production targets of the ARR-COC-0-1 documents" in outcome.out
+    names = [result["name"] for result in last(outcome.out)["results"]]
     assert names == ["open 40/s", "open 80/s", "chat"]
     written = json.loads(out.read_text())
     assert [len(result["requests"]) for result in written["results"]] == [12, 12, 12]
@@ -95,11 +95,11 @@ def test_loads_targets_files_and_ratios(fovea: Caller, url: str, tmp_path: Path)
     assert "differ in rate, clients, turns\n" in again.out
 
 
-def test_a_trace_of_the_simulator_is_asked(fovea: Caller, url: str, tmp_path: Path) -> None:
+def test_a_trace_of_the_simulator_is_sent(fovea: Caller, url: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     fovea("simulate", "--requests", 10, "--rate", 50, "--output-tokens", 4, "--save-trace", trace)
-    found = last(fovea("bench", url, "--trace", trace).out)
-    (result,) = found["results"]
+    body = last(fovea("bench", url, "--trace", trace).out)
+    (result,) = body["results"]
     assert (result["name"], result["summary"]["requests"], result["summary"]["failed"]) == ("trace", 10, 0)
 
 
@@ -117,27 +117,27 @@ def test_missed_targets_and_failures_are_exit_code_1(fovea: Caller, url: str, tm
 
 
 def test_images_are_sent_ahead(fovea: Caller, url: str) -> None:
-    done = fovea("bench", url, "cold", *SMALL, "--images-as", "encoded")
-    assert done.code == 0
-    assert last(done.out)["settings"]["images_as"] == "encoded"
+    outcome = fovea("bench", url, "cold", *SMALL, "--images-as", "encoded")
+    assert outcome.code == 0
+    assert last(outcome.out)["settings"]["images_as"] == "encoded"
 
 
-def test_an_old_server_is_asked_in_its_words(fovea: Caller) -> None:
+def test_an_old_server_gets_the_fields_that_it_knows(fovea: Caller) -> None:
     with scripted(Scripted(refuses=frozenset({"stream_options", "ignore_eos"}))) as old:
-        done = fovea("bench", old.url, "cold", *SMALL)
-    assert done.code == 0
-    assert "note: the server does not know stream_options: tokens are counted by events" in done.out
-    assert "note: the server does not know ignore_eos" in done.out
-    assert last(done.out)["dialect"]["usage"] is False
+        outcome = fovea("bench", old.url, "cold", *SMALL)
+    assert outcome.code == 0
+    assert "note: the server does not know stream_options: tokens are counted by events" in outcome.out
+    assert "note: the server does not know ignore_eos" in outcome.out
+    assert last(outcome.out)["dialect"]["usage"] is False
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["cold", "--api-key", "no"], "the server refuses the API key (401: "),
         (["--model", "other"], "the server has no model 'other'; served: fovea-simulated"),
         (["colt"], "there is no workload 'colt'; accepted: cold, images, questions"),
-        (["cold", "--rate", "3"], "--rate is for open; asked for: cold"),
+        (["cold", "--rate", "3"], "--rate is for open; the workloads are cold"),
         (["--rate", "3", "--repeats", "2"], "--repeats is for cold, images"),
         (["open", "--rate", "fast"], "--rate is 'fast'; accepted: numbers, as A,B"),
         (["open", "--arrivals", "flood"], "accepted: poisson, ramp, burst"),
@@ -151,29 +151,29 @@ def test_an_old_server_is_asked_in_its_words(fovea: Caller) -> None:
         (["--pid", "999999999"], "--pid is 999999999, and /proc shows no such process"),
     ],
 )
-def test_errors_name_what_where_and_what_is_accepted(
-    fovea: Caller, url: str, words: list[str], told: str
+def test_errors_name_the_flag_the_value_and_the_accepted_values(
+    fovea: Caller, url: str, words: list[str], message: str
 ) -> None:
-    done = fovea("bench", url, *words)
-    assert done.code == 2
-    assert told in done.told
+    outcome = fovea("bench", url, *words)
+    assert outcome.code == 2
+    assert message in outcome.error_line
 
 
-def test_a_server_that_is_not_there(fovea: Caller) -> None:
-    done = fovea("bench", f"http://127.0.0.1:{free_port()}")
-    assert done.code == 2
-    assert "cannot be reached: " in done.told
+def test_a_server_that_cannot_be_reached(fovea: Caller) -> None:
+    outcome = fovea("bench", f"http://127.0.0.1:{free_port()}")
+    assert outcome.code == 2
+    assert "cannot be reached: " in outcome.error_line
 
 
 def test_charts_need_their_library(fovea: Caller, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    done = fovea("bench", url, "--plot", "a.png")
-    assert done.code == 2
-    assert done.told.endswith("install it with: pip install 'fovea[bench]'")
+    outcome = fovea("bench", url, "--plot", "a.png")
+    assert outcome.code == 2
+    assert outcome.error_line.endswith("install it with: pip install 'fovea[bench]'")
     assert not Path("a.png").exists()
 
 
-def test_control_c_ends_it() -> None:
+def test_control_c_ends_the_command() -> None:
     with scripted(Scripted()) as server:
         process = start("bench", server.url, "--rate", "0.001", "--requests", 5)
         until(lambda: bool(server.questions) or process.poll() is not None)
@@ -182,8 +182,11 @@ def test_control_c_ends_it() -> None:
     assert ended.err == "fovea: interrupted\n"
 
 
-def test_it_imports_no_torch() -> None:
-    """A load generator may run where no engine is installed."""
-    code = "import sys, fovea.bench.session, fovea.bench.plot; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+def test_the_command_imports_no_torch() -> None:
+    """A load generator may run on a machine without an engine."""
+    code = (
+        "import sys, fovea.bench.session, fovea.bench.plot; "
+        "print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+    )
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert outcome.stdout.split() == ["False", "False"]

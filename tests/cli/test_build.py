@@ -1,4 +1,4 @@
-"""fovea build: what it makes, what it says, and what it refuses before anything is loaded."""
+"""fovea build: its files, its output, and the errors before anything is loaded."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_resolutions_and_levels_become_grids(fovea: Caller, tiny: Path, out: Path) -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
-    done = fovea(
+    outcome = fovea(
         "build", tiny, "--resolutions", "96x64", "100x60", "--levels", "low", "high", "--format", "onnx",
         "--blocks-per-part", 3, "--device", "cpu", "--out", out,
     )  # fmt: skip
-    assert done.code == 0, done.err
+    assert outcome.code == 0, outcome.err
     manifest = Manifest.read(out)
     assert [grid.grid for grid in manifest.grids] == [(1, 4, 6)]
     assert manifest.grids[0].sources == ("96x64 low", "96x64 high", "100x60 low", "100x60 high")
     assert manifest.site.versions["onnxruntime"] != "none"
     assert (
         "4x6 patches (96x64 low, 96x64 high, 100x60 low, 100x60 high): 1 parts in 1 files, float32"
-        in done.out
+        in outcome.out
     )
-    assert f"use them with --encoder-engines {out}" in done.out
+    assert f"use them with --encoder-engines {out}" in outcome.out
     from PIL import Image
 
     Image.new("RGB", (96, 64), "red").save(out / "red.png")
@@ -49,44 +49,44 @@ def test_resolutions_and_levels_become_grids(fovea: Caller, tiny: Path, out: Pat
 
 
 @pytest.mark.usefixtures("a_compiler")
-def test_the_checkpoint_of_an_architecture_without(fovea: Caller, tmp_path: Path, out: Path) -> None:
-    done = fovea("build", write("llava", tmp_path / "llava"), "--out", out)
-    assert done.code == 2
-    assert "LLaVA-1.5 has no encoders to build; those of Qwen2-VL" in done.told
+def test_an_architecture_without_static_encoders(fovea: Caller, tmp_path: Path, out: Path) -> None:
+    outcome = fovea("build", write("llava", tmp_path / "llava"), "--out", out)
+    assert outcome.code == 2
+    assert "no encoders can be built for LLaVA-1.5; accepted: Qwen2-VL" in outcome.error_line
     assert not out.exists()
 
 
 @pytest.mark.parametrize("text", ["448", "448x", "0x448", "448x448x3", "-1x2", "axb", "100000x5"])
-def test_a_resolution_that_is_none(fovea: Caller, tiny: Path, text: str) -> None:
-    done = fovea("build", tiny, f"--resolutions={text}")
-    assert done.code == 2
-    assert "is not WIDTHxHEIGHT" in done.err
+def test_a_text_that_is_no_resolution(fovea: Caller, tiny: Path, text: str) -> None:
+    outcome = fovea("build", tiny, f"--resolutions={text}")
+    assert outcome.code == 2
+    assert "is not WIDTHxHEIGHT" in outcome.err
 
 
 @pytest.mark.usefixtures("a_compiler")
 def test_a_resolution_that_the_processor_refuses(fovea: Caller, tiny: Path, out: Path) -> None:
-    done = fovea("build", tiny, "--resolutions", "1x9999", "--out", out)
-    assert done.code == 2
-    assert "--resolutions 1x9999: " in done.told
+    outcome = fovea("build", tiny, "--resolutions", "1x9999", "--out", out)
+    assert outcome.code == 2
+    assert "--resolutions 1x9999: " in outcome.error_line
 
 
 def test_a_format_whose_package_is_missing(
     fovea: Caller, tiny: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)  # type: ignore[arg-type]
-    done = fovea("build", tiny, "--format", "tensorrt", "--out", out)
-    assert done.code == 2
-    assert "tensorrt is not installed; pip install tensorrt" in done.told
+    outcome = fovea("build", tiny, "--format", "tensorrt", "--out", out)
+    assert outcome.code == 2
+    assert "tensorrt is not installed; pip install tensorrt" in outcome.error_line
 
 
 def test_a_folder_without_engines(fovea: Caller, tiny: Path, tmp_path: Path) -> None:
-    done = fovea("ask", "what?", "--model", tiny, "--encoder-engines", tmp_path)
-    assert done.code == 2
-    assert "has no manifest.json; fovea build writes one" in done.told
+    outcome = fovea("ask", "what?", "--model", tiny, "--encoder-engines", tmp_path)
+    assert outcome.code == 2
+    assert "has no manifest.json; fovea build writes one" in outcome.error_line
 
 
 def test_engines_of_another_model(fovea: Caller, tiny: Path, out: Path) -> None:
-    """Told, and the answer is the eager encoder's."""
+    """The mismatch is reported, and the eager encoder answers."""
     site = {"model": "0", "dtype": "float32", "device": "cpu", "capability": [], "versions": {}}
     out.mkdir()
     manifest = {
@@ -100,6 +100,6 @@ def test_engines_of_another_model(fovea: Caller, tiny: Path, out: Path) -> None:
     }
     (out / "manifest.json").write_text(json.dumps(manifest))
     words = ("ask", "what?", "--model", tiny, "--max-tokens", 4, "--temperature", 0, "--device", "cpu")
-    done = fovea(*words, "--encoder-engines", out)
-    assert done.code == 0
-    assert done.out == fovea(*words).out
+    outcome = fovea(*words, "--encoder-engines", out)
+    assert outcome.code == 0
+    assert outcome.out == fovea(*words).out

@@ -1,4 +1,4 @@
-"""fovea chat: what is said before is known, what failed is not."""
+"""fovea chat: later messages know the earlier ones, but not those that failed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from fovea import Engine
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
-from tests.cli.support import PATIENCE, Caller
+from tests.cli.support import TIMEOUT_S, Caller
 
 FEW = ("--max-tokens", "5")
 IN_A_TERMINAL = """
@@ -25,11 +25,11 @@ from fovea.cli.main import main
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 sys.exit(main())
 """
-"""The command in a session whose terminal, with its Ctrl-C, is standard input."""
+"""Runs the command in a session with a terminal as standard input, so that Ctrl-C reaches it."""
 
 
 class Conversation:
-    """The same conversation, with the engine itself."""
+    """A conversation with the engine itself, for comparison."""
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         self._engine = engine
@@ -54,23 +54,23 @@ def talk(engine: Engine, folder: Path) -> Conversation:
 
 @pytest.fixture
 def chat(fovea: Caller, tiny: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """chat(lines, words...) runs a whole conversation in the folder of the pictures."""
+    """Return chat(lines, words...), which runs a whole conversation in the folder of the images."""
     monkeypatch.chdir(folder)
     return lambda lines, *words: fovea("chat", *words, "--model", tiny, *FEW, stdin="\n".join(lines) + "\n")
 
 
-def test_what_was_said_before_is_known(chat: Any, talk: Conversation) -> None:
-    said = chat(["what is it?", "and now?", "", "why?"])
+def test_later_messages_know_the_earlier_ones(chat: Any, talk: Conversation) -> None:
+    outcome = chat(["what is it?", "and now?", "", "why?"])
     answers = [talk.say(text) for text in ("what is it?", "and now?", "why?")]
-    assert said.out == "".join(answer + "\n" for answer in answers)
-    assert (said.code, said.err) == (0, "")
+    assert outcome.out == "".join(answer + "\n" for answer in answers)
+    assert (outcome.code, outcome.err) == (0, "")
 
 
 def test_images_go_with_the_next_message_only(chat: Any, talk: Conversation) -> None:
-    said = chat(["first", "/image b.png", "second", "third"], "a.png")
+    outcome = chat(["first", "/image b.png", "second", "third"], "a.png")
     answers = [talk.say("first", "a.png"), talk.say("second", "b.png"), talk.say("third")]
-    assert said.out == "".join(answer + "\n" for answer in answers)
-    assert said.err.splitlines() == [
+    assert outcome.out == "".join(answer + "\n" for answer in answers)
+    assert outcome.err.splitlines() == [
         "  a.png: 96x64, goes with the next message",
         "  b.png: 96x64, goes with the next message",
     ]
@@ -79,47 +79,47 @@ def test_images_go_with_the_next_message_only(chat: Any, talk: Conversation) -> 
 def test_several_images_at_once_and_quoted_names(chat: Any, folder: Path, talk: Conversation) -> None:
     (folder / "a.png").rename(folder / "my cat.png")
     (folder / "b.png").rename(folder / "it's.png")
-    said = chat(["/image 'my cat.png' \"it's.png\"", "what?"])
-    assert said.out == talk.say("what?", "my cat.png", "it's.png") + "\n"
+    outcome = chat(["/image 'my cat.png' \"it's.png\"", "what?"])
+    assert outcome.out == talk.say("what?", "my cat.png", "it's.png") + "\n"
     assert chat(["/image it's.png", "what?"]).err == "  it's.png: 96x64, goes with the next message\n"
 
 
 def test_a_system_message_outlives_clear(chat: Any, talk: Conversation) -> None:
     talk.system("Be brief.")
     first = talk.say("what?")
-    said = chat(["what?", "/image a.png", "/clear", "what?"], "--system", "Be brief.")
-    assert said.out == f"{first}\n{first}\n"
-    assert said.err.splitlines()[-1] == "  a new conversation"
+    outcome = chat(["what?", "/image a.png", "/clear", "what?"], "--system", "Be brief.")
+    assert outcome.out == f"{first}\n{first}\n"
+    assert outcome.err.splitlines()[-1] == "  a new conversation"
     assert chat(["what?"]).out != first + "\n"
 
 
-def test_what_fails_is_taken_back(chat: Any, talk: Conversation) -> None:
+def test_a_failed_message_is_removed(chat: Any, talk: Conversation) -> None:
     first, second = talk.say("what?"), talk.say("and now?")
-    for bad, told in (
+    for bad, message in (
         ("the red circle " * 2000, "fovea: the prompt has "),
         ("\udcff", "fovea: the question is not UTF-8 text"),
         ("/image none.png", "fovea: none.png cannot be read: No such file or directory"),
         ("/image no.png", "fovea: the data is not an image of an accepted type"),
         ("/image", "  /image needs a file"),
-        ("/imag a.png", "/image FILE...  add pictures"),
+        ("/imag a.png", "/image FILE...  add images"),
     ):
-        said = chat(["what?", bad, "and now?"])
-        assert said.out == f"{first}\n{second}\n"
-        assert said.err.startswith(told)
-        assert len(said.err.splitlines()) == 1
-        assert said.code == 0
+        outcome = chat(["what?", bad, "and now?"])
+        assert outcome.out == f"{first}\n{second}\n"
+        assert outcome.err.startswith(message)
+        assert len(outcome.err.splitlines()) == 1
+        assert outcome.code == 0
 
 
-def test_a_first_image_that_is_none_does_not_end_it(chat: Any, talk: Conversation) -> None:
-    said = chat(["what?"], "none.png", "a.png")
-    assert said.out == talk.say("what?", "a.png") + "\n"
-    assert said.err.startswith("fovea: none.png cannot be read")
+def test_an_unreadable_first_image_does_not_end_the_chat(chat: Any, talk: Conversation) -> None:
+    outcome = chat(["what?"], "none.png", "a.png")
+    assert outcome.out == talk.say("what?", "a.png") + "\n"
+    assert outcome.err.startswith("fovea: none.png cannot be read")
 
 
 def test_figures_on_and_off(chat: Any) -> None:
-    said = chat(["/stats", "what?", "/stats", "what?"])
-    assert [line.split()[0] for line in said.err.splitlines()] == ["figures", "ms:", "tokens:", "figures"]
-    assert len(said.out.splitlines()) >= 2
+    outcome = chat(["/stats", "what?", "/stats", "what?"])
+    assert [line.split()[0] for line in outcome.err.splitlines()] == ["figures", "ms:", "tokens:", "figures"]
+    assert len(outcome.out.splitlines()) >= 2
 
 
 @pytest.mark.parametrize("word", ["/quit", "/exit"])
@@ -127,13 +127,13 @@ def test_quitting(word: str, chat: Any, talk: Conversation) -> None:
     assert chat(["what?", word, "what?"]).out == talk.say("what?") + "\n"
 
 
-def test_a_wrong_flag_is_told_before_a_model_is_loaded(fovea: Caller) -> None:
-    said = fovea("chat", "--model", "./none", "--temperature", "-1")
-    assert (said.code, said.told) == (2, "fovea: temperature must be in [0, 2], got -1.0")
+def test_a_wrong_flag_is_an_error_before_a_model_is_loaded(fovea: Caller) -> None:
+    outcome = fovea("chat", "--model", "./none", "--temperature", "-1")
+    assert (outcome.code, outcome.error_line) == (2, "fovea: temperature must be in [0, 2], got -1.0")
 
 
 class Terminal:
-    """A process behind a terminal, read until something stands on it."""
+    """A process behind a terminal, whose output is read until it matches a pattern."""
 
     def __init__(self, *words: object) -> None:
         self._fd, other = pty.openpty()
@@ -149,12 +149,12 @@ class Terminal:
         os.write(self._fd, text.encode())
 
     def read_until(self, pattern: str) -> str:
-        """What came since the last call, up to a match."""
-        while not (found := re.search(pattern, self.shown)):
-            ready, _, _ = select.select([self._fd], [], [], PATIENCE)
+        """Return the output since the last call, up to a match."""
+        while not (match := re.search(pattern, self.shown)):
+            ready, _, _ = select.select([self._fd], [], [], TIMEOUT_S)
             assert ready, self.shown
             self.shown += os.read(self._fd, 4096).decode(errors="replace")
-        before, self.shown = self.shown[: found.end()], self.shown[found.end() :]
+        before, self.shown = self.shown[: match.end()], self.shown[match.end() :]
         return before
 
     def close(self) -> None:
@@ -165,14 +165,14 @@ def test_in_a_terminal(tiny: Path, folder: Path) -> None:
     terminal = Terminal("chat", folder / "a.png", "--model", tiny, "--max-tokens", "3000")
     try:
         opening = terminal.read_until("> ")
-        assert "/image FILE...  add pictures" in opening
+        assert "/image FILE...  add images" in opening
         terminal.type("what is it?\r")
         terminal.read_until(r"what is it\?\r\n[^\r\n]{8}")
         terminal.type("\x03")
         terminal.read_until(r"\(stopped\)")
         terminal.read_until("> ")
         terminal.type("\x04")
-        assert terminal.process.wait(PATIENCE) == 0
+        assert terminal.process.wait(TIMEOUT_S) == 0
         assert "Traceback" not in terminal.shown
     finally:
         terminal.process.kill()

@@ -16,7 +16,8 @@ from tests.cli.support import Caller, write_lines
 
 FEW = ("--max-tokens", "4")
 COLUMNS = {
-    "kind", "cases", "correct", "accuracy", "low", "high", "prompt_tokens", "image_tokens", "completion_tokens",
+    "kind", "cases", "correct", "accuracy", "low", "high",
+    "prompt_tokens", "image_tokens", "completion_tokens",
 }  # fmt: skip
 
 
@@ -30,7 +31,7 @@ def answer(engine: Engine, question: str, *images: Path) -> str:
 
 
 def assert_sound(rows: list[dict[str, Any]]) -> None:
-    """Every row counts what it says, and the last is the sum of the kinds."""
+    """Check that every row is consistent, and that the last row is the sum of the kinds."""
     assert rows[-1]["kind"] == "all"
     for row in rows:
         assert set(row) == COLUMNS
@@ -44,12 +45,12 @@ def assert_sound(rows: list[dict[str, Any]]) -> None:
 
 
 def test_scenes_as_json(evaluate: Any) -> None:
-    said = evaluate("--count", 2, "--kinds", "colour, counting", "--json")
-    assert (said.code, said.err) == (0, "")
-    assert {name: said.json[name] for name in ("model", "seed", "failed")} == {
+    outcome = evaluate("--count", 2, "--kinds", "colour, counting", "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert {name: outcome.json[name] for name in ("model", "seed", "failed")} == {
         "model": "tiny", "seed": HELD_OUT_SEED, "failed": 0,
     }  # fmt: skip
-    rows = said.json["rows"]
+    rows = outcome.json["rows"]
     assert_sound(rows)
     cases = {row["kind"]: row["cases"] for row in rows}
     assert (cases["colour"], cases["counting"], cases["all"]) == (2, 2, 4)
@@ -57,14 +58,14 @@ def test_scenes_as_json(evaluate: Any) -> None:
     assert all(row["prompt_tokens"] > row["image_tokens"] for row in rows)
 
 
-def test_every_kind_is_asked_unless_some_are_chosen(evaluate: Any) -> None:
+def test_every_kind_is_used_unless_some_are_named(evaluate: Any) -> None:
     rows = evaluate("--count", 1, "--json").json["rows"]
     assert_sound(rows)
     assert [row["kind"] for row in rows if row["kind"] in KINDS] == list(KINDS)
 
 
 def test_frames_in_order_are_shown_as_a_video(evaluate: Any) -> None:
-    """Two frames make one group of visual tokens, so there are about half as many; other kinds stay as they are."""
+    """Two frames make one group of visual tokens, so about half remain. Other kinds do not change."""
     words = ("--count", 2, "--kinds", "motion,colour", "--json")
     images, video = (evaluate(*words, *more).json["rows"] for more in ((), ("--video",)))
     before, now = ({row["kind"]: row["image_tokens"] for row in rows} for rows in (images, video))
@@ -75,7 +76,7 @@ def test_frames_in_order_are_shown_as_a_video(evaluate: Any) -> None:
 
 
 def test_fewer_visual_tokens(evaluate: Any) -> None:
-    """What is kept of every image is in the counts, and the wish in the result."""
+    """The counts show the kept tokens, and the result shows the wish."""
     words = ("--count", 3, "--kinds", "colour", "--json")
     full, half = evaluate(*words).json, evaluate(*words, "--method", "uniform", "--budget", 0.5).json
     assert full["visual_tokens"] is None
@@ -87,45 +88,48 @@ def test_fewer_visual_tokens(evaluate: Any) -> None:
     assert few["rows"][-1]["image_tokens"] == 7
 
 
-def test_a_method_that_there_is_not(evaluate: Any) -> None:
-    said = evaluate("--count", 1, "--method", "magic")
-    assert said.code == 2
-    assert "there is no method 'magic'; accepted: resize, uniform" in said.told
+def test_an_unknown_method(evaluate: Any) -> None:
+    outcome = evaluate("--count", 1, "--method", "magic")
+    assert outcome.code == 2
+    assert "there is no method 'magic'; accepted: resize, uniform" in outcome.error_line
 
 
-def test_the_same_seed_asks_the_same(evaluate: Any) -> None:
+def test_the_same_seed_gives_the_same_questions(evaluate: Any) -> None:
     first = evaluate("--count", 3, "--kinds", "reading", "--json", "--seed", 7)
     assert evaluate("--count", 3, "--kinds", "reading", "--json", "--seed", 7, "--concurrency", 1) == first
     assert evaluate("--count", 3, "--kinds", "reading", "--json", "--seed", 8).out != first.out
 
 
-def test_a_kind_named_twice_is_asked_once(evaluate: Any) -> None:
+def test_a_kind_named_twice_is_used_once(evaluate: Any) -> None:
     rows = evaluate("--count", 2, "--kinds", "colour,colour", "--json").json["rows"]
     assert [(row["kind"], row["cases"]) for row in rows] == [("colour", 2), ("all", 2)]
 
 
-def test_ones_own_questions(evaluate: Any, engine: Engine, folder: Path) -> None:
-    """Right is what the model says, so two of three of one kind and none of the other are."""
+def test_questions_from_a_file(evaluate: Any, engine: Engine, folder: Path) -> None:
+    """The expected answers are the model's own for two of three cases of one kind, and wrong otherwise."""
     one, two = folder / "a.png", folder / "b.png"
     data = write_lines(
         folder / "own.jsonl",
         {"image": "a.png", "question": "what?", "answer": answer(engine, "what?", one), "kind": "what"},
-        {"images": ["a.png", "b.png"], "question": "both?", "answers": ["no", answer(engine, "both?", one, two)], "kind": "what"},
+        {
+            "images": ["a.png", "b.png"], "question": "both?",
+            "answers": ["no", answer(engine, "both?", one, two)], "kind": "what",
+        },
         {"question": "where?", "answer": "nowhere", "kind": "what"},
         b"",
         {"image": str(two), "question": "who?", "answer": 7, "kind": "who", "id": "x"},
     )  # fmt: skip
-    said = evaluate("--data", data, "--json")
-    assert (said.code, said.err) == (0, "")
-    assert said.json["seed"] is None
-    rows = said.json["rows"]
+    outcome = evaluate("--data", data, "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.json["seed"] is None
+    rows = outcome.json["rows"]
     assert [(row["kind"], row["correct"], row["cases"]) for row in rows] == [
         ("what", 2, 3), ("who", 0, 1), ("all", 2, 4),
     ]  # fmt: skip
     assert [row["image_tokens"] for row in rows] == [6, 6, 6]
 
 
-def test_without_kinds_one_row_says_it_all(evaluate: Any, folder: Path) -> None:
+def test_without_kinds_there_is_one_row(evaluate: Any, folder: Path) -> None:
     data = write_lines(folder / "own.jsonl", {"question": "what?", "answer": "x"})
     rows = evaluate("--data", data, "--json").json["rows"]
     assert [row["kind"] for row in rows] == ["all"]
@@ -138,15 +142,15 @@ def test_wrong_answers_are_shown(evaluate: Any, engine: Engine, folder: Path) ->
         {"id": "door", "question": "what?", "answers": ["a door", "door"]},
         {"id": "wall", "question": "where?", "answer": right},
     )
-    said = evaluate("--data", data, "--wrong", "--json")
-    assert said.code == 0
-    assert said.err == f"door: 'what?' -> {answer(engine, 'what?')!r}, not 'a door'\n"
+    outcome = evaluate("--data", data, "--wrong", "--json")
+    assert outcome.code == 0
+    assert outcome.err == f"door: 'what?' -> {answer(engine, 'what?')!r}, not 'a door'\n"
 
 
 def test_the_table_fits_a_terminal(evaluate: Any) -> None:
-    said = evaluate("--count", 4, "--kinds", "reading,counting")
-    assert (said.code, said.err) == (0, "")
-    lines = said.out.splitlines()
+    outcome = evaluate("--count", 4, "--kinds", "reading,counting")
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
     assert lines[0].split() == ["kind", "right", "accuracy", "95%", "interval", "prompt", "visual", "answer"]
     assert max(map(len, lines)) <= 80
     assert lines[-1].split()[:3] == ["all", "0/8", "0.0%"]
@@ -161,7 +165,9 @@ def test_markdown(evaluate: Any) -> None:
     assert markdown([row]).splitlines()[-1] == "| colour | 6/8 | 75.0% | 40.9% - 92.9% | 12 |"
 
 
-def test_a_case_that_can_not_be_asked_is_wrong_and_told(evaluate: Any, engine: Engine, folder: Path) -> None:
+def test_a_case_that_cannot_be_asked_counts_as_wrong_and_is_reported(
+    evaluate: Any, engine: Engine, folder: Path
+) -> None:
     right = {"question": "what?", "answer": answer(engine, "what?")}
     data = write_lines(
         folder / "own.jsonl",
@@ -170,16 +176,16 @@ def test_a_case_that_can_not_be_asked_is_wrong_and_told(evaluate: Any, engine: E
         {"question": "red circle " * 3000, "answer": "x"},
         right,
     )
-    said = evaluate("--data", data, "--json", "--wrong")
-    assert said.code == 1
-    assert said.json["failed"] == 2
-    assert [(row["correct"], row["cases"]) for row in said.json["rows"]] == [(2, 4)]
-    first, second = sorted(said.err.splitlines(), reverse=True)
+    outcome = evaluate("--data", data, "--json", "--wrong")
+    assert outcome.code == 1
+    assert outcome.json["failed"] == 2
+    assert [(row["correct"], row["cases"]) for row in outcome.json["rows"]] == [(2, 4)]
+    first, second = sorted(outcome.err.splitlines(), reverse=True)
     assert first.startswith("fovea: case words could not be asked: the data is not an image")
     assert second.startswith("fovea: case 3 could not be asked: the prompt has ")
 
 
-def test_many_failures_are_told_in_few_lines(evaluate: Any, folder: Path) -> None:
+def test_many_failures_are_reported_in_few_lines(evaluate: Any, folder: Path) -> None:
     line = {"image": "no.png", "question": "what?", "answer": "x"}
     data = write_lines(folder / "own.jsonl", *[line] * 14)
     lines = evaluate("--data", data, "--json").err.splitlines()
@@ -204,15 +210,15 @@ def test_many_failures_are_told_in_few_lines(evaluate: Any, folder: Path) -> Non
         ({"question": "q", "answer": "x", "kind": "all"}, "kind 'all' is the report's last row"),
     ],
 )
-def test_a_wrong_line_is_told_with_file_and_line(
+def test_the_error_for_a_wrong_line_names_file_and_line(
     line: Any, message: str, fovea: Caller, folder: Path
 ) -> None:
-    """And before a model is loaded, which this one could not be."""
+    """The error comes before the model is loaded; this one does not exist."""
     data = write_lines(folder / "own.jsonl", {"question": "q", "answer": "x"}, b"", line)
-    said = fovea("eval", "./none", "--data", data)
-    assert (said.code, said.out) == (2, "")
-    assert said.told.startswith(f"fovea: {data}:3: ")
-    assert message in said.told
+    outcome = fovea("eval", "./none", "--data", data)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.error_line.startswith(f"fovea: {data}:3: ")
+    assert message in outcome.error_line
 
 
 @pytest.mark.parametrize(
@@ -221,10 +227,10 @@ def test_a_wrong_line_is_told_with_file_and_line(
         (("--data", "none.jsonl"), "none.jsonl cannot be read: No such file or directory"),
         (("--data", "empty.jsonl"), "empty.jsonl holds no cases"),
         (("--data", "."), ". cannot be read: Is a directory"),
-        (("--data", "empty.jsonl", "--kinds", "colour"), "--kinds is of generated scenes"),
+        (("--data", "empty.jsonl", "--kinds", "colour"), "--kinds is for generated scenes"),
         (("--kinds", "colour,tint"), "unknown kind 'tint'; there are colour, shape, "),
         (("--kinds", "colour,"), "unknown kind ''; there are colour, shape, "),
-        (("--data", "empty.jsonl", "--video"), "--video is of generated scenes"),
+        (("--data", "empty.jsonl", "--video"), "--video is for generated scenes"),
         (("--kinds", "colour", "--video"), "--video shows motion as a video; --kinds leaves it out"),
         (("--kinds", "colour", "--count", "1"), "'./none' is neither a folder"),
     ],
@@ -234,9 +240,9 @@ def test_a_wrong_call(
 ) -> None:
     monkeypatch.chdir(folder)
     (folder / "empty.jsonl").write_text("\n\n")
-    said = fovea("eval", "./none", *words)
-    assert (said.code, said.out) == (2, "")
-    assert said.told.startswith(f"fovea: {message}")
+    outcome = fovea("eval", "./none", *words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.error_line.startswith(f"fovea: {message}")
 
 
 @pytest.mark.parametrize(
@@ -249,13 +255,13 @@ def test_a_wrong_call(
     ],
 )
 def test_wrong_flags(words: tuple[str, ...], message: str, fovea: Caller) -> None:
-    said = fovea("eval", *words)
-    assert said.code == 2
-    assert message in said.err
+    outcome = fovea("eval", *words)
+    assert outcome.code == 2
+    assert message in outcome.err
 
 
-def test_conversations_go_on_with_the_models_own_answers(evaluate: Any, tiny: Path) -> None:
-    """Tokens are summed over a case's exchanges, each of which repeats the ones before."""
+def test_conversations_continue_with_the_models_own_answers(evaluate: Any, tiny: Path) -> None:
+    """Tokens are summed over a case's exchanges, and each exchange repeats the earlier ones."""
     case = next(scene_cases(1, ("chat",)))
     row = evaluate("--count", 1, "--kinds", "chat", "--json").json["rows"][0]
     assert len(case.exchanges) > 1

@@ -1,4 +1,4 @@
-"""fovea models: one table, three forms."""
+"""fovea models: one list in three forms."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.support.checkpoints import ARCHITECTURES as TESTED
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 
 
-def test_a_terminal_of_80_columns_shows_all_of_it(fovea: Caller) -> None:
-    said = fovea("models")
-    assert (said.code, said.err) == (0, "")
-    assert max(map(len, said.out.splitlines())) <= 80
+def test_the_list_fits_a_terminal_of_80_columns(fovea: Caller) -> None:
+    outcome = fovea("models")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert max(map(len, outcome.out.splitlines())) <= 80
     for entry in ARCHITECTURES:
         for text in (entry.name, entry.model_type, entry.example, entry.vision, entry.text):
-            assert text in said.out
-    assert "fovea-tiny" in said.out
+            assert text in outcome.out
+    assert "fovea-tiny" in outcome.out
 
 
 def test_json(fovea: Caller) -> None:
@@ -31,11 +31,11 @@ def test_json(fovea: Caller) -> None:
     assert all(isinstance(value, str) and value for row in rows for value in row.values())
 
 
-def test_what_is_listed_is_what_is_compared_with_transformers() -> None:
+def test_listed_architectures_are_those_compared_with_transformers() -> None:
     assert {entry.model_type for entry in ARCHITECTURES} == set(TESTED)
 
 
-def test_the_documented_table_is_this_one(fovea: Caller) -> None:
+def test_the_table_is_that_of_the_page(fovea: Caller) -> None:
     table = fovea("models", "--markdown").out
     assert table == markdown() + "\n"
     assert table in DOCS.read_text(encoding="utf-8")
@@ -43,13 +43,13 @@ def test_the_documented_table_is_this_one(fovea: Caller) -> None:
 
 
 def test_one_form_at_a_time(fovea: Caller) -> None:
-    said = fovea("models", "--json", "--markdown")
-    assert said.code == 2
-    assert "not allowed with argument --json" in said.err
+    outcome = fovea("models", "--json", "--markdown")
+    assert outcome.code == 2
+    assert "not allowed with argument --json" in outcome.err
 
 
-def test_a_reader_that_went_away() -> None:
-    """`fovea models | true`: what was still buffered is dropped in silence."""
+def test_a_closed_pipe() -> None:
+    """`fovea models | true`: buffered output is dropped without a message."""
     process = start("models", "--json")
     assert process.stdout is not None
     assert process.stderr is not None

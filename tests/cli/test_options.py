@@ -1,4 +1,4 @@
-"""Flags over FOVEA_* over the file over the default; what is wrong is told with the place that said it."""
+"""Precedence of flags, FOVEA_* variables, file and defaults; an error names the source of the value."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ COMMANDS = ("ask", "chat", "serve", "batch", "eval", "models")
 
 @dataclass(frozen=True)
 class Kind:
-    """A field, what each source says, and the values that this means, default first."""
+    """A field, its text in each source, and the resulting values, default first."""
 
     cls: type
     name: str
@@ -54,7 +54,9 @@ class Kind:
 KINDS = [
     Kind(EngineConfig, "max_running", "3", "5", "7", (64, 3, 5, 7)),
     Kind(EngineConfig, "threads", "3", "5", "0", (0, 3, 5, 0)),
-    Kind(EngineConfig, "dtype", '"float16"', "bfloat16", "float32", ("auto", "float16", "bfloat16", "float32")),
+    Kind(
+        EngineConfig, "dtype", '"float16"', "bfloat16", "float32", ("auto", "float16", "bfloat16", "float32")
+    ),
     Kind(EngineConfig, "quantization", '"int4"', "int8", "none", ("none", "int4", "int8", "none")),
     Kind(EngineConfig, "prefix_cache", "false", "Yes", "off", (True, False, True, False)),
     Kind(MediaLimits, "allow_remote", "false", "1", "FALSE", (True, False, True, False)),
@@ -94,7 +96,9 @@ def toml(folder: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_the_nearest_source_wins(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_of_highest_precedence_wins(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("FOVEA_THREADS")
     default, in_file, in_variable, in_flag = kind.values
     config = ("--config", toml(tmp_path, f"{kind.name} = {kind.file}"))
@@ -118,7 +122,7 @@ def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     assert read(MediaLimits, "--file-root", "~/pictures").file_root == tmp_path / "pictures"
 
 
-def test_an_empty_variable_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOVEA_MAX_RUNNING", "")
     assert read(EngineConfig).schedule.max_running == 64
 
@@ -148,21 +152,21 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("cls", "name", "value", "accepted"), WRONG)
-def test_a_wrong_value_names_who_said_it(
+def test_the_error_for_a_wrong_value_names_its_source(
     cls: type, name: str, value: str, accepted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ("--config", toml(tmp_path, f'{name} = "{value}"'))
     if name not in (
         "max_running",
         "drain_seconds",
-    ):  # a number in quotes is read; it is another test's matter
-        assert_told(cls, config, f"{name} in the configuration file", name, accepted)
+    ):  # a number in quotes is parsed; another test covers that
+        assert_error(cls, config, f"{name} in the configuration file", name, accepted)
     monkeypatch.setenv(f"FOVEA_{name.upper()}", value)
-    assert_told(cls, config, f"FOVEA_{name.upper()}", name, accepted)
-    assert_told(cls, (*config, f"{options.flag(name)}={value}"), options.flag(name), name, accepted)
+    assert_error(cls, config, f"FOVEA_{name.upper()}", name, accepted)
+    assert_error(cls, (*config, f"{options.flag(name)}={value}"), options.flag(name), name, accepted)
 
 
-def assert_told(cls: type, argv: tuple[str, ...], source: str, name: str, accepted: str) -> None:
+def assert_error(cls: type, argv: tuple[str, ...], source: str, name: str, accepted: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(cls, *argv)
     assert caught.value.message.startswith(source)
@@ -187,7 +191,7 @@ def assert_told(cls: type, argv: tuple[str, ...], source: str, name: str, accept
         (MediaLimits, 'file_root = "~nobody-of-this-name/x"'),
     ],
 )
-def test_nothing_in_the_file_is_bent_into_another_type(cls: type, line: str, tmp_path: Path) -> None:
+def test_values_of_the_file_are_not_converted_to_another_type(cls: type, line: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="in the configuration file is .*; accepted: "):
         read(cls, "--config", toml(tmp_path, line))
 
@@ -209,7 +213,7 @@ def test_an_error_about_a_default_names_no_source() -> None:
         ("max_queue = 3\nmax_queue = 4", "is not TOML: "),
     ],
 )
-def test_a_wrong_file_is_told_with_its_path(text: str, message: str, tmp_path: Path) -> None:
+def test_the_error_for_a_wrong_file_names_its_path(text: str, message: str, tmp_path: Path) -> None:
     path = toml(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         options.read_file(path, ALL_KEYS)
@@ -217,7 +221,7 @@ def test_a_wrong_file_is_told_with_its_path(text: str, message: str, tmp_path: P
     assert message in caught.value.message
 
 
-def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'model = "caf\xe9"')
     for path, reason in (
         (tmp_path / "none.toml", "cannot be read: No such file"),
@@ -228,9 +232,11 @@ def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
             options.read_file(str(path), ALL_KEYS)
 
 
-def test_a_misspelt_variable_is_told(fovea: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_variable_is_reported(fovea: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOVEA_MAX_QUEU", "3")
-    monkeypatch.setenv("FOVEA_SERVICE_HOST", "10.0.0.1")  # Kubernetes sets this beside a service of that name
+    monkeypatch.setenv(
+        "FOVEA_SERVICE_HOST", "10.0.0.1"
+    )  # Kubernetes sets this variable for a service of that name
     outcome = fovea("ask", "--model", "./none", "what?")
     assert outcome.err.splitlines()[0] == (
         "fovea: FOVEA_MAX_QUEU is not a setting; did you mean FOVEA_MAX_QUEUE?"
@@ -238,14 +244,16 @@ def test_a_misspelt_variable_is_told(fovea: Caller, monkeypatch: pytest.MonkeyPa
     assert "FOVEA_SERVICE_HOST" not in outcome.err
 
 
-def test_a_wrong_log_level_is_told(fovea: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_log_level_is_an_error(
+    fovea: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = toml(tmp_path, 'log_level = "quiet"')
-    told = fovea("serve", "--config", config).told
-    assert told == (
+    message = fovea("serve", "--config", config).error_line
+    assert message == (
         "fovea: log_level in the configuration file is 'quiet'; accepted: debug, info, warning, error"
     )
     monkeypatch.setenv("FOVEA_LOG_LEVEL", "loud")
-    assert fovea("serve", "--config", config).told.startswith("fovea: FOVEA_LOG_LEVEL is 'loud'")
+    assert fovea("serve", "--config", config).error_line.startswith("fovea: FOVEA_LOG_LEVEL is 'loud'")
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -282,7 +290,7 @@ def test_every_setting_is_a_flag_of_serve(fovea: Caller) -> None:
         assert "".join(entry.rule.help.split()) in "".join(text.split())  # lines may break at hyphens
 
 
-def test_no_words_at_all(fovea: Caller) -> None:
+def test_no_arguments_at_all(fovea: Caller) -> None:
     outcome = fovea()
     assert (outcome.code, outcome.out) == (2, "")
     assert "start the OpenAI-compatible server" in outcome.err
@@ -300,8 +308,8 @@ def test_version(fovea: Caller) -> None:
     assert fovea("--version").out == f"fovea {__version__}\n"
 
 
-def test_whether_a_file_can_be_written_is_tried_without_a_trace(tmp_path: Path) -> None:
-    """Trying made an empty file, and of a link that leads nowhere yet nothing was left."""
+def test_the_check_whether_a_file_can_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Once, the check left an empty file behind, and removed a link without a target."""
     link, target, kept = (tmp_path / name for name in ("link.png", "target.png", "kept.png"))
     link.symlink_to(target)
     kept.write_text("of an earlier run")

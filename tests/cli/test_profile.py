@@ -174,10 +174,10 @@ def test_wrong_arguments_are_errors_before_a_model_is_loaded(
 ) -> None:
     outcome = fovea("profile", "/no/such/model", *words)
     assert outcome.code == 2
-    assert outcome.told == f"fovea: {message}"
+    assert outcome.error_line == f"fovea: {message}"
 
 
 def test_a_file_that_is_no_image(fovea: Caller, folder: Path) -> None:
     outcome = fovea("profile", "--image", folder / "no.png")
     assert outcome.code == 2
-    assert "accepted" in outcome.told or "image" in outcome.told
+    assert "accepted" in outcome.error_line or "image" in outcome.error_line

@@ -1,4 +1,4 @@
-"""fovea serve as a process: it comes up, serves the openai client, and says in one line why it does not."""
+"""fovea serve as a process: it starts, serves the openai client, and reports errors in one line."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_a_named_and_locked_server(tiny: Path, folder: Path, engine: Engine) -> 
                 assert answer.choices[0].message.content == expected
                 assert answer.model == "eyes"
                 chunks = ask(client, "eyes", folder / "a.png", stream=True)
-                said = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
-                assert "".join(said) == expected
+                parts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+                assert "".join(parts) == expected
         with server.client("third") as client, pytest.raises(openai.AuthenticationError):
             client.models.list()
         with server.client("first") as client, pytest.raises(openai.NotFoundError, match="served: eyes"):
@@ -91,7 +91,7 @@ def test_a_named_and_locked_server(tiny: Path, folder: Path, engine: Engine) -> 
 
 
 def test_a_server_set_up_by_file_and_variables(tiny: Path, folder: Path) -> None:
-    """The model and a limit from the file, the keys from FOVEA_API_KEY, silence from FOVEA_LOG_LEVEL, Ctrl-C."""
+    """The model and a limit from the file, the keys from FOVEA_API_KEY, no log by FOVEA_LOG_LEVEL, Ctrl-C."""
     config = folder / "fovea.toml"
     config.write_text(f'model = "{tiny}"\nmax_images = 1\nlog_level = "debug"\napi_key = "unused"\n')
     variables = {"FOVEA_API_KEY": "one, two", "FOVEA_LOG_LEVEL": "warning", "FOVEA_CONFIG": str(config)}
@@ -116,15 +116,15 @@ def test_a_server_set_up_by_file_and_variables(tiny: Path, folder: Path) -> None
     assert (ended.code, ended.out, ended.err) == (0, "", "")
 
 
-def test_a_taken_port_is_told_before_a_model_is_loaded(fovea: Caller, folder: Path) -> None:
-    """The model could not be loaded: it is a folder of pictures."""
+def test_a_taken_port_is_an_error_before_a_model_is_loaded(fovea: Caller, folder: Path) -> None:
+    """The folder has no model, so a later error would be another one."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        said = fovea("serve", folder, "--port", port)
-    assert said.code == 2
-    assert said.told == f"fovea: 127.0.0.1:{port} cannot be listened on: Address already in use"
+        outcome = fovea("serve", folder, "--port", port)
+    assert outcome.code == 2
+    assert outcome.error_line == f"fovea: 127.0.0.1:{port} cannot be listened on: Address already in use"
 
 
 @pytest.mark.parametrize(
@@ -152,10 +152,12 @@ def test_a_taken_port_is_told_before_a_model_is_loaded(fovea: Caller, folder: Pa
         (("none",), "'none' is neither a folder, a hub id (owner/name) nor 'fovea-tiny'"),
     ],
 )
-def test_a_wrong_setting_is_one_line(words: tuple[str, ...], message: str, fovea: Caller) -> None:
-    said = fovea("serve", *words)
-    assert (said.code, said.out) == (2, "")
-    assert said.told.startswith(f"fovea: {message}")
+def test_the_error_for_a_wrong_setting_is_one_line(
+    words: tuple[str, ...], message: str, fovea: Caller
+) -> None:
+    outcome = fovea("serve", *words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.error_line.startswith(f"fovea: {message}")
 
 
 @pytest.mark.parametrize(
@@ -173,32 +175,34 @@ def test_a_wrong_setting_is_one_line(words: tuple[str, ...], message: str, fovea
         ("CONFIG", "/no/such", "/no/such cannot be read: "),
     ],
 )
-def test_a_wrong_variable_is_one_line(
+def test_the_error_for_a_wrong_variable_is_one_line(
     name: str, value: str, message: str, fovea: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"FOVEA_{name}", value)
-    said = fovea("serve")
-    assert said.code == 2
-    assert said.told.startswith(f"fovea: {message}")
+    outcome = fovea("serve")
+    assert outcome.code == 2
+    assert outcome.error_line.startswith(f"fovea: {message}")
 
 
 @pytest.mark.parametrize("value", ['""', "[]", '["one", ""]', "7", '[" "]', "false"])
 @pytest.mark.parametrize("name", ["api_key", "admin_key"])
-def test_a_server_that_was_meant_to_be_locked_never_opens(
+def test_a_server_with_an_empty_key_does_not_start(
     name: str, value: str, fovea: Caller, folder: Path
 ) -> None:
     (folder / "fovea.toml").write_text(f"{name} = {value}")
-    said = fovea("serve", "--config", folder / "fovea.toml")
-    assert said.code == 2
-    assert said.told.startswith(f"fovea: {name} in the configuration file holds an empty key or none")
+    outcome = fovea("serve", "--config", folder / "fovea.toml")
+    assert outcome.code == 2
+    assert outcome.error_line.startswith(
+        f"fovea: {name} in the configuration file holds an empty key or none"
+    )
 
 
 @pytest.mark.parametrize("value", ["true", "1.5", '"http"', "-1", "[80]"])
 def test_a_wrong_port_in_the_file(value: str, fovea: Caller, folder: Path) -> None:
     (folder / "fovea.toml").write_text(f"port = {value}")
-    said = fovea("serve", "--config", folder / "fovea.toml")
-    assert said.code == 2
-    assert said.told.startswith("fovea: port in the configuration file")
+    outcome = fovea("serve", "--config", folder / "fovea.toml")
+    assert outcome.code == 2
+    assert outcome.error_line.startswith("fovea: port in the configuration file")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -219,8 +223,8 @@ def _answers(port: int) -> bool:
     return False
 
 
-def test_a_checkpoint_that_can_not_run_ends_the_server(folder: Path) -> None:
-    """Found while the port is open already: the process ends all the same, and says why last."""
+def test_a_checkpoint_that_cannot_run_ends_the_server(folder: Path) -> None:
+    """The error occurs when the port is already open. The process ends, and its last line says why."""
     write_lines(folder / "config.json", {"model_type": "bert"})
     ended = finish(start("serve", folder, "--port", free_port()))
     assert (ended.code, ended.out) == (2, "")

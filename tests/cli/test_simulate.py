@@ -1,4 +1,4 @@
-"""fovea simulate and fovea serve --simulate: tables, errors in one line, and a server that clients can be tested with."""
+"""fovea simulate and fovea serve --simulate: tables, errors, and a server for tests of clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from tests.cli.support import PATIENCE, Caller, free_port, start, until, write_lines
+from tests.cli.support import TIMEOUT_S, Caller, free_port, start, until, write_lines
 
 SMALL = ("--requests", 60, "--rate", 20, "--output-tokens", 8)
 LINE: dict[str, Any] = {"at": 0.0, "text": 5, "output": 3}
@@ -28,10 +28,10 @@ def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_column_per_policy(fovea: Caller) -> None:
-    done = fovea("simulate", "--policy", "dual", "--policy", "fcfs", *SMALL)
-    assert (done.code, done.err) == (0, "")
-    said, head, *rows = done.out.splitlines()
-    assert said.startswith("60 requests over ")
+    outcome = fovea("simulate", "--policy", "dual", "--policy", "fcfs", *SMALL)
+    assert (outcome.code, outcome.err) == (0, "")
+    summary, head, *rows = outcome.out.splitlines()
+    assert summary.startswith("60 requests over ")
     assert head.split() == ["dual", "fcfs"]
     names = {row.split("  ")[0] for row in rows}
     assert {
@@ -44,17 +44,17 @@ def test_a_column_per_policy(fovea: Caller) -> None:
 
 
 def test_json_is_the_last_line(fovea: Caller) -> None:
-    found = json.loads(fovea("simulate", "--policy", "priority", *SMALL, "--json").out.splitlines()[-1])
-    assert found["requests"] == 60
-    report = found["policies"]["priority"]
+    body = json.loads(fovea("simulate", "--policy", "priority", *SMALL, "--json").out.splitlines()[-1])
+    assert body["requests"] == 60
+    report = body["policies"]["priority"]
     assert report["classes"]["all"]["finished"] == 60
     assert report["classes"]["all"]["ttft"]["p50"] > 0
 
 
-def test_a_trace_says_what_its_load_said(fovea: Caller, tmp_path: Path) -> None:
+def test_a_saved_trace_gives_the_report_of_its_load(fovea: Caller, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    made = fovea("simulate", *SMALL, "--seed", 5, "--save-trace", path, "--json").out.splitlines()[-1]
-    assert fovea("simulate", "--trace", path, "--json").out.splitlines()[-1] == made
+    report = fovea("simulate", *SMALL, "--seed", 5, "--save-trace", path, "--json").out.splitlines()[-1]
+    assert fovea("simulate", "--trace", path, "--json").out.splitlines()[-1] == report
 
 
 def test_costs_and_targets_matter(fovea: Caller, tmp_path: Path) -> None:
@@ -67,14 +67,14 @@ def test_costs_and_targets_matter(fovea: Caller, tmp_path: Path) -> None:
 
 def test_the_batch_rule_has_a_target(fovea: Caller) -> None:
     assert fovea("simulate", *SMALL, "--batch-rule", "--target-itl-ms", 5).code == 0
-    assert "--batch-rule needs a target: --target-itl-ms N" in fovea("simulate", "--batch-rule").told
-    assert "--target-itl-ms is 0" in fovea("simulate", "--batch-rule", "--target-itl-ms", 0).told.replace(
-        "'0'", "0"
-    )
+    assert "--batch-rule needs a target: --target-itl-ms N" in fovea("simulate", "--batch-rule").error_line
+    assert "--target-itl-ms is 0" in fovea(
+        "simulate", "--batch-rule", "--target-itl-ms", 0
+    ).error_line.replace("'0'", "0")
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--policy", "fast"], "--policy is 'fast'; accepted: dual, fcfs, priority, detail"),
         (["--rate", "0"], "--rate: rate is 0.0; accepted: 1e-06 to 1000000"),
@@ -91,23 +91,26 @@ def test_the_batch_rule_has_a_target(fovea: Caller) -> None:
         (["--requests", "5", "--save-trace", "/none/at/all"], "/none/at/all cannot be written"),
         (
             ["--quantization", "int8"],
-            "--quantization: not simulated; settings of the engine that are: --block-size",
+            "--quantization: not simulated; simulated settings of the engine: --block-size",
         ),
         (["--kv-host-mib", "64"], "--kv-host-mib: not simulated; "),
         (["--compile", "default"], "--compile: not simulated; "),
         (["--encoder-engines", "auto"], "--encoder-engines: not simulated; "),
     ],
 )
-def test_errors_name_what_where_and_what_is_accepted(fovea: Caller, words: list[str], told: str) -> None:
-    done = fovea("simulate", *words)
-    assert done.code == 2
-    assert told in done.told
+def test_errors_name_the_flag_the_value_and_the_accepted_values(
+    fovea: Caller, words: list[str], message: str
+) -> None:
+    outcome = fovea("simulate", *words)
+    assert outcome.code == 2
+    assert message in outcome.error_line
 
 
-def test_a_wrong_line_of_a_trace_is_told(fovea: Caller, tmp_path: Path) -> None:
+def test_the_error_for_a_wrong_line_of_a_trace_names_it(fovea: Caller, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t.jsonl", LINE, LINE | {"imags": []})
     assert (
-        f"{path}:2: unknown field 'imags'; did you mean 'images'?" in fovea("simulate", "--trace", path).told
+        f"{path}:2: unknown field 'imags'; did you mean 'images'?"
+        in fovea("simulate", "--trace", path).error_line
     )
 
 
@@ -121,11 +124,11 @@ def test_help_names_every_policy_and_load(fovea: Caller) -> None:
         "(default: 64,256,1024; accepted: 1 to 1000000)",
     ):
         assert words in text
-    assert "--kernels" not in text, "what is not simulated is no option"
+    assert "--kernels" not in text, "a setting that is not simulated has no flag"
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--cost", "x.json"], "a cost model is for --simulate, which is not given"),
         (["--simulate", "--cost", "x.json"], "x.json cannot be read"),
@@ -133,14 +136,16 @@ def test_help_names_every_policy_and_load(fovea: Caller) -> None:
         (["--simulate", "--max-running", "0"], "--max-running: max_running is 0; accepted: 1 to 4096"),
         (
             ["--simulate", "--quantization", "int8"],
-            "--quantization is not simulated; with --simulate accepted: ",
+            "--quantization is not simulated; accepted with --simulate: ",
         ),
     ],
 )
-def test_a_simulated_server_says_why_it_does_not_come_up(fovea: Caller, words: list[str], told: str) -> None:
-    done = fovea("serve", *words)
-    assert done.code == 2
-    assert told in done.told
+def test_a_simulated_server_reports_why_it_does_not_start(
+    fovea: Caller, words: list[str], message: str
+) -> None:
+    outcome = fovea("serve", *words)
+    assert outcome.code == 2
+    assert message in outcome.error_line
 
 
 @pytest.fixture(scope="module")
@@ -175,12 +180,12 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 
 def metric(url: str, name: str) -> float:
-    found = re.search(rf"^fovea[:_]{name} (\S+)$", httpx.get(f"{url}/metrics").text, flags=re.M)
-    assert found
-    return float(found[1])
+    body = re.search(rf"^fovea[:_]{name} (\S+)$", httpx.get(f"{url}/metrics").text, flags=re.M)
+    assert body
+    return float(body[1])
 
 
-def test_the_openai_client_talks_to_it(client: openai.OpenAI, folder: Path) -> None:
+def test_the_openai_client_works_with_the_simulated_server(client: openai.OpenAI, folder: Path) -> None:
     assert [model.id for model in client.models.list()] == ["made-up"]
     data = base64.b64encode((folder / "a.png").read_bytes()).decode()
     content: Any = [
@@ -207,7 +212,7 @@ def test_the_openai_client_talks_to_it(client: openai.OpenAI, folder: Path) -> N
     assert chunks[-1].usage.completion_tokens == 7
 
 
-def test_leaving_a_stream_frees_it(client: openai.OpenAI, url: str) -> None:
+def test_leaving_a_stream_frees_its_request(client: openai.OpenAI, url: str) -> None:
     messages: Any = [{"role": "user", "content": "go on and on"}]
     stream = client.chat.completions.create(model="made-up", messages=messages, max_tokens=8000, stream=True)
     for _, _chunk in zip(range(5), stream, strict=False):
@@ -240,14 +245,14 @@ sys.exit(code)
 """
 
 
-def test_it_is_up_at_once() -> None:
-    """Less than a second, because it imports neither torch nor transformers."""
+def test_the_simulated_server_starts_at_once() -> None:
+    """It starts in less than a second, because it imports neither torch nor transformers."""
     port = free_port()
     process = subprocess.Popen([sys.executable, "-c", SERVE, str(port)], stdout=subprocess.PIPE, text=True)
     try:
         until(lambda: _answers(port))
         process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=PATIENCE)[0].split() == ["False", "False"]
+        assert process.communicate(timeout=TIMEOUT_S)[0].split() == ["False", "False"]
         assert process.returncode == 0
     finally:
         process.kill()

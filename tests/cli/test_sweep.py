@@ -1,4 +1,4 @@
-"""fovea eval --sweep: the same questions under every setting, counted, timed, drawn, and what it refuses."""
+"""fovea eval --sweep: the same questions under every setting, scores, times, charts and errors."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def sweep(fovea: Caller, tiny: Path) -> Any:
     return lambda *words: fovea("eval", tiny, "--sweep", *SMALL, *words)
 
 
-def body(said: Outcome) -> Any:
-    assert said.code == 0, said.err
-    return json.loads(said.out.splitlines()[-1])
+def body(outcome: Outcome) -> Any:
+    assert outcome.code == 0, outcome.err
+    return json.loads(outcome.out.splitlines()[-1])
 
 
-def test_every_setting_is_asked_the_same(sweep: Any) -> None:
-    found = body(sweep("--kinds", "colour,motion,small_object", "--methods", "uniform,relevance,resize"))
-    assert (found["model"], found["seed"], found["failed"]) == ("tiny", 1_000_000_000, 0)
-    names = [setting["name"] for setting in found["settings"]]
+def test_every_setting_gets_the_same_questions(sweep: Any) -> None:
+    result = body(sweep("--kinds", "colour,motion,small_object", "--methods", "uniform,relevance,resize"))
+    assert (result["model"], result["seed"], result["failed"]) == ("tiny", 1_000_000_000, 0)
+    names = [setting["name"] for setting in result["settings"]]
     assert names == ["full", "uniform 0.5", "relevance 0.5", "resize 0.5"]
     tokens = {}
-    for setting in found["settings"]:
+    for setting in result["settings"]:
         scores = {score["group"]: score for score in setting["scores"]}
         assert list(scores) == ["colour", "motion", "small_object", DETAILS, OTHERS, ALL]
         assert (scores[OTHERS]["cases"], scores[DETAILS]["cases"], scores[ALL]["cases"]) == (4, 2, 6)
@@ -47,52 +47,52 @@ def test_every_setting_is_asked_the_same(sweep: Any) -> None:
 
 
 def test_settings_are_compared_in_pairs(sweep: Any) -> None:
-    found = body(sweep("--kinds", "colour", "--methods", "random,relevance"))
-    compared = [(one["first"], one["second"], one["group"]) for one in found["comparisons"]]
+    result = body(sweep("--kinds", "colour", "--methods", "random,relevance"))
+    compared = [(one["first"], one["second"], one["group"]) for one in result["comparisons"]]
     assert compared == [
         ("random 0.5", "full", ALL), ("relevance 0.5", "full", ALL), ("relevance 0.5", "random 0.5", ALL),
     ]  # fmt: skip
-    for one in found["comparisons"]:
+    for one in result["comparisons"]:
         counts = (one["both"], one["only_first"], one["only_second"], one["neither"])
         assert sum(counts) == 2
         assert (one["low"], one["high"]) == PairedCounts(*counts).interval
 
 
 def test_the_bundled_model_by_every_method(fovea: Caller, tmp_path: Path) -> None:
-    """What a user gets without naming anything but how little is to be asked."""
+    """The default sweep, with few questions."""
     chart = tmp_path / "sweep.png"
     words = ("--sweep", "--count", 1, "--timed", 1, "--kinds", "colour", "--shares", "0.5", "--plot", chart)
-    words += ("--max-pixels", 60_000)  # large pictures are timed as well
-    said = fovea("eval", *words)
-    found = body(said)
-    assert [setting["method"] for setting in found["settings"]] == [
-        None, "resize", "uniform", "random", "dart", "dart_query", "dpp", "dpp_query", "visionzip", "tome", "fastv",
-        "relevance",
+    words += ("--max-pixels", 60_000)  # large images are timed, too
+    outcome = fovea("eval", *words)
+    result = body(outcome)
+    assert [setting["method"] for setting in result["settings"]] == [
+        None, "resize", "uniform", "random", "dart", "dart_query", "dpp", "dpp_query",
+        "visionzip", "tome", "fastv", "relevance",
     ]  # fmt: skip
-    assert found["settings"][0]["scores"][-1]["correct"] == 1
+    assert result["settings"][0]["scores"][-1]["correct"] == 1
     assert chart.read_bytes().startswith(b"\x89PNG")
-    assert "1 of 1 questions" in said.err
-    assert said.out.startswith("| setting ")
-    assert "Per kind, 0.5 of the tokens kept:" in said.out
+    assert "1 of 1 questions" in outcome.err
+    assert outcome.out.startswith("| setting ")
+    assert "Per kind, 0.5 of the tokens kept:" in outcome.out
 
 
-def test_ones_own_questions(sweep: Any, folder: Path) -> None:
+def test_questions_from_a_file(sweep: Any, folder: Path) -> None:
     data = write_lines(
         folder / "own.jsonl",
         {"image": "a.png", "question": "what?", "answer": "x"},
         {"image": "no.png", "question": "what?", "answer": "x"},
     )
-    said = sweep("--data", data, "--methods", "dart", "--json")
-    assert said.code == 1
-    found = json.loads(said.out)
-    assert (found["seed"], found["failed"], found["timed_on"]) == (None, 1, "the first 1 of the file")
-    scores = [setting["scores"] for setting in found["settings"]]
+    outcome = sweep("--data", data, "--methods", "dart", "--json")
+    assert outcome.code == 1
+    result = json.loads(outcome.out)
+    assert (result["seed"], result["failed"], result["timed_on"]) == (None, 1, "the first 1 of the file")
+    scores = [setting["scores"] for setting in result["settings"]]
     assert [[score["group"] for score in part] for part in scores] == [["other", ALL]] * 2
     assert [part[-1]["cases"] for part in scores] == [2, 2]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--methods", "dart,magic"), "there is no method 'magic'; accepted: resize"),
         (("--shares", "0.5,2"), "--shares is '0.5,2'; accepted: numbers above 0, at most 1"),
@@ -103,17 +103,17 @@ def test_ones_own_questions(sweep: Any, folder: Path) -> None:
         (("--kinds", "magic"), "unknown kind 'magic'"),
         (("--plot", "chart.txt"), "accepted: a name that ends in .png"),
         (("--visual-tokens", "fast"), "--visual-tokens would falsify a sweep; leave it out"),
-        (("--data", "x.jsonl", "--video"), "--video is of generated scenes"),
+        (("--data", "x.jsonl", "--video"), "--video is for generated scenes"),
         (("--kinds", "colour", "--video"), "--video shows motion as a video; --kinds leaves it out"),
         (("--wrong",), "--wrong is for a single setting"),
     ],
 )
-def test_what_a_sweep_refuses(sweep: Any, words: tuple[str, ...], told: str) -> None:
-    said = sweep(*words)
-    assert said.code == 2
-    assert told in said.told
+def test_arguments_that_a_sweep_refuses(sweep: Any, words: tuple[str, ...], message: str) -> None:
+    outcome = sweep(*words)
+    assert outcome.code == 2
+    assert message in outcome.error_line
 
 
 @pytest.mark.parametrize("words", [("--methods", "dart"), ("--timed", 3), ("--plot", "x.png")])
-def test_what_is_for_a_sweep_alone(fovea: Caller, tiny: Path, words: tuple[object, ...]) -> None:
-    assert fovea("eval", tiny, *words).told.endswith(f"{words[0]} is for --sweep")
+def test_flags_that_need_a_sweep(fovea: Caller, tiny: Path, words: tuple[object, ...]) -> None:
+    assert fovea("eval", tiny, *words).error_line.endswith(f"{words[0]} is for --sweep")

@@ -1,1 +1,1 @@
-"""F5: the only place that wires things together."""
+"""Floor F5: the commands. Only this floor connects engine and server."""

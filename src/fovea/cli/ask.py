@@ -42,16 +42,16 @@ def register(commands: Any) -> None:
         "words",
         nargs="+",
         metavar="FILE ... QUESTION",
-        help="picture and video files, in the order that the question speaks of them, and the question last",
+        help="image and video files, in the order of the question, and the question last",
     )
     parser.add_argument(
         "--show",
         type=Path,
         metavar="FILE",
-        help="draw what was seen where of the first image, as PNG or JPEG",
+        help="draw which regions of the first image got how many tokens, as PNG or JPEG",
     )
     parser.add_argument(
-        "--stats", action="store_true", help="print milliseconds per stage and tokens afterwards"
+        "--stats", action="store_true", help="print milliseconds per stage and tokens after the answer"
     )
     parser.add_argument(
         "--json", action="store_true", help="print the answer, usage and timings as one JSON object"
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     if args.show is not None:
         check_drawable(args, files)
     budget = pixel_budget(args, visual_tokens(args, explain=args.show is not None))
-    prompt = to_prompt(files_and(question, files), budget=budget, video_budget=video_budget(args))
+    prompt = to_prompt(messages_of(question, files), budget=budget, video_budget=video_budget(args))
     with load_engine(args, file, **SINGLE_USER) as engine:
         request = engine.request(prompt, **params)
         answer = AnswerBuilder(1)
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
                 write_text(delta.text)
         done = answer.build()
     if args.show is not None:
-        draw_seen(args.show, next(name for name in files if not is_video(name)), done)
+        draw_regions(args.show, next(name for name in files if not is_video(name)), done)
     if args.json:
         from fovea.api.convert import extension_body, usage_body
 
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_drawable(args: argparse.Namespace, files: Sequence[str]) -> None:
-    """Before a model is loaded. Raises InvalidRequest or ConfigError."""
+    """Check the flags for --show before a model is loaded. Raises InvalidRequest or ConfigError."""
     if args.show.suffix.lower() not in (".png", ".jpg", ".jpeg"):
         raise InvalidRequest(f"--show {args.show}: accepted are names that end in .png or .jpg", param="show")
     if all(map(is_video, files)):
@@ -113,26 +113,26 @@ def check_drawable(args: argparse.Namespace, files: Sequence[str]) -> None:
     check_writable(args.show)
 
 
-def draw_seen(path: Path, name: str, done: Completion) -> None:
-    """The picture of what was seen where; a note where there is nothing to draw."""
+def draw_regions(path: Path, name: str, done: Completion) -> None:
+    """Draw the regions of the first image and their tokens. Prints a note if there is nothing to draw."""
     import PIL.Image
     import PIL.ImageOps
 
     from fovea.relevance.showing import show
 
-    seen = done.images[0]
-    if seen.relevance is None:
-        why = f"all of {name}'s tokens were kept"
-        if seen.method is not None:
-            why = f"what was seen of {name} came from a cache that does not say where"
-        print(f"fovea: {why}, so there is nothing to draw", file=sys.stderr)
+    use = done.images[0]
+    if use.relevance is None:
+        reason = f"all of {name}'s tokens were kept"
+        if use.method is not None:
+            reason = f"the tokens of {name} came from a cache that does not store their regions"
+        print(f"fovea: {reason}, so there is nothing to draw", file=sys.stderr)
         return
     with PIL.Image.open(name) as image:
-        show(PIL.ImageOps.exif_transpose(image), seen.relevance).save(path)
+        show(PIL.ImageOps.exif_transpose(image), use.relevance).save(path)
 
 
-def files_and(question: str, files: Sequence[str]) -> list[dict[str, Any]]:
-    """One user turn: every file as what its first bytes say it is, then the question."""
+def messages_of(question: str, files: Sequence[str]) -> list[dict[str, Any]]:
+    """Return one user message: the files, each an image or a video by its first bytes, then the question."""
     parts: list[dict[str, Any]] = []
     for name in files:
         kind = "video" if is_video(name) else "image"
@@ -141,7 +141,7 @@ def files_and(question: str, files: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _question(text: str) -> str:
-    """The last word, unless it is a picture: who forgets the question should not get an answer about a file's name."""
+    """Return the question. Raises InvalidRequest if it is a file, because then the question was forgotten."""
     if len(text) < 256 and Path(text).is_file():
         raise InvalidRequest(f"the question comes last, but {text} is a file", param="question")
     return utf8(text)

@@ -7,7 +7,7 @@ takes a whole conversation whose parts are {"type": "text", "text": "..."} and
 
 Line n of OUT answers line n of IN: {"line", "id", "text", "finish_reason",
 "usage"}, or {"line", "id", "error"}; with params.n there are "texts" and
-"finish_reasons". Running it again goes on after the last whole line of OUT.
+"finish_reasons". A second run continues after the last whole line of OUT.
 
 Exit codes: 0 every line is answered, 1 some are errors, 2 nothing was asked.
 """
@@ -29,11 +29,11 @@ from fovea.cli.common import (
     SINGLE_USER,
     add_engine_options,
     add_sampling_options,
-    closing,
     config_file,
     count,
     load_engine,
     pixel_budget,
+    run_and_close,
     sampling_values,
 )
 from fovea.core.answer import AnswerBuilder
@@ -59,7 +59,9 @@ def register(commands: Any) -> None:
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("input", type=Path, metavar="IN.jsonl", help="questions, one JSON object per line")
-    parser.add_argument("output", type=Path, metavar="OUT.jsonl", help="answers; made, or gone on with")
+    parser.add_argument(
+        "output", type=Path, metavar="OUT.jsonl", help="answers; the file is created, or continued"
+    )
     parser.add_argument(
         "--concurrency", type=count, default=16, metavar="N", help="questions in flight (default: 16)"
     )
@@ -77,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"fovea: {done} of {len(lines)} lines are answered already", file=sys.stderr)
     if done < len(lines):
         with load_engine(args, file, **SINGLE_USER) as engine:
-            asker = _Asker(engine, args.input.parent, params, pixel_budget(args))
-            work = _answer_all(asker, args.output, lines, done, args.concurrency)
-            failed += asyncio.run(closing(engine, work))
+            runner = _LineRunner(engine, args.input.parent, params, pixel_budget(args))
+            work = _answer_all(runner, args.output, lines, done, args.concurrency)
+            failed += asyncio.run(run_and_close(engine, work))
     if failed:
         print(
             f"fovea: {failed} of {len(lines)} lines could not be answered; see their error in {args.output}",
@@ -89,8 +91,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(path: Path) -> list[bytes]:
-    """Bytes: one line that is no text does not stop the rest. Only a line feed ends a line, as JSON strings may hold
-    U+2028 and its like as they are."""
+    """Return the lines of IN as bytes, so that a line that is not text does not stop the others.
+
+    Only a line feed ends a line, because JSON strings may contain U+2028 and similar characters.
+    Raises InvalidRequest if IN cannot be read.
+    """
     try:
         *lines, last = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -99,7 +104,7 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def _check_output(source: Path, output: Path) -> None:
-    """What can be wrong with OUT is told before a model is loaded."""
+    """Check OUT before a model is loaded. Raises InvalidRequest."""
     if output.exists() and source.samefile(output):
         raise InvalidRequest("IN and OUT are the same file")
     try:
@@ -109,9 +114,10 @@ def _check_output(source: Path, output: Path) -> None:
 
 
 def resume_at(output: Path, lines: Sequence[bytes]) -> tuple[int, int]:
-    """Whole lines in OUT, and how many of them are errors; a last line that was cut off by a crash is removed.
+    """Return the number of whole lines in OUT, and how many of them are errors.
 
-    Raises InvalidRequest where OUT does not answer these lines, and then leaves it as it is.
+    A last line that a crash cut off is removed. Raises InvalidRequest if OUT does not answer these lines;
+    then OUT stays as it is.
     """
     *whole, rest = output.read_bytes().split(b"\n")
     if len(whole) > len(lines):
@@ -127,7 +133,7 @@ def resume_at(output: Path, lines: Sequence[bytes]) -> tuple[int, int]:
 
 
 def _check_answers(output: Path, number: int, answer: bytes, line: bytes) -> dict[str, Any]:
-    """The body of a line of OUT, if it may answer this line of IN: same number, same id."""
+    """Return a line of OUT as an object. Raises InvalidRequest unless number and id match the line of IN."""
     try:
         name = _object(line).get("id", number)
     except InvalidRequest:
@@ -142,24 +148,31 @@ def _check_answers(output: Path, number: int, answer: bytes, line: bytes) -> dic
     return dict(body)
 
 
-async def _answer_all(asker: _Asker, output: Path, lines: list[bytes], done: int, concurrency: int) -> int:
-    """Keep `concurrency` questions in flight and write answers in the order of the questions."""
+async def _answer_all(
+    runner: _LineRunner, output: Path, lines: list[bytes], done: int, concurrency: int
+) -> int:
+    """Keep `concurrency` questions in flight, and write the answers in the order of the questions.
+
+    Returns the number of errors.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     failed = 0
     with (
-        # A lone surrogate, which a JSON string may hold, is written as the escape that JSON has for it.
+        # A JSON string may contain a lone surrogate. It is written as its JSON escape.
         output.open("a", encoding="utf-8", errors="backslashreplace") as out,
         Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress,
     ):
         bar = progress.add_task("answering", total=len(lines), completed=done)
-        coming = enumerate(lines[done:], done + 1)
-        window = [asyncio.create_task(asker.answer(*pair)) for pair in itertools.islice(coming, concurrency)]
+        numbered = enumerate(lines[done:], done + 1)
+        window = [
+            asyncio.create_task(runner.answer(*pair)) for pair in itertools.islice(numbered, concurrency)
+        ]
         while window:
             body = await window.pop(0)
-            window += [asyncio.create_task(asker.answer(*pair)) for pair in itertools.islice(coming, 1)]
+            window += [asyncio.create_task(runner.answer(*pair)) for pair in itertools.islice(numbered, 1)]
             failed += "error" in body
             out.write(json.dumps(body, ensure_ascii=False) + "\n")
             out.flush()
@@ -167,8 +180,13 @@ async def _answer_all(asker: _Asker, output: Path, lines: list[bytes], done: int
     return failed
 
 
-class _Asker:
-    """Turns a line of IN into a line of OUT. folder: what paths are relative to; params: what the flags say."""
+class _LineRunner:
+    """Turns a line of IN into a line of OUT.
+
+    folder: the folder to which paths are relative.
+    params: sampling parameters of the flags.
+    budget: image budget of the flags.
+    """
 
     def __init__(self, engine: Any, folder: Path, params: dict[str, Any], budget: PixelBudget) -> None:
         self._engine = engine
@@ -177,7 +195,7 @@ class _Asker:
         self._budget = budget
 
     async def answer(self, number: int, line: bytes) -> dict[str, Any]:
-        """A line's answer, or its error: nothing that one line does stops the others."""
+        """Return the answer to a line, or its error. An error of one line does not stop the others."""
         head: dict[str, Any] = {"line": number, "id": number}
         try:
             value = _object(line)
@@ -221,7 +239,7 @@ class _Asker:
 
     def _path(self, name: Any) -> Path:
         if not isinstance(name, str):
-            raise InvalidRequest(f"an image is {name!r}; accepted: its path", param="image")
+            raise InvalidRequest(f"an image is {name!r}; accepted: a path", param="image")
         return self._folder / name
 
 
@@ -238,7 +256,7 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def _check(value: dict[str, Any]) -> None:
-    """Raises InvalidRequest unless the fields are known, go together and have the right types."""
+    """Raise InvalidRequest unless the fields are known, compatible and of the right types."""
     unknown = sorted(set(value) - set(FIELDS))
     if unknown:
         raise InvalidRequest(f"unknown field {unknown[0]!r}; known: {', '.join(FIELDS)}", param=unknown[0])
@@ -258,14 +276,14 @@ def _check(value: dict[str, Any]) -> None:
 
 
 def _params(params: dict[str, Any]) -> dict[str, Any]:
-    """Sampling parameters as JSON writes them, in the types that SamplingParams has."""
+    """Convert sampling parameters from JSON to the types of SamplingParams. Raises InvalidRequest."""
     values = dict(params)
     for name, kind in (("stop", str), ("stop_token_ids", int)):
         if name in values:
-            said = [values[name]] if isinstance(values[name], kind) else values[name]
-            if not isinstance(said, list) or not all(isinstance(entry, kind) for entry in said):
+            entries = [values[name]] if isinstance(values[name], kind) else values[name]
+            if not isinstance(entries, list) or not all(isinstance(entry, kind) for entry in entries):
                 raise InvalidRequest(f"{name} takes a list of {kind.__name__}", param=name)
-            values[name] = tuple(said)
+            values[name] = tuple(entries)
     if "logit_bias" in values:
         try:
             values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}

@@ -1,4 +1,4 @@
-"""fovea build MODEL: encoders compiled ahead of time, one per resolution, for `--encoder-engines`."""
+"""fovea build MODEL: compile vision encoders ahead of time, one per resolution, for --encoder-engines."""
 
 from __future__ import annotations
 
@@ -27,29 +27,33 @@ def register(commands: Any) -> None:
     parser = commands.add_parser(
         "build",
         help="compile the vision encoder for given resolutions",
-        description=f"{__doc__} What is built, when it is used and when it is faster: docs/engines.md.",
+        description=f"{__doc__} See docs/engines.md.",
     )
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help=f"a folder, a hub id, or {DEFAULT_MODEL} (default)"
     )
     parser.add_argument(
-        "--resolutions", nargs="+", type=_resolution, metavar="WxH", default=[_resolution(text) for text in RESOLUTIONS],
+        "--resolutions", nargs="+", type=_resolution, metavar="WxH",
+        default=[_resolution(text) for text in RESOLUTIONS],
         help=f"images to build for, width and height in pixels (default: {' '.join(RESOLUTIONS)})",
     )  # fmt: skip
     parser.add_argument(
         "--levels", nargs="+", choices=LEVELS, default=["high"],
-        help="levels of detail at which these are looked at (default: high)",
+        help="detail levels of these images (default: high)",
     )  # fmt: skip
     parser.add_argument("--format", choices=tuple(FORMATS), default="aot", help="(default: aot)")
     parser.add_argument(
         "--blocks-per-part", type=count, default=1, metavar="N",
-        help="blocks of the tower that run without a pause; streams wait for them (default: 1)",
+        help="blocks of the encoder that run without a pause, while streams wait (default: 1)",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="(default: fovea-engines beside the checkpoint)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder to write (default: fovea-engines inside the checkpoint)",
     )
     parser.add_argument(
-        "--config", metavar="FILE", help="TOML file of settings; flags and FOVEA_* come first"
+        "--config", metavar="FILE", help="TOML file of settings; flags and FOVEA_* override it"
     )
     skip = [name for name in options.setting_names(EngineConfig) if name not in SETTINGS]
     options.add_options(parser, "engine", EngineConfig, skip=skip)
@@ -58,7 +62,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     file = config_file(args)
-    # Parts are exported from plain weights, and what another engine would do with them is not asked.
+    # Parts are exported from plain weights. Settings that change weights or encoders are fixed here.
     config = options.settings(
         EngineConfig, args, {name: value for name, value in file.items() if name in SETTINGS},
         kernels="torch", quantization="none", encoder_engines="off", compile="off", embed_disk_dir="",
@@ -72,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
         )
     size = sum((folder / name).stat().st_size for name in manifest.checksums)
     print(
-        f"{folder}: {len(manifest.checksums)} files, {size / 1e6:.1f} MB; use them with --encoder-engines {folder}"
+        f"{folder}: {len(manifest.checksums)} files, {size / 1e6:.1f} MB; "
+        f"use them with --encoder-engines {folder}"
     )
     return 0
 
@@ -94,7 +99,8 @@ def _build(name: str, config: EngineConfig, args: argparse.Namespace) -> tuple[M
     encoder = model.static_encoder()
     if encoder is None:
         raise UnsupportedModel(
-            f"{loaded.info.architecture} has no encoders to build; those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL can be"
+            f"no encoders can be built for {loaded.info.architecture}; "
+            "accepted: Qwen2-VL, Qwen2.5-VL and Qwen3-VL"
         )
     builder = Builder(
         encoder,
@@ -110,7 +116,7 @@ def _build(name: str, config: EngineConfig, args: argparse.Namespace) -> tuple[M
 
 
 def _grids(loaded: LoadedModel, sizes: list[tuple[int, int]], levels: list[str]) -> dict[Grid, list[str]]:
-    """What the processor makes of every size at every level; several may come to one grid."""
+    """Return the grid of every size at every level, with the sizes and levels that lead to it."""
     grids: dict[Grid, list[str]] = {}
     for width, height in sizes:
         for level in levels:
@@ -125,7 +131,7 @@ def _grids(loaded: LoadedModel, sizes: list[tuple[int, int]], levels: list[str])
 
 
 def _resolution(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
-    if found is None:
+    match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
+    if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not WIDTHxHEIGHT in pixels")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])

@@ -1,4 +1,4 @@
-"""fovea caches: what the caches of a running server hold, and forgetting it."""
+"""fovea caches: show or clear the caches of a running server."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ COLUMNS = ("bytes", "capacity_bytes", "held_bytes", "entries", "hits", "misses",
 
 def register(commands: Any) -> None:
     parser = commands.add_parser("caches", help="show or clear a server's caches", description=__doc__)
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)")
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="URL of the server (default: %(default)s)"
+    )
     parser.add_argument(
         "--api-key",
         default=_known_key(),
         metavar="KEY",
-        help="one that opens /admin; or FOVEA_ADMIN_KEY, or FOVEA_API_KEY, of several the first",
+        help="key for /admin (default: the first of FOVEA_ADMIN_KEY, or of FOVEA_API_KEY)",
     )
-    parser.add_argument("--clear", choices=STAGES, metavar="STAGE", help=f"forget one of {', '.join(STAGES)}")
-    parser.add_argument("--json", action="store_true", help="as the server says it")
+    parser.add_argument(
+        "--clear", choices=STAGES, metavar="STAGE", help=f"clear one cache: {', '.join(STAGES)}"
+    )
+    parser.add_argument("--json", action="store_true", help="print the server's JSON")
     parser.set_defaults(run=run)
 
 
@@ -37,13 +41,13 @@ def run(args: argparse.Namespace) -> int:
         cleared = _ask(args, "DELETE", f"/admin/caches/{args.clear}")["cleared"]
         print(f"cleared: {', '.join(cleared)}")
         return 0
-    found = _ask(args, "GET", "/admin/caches")
-    print(json.dumps(found) if args.json else table(found["stages"]))
+    body = _ask(args, "GET", "/admin/caches")
+    print(json.dumps(body) if args.json else table(body["stages"]))
     return 0
 
 
 def table(stages: dict[str, dict[str, float]]) -> str:
-    """A row per stage; bytes in MiB, "-" for what a stage does not count."""
+    """Return a table with a row per cache: bytes in MiB, "-" for a figure that the cache does not have."""
     rows = [["", *(name.replace("_bytes", "").replace("bytes", "MiB") for name in COLUMNS)]]
     for stage, values in stages.items():
         rows.append([stage, *(_shown(name, values.get(name)) for name in COLUMNS)])
@@ -62,7 +66,7 @@ def _shown(name: str, value: float | None) -> str:
 
 
 def _ask(args: argparse.Namespace, method: str, path: str) -> dict[str, Any]:
-    """Raises ConfigError for whatever keeps the server from answering, naming it."""
+    """Send a request to the server and return the body. Raises ConfigError, with the reason, if it fails."""
     import httpx
 
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
@@ -74,5 +78,5 @@ def _ask(args: argparse.Namespace, method: str, path: str) -> dict[str, Any]:
     if answer.is_error:
         message = body.get("error", {}).get("message") if isinstance(body, dict) else None
         raise ConfigError(f"{args.url} refused: {message or answer.status_code}", param="url")
-    found: dict[str, Any] = body
-    return found
+    values: dict[str, Any] = body
+    return values

@@ -24,7 +24,7 @@ from fovea.core.errors import FoveaError
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
 
-HELP = "/image FILE...  add pictures    /clear  start over    /stats  figures    /quit"
+HELP = "/image FILE...  add images    /clear  start over    /stats  figures    /quit"
 
 
 def register(commands: Any) -> None:
@@ -35,7 +35,7 @@ def register(commands: Any) -> None:
         usage="fovea chat [OPTIONS] [IMAGE ...]",
         epilog=f"In the conversation: {HELP}",
     )
-    parser.add_argument("words", nargs="*", metavar="IMAGE", help="pictures that the first message is about")
+    parser.add_argument("words", nargs="*", metavar="IMAGE", help="images of the first message")
     parser.add_argument("--system", help="a system message")
     add_sampling_options(parser)
     add_engine_options(parser)
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     typed = sys.stdin.isatty()
     if typed:
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401 - input() then edits lines and remembers them
+            import readline  # noqa: F401 - gives input() line editing and a history
     with load_engine(args, file, **SINGLE_USER) as engine:
         chat = _Chat(engine, args, params)
         for path in args.words:
@@ -71,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Chat:
+    """A conversation: its messages, and the images that wait for the next message."""
+
     def __init__(self, engine: Any, args: argparse.Namespace, params: dict[str, Any]) -> None:
         self._engine = engine
         self._params = params
@@ -96,7 +98,7 @@ class _Chat:
             self._say(line)
 
     def _add_images(self, words: str) -> None:
-        """FILE... as a shell reads them; a quote that never closes is part of the name, as in `it's.png`."""
+        """Add files, split as in a shell. A quote without its partner is part of a name, as in `it's.png`."""
         try:
             paths = shlex.split(words)
         except ValueError:
@@ -116,11 +118,11 @@ class _Chat:
         _say_aside(f"{path}: {image.width}x{image.height}, goes with the next message")
 
     def _say(self, text: str) -> None:
-        """An error or an interrupt takes the message back; the conversation goes on from before it."""
+        """Send a message and print the answer. An error or interrupt leaves the conversation as before."""
         answer = AnswerBuilder(1)
         try:
-            asked = Message("user", (*self._pending, TextPart(utf8(text))))
-            request = self._engine.request(ChatPrompt((*self._messages, asked)), **self._params)
+            message = Message("user", (*self._pending, TextPart(utf8(text))))
+            request = self._engine.request(ChatPrompt((*self._messages, message)), **self._params)
             for delta in self._engine.iterate(request):
                 answer.add(delta)
                 write_text(delta.text)
@@ -132,12 +134,12 @@ class _Chat:
             return
         print()
         done = answer.build()
-        self._messages += [asked, Message("assistant", (TextPart(done.text),))]
+        self._messages += [message, Message("assistant", (TextPart(done.text),))]
         self._pending = []
         if self._stats:
             stats_table(done)
 
 
 def _say_aside(text: str) -> None:
-    """To stderr, so that stdout is the answers alone."""
+    """Print to stderr, so that stdout has the answers alone."""
     print(f"  {text}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What several commands share: the engine's flags, the file, the sampling flags, the way errors are shown."""
+"""Parts that several commands share: flags of the engine and of sampling, and the configuration file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fovea.core.image import DETAILS, PixelBudget, VisualTokens
 from fovea.core.sampling import SamplingParams
 from fovea.core.video import VideoBudget
 from fovea.engine.config import EngineConfig, EngineOptions
-from fovea.engine.visual_budget.methods import METHODS, method
+from fovea.engine.visual_budget.methods import METHODS, find_method
 from fovea.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DEFAULT_MODEL = "fovea-tiny"
 OWN_KEYS = (
-    "model", "host", "port", "api_key", "admin_key", "log_level", "chat_template", "served_model_name", "simulate", "cost",
+    "model", "host", "port", "api_key", "admin_key", "log_level", "chat_template", "served_model_name",
+    "simulate", "cost",
 )  # fmt: skip
 ALL_KEYS = (*OWN_KEYS, *options.setting_names(EngineConfig, ServerSettings))
 LOG_LEVELS = ("debug", "info", "warning", "error")
 SINGLE_USER: EngineOptions = {"max_queue": 0}
-"""Engine settings of every command but `serve`: a single user needs no bound on the queue."""
+"""Engine settings of every command except `serve`: a single user needs no limit of the queue."""
 
 
 def count(text: str) -> int:
-    """The type of flags that take a number from 1 on."""
+    """Parse the value of a flag that takes a whole number from 1 on."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is below 1")
@@ -41,12 +42,12 @@ def count(text: str) -> int:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Those of A,B, each once."""
+    """Split A,B into names, each once."""
     return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
 
 
 def utf8(text: str) -> str:
-    """The text, unless it came in bytes that are none. Raises InvalidRequest."""
+    """Return the text. Raises InvalidRequest if its bytes were not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -57,10 +58,15 @@ def utf8(text: str) -> str:
 def add_engine_options(
     parser: argparse.ArgumentParser, *, model_flag: bool = True, serving: bool = False
 ) -> None:
+    """Add the flags of the engine.
+
+    model_flag: whether the model is a flag; otherwise it is an argument of the command.
+    serving: whether the command is `serve`, which has the settings of SINGLE_USER, too.
+    """
     if model_flag:
         parser.add_argument("--model", help=f"a folder, a hub id, or {DEFAULT_MODEL} (default)")
     parser.add_argument(
-        "--config", metavar="FILE", help="TOML file of settings; flags and FOVEA_* come first"
+        "--config", metavar="FILE", help="TOML file of settings; flags and FOVEA_* override it"
     )
     parser.add_argument(
         "--chat-template", metavar="FILE", help="Jinja template to use instead of the checkpoint's"
@@ -69,51 +75,65 @@ def add_engine_options(
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of an answer and of its images."""
     group = parser.add_argument_group("answer")
     group.add_argument("--max-tokens", type=count, metavar="N", help="longest answer, in tokens")
     group.add_argument(
         "--temperature", type=float, metavar="X", help="0 is greedy (default: the checkpoint's)"
     )
     group.add_argument(
-        "--top-p", type=float, metavar="X", help="choose among the likeliest tokens of this share together"
+        "--top-p",
+        type=float,
+        metavar="X",
+        help="sample from the likeliest tokens that have this probability together",
     )
     group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
     add_image_options(group)
 
 
 def add_image_options(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
-    group.add_argument("--detail", choices=DETAILS, default="auto", help="how closely to look at the images")
+    """Add the flags of images: detail level and pixels."""
+    group.add_argument(
+        "--detail", choices=DETAILS, default="auto", help="detail level of the images (default: auto)"
+    )
     group.add_argument("--max-pixels", type=count, metavar="N", help="pixels of an image that the model sees")
 
 
 def add_reduction_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of visual-token reduction."""
     group = parser.add_argument_group("visual tokens")
     group.add_argument(
         "--budget",
         type=_share_or_count,
         metavar="X",
-        help="how many of each image's visual tokens are kept (views: of all images' together): a share up to 1, or a number",
+        help="how many of each image's visual tokens are kept (method views: of all images' together): "
+        "a share up to 1, or a number",
     )
     group.add_argument(
-        "--method", metavar="NAME", help=f"what chooses them: {', '.join(METHODS)} (default: relevance)"
+        "--method",
+        metavar="NAME",
+        help=f"method that chooses them: {', '.join(METHODS)} (default: relevance)",
     )
 
 
 def visual_tokens(args: argparse.Namespace, *, explain: bool = False) -> VisualTokens | None:
-    """What the flags say. Raises InvalidRequest; None: nothing."""
+    """Return the wish of the flags for visual tokens; None: the flags have none. Raises InvalidRequest.
+
+    explain: whether the answer has to explain which regions were kept.
+    """
     if args.budget is None and args.method is None and not explain:
         return None
     keep = args.budget if isinstance(args.budget, float) else None
     budget = args.budget if isinstance(args.budget, int) else None
-    return VisualTokens(method(args.method or "relevance").name, keep, budget, explain)
+    return VisualTokens(find_method(args.method or "relevance").name, keep, budget, explain)
 
 
 def _share_or_count(text: str) -> float | int:
-    """1 is all of them; larger whole numbers are tokens."""
+    """Parse --budget: a number up to 1 is a share, a larger whole number is a number of tokens."""
     try:
         value = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
     if value > 1 and value.is_integer():
         return int(value)
     if not 0 < value <= 1:
@@ -122,26 +142,31 @@ def _share_or_count(text: str) -> float | int:
 
 
 def add_video_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of videos."""
     group = parser.add_argument_group("videos")
     group.add_argument(
-        "--fps", type=float, metavar="X", help="frames looked at per second (default: the model's)"
+        "--fps", type=float, metavar="X", help="frames that are used per second (default: the model's)"
     )
-    group.add_argument("--max-frames", type=count, metavar="N", help="frames looked at, at most")
+    group.add_argument("--max-frames", type=count, metavar="N", help="most frames that are used")
     group.add_argument(
         "--video-pruning-rate",
         type=float,
         default=0.0,
         metavar="X",
-        help="share of visual tokens left out where little moves, 0 to 0.95 (default: 0)",
+        help="share of visual tokens that is left out where little moves, 0 to 0.95 (default: 0)",
     )
 
 
 def video_budget(args: argparse.Namespace) -> VideoBudget:
+    """Return the video budget of the flags. Raises InvalidRequest."""
     return VideoBudget(fps=args.fps, max_frames=args.max_frames, pruning_rate=args.video_pruning_rate)
 
 
 def sampling_values(args: argparse.Namespace) -> dict[str, Any]:
-    """What the flags say, checked: before a model is loaded is the time to hear of a mistake."""
+    """Return the sampling parameters of the flags. They are checked here, before a model is loaded.
+
+    Raises InvalidRequest.
+    """
     names = ("max_tokens", "temperature", "top_p", "seed")
     values = {name: value for name in names if (value := getattr(args, name)) is not None}
     SamplingParams(**values)
@@ -149,11 +174,15 @@ def sampling_values(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def pixel_budget(args: argparse.Namespace, visual: VisualTokens | None = None) -> PixelBudget:
+    """Return the image budget of the flags."""
     return PixelBudget(detail=args.detail, max_pixels=args.max_pixels, visual=visual)
 
 
 def config_file(args: argparse.Namespace) -> dict[str, Any]:
-    """The file's settings. The log level, which any source may set, holds from here on."""
+    """Read the configuration file, and set the log level that flags, environment or file give.
+
+    Raises ConfigError. Misspelt environment variables are printed to stderr.
+    """
     file = options.read_file(args.config, ALL_KEYS)
     for line in options.misspelt_variables(ALL_KEYS):
         print(f"fovea: {line}", file=sys.stderr)
@@ -165,14 +194,21 @@ def config_file(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def load_engine(args: argparse.Namespace, file: Mapping[str, Any], **fixed: Any) -> Engine:
-    """The engine that flags, environment and file ask for; `fixed` are settings that nobody may set."""
+    """Load the engine that flags, environment and file configure.
+
+    fixed: settings that the command sets itself.
+    """
     return engine_loader(args, file, **fixed)()
 
 
 def engine_loader(args: argparse.Namespace, file: Mapping[str, Any], **fixed: Any) -> Callable[[], Engine]:
-    """What loads that engine. The settings are read now: a wrong one is told before anything else is begun."""
+    """Return a function that loads the engine. The settings are read and checked now.
+
+    fixed: settings that the command sets itself.
+    Raises ConfigError.
+    """
     model = options.lookup("model", args, file)
-    template = _template(args, file)
+    template = _read_template(args, file)
     config = options.settings(EngineConfig, args, file, **fixed)
     from fovea.engine.engine import Engine
 
@@ -181,32 +217,36 @@ def engine_loader(args: argparse.Namespace, file: Mapping[str, Any], **fixed: An
 
 
 def check_writable(path: Path) -> None:
-    """Before an hour of measuring, and without leaving anything behind. Raises ConfigError."""
+    """Check that a file can be written, before long work. Nothing is left behind. Raises ConfigError."""
     try:
-        target = path.resolve()  # a link that leads nowhere yet stays one
-        there = target.exists()
+        target = path.resolve()  # so that a link without a target is not removed
+        exists = target.exists()
         target.open("ab").close()
-        if not there:
+        if not exists:
             target.unlink()
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
-async def closing(engine: Engine, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result. However it ends, the engine ends before the event loop that its answers go to."""
+async def run_and_close(engine: Engine, work: Coroutine[Any, Any, T]) -> T:
+    """Return the work's result.
+
+    The engine is closed in any case, before the event loop that gets its answers.
+    """
     try:
         return await work
     finally:
         await engine.close()
 
 
-def _template(args: argparse.Namespace, file: Mapping[str, Any]) -> str | None:
-    found = options.lookup("chat_template", args, file)
-    if found is None:
+def _read_template(args: argparse.Namespace, file: Mapping[str, Any]) -> str | None:
+    entry = options.lookup("chat_template", args, file)
+    if entry is None:
         return None
+    path, source = entry
     try:
-        return Path(str(found[0])).expanduser().read_text(encoding="utf-8")
+        return Path(str(path)).expanduser().read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{found[1]}: {found[0]} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{source}: {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{found[1]}: {found[0]} is not UTF-8 text") from error
+        raise ConfigError(f"{source}: {path} is not UTF-8 text") from error

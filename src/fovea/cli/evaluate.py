@@ -1,4 +1,4 @@
-"""fovea eval [MODEL]: how well a model answers, per kind of question."""
+"""fovea eval [MODEL]: the accuracy of a model, per kind of question."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fovea.cli.common import (
     add_engine_options,
     add_image_options,
     add_reduction_options,
-    closing,
     config_file,
     count,
     load_engine,
     pixel_budget,
+    run_and_close,
     visual_tokens,
 )
-from fovea.cli.questions import Asker, check_data, kinds_asked, progress
+from fovea.cli.questions import CaseRunner, check_data, progress, requested_kinds
 from fovea.cli.sweep.command import add_sweep_options, check_no_sweep
 from fovea.cli.sweep.command import run as run_sweep
 from fovea.core.image import PixelBudget, VisualTokens
@@ -38,8 +38,8 @@ def register(commands: Any) -> None:
     parser = commands.add_parser(
         "eval",
         help="score a model on scenes or on your own questions",
-        description=f"{__doc__} Without --data it is asked about generated scenes, whose answers are exact. Exit "
-        "code 1: some cases could not be asked; they count as wrong.",
+        description=f"{__doc__} Without --data the questions are about generated scenes, whose right answers "
+        "are known. Exit code 1: some cases could not be asked; they count as wrong.",
         usage="fovea eval [OPTIONS] [MODEL]",
     )
     parser.add_argument(
@@ -54,15 +54,15 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--kinds",
         metavar="A,B",
-        help=f"of {', '.join(KINDS)} (default: all these), and {', '.join(DETAIL_KINDS)} in large images "
-        "(default of --sweep: these, too)",
+        help=f"kinds of scenes: {', '.join(KINDS)} (default: all of these), and {', '.join(DETAIL_KINDS)} "
+        "in large images (with --sweep by default, too)",
     )
     parser.add_argument(
         "--seed",
         type=int,
         default=HELD_OUT_SEED,
         metavar="N",
-        help="of the scenes; held out from 1000000000 on",
+        help="seed of the scenes; seeds from 1000000000 on are held out from training (default: 1000000000)",
     )
     parser.add_argument(
         "--video",
@@ -97,10 +97,10 @@ def run(args: argparse.Namespace) -> int:
     file, budget = config_file(args), pixel_budget(args, visual_tokens(args))
     cases = _cases(args)
     with load_engine(args, file, **SINGLE_USER) as engine:
-        asker = Asker(engine, args.max_tokens)
+        runner = CaseRunner(engine, args.max_tokens)
         name = engine.info.name
-        results = asyncio.run(closing(engine, _ask_all(asker, cases, budget, args.concurrency)))
-    asker.show_failures()
+        results = asyncio.run(run_and_close(engine, _run_all(runner, cases, budget, args.concurrency)))
+    runner.show_failures()
     if args.wrong:
         _show_wrong(results)
     rows = report(results)
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
                 {
                     "model": name,
                     "seed": None if args.data else args.seed,
-                    "failed": len(asker.failures),
+                    "failed": len(runner.failures),
                     "visual_tokens": None if budget.visual is None else _wish(budget.visual),
                     "rows": body,
                 }
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         print(markdown(rows))
     else:
         _table(rows)
-    return 1 if asker.failures else 0
+    return 1 if runner.failures else 0
 
 
 def _wish(visual: VisualTokens) -> dict[str, Any]:
@@ -132,26 +132,26 @@ def _cases(args: argparse.Namespace) -> list[Case]:
     if args.data:
         check_data(args)
         return read_jsonl(args.data)
-    return list(scene_cases(args.count, kinds_asked(args, KINDS), args.seed, args.video))
+    return list(scene_cases(args.count, requested_kinds(args, KINDS), args.seed, args.video))
 
 
-async def _ask_all(
-    asker: Asker, cases: Sequence[Case], budget: PixelBudget, concurrency: int
+async def _run_all(
+    runner: CaseRunner, cases: Sequence[Case], budget: PixelBudget, concurrency: int
 ) -> list[Result]:
     slots = asyncio.Semaphore(concurrency)
     with progress("asking", len(cases)) as advance:
 
-        async def one(case: Case) -> Result:
+        async def run_one(case: Case) -> Result:
             async with slots:
-                visual = await asker.visual(case)
+                visual = await runner.visual(case)
                 if visual is None:
                     result = Result(case, (), 0, 0, 0)
                 else:
-                    result = await asker.ask(case, visual, budget)
+                    result = await runner.run(case, visual, budget)
             advance()
             return result
 
-        return list(await asyncio.gather(*(one(case) for case in cases)))
+        return list(await asyncio.gather(*(run_one(case) for case in cases)))
 
 
 def _show_wrong(results: Sequence[Result]) -> None:
@@ -178,6 +178,7 @@ def _table(rows: Sequence[Row]) -> None:
 
 
 def markdown(rows: Sequence[Row]) -> str:
+    """Return the scores as a Markdown table."""
     lines = ["| kind | right | accuracy | 95% interval | visual tokens |", "|---|---|---|---|---|"]
     for row in rows:
         lines.append(

@@ -29,6 +29,7 @@ COMMANDS = (
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line, with all commands."""
     parser = argparse.ArgumentParser(
         prog="fovea", description="Serve vision-language models: seeing more where it matters."
     )
@@ -40,17 +41,22 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 some of it failed, 2 the call or its settings are wrong, 130 interrupted."""
-    # Models never need the network once they are on disk, and nobody asked for progress bars of downloads.
+    """Run a command.
+
+    Returns 0 if it succeeded, 1 if a part failed, 2 for wrong arguments, 130 if interrupted.
+    """
+    # These keep tokenizers from starting threads of their own, and transformers from printing warnings.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # The log level that anyone asks for is Fovea's own; libraries only get to warn.
+    # The configured log level applies to Fovea alone. Libraries log warnings and errors.
     logging.basicConfig(
         level="WARNING", format="%(asctime)s %(levelname).1s %(name)s %(message)s", stream=sys.stderr
     )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # an answer may hold what the locale cannot write
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # an answer may contain characters that the locale cannot write
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except FoveaError as error:
@@ -60,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("fovea: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader has gone. What is still buffered has nowhere to go, and Python would complain of it at exit.
+        # The reader has closed the pipe. At exit Python would fail to flush what is still buffered.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

@@ -1,4 +1,4 @@
-"""fovea models: the architectures that run."""
+"""fovea models: list the supported architectures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ COLUMNS = ("model_type", "name", "vision", "text", "example")
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("models", help="list what can be served", description=__doc__)
+    parser = commands.add_parser("models", help="list the supported models", description=__doc__)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON array")
     form.add_argument("--markdown", action="store_true", help="the table of docs/models.md")
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def listing() -> str:
-    """Two lines per architecture, none of them wider than 80 columns."""
+    """Return two lines per architecture, none wider than 80 columns."""
     from fovea.engine.models.registry import ARCHITECTURES
 
     width = max(len(text) for entry in ARCHITECTURES for text in (entry.name, entry.model_type)) + 2
@@ -45,7 +45,7 @@ def listing() -> str:
 
 
 def markdown() -> str:
-    """The support table; docs/models.md holds it, and a test keeps the two equal."""
+    """Return the table of docs/models.md. A test keeps the two equal."""
     from fovea.engine.models.registry import ARCHITECTURES
 
     lines = ["| model_type | name | vision | text | for example |", "|---|---|---|---|---|"]

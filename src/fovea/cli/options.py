@@ -1,7 +1,8 @@
 """Settings from flags, environment variables and a TOML file, in that order of precedence.
 
-The flags are the settings that configuration classes declare (`core.settings`): name, type, default, range and help are
-written there and nowhere else. `--max-queue` is `FOVEA_MAX_QUEUE` is `max_queue` in the TOML file.
+The flags are the settings that configuration classes declare (`core.settings`). Name, type, default, range
+and help are written there and nowhere else. The flag `--max-queue`, the variable `FOVEA_MAX_QUEUE` and the
+key `max_queue` of the TOML file give the same setting.
 """
 
 from __future__ import annotations
@@ -33,9 +34,13 @@ def add_options(
     skip: Iterable[str] = (),
     only: Iterable[str] | None = None,
 ) -> None:
-    """Add a flag for every setting of a class, without a value unless given. Subjects become groups of their own.
+    """Add a flag for every setting of a class. Each subject has a group of its own.
 
-    skip: names without a flag. only: the only names with a flag; None: all.
+    A flag that is not given has the value None.
+
+    title: title of the groups.
+    skip: names without a flag.
+    only: the only names with a flag; None: all.
     """
     groups: dict[tuple[str, ...], argparse._ArgumentGroup] = {}
     for entry in settings_of(cls):
@@ -53,7 +58,7 @@ def add_options(
 
 
 def refuse_options(parser: argparse.ArgumentParser, names: Iterable[str], reason: str) -> None:
-    """Accept flags only to answer them with an error that gives the reason; they are not in the help."""
+    """Add flags that raise ConfigError with the reason when they are given. They are not in the help."""
 
     class Refuse(argparse.Action):
         def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
@@ -64,7 +69,7 @@ def refuse_options(parser: argparse.ArgumentParser, names: Iterable[str], reason
 
 
 def flag(name: str) -> str:
-    """The command-line flag of a setting."""
+    """Return the command-line flag of a setting."""
     return "--" + name.replace("_", "-")
 
 
@@ -76,19 +81,22 @@ def settings(
     only: Iterable[str] | None = None,
     **fixed: Any,
 ) -> T:
-    """An instance of `cls`: flags over environment over file over defaults; `fixed` over all of them.
+    """Build settings from flags, environment, file and defaults, in this order of precedence.
 
+    cls: the settings class.
     only: the only names that are read; None: all.
-    Raises ConfigError, naming where the wrong value was given.
+    fixed: values that override all of these.
+    Raises ConfigError, naming the source of the wrong value.
     """
     values, sources = dict(fixed), {}
     for entry in settings_of(cls):
         if entry.name in fixed or entry.rule.internal or (only is not None and entry.name not in only):
             continue
-        found = lookup(entry.name, args, file)
-        if found is not None:
-            values[entry.name] = _convert(found[0], entry, found[1])
-            sources[entry.name] = found[1]
+        given = lookup(entry.name, args, file)
+        if given is not None:
+            value, source = given
+            values[entry.name] = _convert(value, entry, source)
+            sources[entry.name] = source
     try:
         return build_settings(cls, values)
     except ConfigError as error:
@@ -98,7 +106,7 @@ def settings(
 
 
 def lookup(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tuple[Any, str] | None:
-    """The value that wins and where it was given, or None."""
+    """Return the value of highest precedence and its source; None: it is not given."""
     value = getattr(args, name, None)
     if value is not None:
         return value, flag(name)
@@ -111,7 +119,10 @@ def lookup(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tupl
 
 
 def read_file(path: str | None, known: Sequence[str]) -> dict[str, Any]:
-    """The TOML file of --config or FOVEA_CONFIG. Raises ConfigError for an unknown key, naming the nearest known one."""
+    """Read the TOML file of --config or FOVEA_CONFIG. Raises ConfigError.
+
+    The error for an unknown key names the nearest known one.
+    """
     path = path or os.environ.get(PREFIX + "CONFIG")
     if not path:
         return {}
@@ -131,12 +142,12 @@ def read_file(path: str | None, known: Sequence[str]) -> dict[str, Any]:
 
 
 def setting_names(*classes: type) -> list[str]:
-    """The names of all settings that users can give."""
+    """Return the names of all settings that users can give."""
     return [entry.name for cls in classes for entry in settings_of(cls) if not entry.rule.internal]
 
 
 def misspelt_variables(known: Sequence[str]) -> list[str]:
-    """One line for every FOVEA_* variable that is no setting but resembles one. Other variables are ignored."""
+    """Return a line for every FOVEA_* variable that resembles a setting but is none. Others are ignored."""
     names = [PREFIX + name.upper() for name in (*known, "config")]
     lines = []
     unknown = {variable for variable in os.environ if variable.startswith(PREFIX)} - set(names)
@@ -161,7 +172,7 @@ def _convert(value: Any, entry: Setting, source: str) -> Any:
 
 
 def _read(value: Any, hint: Any) -> Any:
-    """`value` as `hint`. Text is parsed; a value of the file must have the type already: 1.5 is no whole number."""
+    """Convert a value to a type. Text is parsed; a value of the file must have the type already."""
     if typing.get_origin(hint) is tuple:
         items = [item.strip() for item in value.split(",")] if isinstance(value, str) else value
         if not isinstance(items, list):
@@ -188,7 +199,7 @@ def _boolean(text: str) -> bool:
 
 
 def _help(entry: Setting) -> str:
-    """The help text with range and default."""
+    """Return the help text with default and range."""
     accepted = "" if entry.rule.low is None else entry.rule.accepted
     notes = [f"default: {_shown(entry.default)}", *([f"accepted: {accepted}"] if accepted else [])]
     return f"{entry.rule.help} ({'; '.join(notes)})".strip()

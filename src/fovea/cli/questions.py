@@ -1,4 +1,4 @@
-"""Cases put to an engine, as `fovea eval` does it: greedy, every exchange of a case in one conversation."""
+"""Runs the cases of an evaluation on an engine: greedy, all exchanges of a case in one conversation."""
 
 from __future__ import annotations
 
@@ -23,39 +23,45 @@ if TYPE_CHECKING:
 
 SHOWN_FAILURES = 10
 Visual = Sequence[Image | Video]
-"""A case's images, decoded."""
+"""The decoded images or videos of a case."""
 
 
-class Asker:
-    """Asks cases one by one. failures: (case id, why) of those that could not be asked to their end."""
+class CaseRunner:
+    """Runs cases one by one.
+
+    failures: (case id, error message) of the cases that could not be run to their end.
+    """
 
     def __init__(self, engine: Engine, max_tokens: int) -> None:
         self._engine = engine
         self._max_tokens = max_tokens
         self.failures: list[tuple[str, str]] = []
 
-    async def ask(self, case: Case, visual: Visual, budget: PixelBudget) -> Result:
-        """Every exchange, on the model's own earlier answers."""
-        said: list[Completion] = []
+    async def run(self, case: Case, visual: Visual, budget: PixelBudget) -> Result:
+        """Run all exchanges of a case.
+
+        The model sees its own earlier answers. An error is noted as a failure.
+        """
+        answers: list[Completion] = []
         try:
             async for answer in self.converse(case, visual, budget):
-                said.append(answer)
+                answers.append(answer)
         except FoveaError as error:
             self.failures.append((case.id, error.message))
         return Result(
             case,
-            tuple(answer.text for answer in said),
-            sum(answer.usage.prompt for answer in said),
-            sum(answer.usage.image for answer in said),
-            sum(answer.usage.completion for answer in said),
+            tuple(answer.text for answer in answers),
+            sum(answer.usage.prompt for answer in answers),
+            sum(answer.usage.image for answer in answers),
+            sum(answer.usage.completion for answer in answers),
         )
 
     async def converse(self, case: Case, visual: Visual, budget: PixelBudget) -> AsyncIterator[Completion]:
-        """An answer per exchange. Raises FoveaError."""
+        """Yield the answer to each exchange of a case. Raises FoveaError."""
         messages: list[Message] = []
         for index, exchange in enumerate(case.exchanges):
-            shown = _parts(visual, budget) if index == 0 else []
-            messages.append(Message("user", (*shown, TextPart(exchange.question))))
+            images = _parts(visual, budget) if index == 0 else []
+            messages.append(Message("user", (*images, TextPart(exchange.question))))
             builder = AnswerBuilder(1)
             async for delta in self._engine.stream(
                 ChatPrompt(tuple(messages)), temperature=0.0, max_tokens=self._max_tokens
@@ -66,7 +72,7 @@ class Asker:
             yield answer
 
     async def visual(self, case: Case) -> Visual | None:
-        """None, and a failure noted, where they cannot be read."""
+        """Return the decoded images of a case. None, with a failure noted, if they cannot be read."""
         try:
             return await asyncio.to_thread(visual_of, case)
         except FoveaError as error:
@@ -74,30 +80,34 @@ class Asker:
             return None
 
     def show_failures(self) -> None:
-        for name, why in self.failures[:SHOWN_FAILURES]:
-            print(f"fovea: case {name} could not be asked: {why}", file=sys.stderr)
+        """Print the failures to stderr, the first SHOWN_FAILURES in full."""
+        for name, message in self.failures[:SHOWN_FAILURES]:
+            print(f"fovea: case {name} could not be asked: {message}", file=sys.stderr)
         if len(self.failures) > SHOWN_FAILURES:
             print(f"fovea: and {len(self.failures) - SHOWN_FAILURES} more", file=sys.stderr)
 
 
 def check_data(args: argparse.Namespace) -> None:
-    """Raises InvalidRequest for what is said of scenes beside a file of questions."""
+    """Raise InvalidRequest if flags of generated scenes are given beside a file of questions."""
     if args.kinds:
-        raise InvalidRequest("--kinds is of generated scenes; a file of --data has its own", param="kinds")
+        raise InvalidRequest("--kinds is for generated scenes; a file of --data has its own", param="kinds")
     if args.video:
-        raise InvalidRequest("--video is of generated scenes; a file of --data has images", param="video")
+        raise InvalidRequest("--video is for generated scenes; a file of --data has images", param="video")
 
 
-def kinds_asked(args: argparse.Namespace, usual: Sequence[str]) -> tuple[str, ...]:
-    """Kinds of scenes. Raises InvalidRequest where --video has none to show."""
-    kinds = names(args.kinds) if args.kinds else tuple(usual)
+def requested_kinds(args: argparse.Namespace, default: Sequence[str]) -> tuple[str, ...]:
+    """Return the kinds of scenes.
+
+    Raises InvalidRequest if --video is given and no kind can be shown as a video.
+    """
+    kinds = names(args.kinds) if args.kinds else tuple(default)
     if args.video and MOTION not in kinds:
         raise InvalidRequest(f"--video shows {MOTION} as a video; --kinds leaves it out", param="video")
     return kinds
 
 
 def visual_of(case: Case) -> Visual:
-    """Raises FoveaError for what cannot be read."""
+    """Decode the images or the video of a case. Raises FoveaError if they cannot be read."""
     from fovea.engine.request.inputs import to_image, to_video
 
     if case.video:
@@ -107,14 +117,14 @@ def visual_of(case: Case) -> Visual:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, if that is a terminal; call what it gives for every one that is done."""
+    """Show a progress bar on stderr, if stderr is a terminal. Call the yielded function after each item."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as shown:
-        bar = shown.add_task(what, total=total)
-        yield lambda: shown.advance(bar)
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bars:
+        bar = bars.add_task(what, total=total)
+        yield lambda: bars.advance(bar)
 
 
 def _parts(visual: Visual, budget: PixelBudget) -> list[Part]:

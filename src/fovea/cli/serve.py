@@ -35,9 +35,11 @@ class ServeSettings:
 
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(8000, "Port to listen on. 0: any free port.", low=0, high=65535)
-    served_model_name: str = setting("", "Name of the model for clients. Empty: from the folder or hub id.")
+    served_model_name: str = setting(
+        "", "Name of the model for clients. Empty: derived from the folder or hub id."
+    )
     simulate: bool = setting(
-        False, "Serve no model: filler words, at the latencies of a cost model, through the real scheduler."
+        False, "Serve no model, but filler words with the latencies of a cost model and the real scheduler."
     )
     cost: Path | None = setting(None, "File of the cost model for --simulate; none: fovea-tiny on a CPU.")
 
@@ -51,8 +53,8 @@ def register(commands: Any) -> None:
     parser = commands.add_parser(
         "serve",
         help="start the OpenAI-compatible server",
-        description=f"{__doc__} Every flag is also a variable and a key of the --config file: --max-queue is "
-        "FOVEA_MAX_QUEUE is max_queue. Flags come first, then variables, then the file.",
+        description=f"{__doc__} Every flag is also an environment variable and a key of the --config file: "
+        "--max-queue, FOVEA_MAX_QUEUE and max_queue. Flags override variables, and variables the file.",
         usage="fovea serve [OPTIONS] [MODEL]",
     )
     parser.add_argument(
@@ -62,7 +64,8 @@ def register(commands: Any) -> None:
         "--api-key",
         action="append",
         metavar="KEY",
-        help="open /v1 only to this key; may be given several times (FOVEA_API_KEY keeps it out of the process list)",
+        help="open /v1 only to this key; may be given several times "
+        "(FOVEA_API_KEY keeps it out of the process list)",
     )
     parser.add_argument(
         "--admin-key",
@@ -75,7 +78,7 @@ def register(commands: Any) -> None:
         "--simulate",
         action="store_const",
         const=True,
-        help="serve no model: filler words, at the latencies of a cost model, through the real scheduler",
+        help="serve no model, but filler words with the latencies of a cost model and the real scheduler",
     )
     options.add_options(parser, "address and name", ServeSettings, skip=("simulate",))
     add_engine_options(parser, model_flag=False, serving=True)
@@ -96,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 def _serve_simulated(
     simulation: ServeSettings, settings: ServerSettings, args: argparse.Namespace, file: Mapping[str, Any]
 ) -> int:
-    """Imports no torch, so the server starts at once."""
+    """Serve a simulated engine. This imports no torch, so the server starts at once."""
     from fovea.engine.simulate.cost import CostModel
     from fovea.engine.simulate.serving import SimulatedEngine
     from fovea.server.app import create_app
@@ -104,12 +107,13 @@ def _serve_simulated(
 
     if (model := options.lookup("model", args, file)) is not None:
         raise ConfigError(
-            f"--simulate serves no model, but {model[1]} is {model[0]!r}; for a name, use --served-model-name",
+            f"--simulate serves no model, but {model[1]} is {model[0]!r}; "
+            "to name the server's model, use --served-model-name",
             param="model",
         )
     config = _simulated_config(args, file)
     cost = CostModel.load(simulation.cost) if simulation.cost else CostModel()
-    port = _free(simulation.host, simulation.port)
+    port = _free_port(simulation.host, simulation.port)
     _announce(settings, simulation.host, port)
     log.info("ready: no model, simulated; costs: %s", cost.made_from)
     engine = SimulatedEngine(config, cost, simulation.served_model_name or "fovea-simulated")
@@ -118,20 +122,24 @@ def _serve_simulated(
 
 
 def _simulated_config(args: argparse.Namespace, file: Mapping[str, Any]) -> EngineConfig:
-    """The settings that a simulation honours. Other flags are an error; other variables and keys, which may be there for
-    a real server, are named in the log."""
+    """Return the settings that a simulation uses.
+
+    Other flags are an error. Other variables and keys may be there for a real server, so they are only
+    logged.
+    """
     from fovea.engine.simulate.settings import SERVER_SETTINGS, not_simulated
 
     for name in not_simulated(SERVER_SETTINGS):
-        found = options.lookup(name, args, file)
-        if found is None:
+        given = options.lookup(name, args, file)
+        if given is None:
             continue
+        source = given[1]
         if getattr(args, name, None) is not None:
             raise ConfigError(
-                f"{found[1]} is not simulated; with --simulate accepted: {', '.join(sorted(SERVER_SETTINGS))}",
+                f"{source} is not simulated; accepted with --simulate: {', '.join(sorted(SERVER_SETTINGS))}",
                 param=name,
             )
-        log.warning("not simulated, ignored: %s", found[1])
+        log.warning("not simulated, ignored: %s", source)
     return options.settings(EngineConfig, args, file, only=SERVER_SETTINGS)
 
 
@@ -147,7 +155,7 @@ def _serve_model(
     model, _ = options.lookup("model", args, file) or (DEFAULT_MODEL, "")
     name = address.served_model_name or served_name(str(model))
     _check_folder(str(model))
-    host, port = address.host, _free(address.host, address.port)
+    host, port = address.host, _free_port(address.host, address.port)
 
     def load() -> EngineClient:
         engine = load_engine()
@@ -165,8 +173,9 @@ def _serve_model(
     if client.failure is not None:
         raise client.failure
     if client.status == "loading":
-        # Told to end before the model was there. A thread within torch cannot be stopped, and a process that is torn
-        # down around one aborts: end it here and now, with what was written.
+        # The server was stopped before the model was loaded. A thread within torch cannot be stopped, and
+        # Python would abort while it shuts down around that thread. So the process ends here, after its
+        # output is flushed.
         logging.shutdown()
         sys.stdout.flush()
         os._exit(0)
@@ -179,7 +188,10 @@ def _announce(settings: ServerSettings, host: str, port: int) -> None:
 
 
 def _check_folder(model: str) -> None:
-    """What is no folder and can be no hub id either is told before the port opens."""
+    """Refuse a name that is neither a folder nor a possible hub id, before the port opens.
+
+    Raises CheckpointError.
+    """
     from fovea.engine.load import resolve
 
     if "/" not in model or model.startswith((".", "/", "~")):
@@ -187,9 +199,12 @@ def _check_folder(model: str) -> None:
 
 
 def _keys(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tuple[str, ...]:
-    """For api_key: --api-key, else FOVEA_API_KEY (several separated by commas), else api_key in the file, one or a list.
+    """Return the keys of a flag, else of its environment variable, else of the configuration file.
 
-    A key that was said but is empty is an error: a server that was meant to be closed never comes up open.
+    The variable separates several keys by commas; the file has one key or a list. An empty key is an error,
+    so that a server that should be closed never starts open.
+
+    name: "api_key" or "admin_key".
     """
     value, source = options.lookup(name, args, file) or ((), "")
     keys = value.split(",") if isinstance(value, str) else value
@@ -199,8 +214,8 @@ def _keys(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tuple
     return tuple(key.strip() for key in keys)
 
 
-def _free(host: str, port: int) -> int:
-    """The port, or a free one where it is 0. A taken port is told before the model is loaded, not after."""
+def _free_port(host: str, port: int) -> int:
+    """Return the port, or a free one for port 0. Raises ConfigError if the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,14 +1,14 @@
-"""fovea simulate: policies compared on thousands of requests in seconds, without a model.
+"""fovea simulate: compare policies on thousands of requests in seconds, without a model.
 
-The engine's own scheduler, caches and pace serve a trace on a virtual clock;
-a step costs what a cost model says (--cost, else that of fovea-tiny on a CPU).
-The trace is a file, or made by chance from the flags of the group "load".
+The engine's own scheduler, caches and pace serve a trace on a virtual clock.
+A cost model gives the duration of each step (--cost; default: fovea-tiny on a
+CPU). The trace is a file, or random, from the flags of the group "load".
 
   fovea simulate --policy dual --policy fcfs --rate 12
   fovea simulate --policy dual --pace 0 --trace yesterday.jsonl --json
 
-The table has one column per policy. --json prints, as the last line, all of
-it as one object.
+The table has one column per policy. With --json the last line has all of it
+as one object.
 """
 
 from __future__ import annotations
@@ -53,9 +53,12 @@ def register(commands: Any) -> None:
         help=f"one of {', '.join(POLICY_NAMES)}; several times for a column each (default: dual and fcfs)",
     )
     parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="requests as JSON lines, see docs/simulator.md; or a load"
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="requests as JSON lines instead of a random load, see docs/simulator.md",
     )
-    parser.add_argument("--save-trace", type=Path, metavar="FILE", help="write the load's requests there")
+    parser.add_argument("--save-trace", type=Path, metavar="FILE", help="write the requests to a file")
     parser.add_argument(
         "--cost", type=Path, metavar="FILE", help="cost model (default: built in, of fovea-tiny on a CPU)"
     )
@@ -64,19 +67,19 @@ def register(commands: Any) -> None:
         type=float,
         default=1000.0,
         metavar="X",
-        help="bound for good first tokens (default: 1000)",
+        help="a good answer has its first token within this time (default: 1000)",
     )
     parser.add_argument(
         "--itl-ms",
         type=float,
         default=50.0,
         metavar="X",
-        help="bound for good gaps between tokens (default: 50)",
+        help="and then this mean time per token (default: 50)",
     )
     parser.add_argument(
         "--batch-rule",
         action="store_true",
-        help="bound batches by the rule of thumb instead of --pace; --target-itl-ms is its target",
+        help="limit batches by a simple rule instead of --pace; --target-itl-ms is its target",
     )
     parser.add_argument(
         "--json", action="store_true", help="print everything as one JSON object in the last line"
@@ -85,7 +88,7 @@ def register(commands: Any) -> None:
     options.add_options(parser, "engine:", EngineConfig, only=TRACE_SETTINGS - {"policy"})
     accepted = ", ".join(options.flag(name) for name in sorted(TRACE_SETTINGS))
     refused = [name for name in not_simulated(TRACE_SETTINGS) if name not in options.setting_names(Workload)]
-    options.refuse_options(parser, refused, f"not simulated; settings of the engine that are: {accepted}")
+    options.refuse_options(parser, refused, f"not simulated; simulated settings of the engine: {accepted}")
     parser.set_defaults(run=run)
 
 
@@ -102,18 +105,19 @@ def run(args: argparse.Namespace) -> int:
     }
     wall = time.perf_counter() - started
     print(
-        f"{len(trace)} requests over {trace[-1].at:.1f} s; costs: {cost.made_from}; simulated in {wall:.1f} s; "
+        f"{len(trace)} requests over {trace[-1].at:.1f} s; costs: {cost.made_from}; "
+        f"simulated in {wall:.1f} s; "
         f"good: first token within {args.ttft_ms:g} ms, then {args.itl_ms:g} ms per token"
     )
     print(table(reports))
     if args.json:
-        found = {name: report.as_dict() for name, report in reports.items()}
-        print(json.dumps({"requests": len(trace), "cost": asdict(cost), "policies": found}))
+        policy_reports = {name: report.as_dict() for name, report in reports.items()}
+        print(json.dumps({"requests": len(trace), "cost": asdict(cost), "policies": policy_reports}))
     return 0
 
 
 def _config(args: argparse.Namespace, policy: str) -> EngineConfig:
-    """A wrong name is told as what was typed: --policy."""
+    """Return the configuration of one policy. An unknown policy is an error of the flag --policy."""
     if policy not in POLICY_NAMES:
         raise ConfigError(f"--policy is {policy!r}; accepted: {', '.join(POLICY_NAMES)}", param="policy")
     fixed: dict[str, Any] = {"policy": policy}
@@ -125,12 +129,12 @@ def _config(args: argparse.Namespace, policy: str) -> EngineConfig:
 def _control(args: argparse.Namespace, config: EngineConfig) -> BatchRule | None:
     if not args.batch_rule:
         return None
-    found = options.lookup("target_itl_ms", args, {})
-    if found is None:
+    target = options.lookup("target_itl_ms", args, {})
+    if target is None:
         raise ConfigError("--batch-rule needs a target: --target-itl-ms N", param="target_itl_ms")
     checked = options.settings(EngineConfig, args, {}, only=TRACE_SETTINGS, policy=config.schedule.policy)
     if not checked.schedule.target_itl_ms:
-        raise ConfigError(f"{found[1]} is 0; --batch-rule needs one from 1 on", param="target_itl_ms")
+        raise ConfigError(f"{target[1]} is 0; --batch-rule needs a target from 1 on", param="target_itl_ms")
     return BatchRule(checked.schedule.target_itl_ms / 1e3, config.schedule.max_running)
 
 
@@ -141,11 +145,13 @@ def _bound(value: float, flag: str) -> float:
 
 
 def _trace(args: argparse.Namespace) -> Trace:
-    given = [name for name in options.setting_names(Workload) if getattr(args, name) is not None]
+    load_flags = [name for name in options.setting_names(Workload) if getattr(args, name) is not None]
     if args.trace is None:
         trace = generate(options.settings(Workload, args, {}))
-    elif given:
-        raise ConfigError(f"either --trace or a load, not both: --{given[0].replace('_', '-')} is given too")
+    elif load_flags:
+        raise ConfigError(
+            f"either --trace or a load, not both: --{load_flags[0].replace('_', '-')} is given too"
+        )
     else:
         trace = read_trace(args.trace)
     if args.save_trace:
@@ -153,8 +159,8 @@ def _trace(args: argparse.Namespace) -> Trace:
     return trace
 
 
-def _row(name: str, of: Callable[[Report], float], form: str) -> tuple[str, Callable[[Report], str]]:
-    return name, lambda report: "-" if math.isnan(of(report)) else format(of(report), form)
+def _row(name: str, value: Callable[[Report], float], form: str) -> tuple[str, Callable[[Report], str]]:
+    return name, lambda report: "-" if math.isnan(value(report)) else format(value(report), form)
 
 
 TOTALS = (
@@ -183,7 +189,7 @@ SPREADS: tuple[tuple[str, Callable[[ClassReport], Spread]], ...] = (
 
 
 def table(reports: dict[str, Report]) -> str:
-    """A column per policy. Spreads are p50 / p90 / p99 / longest."""
+    """Return a table with a column per policy. Spreads are p50 / p90 / p99 / longest."""
     rows = [["", *reports]] + [[name, *map(of, reports.values())] for name, of in TOTALS]
     kinds = dict.fromkeys(kind for report in reports.values() for kind in report.classes)
     for kind in kinds:

@@ -1,6 +1,6 @@
-"""fovea bench URL [WORKLOAD...]: drive any OpenAI-compatible server, and say what came of it.
+"""fovea bench URL [WORKLOAD...]: measure any OpenAI-compatible server under load.
 
-Fixed workloads, which are what is played unless others are named:
+Fixed workloads, which run unless others are named:
   cold       one request about a new image: first token, decode rate
   images     8 at once, each about its own new image
   questions  8 at once about one new image
@@ -9,8 +9,8 @@ Fixed workloads, which are what is played unless others are named:
   text       8 at once without images
   stall      the longest gap of a running stream while an image arrives
 Loads:
-  open       requests at --rate, however the server fares (--arrivals poisson, ramp, burst)
-  closed     --clients, each asking again when it has its answer
+  open       requests at --rate, however slow the server is (--arrivals poisson, ramp, burst)
+  closed     --clients, each of which sends its next request after its answer
   chat       conversations of --turns turns about an image
   trace      the requests of --trace FILE, at their times
 
@@ -18,7 +18,8 @@ Loads:
   fovea bench http://127.0.0.1:8000 open --rate 1,2,4 --requests 200 --plot load.png
   fovea bench http://127.0.0.1:8000 cold text --against yesterday.json
 
-The last line of stdout is everything as one JSON object. Exit code 1: a request failed, or a target of --sla was missed.
+The last line of stdout has everything as one JSON object. Exit code 1: a request failed, or a
+target of --sla was missed.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "text": LOADED, "images": LOADED, "zipf": LOADED, "images_per_request": LOADED, "system_tokens": LOADED,
     "concurrency": FIXED, "repeats": FIXED, "trace": ("trace",),
 }  # fmt: skip
-"""Flags that only some workloads look at: said beside others they are a mistake, which is told."""
+"""Flags that only some workloads use. With other workloads alone they are an error."""
 IMPLIED = {"trace": "trace", "rate": "open", "turns": "chat", "clients": "closed"}
-"""The workload that a flag means where none is named."""
+"""The workload that a flag implies if none is named."""
 
 
 def register(commands: Any) -> None:
@@ -64,30 +65,36 @@ def register(commands: Any) -> None:
         usage="fovea bench URL [WORKLOAD ...] [OPTIONS]",
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("url", metavar="URL", help="of the server; without a path, /v1 is added")
-    parser.add_argument("words", nargs="*", metavar="WORKLOAD", help=f"of {', '.join((*FIXED, *LOADS))}")
-    parser.add_argument("--api-key", metavar="KEY", help="(FOVEA_API_KEY keeps it out of the process list)")
+    parser.add_argument("url", metavar="URL", help="URL of the server; without a path, /v1 is added")
+    parser.add_argument(
+        "words", nargs="*", metavar="WORKLOAD", help=f"workloads: {', '.join((*FIXED, *LOADS))}"
+    )
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="key of the server (FOVEA_API_KEY keeps it out of the process list)"
+    )
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="requests as JSON lines, see docs/simulator.md"
     )
     parser.add_argument(
         "--nonce",
         metavar="TEXT",
-        help="sets contents apart from those of other runs (default: another every time)",
+        help="makes the contents differ from those of other runs (default: a new one for each run)",
     )
     parser.add_argument(
-        "--pid", type=int, metavar="N", help="process of the server on this machine: its peak memory"
+        "--pid", type=int, metavar="N", help="process of the server on this machine, whose memory is measured"
     )
     parser.add_argument(
         "--sla", type=Path, metavar="FILE", help="targets, TOML or JSON (default: docs/benchmarking.md)"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the results there, every request included"
+        "--out", type=Path, metavar="FILE", help="write the results to a file, every request included"
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw charts: .png, .svg or .pdf")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="earlier results: show ratios to them")
+    parser.add_argument(
+        "--against", type=Path, metavar="FILE", help="earlier results, to which ratios are shown"
+    )
     options.add_options(parser, "server", Target, skip=("url", "api_key"))
-    options.add_options(parser, "what is asked", Shape)
+    options.add_options(parser, "prompts", Shape)
     options.add_options(parser, "loads", Traffic)
     options.add_options(parser, "costs", Price)
     parser.set_defaults(run=run)
@@ -101,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     before = read_results(args.against) if args.against else None
     with BenchProgress() as watch:
         findings = asyncio.run(measure(session, watch))
-    found, results = findings.as_dict(), findings.results
+    body, results = findings.as_dict(), findings.results
     lines = [format_result(result) for result in results]
     if any(result.verdicts for result in results):
         lines.append(f"targets: {session.sla.source}")
@@ -112,25 +119,26 @@ def run(args: argparse.Namespace) -> int:
             f"{memory.processes} processes"
         )
     if before is not None:
-        said, found["against"] = compare(found, before)
-        lines += [f"against {args.against}:", *said]
+        comparison, body["against"] = compare(body, before)
+        lines += [f"against {args.against}:", *comparison]
     print("\n".join(lines))
-    _write(args, found, results)
-    print(json.dumps(found))
+    _write(args, body, results)
+    print(json.dumps(body))
     missed = args.sla is not None and any(v.met is False for result in results for v in result.verdicts)
     return 1 if missed or any(result.summary.failed for result in results) else 0
 
 
 def _read(args: argparse.Namespace) -> Session:
-    """What the flags say, checked: before anything is measured is the time to hear of a mistake."""
+    """Read and check the flags, before anything is measured. Raises ConfigError."""
     from fovea.bench.plot import check_plot
     from fovea.bench.session import Session
 
     names = _names(args)
-    for flag, wanted in NEEDS.items():
-        if getattr(args, flag) is not None and not set(wanted) & set(names):
+    for flag, workloads in NEEDS.items():
+        if getattr(args, flag) is not None and not set(workloads) & set(names):
             raise ConfigError(
-                f"--{flag.replace('_', '-')} is for {', '.join(wanted)}; asked for: {', '.join(names)}",
+                f"--{flag.replace('_', '-')} is for {', '.join(workloads)}; "
+                f"the workloads are {', '.join(names)}",
                 param=flag,
             )
     if "trace" in names and args.trace is None:
@@ -165,13 +173,13 @@ def _names(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(dict.fromkeys(args.words or implied[:1] or FIXED))
 
 
-def _write(args: argparse.Namespace, found: dict[str, Any], results: Sequence[WorkloadResult]) -> None:
+def _write(args: argparse.Namespace, body: dict[str, Any], results: Sequence[WorkloadResult]) -> None:
     from fovea.bench.plot import draw
     from fovea.bench.report import request_rows
 
     if args.out:
-        pairs = zip(found["results"], results, strict=True)
+        pairs = zip(body["results"], results, strict=True)
         rows = [{**entry, "requests": request_rows(result)} for entry, result in pairs]
-        args.out.write_text(json.dumps({**found, "results": rows}, indent=1) + "\n", encoding="utf-8")
+        args.out.write_text(json.dumps({**body, "results": rows}, indent=1) + "\n", encoding="utf-8")
     if args.plot:
-        draw(args.plot, results, f"{found['model']} at {found['url']}, {found['date']}")
+        draw(args.plot, results, f"{body['model']} at {body['url']}, {body['date']}")

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Lines = Mapping[str, Sequence[Setting]]
-"""Settings of each method, from all tokens downwards."""
+"""The settings of each method, from all tokens downwards."""
 
 
 def draw(path: Path, sweep: Sweep, title: str) -> None:
-    """A line per method. Small details and all kinds against tokens kept; all kinds against first tokens.
+    """Draw a line per method: accuracy over the tokens kept, for small details and all kinds, and over TTFT.
 
     Raises ConfigError when the file cannot be written.
     """
@@ -36,11 +36,11 @@ def draw(path: Path, sweep: Sweep, title: str) -> None:
 
 
 def _lines(sweep: Sweep) -> Lines:
-    found: dict[str, list[Setting]] = {}
+    lines: dict[str, list[Setting]] = {}
     for setting in sweep.settings:
         if setting.method is not None:
-            found.setdefault(setting.method, [FULL]).append(setting)
-    return {method: sorted(settings, key=lambda setting: -setting.keep) for method, settings in found.items()}
+            lines.setdefault(setting.method, [FULL]).append(setting)
+    return {method: sorted(settings, key=lambda setting: -setting.keep) for method, settings in lines.items()}
 
 
 def _panel(axes: Axes, sweep: Sweep, group: str, lines: Lines, x: Callable[[Setting], float]) -> None:
@@ -50,9 +50,9 @@ def _panel(axes: Axes, sweep: Sweep, group: str, lines: Lines, x: Callable[[Sett
     for place, (method, settings) in enumerate(lines.items()):
         scores = [sweep.score(setting, group) for setting in settings]
         values = [100 * score.accuracy for score in scores]
-        mine: dict[str, Any] = {"linewidth": 1.2, "color": colours[place % len(colours)]}
+        style: dict[str, Any] = {"linewidth": 1.2, "color": colours[place % len(colours)]}
         if method == RELEVANCE:
-            mine = {"linewidth": 2.6, "color": "black", "zorder": 5}
+            style = {"linewidth": 2.6, "color": "black", "zorder": 5}
             spread = [
                 [value - 100 * score.low for value, score in zip(values, scores, strict=True)],
                 [100 * score.high - value for value, score in zip(values, scores, strict=True)],
@@ -60,7 +60,7 @@ def _panel(axes: Axes, sweep: Sweep, group: str, lines: Lines, x: Callable[[Sett
             axes.errorbar(
                 [x(setting) for setting in settings], values, spread, fmt="none", color="black", capsize=3
             )
-        axes.plot([x(setting) for setting in settings], values, marker="o", label=method, **mine)
+        axes.plot([x(setting) for setting in settings], values, marker="o", label=method, **style)
     axes.set_title(group if group != ALL else "all kinds")
     axes.set_ylabel("right answers, %")
     axes.grid(alpha=0.3)

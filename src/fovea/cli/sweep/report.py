@@ -1,4 +1,4 @@
-"""A sweep as Markdown whose columns are aligned, for terminals and documents alike."""
+"""A sweep as Markdown with aligned columns, for terminals and documents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIFFERENCES = (
 
 
 def markdown(sweep: Sweep) -> str:
-    """Accuracy, tokens and times per setting; accuracy per kind, share by share; and comparisons."""
+    """Return tables of accuracy, tokens and times per setting, of accuracy per kind, and of comparisons."""
     parts = [
         table(_settings(sweep)),
         f"Times are medians of {sweep.time(FULL).requests} requests, {sweep.timed_on}.",
@@ -27,9 +27,9 @@ def markdown(sweep: Sweep) -> str:
     return "\n\n".join(parts)
 
 
-def table(found: Iterable[Sequence[str]]) -> str:
-    """The first row is the head."""
-    rows = list(found)
+def table(entries: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table. The first row is the head."""
+    rows = list(entries)
     widths = [max(3, *(len(row[column]) for row in rows)) for column in range(len(rows[0]))]
     lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
     lines.insert(1, ["-" * width for width in widths])
@@ -37,14 +37,14 @@ def table(found: Iterable[Sequence[str]]) -> str:
 
 
 def points(low: float, high: float) -> str:
-    """An interval of accuracies, in percent."""
+    """Return an interval of accuracies in percent."""
     return f"{100 * low:.1f} - {100 * high:.1f}"
 
 
 def _settings(sweep: Sweep) -> Iterator[list[str]]:
     yield [
-        "setting", *(f"{group}, % (95%)" for group in sweep.groups), "visual tokens", "TTFT, ms", "preprocess", "encoder",
-        "prefill",
+        "setting", *(f"{group}, % (95%)" for group in sweep.groups),
+        "visual tokens", "TTFT, ms", "preprocess", "encoder", "prefill",
     ]  # fmt: skip
     for setting in sweep.settings:
         scores = [sweep.score(setting, group) for group in sweep.groups]
@@ -74,7 +74,7 @@ def _pairs(sweep: Sweep) -> Iterator[list[str]]:
 
 
 def difference(paired: PairedCounts) -> str:
-    """In points, with its interval and p."""
+    """Return a difference of accuracies in points, with its interval and p value."""
     low, high = (100 * end for end in paired.interval)
     return f"{100 * paired.difference:+.1f} ({low:+.1f} to {high:+.1f}), p {paired.p_value:.3f}"
 
