@@ -42,7 +42,7 @@ def tokens(rows: int, columns: int, width: int) -> ReductionInput:
 
 
 def method_calls(visual: ReductionInput, keep: int) -> dict[str, Callable[[], object]]:
-    names = [name for name, method in METHODS.items() if method.after == "encoder"]
+    names = [name for name, method in METHODS.items() if method.kind == "encoder"]
     return {name: partial(reducer(name).reduce, visual, keep) for name in names}
 
 

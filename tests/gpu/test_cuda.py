@@ -1,4 +1,4 @@
-"""What changes on CUDA: nothing but the device. Run by `make gpu`."""
+"""Answers on CUDA equal those on the CPU, and do not depend on load or caches. Run by `make gpu`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_tokens_equal_transformers_on_cpu(architecture: str, tmp_path: Path) -> None:
-    """Float32 on the card against float32 on the CPU; TF32 would round differently."""
+    """Float32 on the GPU against float32 on the CPU. TF32 is off, because it rounds differently."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     folder = write(architecture, tmp_path)
@@ -40,7 +40,7 @@ def test_tokens_equal_transformers_on_cpu(architecture: str, tmp_path: Path) -> 
     assert ours == [theirs, theirs]
 
 
-def test_eight_at_once_equal_one_by_one(tmp_path: Path) -> None:
+def test_eight_requests_at_once_equal_one_by_one(tmp_path: Path) -> None:
     import asyncio
 
     folder = write("qwen3_vl", tmp_path)
@@ -65,7 +65,10 @@ def test_eight_at_once_equal_one_by_one(tmp_path: Path) -> None:
 
 
 def test_images_are_encoded_beside_decodes(tmp_path: Path) -> None:
-    """On a stream of their own, while a text runs: both say what they say alone, and nothing is read too early."""
+    """Images are encoded in a CUDA stream of their own while another request decodes.
+
+    Both requests answer as they do alone, so nothing is read before it is computed.
+    """
     folder = write("qwen2_5_vl", tmp_path)
     rng = np.random.default_rng(2)
     images = [Image.fromarray(rng.integers(0, 255, (448, 448, 3), dtype=np.uint8)) for _ in range(6)]
@@ -78,13 +81,13 @@ def test_images_are_encoded_beside_decodes(tmp_path: Path) -> None:
         engine.clear_caches()
         with ThreadPoolExecutor(7) as pool:
             running = pool.submit(engine.generate, "tell", **{**options, "max_tokens": 200})
-            asked = [pool.submit(engine.generate, "what?", [image], **options) for image in images]
-            assert [done.result().token_ids[0] for done in asked] == alone
+            futures = [pool.submit(engine.generate, "what?", [image], **options) for image in images]
+            assert [future.result().token_ids[0] for future in futures] == alone
             assert running.result().token_ids[0] == text
         engine.check_integrity()
 
 
-def test_the_host_tier_brings_back_what_the_card_had_no_room_for(tmp_path: Path) -> None:
+def test_slower_tiers_return_encoder_outputs_that_the_gpu_evicted(tmp_path: Path) -> None:
     folder = write("qwen3_vl", tmp_path)
     rng = np.random.default_rng(3)
     images = [Image.fromarray(rng.integers(0, 255, (96, 128, 3), dtype=np.uint8)) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Kernels, graphs, draws and 8-bit floats on the card, against their twins. Run by `make gpu`."""
+"""Kernels, graphs, sampling and 8-bit floats on the GPU, against their naive twins. Run by `make gpu`."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ def kernels() -> Any:
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("heads", [(28, 4), (32, 8), (16, 16), (14, 2)], ids=str)
 def test_attention_over_pages(heads: tuple[int, int], dtype: torch.dtype) -> None:
-    """Contexts of any length, nine of which share a prefix, and a chunk of a prompt."""
+    """Twelve contexts of different lengths, nine of which share a prefix, and a chunk of a prompt."""
     torch.manual_seed(0)
     query_heads, kv_heads = heads
     size, dim, lengths = 16, 128, np.array([1, 17, 4000, *(1030 + number for number in range(9))])
     width = int(-(-lengths.max() // size))
     tables = np.random.default_rng(0).permutation(width * 13)[: width * 12].reshape(12, width)
     tables[3:, :64] = tables[3, :64]
-    found = find_shares(tables, lengths, size, kernels().shared_rows(query_heads // kv_heads), least_rows=4)
-    starts, prefixes = np.zeros(12, dtype=np.int64), np.zeros(len(found), dtype=np.int64)
-    members = np.zeros((len(found), kernels().shared_rows(query_heads // kv_heads)), dtype=np.int64)
-    write_shares(found, size, starts, members, prefixes)
+    shares = find_shares(tables, lengths, size, kernels().shared_rows(query_heads // kv_heads), least_rows=4)
+    starts, prefixes = np.zeros(12, dtype=np.int64), np.zeros(len(shares), dtype=np.int64)
+    members = np.zeros((len(shares), kernels().shared_rows(query_heads // kv_heads)), dtype=np.int64)
+    write_shares(shares, size, starts, members, prefixes)
     assert starts[3:].max() == 1024
     kv = torch.randn(width * 13, size, 2, kv_heads, dim, device=CUDA).to(dtype)
     query = torch.randn(12 + 100, query_heads, dim, device=CUDA).to(dtype)
-    on_card = [torch.from_numpy(array).to(CUDA) for array in (tables, lengths, starts, members, prefixes)]
-    decodes = Decodes(0, on_card[0], on_card[1], int(lengths.max()), None, Shares(*on_card[2:]))
-    chunk = Chunk(12, 100, 50, on_card[0][2, :10])
+    on_gpu = [torch.from_numpy(array).to(CUDA) for array in (tables, lengths, starts, members, prefixes)]
+    decodes = Decodes(0, on_gpu[0], on_gpu[1], int(lengths.max()), None, Shares(*on_gpu[2:]))
+    chunk = Chunk(12, 100, 50, on_gpu[0][2, :10])
     plan = AttentionPlan(torch.zeros(0), (decodes,), (chunk,))
     ours = kernels().attend(query, kv, plan, dim**-0.5)
     tolerance = {BF16: 0.02, torch.float16: 0.004, torch.float32: 1e-4}[dtype]
@@ -72,7 +72,7 @@ def test_attention_over_pages(heads: tuple[int, int], dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
 @pytest.mark.parametrize("heads", [(28, 4), (32, 8), (16, 16), (14, 2)], ids=str)
 def test_prompts_by_flashinfer(heads: tuple[int, int], dtype: torch.dtype) -> None:
-    """Four steps of ragged chunks, planned one after the other while the device is busy with the first."""
+    """Four steps of chunks of different lengths are planned in turn, while the GPU is busy with the first."""
     pytest.importorskip("flashinfer", reason="flashinfer-python is not installed")
     query_heads, kv_heads = heads
     attention = flash.load(Heads(*heads, 128), CUDA, dtype)
@@ -103,8 +103,8 @@ def test_prompts_by_flashinfer(heads: tuple[int, int], dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("dim", [64, 72, 80, 128])
-def test_images_attend_by_flashattention_without_asking(dim: int) -> None:
-    """torch has its kernel, which is why nothing else is called for groups of patches. Here it may take no other."""
+def test_torch_uses_flashattention_for_groups_of_patches(dim: int) -> None:
+    """Fovea relies on torch's FlashAttention kernel for images. The second call allows no other kernel."""
     qkv = torch.randn(3 * 200, 3 * 16, dim, device=CUDA).to(BF16)
     outs = [torch.zeros(3 * 200, 16 * dim, device=CUDA, dtype=BF16) for _ in range(2)]
     PLAIN.attend_groups(qkv, 3, 16, slice(0, 16), outs[0])
@@ -113,7 +113,7 @@ def test_images_attend_by_flashattention_without_asking(dim: int) -> None:
     torch.testing.assert_close(*outs, atol=0.02, rtol=0.02)
 
 
-def test_rows() -> None:
+def test_norms_gated_silu_and_rotation() -> None:
     from fovea.kernels.triton import rows as triton_rows
 
     torch.manual_seed(0)
@@ -141,7 +141,10 @@ def test_rows() -> None:
 
 
 def test_graphs_change_no_answer(tmp_path: Path) -> None:
-    """In float32, ten at once with staggered ends: recorded, padded but launched, and neither."""
+    """Ten requests at once, in float32, that end at different times.
+
+    They run with recorded graphs, with padded batches that are not recorded, and with neither.
+    """
     kernels()
     folder = str(write("qwen3_vl", tmp_path))
     prompts = [
@@ -153,13 +156,13 @@ def test_graphs_change_no_answer(tmp_path: Path) -> None:
             folder, dtype="float32", device="cuda", kv_cache_mib=64, max_running=10, decode_graphs=graphs
         ) as engine:
             with ThreadPoolExecutor(10) as pool, all_at_once(engine, 10):
-                said = [
+                futures = [
                     pool.submit(
                         engine.generate, prompt, temperature=0, max_tokens=24 + 3 * i, ignore_eos=True
                     )
                     for i, prompt in enumerate(prompts)
                 ]
-            answers.append([future.result().token_ids for future in said])
+            answers.append([future.result().token_ids for future in futures])
             padded = engine.runner._padded
             assert (padded is not None) == (graphs != "off")
             if padded is not None:
@@ -170,7 +173,7 @@ def test_graphs_change_no_answer(tmp_path: Path) -> None:
     assert answers[0] == answers[1] == answers[2]
 
 
-def test_draws_of_a_batch_are_those_of_its_rows() -> None:
+def test_a_batch_draws_the_tokens_that_its_rows_draw_alone() -> None:
     rows = torch.randn(64, 150_000, generator=torch.Generator().manual_seed(1)).mul(4).to(CUDA)
     params = [
         SamplingParams(seed=i, top_p=(1.0, 0.9, 0.5)[i % 3], top_k=(0, 40)[i % 2], temperature=0.7)
@@ -184,15 +187,13 @@ def test_draws_of_a_batch_are_those_of_its_rows() -> None:
             sampler.add(seq, 0)
         picks.append([pick.token for pick in sampler.sample(rows, sequences)])
     same = sum(ours == theirs for ours, theirs in zip(*picks, strict=True))
-    assert same >= 63, (
-        "sums are rounded in other orders, which moves a border between two tokens now and then"
-    )
+    assert same >= 63, "sums are added in another order, so rounding may move the border between two tokens"
 
 
 @pytest.mark.parametrize("shape", [(1, 3584, 18944), (300, 1280, 3420)], ids=str)
-def test_fp8_products_are_the_twins(shape: tuple[int, int, int]) -> None:
+def test_fp8_products_equal_the_twins(shape: tuple[int, int, int]) -> None:
     if torch.cuda.get_device_capability() < HOPPER:
-        pytest.skip("this card has no such products")
+        pytest.skip("this GPU has no such products")
     rows, k, n = shape
     torch.manual_seed(0)
     x, weight = torch.randn(rows, k, device=CUDA).to(BF16), (torch.randn(n, k, device=CUDA) * 0.02).to(BF16)
@@ -204,9 +205,9 @@ def test_fp8_products_are_the_twins(shape: tuple[int, int, int]) -> None:
     torch.testing.assert_close(ours, theirs, atol=0.05, rtol=0.05)
 
 
-def test_a_quantized_model_answers_from_graphs(tmp_path: Path) -> None:
+def test_a_quantized_model_answers_with_graphs(tmp_path: Path) -> None:
     if torch.cuda.get_device_capability() < HOPPER:
-        pytest.skip("this card has no such products")
+        pytest.skip("this GPU has no such products")
     with Engine.from_pretrained("fovea-tiny", dtype="bfloat16", device="cuda", quantization="fp8") as engine:
-        done = engine.generate(ask("what?", picture(1)), temperature=0, max_tokens=8, ignore_eos=True)
-    assert len(done.token_ids[0]) == 8
+        answer = engine.generate(ask("what?", picture(1)), temperature=0, max_tokens=8, ignore_eos=True)
+    assert len(answer.token_ids[0]) == 8

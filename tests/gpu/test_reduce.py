@@ -1,4 +1,4 @@
-"""On a card the same tokens are kept as on the CPU."""
+"""Token reduction keeps the same tokens on a GPU as on the CPU."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", [name for name, found in METHODS.items() if found.after == "encoder"])
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.kind == "encoder"])
 def test_the_same_tokens_as_on_the_cpu(name: str) -> None:
     image = reduction_input(12, 14, width=64)
     assert image.probe is not None
     fields = ("embeds", "query", "attention", "keys")
-    moved = {field: getattr(image, field).cuda() for field in fields}
+    tensors = {field: getattr(image, field).cuda() for field in fields}
     states = {field: getattr(image.probe, field).cuda() for field in ("hidden", "keys", "scores")}
-    there = replace(image, **moved, probe=replace(image.probe, **states))
-    here, made = reducer(name).reduce(image, 50), reducer(name).reduce(there, 50)
-    assert made.index.is_cuda
-    assert made.embeds.is_cuda
-    assert made.index.tolist() == here.index.tolist()
-    torch.testing.assert_close(made.embeds.cpu(), here.embeds)
+    gpu_image = replace(image, **tensors, probe=replace(image.probe, **states))
+    on_cpu, on_gpu = reducer(name).reduce(image, 50), reducer(name).reduce(gpu_image, 50)
+    assert on_gpu.index.is_cuda
+    assert on_gpu.embeds.is_cuda
+    assert on_gpu.index.tolist() == on_cpu.index.tolist()
+    torch.testing.assert_close(on_gpu.embeds.cpu(), on_cpu.embeds)

@@ -1,3 +1,5 @@
+"""Settings of the kernel tests."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,5 +8,5 @@ import torch
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Tiny products gain nothing from threads, and a busy machine makes them wait for each other."""
+    """Use one thread. Threads do not speed up tiny products, and on a busy machine they wait."""
     torch.set_num_threads(1)

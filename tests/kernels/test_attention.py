@@ -1,4 +1,4 @@
-"""The paged attention of a step against its naive twin, sequence by sequence."""
+"""The paged attention of a step in plain torch against its naive twin, sequence by sequence."""
 
 from __future__ import annotations
 
@@ -24,22 +24,25 @@ DIM, SCALE = 8, 0.3
 
 
 def planner(size: int, kv_heads: int) -> AttentionPlanner:
-    """A plan depends on the kernels' ways and the number of heads alone."""
+    """Return a planner. Its plans depend only on the kernels and the numbers of heads."""
     config: Any = SimpleNamespace(heads=kv_heads, kv_heads=kv_heads, head_dim=DIM)
     return AttentionPlanner(PLAIN, config, size, torch.device("cpu"), torch.float32)
 
 
 def works(spans: list[tuple[int, int]], size: int, seed: int) -> tuple[list[Work], int]:
-    """(first, count) of each sequence on shuffled blocks, those with one token in front, as the scheduler puts them."""
+    """Return the work of sequences with shuffled blocks, and the number of blocks.
+
+    spans: (first, count) of each sequence. Sequences with one token come first, as the scheduler sorts them.
+    """
     spans = sorted(spans, key=lambda span: span[1] != 1)
     needed = [-(-(first + count) // size) for first, count in spans]
     order = torch.randperm(sum(needed) + 3, generator=torch.Generator().manual_seed(seed)).tolist()
-    found = []
+    work = []
     for (first, count), blocks in zip(spans, needed, strict=True):
-        seq = Sequence(f"s{len(found)}", [0] * (first + count), SamplingParams(), 1)
+        seq = Sequence(f"s{len(work)}", [0] * (first + count), SamplingParams(), 1)
         seq.blocks, order = order[:blocks], order[blocks:]
-        found.append(Work(seq, first, count))
-    return found, sum(needed) + 3
+        work.append(Work(seq, first, count))
+    return work, sum(needed) + 3
 
 
 def check(spans: list[tuple[int, int]], size: int, heads: tuple[int, int], seed: int = 0) -> None:
@@ -85,12 +88,12 @@ def test_any_mix_of_decodes_and_chunks(
         pytest.param([(5, 1), (0, 9), (31, 2)], id="decodes beside chunks"),
     ],
 )
-def test_the_shapes_that_a_step_has(spans: list[tuple[int, int]]) -> None:
+def test_typical_shapes_of_a_step(spans: list[tuple[int, int]]) -> None:
     check(spans, 16, (4, 2))
 
 
-def test_what_lies_behind_a_sequence_in_its_last_block_is_never_read() -> None:
-    """Blocks are reused without being cleared, so the rest of a block holds somebody else's keys."""
+def test_slots_behind_the_end_of_a_sequence_are_not_read() -> None:
+    """Blocks are reused without being cleared, so the rest of a last block holds another sequence's keys."""
     work, blocks = works([(4, 1), (20, 1), (2, 3)], 16, 1)
     kv = torch.randn(blocks, 16, 2, 2, DIM)
     query = torch.randn(5, 4, DIM)
@@ -101,7 +104,7 @@ def test_what_lies_behind_a_sequence_in_its_last_block_is_never_read() -> None:
     torch.testing.assert_close(attend(query, kv, plan, SCALE), before)
 
 
-def test_stored_rows_land_in_their_slots() -> None:
+def test_rows_are_stored_in_their_slots() -> None:
     kv = torch.zeros(3, 2, 2, 1, 4)
     rows = torch.randn(2, 2, 1, 4)
     store(kv, rows, torch.tensor([5, 0]))
@@ -111,7 +114,7 @@ def test_stored_rows_land_in_their_slots() -> None:
 
 
 def test_the_oracle_is_plain_causal_attention() -> None:
-    """The twin itself, against torch's own."""
+    """This compares the naive twin itself with torch's attention."""
     query, key, value = torch.randn(7, 4, DIM), torch.randn(7, 2, DIM), torch.randn(7, 2, DIM)
     theirs = torch.nn.functional.scaled_dot_product_attention(
         query.transpose(0, 1),

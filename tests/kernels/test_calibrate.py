@@ -1,4 +1,4 @@
-"""The machine's own rates: what is divided by what. How fast a machine is, no test can say."""
+"""The arithmetic of a machine's rates. The tests replace the times, which depend on the machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fovea.kernels.torch.kernels import TorchKernels
 
 
 @pytest.fixture(autouse=True)
-def _two_seconds_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def _every_call_takes_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds(work: Callable[[], object], device: torch.device) -> float:
         work()
         return 2.0
@@ -35,7 +35,7 @@ def test_bytes_and_operations_per_second(pack: bool) -> None:
     assert machine.threads == torch.get_num_threads()
 
 
-def test_the_better_of_two() -> None:
+def test_best_takes_the_better_figures_of_two_measurements() -> None:
     first = Machine(10, {PLAIN: 5, "int8": 7}, 1, 2, "torch")
     second = Machine(9, {PLAIN: 6, "int8": 6}, 1, 2, "torch")
     assert first.best(second) == Machine(10, {PLAIN: 6, "int8": 7}, 1, 2, "torch")

@@ -1,4 +1,4 @@
-"""Chunks of prompts by FlashInfer, of which a stand-in does the arithmetic. The library itself: tests/gpu."""
+"""Attention of prompts by FlashInfer, computed by a fake of the library. tests/gpu uses the real one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support import fake_flashinfer
 CPU, HALF, DIM, SCALE = torch.device("cpu"), torch.float16, 8, 0.3
 HEADS = Heads(4, 2, 64)
 interpreted = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="there is a card: tests/gpu runs the kernels on it"
+    os.environ.get("TRITON_INTERPRET") != "1", reason="there is a GPU: tests/gpu runs the kernels on it"
 )
 
 
@@ -45,26 +45,29 @@ def attention(library: Any) -> flash.FlashInfer:
 
 
 def works(spans: list[tuple[int, int]], size: int, seed: int) -> tuple[list[Work], int]:
-    """(first, count) of each sequence on shuffled blocks, and how many blocks there are; some are nobody's."""
+    """Return the work of sequences with shuffled blocks, and the number of blocks. Some blocks have no owner.
+
+    spans: (first, count) of each sequence.
+    """
     needed = [-(-(first + count) // size) for first, count in spans]
     order = torch.randperm(sum(needed) + 3, generator=torch.Generator().manual_seed(seed)).tolist()
-    found = []
+    work = []
     for (first, count), blocks in zip(spans, needed, strict=True):
-        seq = Sequence(f"s{len(found)}", [0] * (first + count), SamplingParams(), 1)
+        seq = Sequence(f"s{len(work)}", [0] * (first + count), SamplingParams(), 1)
         seq.blocks, order = order[:blocks], order[blocks:]
-        found.append(Work(seq, first, count))
-    return found, sum(needed) + 3
+        work.append(Work(seq, first, count))
+    return work, sum(needed) + 3
 
 
-def planned(work: list[Work], size: int, kernels: Any = PLAIN) -> AttentionPlan:
+def plan_of(work: list[Work], size: int, kernels: Any = PLAIN) -> AttentionPlan:
     config: Any = SimpleNamespace(heads=2, kv_heads=2, head_dim=DIM)
     return AttentionPlanner(kernels, config, size, CPU, HALF).plan(work)
 
 
-def drawn(
+def random_tensors(
     work: list[Work], blocks: int, size: int, heads: tuple[int, int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A query for every row, and a pool."""
+    """Return random queries for all rows, and a random KV pool."""
     torch.manual_seed(0)
     rows = sum(item.count for item in work)
     return torch.randn(rows, heads[0], DIM).to(HALF), torch.randn(blocks, size, 2, heads[1], DIM).to(HALF)
@@ -86,7 +89,7 @@ def check(ours: torch.Tensor, query: torch.Tensor, kv: torch.Tensor, work: list[
     heads=st.sampled_from([(4, 4), (4, 2), (6, 1)]),
     seed=st.integers(0, 5),
 )
-def test_chunks_of_any_length_behind_any_context(
+def test_chunks_of_any_length_after_any_context(
     spans: list[tuple[int, int]], size: int, heads: tuple[int, int], seed: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -94,18 +97,18 @@ def test_chunks_of_any_length_behind_any_context(
         patch.setattr(flash, "WORKSPACE_BYTES", 16)
         attention = flash.FlashInfer(CPU)
     work, blocks = works(spans, size, seed)
-    query, kv = drawn(work, blocks, size, heads)
+    query, kv = random_tensors(work, blocks, size, heads)
     out = torch.full_like(query, 7)
-    attention(query, kv, planned(work, size).chunks, SCALE, out)
+    attention(query, kv, plan_of(work, size).chunks, SCALE, out)
     check(out, query, kv, work)
 
 
 def test_layers_share_a_plan_and_steps_do_not(attention: flash.FlashInfer) -> None:
-    """The pool of a layer is a slice of a larger tensor; a step may hold as many tokens of as many as the last."""
+    """The pool of a layer is a slice of a larger tensor. Both steps have chunks of the same sizes."""
     for seed in (1, 2):
         work, blocks = works([(5, 9), (0, 4)], 4, seed)
-        query, kv = drawn(work, blocks, 4, (4, 2))
-        layers, plan = torch.stack((kv, kv.flip(0), -kv)), planned(work, 4)
+        query, kv = random_tensors(work, blocks, 4, (4, 2))
+        layers, plan = torch.stack((kv, kv.flip(0), -kv)), plan_of(work, 4)
         for layer in layers:
             out = torch.zeros_like(query)
             attention(query, layer, plan.chunks, SCALE, out)
@@ -113,53 +116,53 @@ def test_layers_share_a_plan_and_steps_do_not(attention: flash.FlashInfer) -> No
         assert attention._wrapper.plans == seed
 
 
-def test_a_plan_is_written_when_the_one_before_has_been_copied(
+def test_a_plan_waits_for_the_copy_of_the_previous_plan(
     attention: flash.FlashInfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    events: list[str] = []
     plan = attention._wrapper.plan
 
-    def noted(*given: Any, **named: Any) -> None:
-        told.append("plan")
-        plan(*given, **named)
+    def record_plan(*args: Any, **kwargs: Any) -> None:
+        events.append("plan")
+        plan(*args, **kwargs)
 
-    monkeypatch.setattr(attention._wrapper, "plan", noted)
-    event = SimpleNamespace(synchronize=lambda: told.append("wait"), record=lambda: told.append("record"))
+    monkeypatch.setattr(attention._wrapper, "plan", record_plan)
+    event = SimpleNamespace(synchronize=lambda: events.append("wait"), record=lambda: events.append("record"))
     monkeypatch.setattr(attention, "_copy_event", event)
     work, blocks = works([(0, 4)], 4, 0)
-    query, kv = drawn(work, blocks, 4, (2, 2))
-    attention(query, kv, planned(work, 4).chunks, SCALE, torch.zeros_like(query))
-    assert told == ["wait", "plan", "record"]
+    query, kv = random_tensors(work, blocks, 4, (2, 2))
+    attention(query, kv, plan_of(work, 4).chunks, SCALE, torch.zeros_like(query))
+    assert events == ["wait", "plan", "record"]
 
 
 @interpreted
-def test_decodes_beside_them_are_tritons(attention: flash.FlashInfer) -> None:
+def test_decodes_of_the_same_step_are_computed_by_triton(attention: flash.FlashInfer) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     from fovea.kernels.triton.kernels import TritonKernels
 
     kernels = TritonKernels(CPU, attention)
     work, blocks = works([(30, 1), (3, 1), (20, 11), (0, 6)], 16, 0)
-    query, kv = drawn(work, blocks, 16, (4, 2))
-    check(kernels.attend(query, kv, planned(work, 16, kernels), SCALE), query, kv, work)
+    query, kv = random_tensors(work, blocks, 16, (4, 2))
+    check(kernels.attend(query, kv, plan_of(work, 16, kernels), SCALE), query, kv, work)
     assert attention._wrapper.plans == 1
-    alone = planned(work[:2], 16, kernels)
-    check(kernels.attend(query[:2], kv, alone, SCALE), query, kv, work[:2])
+    without_chunks = plan_of(work[:2], 16, kernels)
+    check(kernels.attend(query[:2], kv, without_chunks, SCALE), query, kv, work[:2])
     assert attention._wrapper.plans == 1
 
 
 @interpreted
-def test_it_is_chosen_where_it_is_installed(library: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_flashinfer_is_chosen_if_it_is_installed(library: Any, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     caplog.set_level(logging.INFO, "fovea.kernels")
     kernels: Any = choose("flashinfer", CPU, HALF, HEADS)
     assert isinstance(kernels._chunks, flash.FlashInfer)
     assert "attention of prompts: FlashInfer's" in caplog.text
-    alone: Any = choose("triton", CPU, HALF, HEADS)
-    assert alone._chunks is prefill_each
+    triton_alone: Any = choose("triton", CPU, HALF, HEADS)
+    assert triton_alone._chunks is prefill_each
 
 
 @interpreted
-def test_auto_does_without_and_says_why(
+def test_auto_uses_torch_without_flashinfer_and_logs_the_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
@@ -176,7 +179,9 @@ def test_auto_does_without_and_says_why(
     assert "torch's, over gathered copies of the KV cache; flashinfer kernels need the package" in caplog.text
 
 
-def test_what_it_can_not_do_is_refused_by_name(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_types_and_heads_that_flashinfer_lacks_are_refused_by_name(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match="bfloat16 or float16, the model runs in float32"):
         flash.load(HEADS, CPU, torch.float32)
     with pytest.raises(ConfigError, match="heads of 64, 128, 256 numbers, the model's have 80"):
@@ -187,7 +192,7 @@ def test_what_it_can_not_do_is_refused_by_name(library: Any, monkeypatch: pytest
 
 
 @interpreted
-def test_who_asks_for_it_by_name_gets_it_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_requested_by_name_are_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     monkeypatch.setattr(flash, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="not installed"):
@@ -198,17 +203,17 @@ def test_who_asks_for_it_by_name_gets_it_or_an_error(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16], ids=str)
-def test_a_library_that_works_passes_its_trial(library: Any, dtype: torch.dtype) -> None:
+def test_a_correct_library_passes_the_trial(library: Any, dtype: torch.dtype) -> None:
     error = flash.trial_error(flash.FlashInfer(CPU), HEADS, CPU, dtype)
     assert 0 < error < flash.MAX_TRIAL_ERROR / 3
     flash.load(HEADS, CPU, dtype)
 
 
-def test_a_library_that_does_not_compile_is_refused_in_its_words(
+def test_a_library_that_does_not_compile_is_refused_with_its_error(
     library: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*given: Any, **named: Any) -> None:
-        raise RuntimeError("Ninja build failed\nand the whole of its output")
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("Ninja build failed\nand all of its output")
 
     monkeypatch.setattr(library, "plan", fail)
     with pytest.raises(ConfigError, match="cannot be used: RuntimeError: Ninja build failed$"):
@@ -216,7 +221,7 @@ def test_a_library_that_does_not_compile_is_refused_in_its_words(
 
 
 @pytest.mark.parametrize("wrong", ["sides", "mask", "nan"])
-def test_a_library_that_answers_something_else_is_refused(
+def test_a_library_with_wrong_results_is_refused(
     library: Any, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
     run = library.run

@@ -1,4 +1,4 @@
-"""8-bit floats: the arithmetic of the twin, the shapes that the card's product asks for, and who is refused."""
+"""8-bit floats: arithmetic of the twin, arguments of the GPU's product, and devices that are refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_row_is_rounded_to_3_bits_of_fraction_whatever_its_size() -> None:
 @pytest.mark.parametrize("shape", [(48, 64), (21, 35)], ids=str)
 @pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
 def test_a_product_is_near_the_plain_one(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """(21, 35) has sides that the card does not take, and is padded."""
+    """(21, 35) has sides that the GPU's product does not accept, so the weight is padded."""
     torch.manual_seed(0)
     n, k = shape
     weight, x = (torch.randn(n, k) * 0.05).to(dtype), torch.randn(2, 3, k).to(dtype)
@@ -57,12 +57,12 @@ def test_a_product_is_near_the_plain_one(shape: tuple[int, int], dtype: torch.dt
     ).float().square().mean().sqrt() / plain.float().square().mean().sqrt()
     assert (ours.shape, ours.dtype) == ((2, 3, n), dtype)
     assert 0.001 < float(error) < 0.06
-    picked = product.rows(torch.tensor([[3, 0]]))
-    assert picked.shape == (1, 2, k)
-    torch.testing.assert_close(picked[0], weight[[3, 0]].float(), atol=0.02, rtol=0.07)
+    rows = product.rows(torch.tensor([[3, 0]]))
+    assert rows.shape == (1, 2, k)
+    torch.testing.assert_close(rows[0], weight[[3, 0]].float(), atol=0.02, rtol=0.07)
 
 
-def test_the_gate_follows_the_product() -> None:
+def test_the_gate_is_applied_after_the_product() -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(32, 16) * 0.1, torch.randn(4, 16)
     plain = Fp8Product(weight, None, None, False)(x, None)
@@ -70,25 +70,27 @@ def test_the_gate_follows_the_product() -> None:
     torch.testing.assert_close(gated, torch.nn.functional.silu(plain[:, :16]) * plain[:, 16:])
 
 
-def test_it_takes_half_the_memory_of_bf16() -> None:
+def test_a_weight_takes_half_the_memory_of_bf16() -> None:
     assert Fp8Product(torch.zeros(64, 512, dtype=BF16), None, None, False).nbytes == 64 * (512 + 4)
 
 
 @pytest.mark.parametrize("shape", [(48, 64), (21, 35)], ids=str)
-def test_the_card_is_given_what_it_asks_for(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layouts and sizes that torch._scaled_mm documents for scales by row."""
+def test_the_gpus_product_gets_valid_arguments(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layouts and sizes are those that torch._scaled_mm documents for one scale per row."""
     n, k = shape
-    seen: list[SimpleNamespace] = []
+    calls: list[SimpleNamespace] = []
 
     def scaled_mm(a: torch.Tensor, b: torch.Tensor, **rest: object) -> torch.Tensor:
-        seen.append(SimpleNamespace(a=a, b=b, **rest))
+        calls.append(SimpleNamespace(a=a, b=b, **rest))
         return torch.zeros(a.shape[0], b.shape[1], dtype=BF16)
 
     monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
     product = Fp8Product(torch.ones(n, k, dtype=BF16), None, None, False)
     monkeypatch.setattr(product, "_multiply", multiply_on_cuda)
     assert product(torch.ones(3, k, dtype=BF16), None).shape == (3, n)
-    (call,) = seen
+    (call,) = calls
     assert call.a.dtype is call.b.dtype is FLOAT8
     assert call.a.is_contiguous()
     assert call.b.T.is_contiguous()
@@ -98,8 +100,8 @@ def test_the_card_is_given_what_it_asks_for(shape: tuple[int, int], monkeypatch:
     assert call.out_dtype is BF16
 
 
-def test_torchs_product_is_the_twins() -> None:
-    """On the CPU, where torch has the same operator."""
+def test_torchs_product_equals_the_twin() -> None:
+    """This runs on the CPU, where torch has the same operator."""
     torch.manual_seed(0)
     x, weight = round_rows(torch.randn(5, 64)), round_rows(torch.randn(32, 64))
     theirs = multiply_on_cuda(*x, *weight, BF16)
@@ -114,11 +116,11 @@ def test_other_devices_are_refused_before_weights_are_read(
     ):
         load_model("fovea-tiny", EngineConfig.of(device="cpu", quantization="fp8"))
     cuda = torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A card")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    with pytest.raises(ConfigError, match="A card has 8.9, the model runs in bfloat16"):
+    with pytest.raises(ConfigError, match="A GPU has 8.9, the model runs in bfloat16"):
         check_fp8(cuda, BF16)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     check_fp8(cuda, BF16)
-    with pytest.raises(ConfigError, match="A card has 9.0, the model runs in float32"):
+    with pytest.raises(ConfigError, match="A GPU has 9.0, the model runs in float32"):
         check_fp8(cuda, torch.float32)

@@ -1,4 +1,4 @@
-"""Linear maps in the machine's layout, norms and rotations against their twins and against transformers'."""
+"""Packed linear maps, norms and rotations against their naive twins and against transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TYPES = [torch.float32, torch.bfloat16]
 PACKED = TorchKernels(pack=True)
 
 
-def packable(dtype: torch.dtype) -> None:
+def require_packed_product(dtype: torch.dtype) -> None:
     if PACKED.product(torch.zeros(8, 8, dtype=dtype), None, None, False) is None:
         pytest.skip(f"this machine has no packed product for {dtype}")
 
@@ -28,8 +28,8 @@ def packable(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])
 @pytest.mark.parametrize("rows", [1, 3, 64])
-def test_a_packed_product_is_the_plain_one(dtype: torch.dtype, bias: bool, rows: int) -> None:
-    packable(dtype)
+def test_a_packed_product_equals_the_plain_one(dtype: torch.dtype, bias: bool, rows: int) -> None:
+    require_packed_product(dtype)
     torch.manual_seed(0)
     x, weight = torch.randn(rows, 48).to(dtype), torch.randn(80, 48).to(dtype)
     offset = torch.randn(80).to(dtype) if bias else None
@@ -41,7 +41,7 @@ def test_a_packed_product_is_the_plain_one(dtype: torch.dtype, bias: bool, rows:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_activation_gate_and_residual_follow_the_product(packed: bool) -> None:
+def test_activation_gate_and_residual_are_applied_after_the_product(packed: bool) -> None:
     torch.manual_seed(0)
     layer = Linear(16, 12, bias=True, activation="silu", gated=True)
     layer.weight.data.normal_()
@@ -59,21 +59,21 @@ def test_an_unknown_activation_is_refused_by_name() -> None:
         Linear(2, 2, bias=False, activation="swoosh")
 
 
-def test_packing_a_layer_frees_the_plain_weight_unless_something_else_reads_it() -> None:
-    packable(torch.float32)
-    freed, kept = Linear(16, 8, bias=False), Linear(16, 8, bias=False)
-    for layer in (freed, kept):
+def test_packing_a_layer_frees_the_plain_weight_unless_it_is_kept() -> None:
+    require_packed_product(torch.float32)
+    first, second = Linear(16, 8, bias=False), Linear(16, 8, bias=False)
+    for layer in (first, second):
         layer.weight.data.normal_()
     x = torch.randn(3, 16)
-    before = [layer(x) for layer in (freed, kept)]
-    freed.pack(PACKED)
-    kept.pack(PACKED, keep=True)
-    assert (freed.weight.numel(), kept.weight.numel()) == (0, 8 * 16)
-    for layer, result in zip((freed, kept), before, strict=True):
+    before = [layer(x) for layer in (first, second)]
+    first.pack(PACKED)
+    second.pack(PACKED, keep=True)
+    assert (first.weight.numel(), second.weight.numel()) == (0, 8 * 16)
+    for layer, result in zip((first, second), before, strict=True):
         torch.testing.assert_close(layer(x), result, atol=1e-5, rtol=1e-5)
 
 
-def test_what_can_not_be_packed_stays_plain() -> None:
+def test_weights_that_cannot_be_packed_stay_plain() -> None:
     assert PACKED.product(torch.zeros(8, 8, dtype=torch.float16), None, None, False) is None
     assert PACKED.product(torch.zeros(8, 1), None, None, False) is None
     layer = Linear(1, 4, bias=True)
@@ -95,7 +95,7 @@ def test_a_fused_map_is_filled_part_by_part() -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_rms_norm_is_llamas(dtype: torch.dtype) -> None:
+def test_rms_norm_equals_llamas(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = (torch.randn(5, 3, 64) * 7).to(dtype)
     theirs = LlamaRMSNorm(64, 1e-5).to(dtype)
@@ -112,7 +112,7 @@ def test_rms_norm_is_llamas(dtype: torch.dtype) -> None:
     torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=1e-2 if exact else 1e-5)
 
 
-def test_rotation_is_llamas() -> None:
+def test_rotation_equals_llamas() -> None:
     torch.manual_seed(0)
     query, key = torch.randn(1, 4, 6, 16), torch.randn(1, 2, 6, 16)
     angles = torch.rand(1, 6, 8).repeat(1, 1, 2) * 9

@@ -1,4 +1,4 @@
-"""The C++ kernels against their plain twins, at the shapes where such code goes wrong."""
+"""The C++ kernels against their naive twins, at shapes that are prone to errors."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ HEADS = Heads(4, 2, 64)
 
 @pytest.fixture(scope="module")
 def lib() -> ctypes.CDLL:
-    found = build.library()
-    if found is None:
+    cpp = build.library()
+    if cpp is None:
         pytest.skip("this machine has no AVX-512 with BF16, or no C++ compiler")
-    return found
+    return cpp
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ ODD = ["normal", "zeros", "specials", "one value", "all exponents", "tiny"]
 
 
 def odd_weight(kind: str, n: int, k: int) -> Tensor:
-    """Weights that strain the exponent codes."""
+    """Return weights that are difficult for the exponent codes."""
     weight = weights(n, k)
     if kind == "zeros":
         weight[::2] = 0.0
@@ -67,8 +67,8 @@ def odd_weight(kind: str, n: int, k: int) -> Tensor:
     elif kind == "one value":
         weight.fill_(-0.5)
     elif kind == "all exponents":
-        every = (torch.arange(n * k) % 65536).to(torch.int32).to(torch.int16)
-        weight = every.view(BF16).view(n, k).clone()
+        all_bits = (torch.arange(n * k) % 65536).to(torch.int32).to(torch.int16)
+        weight = all_bits.view(BF16).view(n, k).clone()
         weight[~torch.isfinite(weight)] = 1.0
     elif kind == "tiny":
         weight = (weight.float() * 1e-37).to(BF16)
@@ -77,7 +77,7 @@ def odd_weight(kind: str, n: int, k: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize(("n", "k"), [(64, 32), (70, 2), (1, 64), (200, 896)])
-def test_packing_loses_nothing(native: NativeKernels, kind: str, n: int, k: int) -> None:
+def test_packing_is_lossless(native: NativeKernels, kind: str, n: int, k: int) -> None:
     torch.manual_seed(0)
     if n * k < 20:
         kind = "normal"
@@ -88,14 +88,14 @@ def test_packing_loses_nothing(native: NativeKernels, kind: str, n: int, k: int)
     )
 
 
-def test_ordinary_weights_shrink_to_twelve_bits_and_strange_ones_stay_plain(native: NativeKernels) -> None:
+def test_ordinary_weights_take_twelve_bits_and_unusual_ones_stay_plain(native: NativeKernels) -> None:
     torch.manual_seed(0)
     usual = PackedWeight(native.library, weights(640, 896), None, gated=False)
     assert usual.table is not None
     assert usual.nbytes <= 640 * 896 * 1.51
-    strange = PackedWeight(native.library, odd_weight("all exponents", 640, 896), None, gated=False)
-    assert strange.table is None
-    assert strange.nbytes == 640 * 896 * 2
+    unusual = PackedWeight(native.library, odd_weight("all exponents", 640, 896), None, gated=False)
+    assert unusual.table is None
+    assert unusual.nbytes == 640 * 896 * 2
 
 
 @settings(max_examples=60, deadline=None)
@@ -107,7 +107,7 @@ def test_ordinary_weights_shrink_to_twelve_bits_and_strange_ones_stay_plain(nati
     extras=st.tuples(st.booleans(), st.booleans()),
     seed=st.integers(0, 3),
 )
-def test_a_product_is_the_plain_one(
+def test_a_product_equals_the_plain_one(
     lib: ctypes.CDLL,
     rows: int,
     n: int,
@@ -128,12 +128,12 @@ def test_a_product_is_the_plain_one(
     theirs = finish(wide, activation, gated, None if residual is None else residual.float())
     ours = product(x, residual)
     assert ours.dtype is BF16
-    # One rounding of the result and one before the residual: 2^-8 of either.
+    # The result is rounded, and so is the value before the residual is added: each by 2^-8 of its size.
     torch.testing.assert_close(ours.float(), theirs, atol=0.02 + 0.01 * float(theirs.abs().max()), rtol=0.01)
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_products_with_strange_weights(native: NativeKernels, kind: str) -> None:
+def test_products_with_unusual_weights(native: NativeKernels, kind: str) -> None:
     torch.manual_seed(0)
     weight = odd_weight(kind, 96, 64).clamp(-1e30, 1e30)
     x = torch.randn(9, 64).to(BF16)
@@ -142,12 +142,12 @@ def test_products_with_strange_weights(native: NativeKernels, kind: str) -> None
     theirs = x.double() @ weight.double().T
     scale = x.double().abs() @ weight.double().abs().T
     error = (product(x, None).double() - theirs).abs()
-    # The instruction takes denormal weights for zeros: 64 of them times x.
+    # The instruction treats denormal weights as zeros: up to 64 of them times x.
     assert bool((error <= 0.005 * scale + 64 * 2**-126 * 5).all())
 
 
-def test_a_row_does_not_depend_on_its_company(native: NativeKernels) -> None:
-    """Bit for bit: a request's answer must not change with the load."""
+def test_a_row_does_not_depend_on_the_other_rows(native: NativeKernels) -> None:
+    """Results are equal bit for bit, so that a request's answer does not change with the load."""
     torch.manual_seed(0)
     product = native.product(weights(192, 1200), None, "silu", True)
     assert product is not None
@@ -158,7 +158,7 @@ def test_a_row_does_not_depend_on_its_company(native: NativeKernels) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 16), (3, 5, 64), (2, 100), (400, 72)])
-def test_rms_norm_rounds_as_its_twin(native: NativeKernels, shape: tuple[int, ...]) -> None:
+def test_rms_norm_rounds_like_its_twin(native: NativeKernels, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     x, weight = (torch.randn(shape) * 5).to(BF16), torch.randn(shape[-1]).to(BF16)
     ours, theirs = native.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6)
@@ -167,13 +167,13 @@ def test_rms_norm_rounds_as_its_twin(native: NativeKernels, shape: tuple[int, ..
 
 
 @pytest.mark.parametrize("dim", [32, 64, 80, 128])
-@pytest.mark.parametrize("normed", [True, False])
-def test_rotation_and_store(native: NativeKernels, dim: int, normed: bool) -> None:
+@pytest.mark.parametrize("has_norms", [True, False])
+def test_rotation_and_store(native: NativeKernels, dim: int, has_norms: bool) -> None:
     torch.manual_seed(0)
     rows, heads, kv_heads = 5, 6, 2
     qkv = torch.randn(rows, heads + 2 * kv_heads, dim).to(BF16)
     angles = (torch.rand(rows, 1, dim // 2) * 9).repeat(1, 1, 2)
-    norms = (torch.rand(dim).to(BF16), torch.rand(dim).to(BF16)) if normed else None
+    norms = (torch.rand(dim).to(BF16), torch.rand(dim).to(BF16)) if has_norms else None
     slots = torch.tensor([7, 0, 31, 12, 13])
     results = []
     for kernels in (native, TorchKernels()):
@@ -186,7 +186,7 @@ def test_rotation_and_store(native: NativeKernels, dim: int, normed: bool) -> No
     assert bool((our_kv.abs().sum((2, 3, 4)).view(-1) > 0).sum() == rows)
 
 
-def test_rotation_in_place_leaves_the_other_heads(native: NativeKernels) -> None:
+def test_rotation_in_place_does_not_change_the_other_heads(native: NativeKernels) -> None:
     torch.manual_seed(0)
     x = torch.randn(9, 6, 64).to(BF16)
     angles = (torch.rand(9, 1, 32) * 9).repeat(1, 1, 2)
@@ -213,7 +213,7 @@ def test_attention_over_pages(
     blocks = width * len(lengths) + 2
     kv = torch.randn(blocks, block, 2, kv_heads, dim).to(BF16)
     tables = torch.randperm(blocks)[: width * len(lengths)].view(len(lengths), width)
-    # Queries lie among keys and values, as a step has them.
+    # As in a step, the queries are part of rows that hold keys and values, too.
     query = torch.randn(len(lengths), query_heads + 2 * kv_heads, dim).to(BF16)[:, :query_heads]
     group = Decodes(0, tables, torch.tensor(lengths), max(lengths), None)
     plan = AttentionPlan(torch.zeros(len(lengths), dtype=torch.int64), (group,), ())
@@ -235,7 +235,7 @@ def test_attention_over_pages(
     dim=st.sampled_from([32, 96, 128]),
     seed=st.integers(0, 99),
 )
-def test_blocks_that_rows_share_are_read_once_and_nothing_changes_to_the_bit(
+def test_reading_shared_blocks_once_changes_no_bit(
     lib: ctypes.CDLL,
     families: list[int],
     shared: int,
@@ -253,24 +253,24 @@ def test_blocks_that_rows_share_are_read_once_and_nothing_changes_to_the_bit(
     lengths = torch.randint(shared * block + 1, width * block + 1, (rows,), generator=generator)
     order, members, begin = torch.randperm(rows), torch.full((len(families), 8), -1), 0
     for number, count in enumerate(families):
-        mine = order[begin : begin + count].sort().values
-        tables[mine, :shared] = tables[mine[0], :shared].clone()
-        members[number, :count] = mine
+        family = order[begin : begin + count].sort().values
+        tables[family, :shared] = tables[family[0], :shared].clone()
+        members[number, :count] = family
         begin += count
     kv = torch.randn(len(blocks), block, 2, kv_heads, dim).to(BF16)
     query = torch.randn(rows, query_heads, dim).to(BF16)
     starts = torch.full((rows,), shared * block)
-    together = Shares(starts, members, torch.full((len(families),), shared * block))
+    all_shares = Shares(starts, members, torch.full((len(families),), shared * block))
 
     def attend(shares: Shares | None) -> Tensor:
         group = Decodes(0, tables, lengths, int(lengths.max()), None, shares)
         plan = AttentionPlan(torch.zeros(rows, dtype=torch.int64), (group,), ())
         return NativeKernels(lib).attend(query, kv, plan, dim**-0.5)
 
-    assert torch.equal(bits(attend(together)), bits(attend(None)))
+    assert torch.equal(bits(attend(all_shares)), bits(attend(None)))
 
 
-def test_what_the_kernels_do_not_cover_goes_to_torch(native: NativeKernels) -> None:
+def test_torch_computes_types_and_shapes_that_the_kernels_lack(native: NativeKernels) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(3, 16), torch.randn(16)
     torch.testing.assert_close(native.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
@@ -282,7 +282,7 @@ def test_what_the_kernels_do_not_cover_goes_to_torch(native: NativeKernels) -> N
     assert bool((relu(torch.randn(50, 6).to(BF16), None) >= 0).all())
 
 
-def test_a_set_that_can_not_be_had_is_refused_and_auto_takes_the_next(
+def test_unavailable_kernels_are_refused_by_name_and_auto_takes_the_next_best(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     if not build.supported():
@@ -302,26 +302,26 @@ def test_a_set_that_can_not_be_had_is_refused_and_auto_takes_the_next(
     assert not list(tmp_path.rglob("*.so"))
 
 
-def test_a_build_is_kept_and_found_again(
+def test_a_complete_build_is_used_again_and_a_truncated_one_is_not(
     lib: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A build of two short sources. Building the kernels takes seconds, and the fixture has done it."""
+    """This builds two short sources. Building the kernels takes seconds, and the fixture has done it."""
     sources = tmp_path / "sources"
     sources.mkdir()
     for name in ("one", "two"):
         (sources / f"{name}.cpp").write_text(f'extern "C" int {name}() {{ return 1; }}\n')
     monkeypatch.setattr(build, "SOURCES", sources)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = build._build()
-    assert made.parent == tmp_path / "fovea"
-    assert made.with_suffix(".sha256").exists()
-    made.write_bytes(made.read_bytes()[:3000])
-    assert build._build() == made
-    assert made.stat().st_size > 3000, (
-        "a library that was cut short was taken for whole, and would end the process"
+    output = build._build()
+    assert output.parent == tmp_path / "fovea"
+    assert output.with_suffix(".sha256").exists()
+    output.write_bytes(output.read_bytes()[:3000])
+    assert build._build() == output
+    assert output.stat().st_size > 3000, (
+        "a truncated library was accepted as complete; loading it would end the process"
     )
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it was compiled again"))
-    assert build._build() == made
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("the library was compiled again"))
+    assert build._build() == output
 
 
 @settings(max_examples=40, deadline=None)
@@ -348,11 +348,11 @@ def test_attention_of_chunks(
     plan = AttentionPlan(torch.zeros(rows, dtype=torch.int64), (), tuple(chunks))
     ours = NativeKernels(lib).attend(query, kv, plan, dim**-0.5)
     for chunk in chunks:
-        mine = slice(chunk.row, chunk.row + chunk.count)
+        own_rows = slice(chunk.row, chunk.row + chunk.count)
         theirs = reference.paged_attention(
-            query[mine].float(), kv.float(), chunk.table.tolist(), chunk.first, dim**-0.5
+            query[own_rows].float(), kv.float(), chunk.table.tolist(), chunk.first, dim**-0.5
         )
-        torch.testing.assert_close(ours[mine].float(), theirs, atol=0.03, rtol=0.03)
+        torch.testing.assert_close(ours[own_rows].float(), theirs, atol=0.03, rtol=0.03)
 
 
 @pytest.mark.parametrize(
@@ -380,8 +380,8 @@ def test_attention_within_groups(native: NativeKernels, runs: list[tuple[int, in
     )
 
 
-def test_a_query_does_not_depend_on_the_chunk_that_it_comes_in(native: NativeKernels) -> None:
-    """Bit for bit: an answer must not change with the budget of a step."""
+def test_a_query_does_not_depend_on_its_chunk(native: NativeKernels) -> None:
+    """Results are equal bit for bit, so that an answer does not change with the budget of a step."""
     torch.manual_seed(0)
     kv = torch.randn(20, 16, 2, 2, 64).to(BF16)
     query = torch.randn(300, 4, 64).to(BF16)
@@ -392,12 +392,12 @@ def test_a_query_does_not_depend_on_the_chunk_that_it_comes_in(native: NativeKer
         return native.attend(query[first:last], kv, AttentionPlan(table, (), (chunk,)), 0.125)
 
     whole = run(0, 300)
-    cut = torch.cat([run(a, b) for a, b in ((0, 5), (5, 64), (64, 65), (65, 300))])
-    torch.testing.assert_close(bits(cut), bits(whole), atol=0, rtol=0)
+    by_chunks = torch.cat([run(a, b) for a, b in ((0, 5), (5, 64), (64, 65), (65, 300))])
+    torch.testing.assert_close(bits(by_chunks), bits(whole), atol=0, rtol=0)
 
 
-def test_what_is_not_a_number_stays_visible(native: NativeKernels) -> None:
-    """A clamp turned NaN into the smallest exponent, and a broken model answered as if nothing were wrong."""
+def test_nan_stays_nan(native: NativeKernels) -> None:
+    """A clamp in the exponential once turned NaN into a number, so a broken model answered without error."""
     kv = torch.randn(2, 16, 2, 1, 64).to(BF16)
     query = torch.randn(1, 2, 64).to(BF16)
     query[0, 0, 3] = float("nan")
@@ -410,7 +410,7 @@ def test_what_is_not_a_number_stays_visible(native: NativeKernels) -> None:
         assert bool(out[0, 1].isfinite().all())
 
 
-def test_no_home_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_folder_the_build_uses_a_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
     folder = build._cache_folder()
@@ -418,20 +418,20 @@ def test_no_home_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     folder.rmdir()
 
 
-def test_heads_that_the_kernels_do_not_cover_get_masks(native: NativeKernels) -> None:
-    """They went to torch without groups and masks, and a short context read what lies behind its end."""
+def test_heads_that_the_kernels_lack_get_masks(native: NativeKernels) -> None:
+    """Such heads once went to torch without groups and masks. Short contexts then read behind their end."""
     assert [dim for dim in (16, 64, 80, 96, 128, 256) if native.attends_in_place(dim)] == [64, 96, 128]
 
 
-def test_one_long_context_does_not_keep_its_memory(lib: ctypes.CDLL) -> None:
-    """Each thread's packed keys and values stayed as large as the longest context that it had ever seen."""
+def test_memory_of_a_long_context_is_freed(lib: ctypes.CDLL) -> None:
+    """Each thread once kept its packed keys and values as large as its longest context had made them."""
     dim, block, longest, short = 64, 16, 1 << 19, 64
     kv = torch.randn(1, block, 2, 1, dim).to(BF16)
     table = torch.zeros(longest // block, dtype=torch.int64)
     query, out = torch.randn(1, 1, dim).to(BF16), torch.empty(1, 1, dim, dtype=BF16)
 
     def attend(keys: int) -> int:
-        """MiB of memory that the process has afterwards."""
+        """Run one attention, and return the process's memory afterwards, in MiB."""
         lib.fovea_chunk_attention(
             query.data_ptr(), dim, 1, keys - 1, 1, 1, dim, kv.data_ptr(), block, table.data_ptr(), dim**-0.5,
             out.data_ptr(), 1,
@@ -442,5 +442,5 @@ def test_one_long_context_does_not_keep_its_memory(lib: ctypes.CDLL) -> None:
     attend(short)
     before = out.clone()
     high = attend(longest)
-    assert attend(short) < high - 100, "keys and values of the long one are 64 MiB each"
+    assert attend(short) < high - 100, "keys and values of the long context take 64 MiB each"
     assert torch.equal(out, before)

@@ -1,4 +1,4 @@
-"""Weights of 8 and 4 bits: C++ against the torch twin, to the last bit where both say so, and what rounding costs."""
+"""Weights of 8 and 4 bits: C++ against the torch twin, mostly to the last bit, and the error of rounding."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from fovea.kernels.torch.kernels import TorchKernels
 pytestmark = pytest.mark.kernels
 
 BF16 = torch.bfloat16
-EVERY = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+EVERY_FORMAT = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 
 
 @pytest.fixture(scope="module")
 def lib() -> ctypes.CDLL:
-    found = build.library()
-    if found is None:
+    cpp = build.library()
+    if cpp is None:
         pytest.skip("this machine has no AVX-512 with BF16, or no C++ compiler")
-    NativeKernels(found)
-    return found
+    NativeKernels(cpp)
+    return cpp
 
 
 @pytest.fixture(scope="module")
@@ -65,22 +65,24 @@ def odd_weight(kind: str, n: int, k: int) -> Tensor:
     return weight
 
 
-def wrong(ours: Tensor, theirs: Tensor) -> float:
-    """The share of values that are not the same to the last bit."""
+def share_of_unequal(ours: Tensor, theirs: Tensor) -> float:
+    """Return the share of values that are not equal to the last bit."""
     return float((ours.view(torch.int16) != theirs.view(torch.int16)).float().mean())
 
 
-@EVERY
+@EVERY_FORMAT
 @pytest.mark.parametrize("kind", ["normal", "zeros", "one value", "outliers", "tiny"])
 @pytest.mark.parametrize(("n", "k"), [(64, 128), (70, 2), (1, 65), (200, 896)])
-def test_quantizing_is_the_twins(lib: ctypes.CDLL, format: Format, kind: str, n: int, k: int) -> None:
+def test_quantized_weights_equal_the_twins(
+    lib: ctypes.CDLL, format: Format, kind: str, n: int, k: int
+) -> None:
     torch.manual_seed(0)
     weight = odd_weight(kind, n, k)
     ours = weight_rows(lib, QuantizedWeight(lib, weight, None, format, gated=False), torch.arange(n))
     torch.testing.assert_close(ours, quantize(weight, format).dequantize().to(BF16), atol=0, rtol=0)
 
 
-@EVERY
+@EVERY_FORMAT
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.sampled_from([1, 2, 5, 6, 7, 12, 13, 31, 200, 600]),
@@ -89,7 +91,7 @@ def test_quantizing_is_the_twins(lib: ctypes.CDLL, format: Format, kind: str, n:
     bias=st.booleans(),
     seed=st.integers(0, 3),
 )
-def test_a_product_is_the_twins(
+def test_a_product_equals_the_twins(
     lib: ctypes.CDLL, format: Format, rows: int, n: int, k: int, bias: bool, seed: int
 ) -> None:
     torch.manual_seed(seed)
@@ -99,12 +101,12 @@ def test_a_product_is_the_twins(
     if offset is not None:
         theirs = theirs + offset.float()
     ours = NativeKernels(lib).quantized_product(weight, offset, None, False, format)(x, None)
-    # The twin adds with one rounding by way of double, which is two in one case of many millions.
+    # The twin adds in double and rounds to float. In one of many millions of cases this rounds twice.
     torch.testing.assert_close(ours, theirs.to(BF16), atol=0, rtol=2**-7)
-    assert wrong(ours, theirs.to(BF16)) < 1e-4
+    assert share_of_unequal(ours, theirs.to(BF16)) < 1e-4
 
 
-@EVERY
+@EVERY_FORMAT
 @settings(max_examples=40, deadline=None)
 @given(
     rows=st.sampled_from([1, 6, 13, 40]),
@@ -112,7 +114,7 @@ def test_a_product_is_the_twins(
     act=st.sampled_from([*sorted(ACTIVATIONS, key=str), ("relu", False), ("relu", True)]),
     extras=st.tuples(st.booleans(), st.booleans()),
 )
-def test_bias_activation_gate_and_residual_follow_the_product(
+def test_bias_activation_gate_and_residual_are_applied_after_the_product(
     lib: ctypes.CDLL,
     format: Format,
     rows: int,
@@ -132,21 +134,24 @@ def test_bias_activation_gate_and_residual_follow_the_product(
     torch.testing.assert_close(ours.float(), theirs, atol=0.02 + 0.01 * float(theirs.abs().max()), rtol=0.01)
 
 
-@EVERY
-def test_a_row_does_not_depend_on_its_company(native: NativeKernels, format: Format) -> None:
-    """Bit for bit: a request's answer must not change with the load. 700 rows are cut among threads."""
+@EVERY_FORMAT
+def test_a_row_does_not_depend_on_the_other_rows(native: NativeKernels, format: Format) -> None:
+    """Results are equal bit for bit, so that a request's answer does not change with the load.
+
+    700 rows are divided among threads.
+    """
     torch.manual_seed(0)
     x = torch.randn(700, 2300).to(BF16)
     apply = native.quantized_product(weights(192, 2300), None, "silu", True, format)
     together = apply(x, None)
     for count in (1, 2, 4, 7, 12, 13, 100, 300):
-        assert wrong(apply(x[:count], None), together[:count]) == 0
-    assert wrong(apply(x[123:124], None), together[123:124]) == 0
+        assert share_of_unequal(apply(x[:count], None), together[:count]) == 0
+    assert share_of_unequal(apply(x[123:124], None), together[123:124]) == 0
 
 
-@EVERY
+@EVERY_FORMAT
 def test_a_large_value_costs_only_its_group(native: NativeKernels, format: Format) -> None:
-    """Decoders have a few huge activations; with one scale per row all the others would be rounded away."""
+    """Decoders have a few huge activations. With one scale per row they would round all others to zero."""
     torch.manual_seed(0)
     weight, x = weights(64, 1024, 0.02), torch.randn(4, 1024).to(BF16)
     weight[:, 3] = 0.0
@@ -157,8 +162,8 @@ def test_a_large_value_costs_only_its_group(native: NativeKernels, format: Forma
     assert float((after - before).norm()) <= 2 * share**0.5 * float(before.norm())
 
 
-@EVERY
-def test_what_is_not_a_number_stays_visible(native: NativeKernels, format: Format) -> None:
+@EVERY_FORMAT
+def test_nan_and_infinity_stay_visible(native: NativeKernels, format: Format) -> None:
     x, weight = torch.randn(3, 300).to(BF16), weights(70, 300)
     x[1, 200] = float("nan")
     x[2, 7] = float("inf")
@@ -171,32 +176,32 @@ def test_what_is_not_a_number_stays_visible(native: NativeKernels, format: Forma
     assert bool(out[0, :5].isfinite().all())
 
 
-def test_what_rounding_costs_on_normal_weights(lib: ctypes.CDLL) -> None:
-    """int4's levels and scales are worth a fifth of the error of sixteen even steps."""
+def test_rounding_error_of_normally_distributed_weights(lib: ctypes.CDLL) -> None:
+    """int4's levels and scales reduce the error of sixteen even steps by a fifth."""
     torch.manual_seed(0)
     weight = weights(256, 1024)
 
     def error(values: Tensor) -> float:
         return float((values.float() - weight.float()).norm() / weight.float().norm())
 
-    found = {f.name: error(quantize(weight, f).dequantize()) for f in FORMATS.values()}
+    errors = {f.name: error(quantize(weight, f).dequantize()) for f in FORMATS.values()}
     groups = weight.float().view(256, -1, INT4.group)
     step = groups.abs().amax(-1, keepdim=True) / 7
     even = error(((groups / step).round() * step).view(256, -1))
-    assert found["int8"] < 0.007
-    assert found["int4"] < 0.083
-    assert found["int4"] < 0.8 * even
+    assert errors["int8"] < 0.007
+    assert errors["int4"] < 0.083
+    assert errors["int4"] < 0.8 * even
 
 
-@EVERY
-def test_bytes(lib: ctypes.CDLL, format: Format) -> None:
+@EVERY_FORMAT
+def test_bytes_of_a_weight(lib: ctypes.CDLL, format: Format) -> None:
     packed = QuantizedWeight(lib, weights(640, 1024), None, format, gated=False)
     assert packed.nbytes == 640 * 1024 * (format.bits + 16 / format.group) / 8
     plain = TorchQuantizedProduct(weights(640, 1024), None, None, False, format)
     assert plain.values.nbytes + plain.scale.nbytes == packed.nbytes
 
 
-@EVERY
+@EVERY_FORMAT
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BF16], ids=str)
 def test_torch_multiplies_by_the_dequantized_weight(
     format: Format, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -219,6 +224,6 @@ def test_torch_multiplies_by_the_dequantized_weight(
     torch.testing.assert_close(apply.rows(ids), plain[ids], atol=0, rtol=0)
 
 
-def test_a_type_that_the_kernels_do_not_cover_goes_to_torch(native: NativeKernels) -> None:
+def test_torch_computes_types_that_the_kernels_lack(native: NativeKernels) -> None:
     apply = native.quantized_product(torch.randn(8, 16), None, None, False, INT8)
     assert apply(torch.randn(2, 16), None).dtype is torch.float32

@@ -1,6 +1,7 @@
-"""The Triton kernels in Triton's interpreter against their twins. On a machine with CUDA: tests/gpu.
+"""The Triton kernels against their naive twins, in Triton's interpreter. tests/gpu runs them on a GPU.
 
-Not in bfloat16 where there are products: the interpreter multiplies the bits (triton-lang/triton issue 11584).
+Kernels with products are not tested in bfloat16, because the interpreter multiplies the bits of such numbers
+(triton-lang/triton issue 11584).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":  # see tests/conftest.py
-    pytest.skip("there is a card: tests/gpu runs them on it", allow_module_level=True)
+    pytest.skip("there is a GPU: tests/gpu runs the kernels on it", allow_module_level=True)
 
 from fovea.core.errors import ConfigError
 from fovea.core.sampling import SamplingParams
@@ -63,7 +64,7 @@ def test_norms(dtype: torch.dtype) -> None:
 
 
 @TYPES
-def test_a_gate_and_what_it_scales(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gated_silu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_rows, "GATE_TILE", 16)
     x = torch.randn(3, 2 * 40, generator=torch.Generator().manual_seed(0)).to(dtype)
     close(triton_rows.silu_mul(x), torch.nn.functional.silu(x[:, :40]) * x[:, 40:])
@@ -71,7 +72,7 @@ def test_a_gate_and_what_it_scales(dtype: torch.dtype, monkeypatch: pytest.Monke
 
 @TYPES
 @pytest.mark.parametrize("norms", [True, False])
-def test_queries_and_keys_turn_and_keys_and_values_are_kept(dtype: torch.dtype, norms: bool) -> None:
+def test_queries_and_keys_are_rotated_and_keys_and_values_are_stored(dtype: torch.dtype, norms: bool) -> None:
     torch.manual_seed(0)
     heads, kv_heads, dim = 3, 2, 24
     qkv = torch.randn(4, heads + 2 * kv_heads, dim).to(dtype)
@@ -118,7 +119,10 @@ def check(
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (7, 1)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_decodes_of_any_length(heads: tuple[int, int], dtype: torch.dtype) -> None:
-    """One token, the end of a tile, just after it, several splits; blocks in no order; a chunk of a prompt beside."""
+    """The lengths are one token, the end of a tile, one token more, and several splits.
+
+    Blocks are in random order, and the step also has a chunk of a prompt.
+    """
     order = torch.randperm(60, generator=torch.Generator().manual_seed(1)).tolist()
     work = []
     for number, stop in enumerate([1, 16, 64, 65, 200, 330]):
@@ -133,8 +137,11 @@ def test_decodes_of_any_length(heads: tuple[int, int], dtype: torch.dtype) -> No
 def test_a_shared_prefix_is_read_once_and_changes_nothing(
     heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two crowds and one that is alone. That the common blocks are read through their first reader alone is seen by
-    taking them away from the others."""
+    """Two groups of rows share a prefix, and one row shares none.
+
+    The test replaces the common blocks in the tables of all members but the first. The result must not
+    change, because only the first member's table is read for them.
+    """
     first, second = list(range(20)), list(range(20, 30))
     work = [item(0, [50, 51], 20, 1)]
     work += [item(1 + n, [*second, 30 + n], 161 + n, 1) for n in range(2)]
@@ -142,7 +149,7 @@ def test_a_shared_prefix_is_read_once_and_changes_nothing(
     monkeypatch.setattr(
         attention_plan,
         "find_shares",
-        lambda *given, **_: shares.find_shares(*given, least_rows=2, least_tokens=32),
+        lambda *args, **_: shares.find_shares(*args, least_rows=2, least_tokens=32),
     )
     plan = check(work, heads, 16, 16)
     shared = plan.decodes[0].shared
@@ -156,8 +163,8 @@ def test_a_shared_prefix_is_read_once_and_changes_nothing(
     torch.testing.assert_close(KERNELS.attend(query, kv, plan, 0.3), before, atol=0, rtol=0)
 
 
-def test_a_crowd_larger_than_a_share_and_shares_that_are_padding() -> None:
-    """Graphs are replayed with room for shares that a step does not have."""
+def test_a_group_larger_than_a_share_and_shares_that_are_padding() -> None:
+    """Graphs are replayed with room for more shares than a step has."""
     rows = triton_decode.shared_rows(6)
     work = [item(n, [*range(17), 20 + n], 273, 1) for n in range(rows + 2)]
     plan = check(work, (6, 1), 16, 16)
@@ -177,12 +184,12 @@ def test_a_crowd_larger_than_a_share_and_shares_that_are_padding() -> None:
     torch.testing.assert_close(KERNELS.attend(query, kv, again, 0.3), before, atol=0, rtol=0)
 
 
-def test_as_many_splits_as_fill_the_card() -> None:
+def test_splits_occupy_the_gpu() -> None:
     assert [triton_decode.splits(rows, 8, 132) for rows in (1, 2, 8, 64)] == [32, 16, 4, 1]
     assert triton_decode.splits(1, 1, 132) == triton_decode.MAX_SPLITS
 
 
-def test_who_asks_for_triton_without_a_card_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_without_a_gpu_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(choose("triton", CPU, torch.float32, HEADS), TritonKernels)
     second = torch.device("cuda", 1)
     with pytest.raises(
@@ -200,10 +207,10 @@ def test_who_asks_for_triton_without_a_card_is_told(monkeypatch: pytest.MonkeyPa
     assert type(choose("auto", torch.device("cuda"), torch.float32, HEADS)) is type(PLAIN)
 
 
-def test_every_kernel_compiles_for_a_hopper_card(tmp_path: Path) -> None:
-    """What the interpreter lets pass, the compiler may not. It needs no card."""
+def test_every_kernel_compiles_for_a_hopper_gpu(tmp_path: Path) -> None:
+    """The compiler refuses some code that the interpreter accepts. Compiling needs no GPU."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tests.support.compile_triton"],
         env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
         cwd=Path(__file__).parents[2],
@@ -211,7 +218,7 @@ def test_every_kernel_compiles_for_a_hopper_card(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
+    assert process.returncode == 0, process.stderr
+    assert [line.split(":")[0] for line in process.stdout.splitlines()] == [
         "norm", "add and norm", "silu", "rotate", "decode", "decode after a share", "share", "merge",
     ]  # fmt: skip
