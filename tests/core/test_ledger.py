@@ -1,4 +1,4 @@
-"""The ledger against a naive model: bytes, ages and the order of eviction, whatever happens in which order."""
+"""Tests of the ledger: bytes, ages and the order of eviction, also against a naive model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_entry_of_the_same_key_is_replaced_and_counted_once() -> None:
     assert ledger.bytes == 0
 
 
-def test_a_pinned_entry_stays_whatever_its_age_and_the_ceiling() -> None:
+def test_a_pinned_entry_stays_when_it_is_stale_and_above_the_ceiling() -> None:
     clock, pinned = Clock(), {"a"}
     ledger: Ledger[str, str] = Ledger(5, ttl_s=10, clock=clock, is_pinned=pinned.__contains__)
     ledger.add("a", "a", 10)
@@ -79,8 +79,8 @@ def test_reserved_bytes_count_and_are_never_evicted() -> None:
     assert ledger.bytes == 0
 
 
-def test_an_entry_may_be_older_than_its_arrival() -> None:
-    """Outputs that come back from the disk bring the time at which they were encoded."""
+def test_the_age_of_an_entry_counts_from_its_creation() -> None:
+    """Outputs that are read from the disk keep the time at which they were encoded."""
     clock = Clock()
     clock.now = 100
     ledger: Ledger[str, str] = Ledger(100, ttl_s=10, clock=clock)
@@ -100,7 +100,7 @@ def test_a_wrong_count_is_found() -> None:
 
 @dataclass
 class Naive:
-    """The same account without any structure: a list in order of use."""
+    """The naive model of the ledger: a list in order of use."""
 
     entries: list[tuple[str, int, float]]
 

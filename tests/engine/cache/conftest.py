@@ -1,4 +1,4 @@
-"""A disk cache in a folder of its own, with a clock that the test advances."""
+"""Fixtures: disk stores on a temporary folder, with a clock that the test advances."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def opened(folder: Path, clock: Clock) -> Iterator[Open]:
-    """Opens stores on `folder`, as often as it is called; each has looked at the folder when it is handed out."""
+def open_store(folder: Path, clock: Clock) -> Iterator[Open]:
+    """A function that opens a store on `folder`.
+
+    The store has scanned the folder when the function returns it.
+    """
     stores: list[DiskStore] = []
 
     def open_(capacity: int = CAPACITY, **settings: object) -> DiskStore:

@@ -1,4 +1,4 @@
-"""Tensors in a file: what goes in comes out, what was touched is refused, and other readers understand it."""
+"""Tests of the file format: round trips, damage, and the safetensors package as another reader."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def some_arrays(draw: st.DrawFn) -> Arrays:
 @given(key=st.text(max_size=20), arrays=some_arrays())
 def test_round_trip_and_alignment(key: str, arrays: Arrays) -> None:
     file = blob(key, arrays)
-    again = decode(file, key)
-    assert again == arrays
+    result = decode(file, key)
+    assert result == arrays
     start = np.frombuffer(file, np.uint8).ctypes.data
-    for array in again.items:
+    for array in result.items:
         if array.nbytes:
             assert (np.frombuffer(array.data, np.uint8).ctypes.data - start) % array.itemsize == 0
 
 
 @given(arrays=some_arrays(), where=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
-def test_any_changed_byte_is_noticed(arrays: Arrays, where: float, flip: int) -> None:
+def test_any_changed_byte_is_detected(arrays: Arrays, where: float, flip: int) -> None:
     file = blob("key", arrays)
     file[int(where * len(file))] ^= flip
     with pytest.raises(BadFile):
@@ -51,7 +51,7 @@ def test_any_changed_byte_is_noticed(arrays: Arrays, where: float, flip: int) ->
 
 
 @given(arrays=some_arrays(), where=st.floats(0, 1, exclude_max=True))
-def test_a_beginning_is_not_a_file(arrays: Arrays, where: float) -> None:
+def test_a_truncated_file_is_refused(arrays: Arrays, where: float) -> None:
     file = blob("key", arrays)
     with pytest.raises(BadFile):
         decode(file[: int(where * len(file))], "key")
@@ -60,12 +60,12 @@ def test_a_beginning_is_not_a_file(arrays: Arrays, where: float) -> None:
 
 
 @given(noise=st.binary(max_size=400))
-def test_noise_is_refused(noise: bytes) -> None:
+def test_random_bytes_are_refused(noise: bytes) -> None:
     with pytest.raises(BadFile):
         decode(bytearray(noise), "key")
 
 
-def test_another_key_and_another_version_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_key_and_another_version_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     file = blob("one", value())
     with pytest.raises(BadFile, match="another key"):
         decode(file, "two")
@@ -74,14 +74,14 @@ def test_another_key_and_another_version_are_named(monkeypatch: pytest.MonkeyPat
         decode(file, "one")
 
 
-def test_a_header_of_nonsense_with_a_right_checksum_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_header_with_a_valid_checksum_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     real = json.dumps
 
-    def bent(header: dict[str, dict[str, object]], **how: object) -> str:
+    def dump_wrong_offsets(header: dict[str, dict[str, object]], **options: object) -> str:
         header["embeds"]["data_offsets"] = [0, 999]
         return real(header, separators=(",", ":"))
 
-    monkeypatch.setattr("fovea.engine.cache.arrays.json.dumps", bent)
+    monkeypatch.setattr("fovea.engine.cache.arrays.json.dumps", dump_wrong_offsets)
     with pytest.raises(BadFile, match="cannot be parsed"):
         decode(blob("key", value()), "key")
 
@@ -94,21 +94,21 @@ def value() -> Arrays:
     )
 
 
-def test_other_readers_of_safetensors_understand_it() -> None:
+def test_the_safetensors_package_reads_the_files() -> None:
     tensors = dict(safetensors.deserialize(bytes(blob("key", value()))))  # type: ignore[no-untyped-call]
     assert (tensors["embeds"]["dtype"], tensors["embeds"]["shape"]) == ("BF16", [3, 2])
     assert bytes(tensors["embeds"]["data"]) == np.arange(6, dtype=np.uint16).tobytes()
     assert np.frombuffer(bytes(tensors["counts"]["data"]), np.int64).tolist() == [7, 8]
 
 
-def test_what_is_read_can_be_written_to_and_found_by_name() -> None:
-    """A read-only buffer would make torch complain, and copy."""
-    again = decode(blob("key", value()), "key")
-    assert np.frombuffer(again["embeds"].data, np.uint16).flags.writeable
-    assert np.frombuffer(again["counts"].data, np.int64).tolist() == [7, 8]
-    assert [array.name for array in again.items] == ["embeds", "counts"]
+def test_tensors_of_a_file_are_writable_and_have_names() -> None:
+    """With a read-only buffer, torch would warn, and copy."""
+    result = decode(blob("key", value()), "key")
+    assert np.frombuffer(result["embeds"].data, np.uint16).flags.writeable
+    assert np.frombuffer(result["counts"].data, np.int64).tolist() == [7, 8]
+    assert [array.name for array in result.items] == ["embeds", "counts"]
     with pytest.raises(KeyError):
-        again["deepstack"]
+        result["deepstack"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_sizes_and_names_are_checked_at_once(name: str, dtype: str, shape: tuple
         Array(name, dtype, shape, b"1234")
 
 
-def test_a_name_is_there_once() -> None:
+def test_equal_names_are_refused() -> None:
     array = Array("a", "uint8", (1,), b"1")
     with pytest.raises(ValueError, match="names repeat"):
         Arrays((array, array))

@@ -1,4 +1,4 @@
-"""The disk cache against a dictionary, while someone damages, removes and adds files underneath."""
+"""Tests of the disk store against a dictionary, while files are damaged, removed and added in its folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ FOREIGN = b"not an entry"
 
 
 class DiskMachine(RuleBasedStateMachine):
-    """Alone in its folder a store is at no time above its ceiling, as long as nobody else makes its files longer."""
+    """Random operations on a store, and on the files in its folder.
+
+    A store that does not share its folder never exceeds its ceiling, except after a test lengthened its
+    files.
+    """
 
     @initialize(capacity=st.integers(2000, 6000), ttl=st.one_of(st.none(), st.integers(1, 100)))
     def start(self, capacity: int, ttl: int | None) -> None:
@@ -31,9 +35,9 @@ class DiskMachine(RuleBasedStateMachine):
         self.ttl = ttl
         self.now = 1_800_000_000.0
         self.values: dict[str, Arrays] = {}
-        self.written: dict[str, float] = {}
+        self.written_at: dict[str, float] = {}
         self.serial = 0
-        self.grown = False
+        self.lengthened = False
         self.foreign: set[Path] = set()
         self.open()
 
@@ -54,18 +58,18 @@ class DiskMachine(RuleBasedStateMachine):
             (Array("embeds", "uint8", (len(data),), data), Array("empty", "bfloat16", (0, 8), b""))
         )
         self.store.put(key, value)
-        self.values[key], self.written[key] = value, self.now
+        self.values[key], self.written_at[key] = value, self.now
         assert self.store.flush(10)
         assert key in self.store
-        assert arrays_of(self.store, key) == value, "what was just written is not there"
+        assert arrays_of(self.store, key) == value, "the entry that was just written_at is missing"
 
     @rule(key=KEYS)
     def get(self, key: str) -> None:
-        got = arrays_of(self.store, key)
-        if got is None:
+        result = arrays_of(self.store, key)
+        if result is None:
             return
-        assert got == self.values[key]
-        assert self.ttl is None or self.now - self.written[key] < self.ttl
+        assert result == self.values[key]
+        assert self.ttl is None or self.now - self.written_at[key] < self.ttl
 
     @rule(key=KEYS)
     def drop(self, key: str) -> None:
@@ -105,10 +109,10 @@ class DiskMachine(RuleBasedStateMachine):
         path = path_of(self.folder, key)
         if path.is_file():
             os.truncate(path, path.stat().st_size + more)
-            self.grown = True
+            self.lengthened = True
 
     @rule(key=KEYS)
-    def remove_underneath(self, key: str) -> None:
+    def remove_file(self, key: str) -> None:
         path_of(self.folder, key).unlink(missing_ok=True)
 
     @rule(key=KEYS)
@@ -119,7 +123,7 @@ class DiskMachine(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def swap(self, key: str) -> None:
-        """A whole and valid entry, under the name of another key."""
+        """Move a valid entry to the path of another key."""
         source, target = path_of(self.folder, key), path_of(self.folder, "other")
         if source.is_file():
             target.parent.mkdir(exist_ok=True)
@@ -141,7 +145,7 @@ class DiskMachine(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         self.store.sweep()
-        self.grown = False
+        self.lengthened = False
         stats = self.store.stats()
         assert (stats.bytes, stats.entries) == (self.size(), len(self.entries()))
         assert self.size() <= self.capacity
@@ -151,7 +155,7 @@ class DiskMachine(RuleBasedStateMachine):
         self.store.close()
         self.capacity = capacity
         self.open()
-        self.grown = False
+        self.lengthened = False
 
     def entries(self) -> list[Path]:
         return list(self.folder.glob("*/*.fovea.safetensors"))
@@ -160,10 +164,10 @@ class DiskMachine(RuleBasedStateMachine):
         return sum(path.stat().st_size for path in self.entries())
 
     @invariant()
-    def below_the_ceiling_and_alive(self) -> None:
+    def below_the_ceiling_and_on(self) -> None:
         if not hasattr(self, "store"):
             return
-        assert self.grown or self.size() <= self.capacity
+        assert self.lengthened or self.size() <= self.capacity
         assert self.store.stats().off is None
         assert all(path.read_bytes() == FOREIGN for path in self.foreign)
         assert not list(self.folder.rglob("*.tmp"))

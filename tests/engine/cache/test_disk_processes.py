@@ -1,4 +1,4 @@
-"""The disk cache among threads and real processes: several at once, one that is killed, one that may only read."""
+"""Tests of the disk store with threads and processes: several at once, a killed one, one without rights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def start(target: Callable[..., None], *arguments: object) -> BaseProcess:
 
 
 def answers(target: Callable[..., None], *each: tuple[object, ...]) -> list[Any]:
-    """What processes running `target` send, one per tuple of arguments, all at once."""
+    """Run `target` in one process per tuple of arguments, all at once. Returns what each process sends."""
     pipes: list[Connection] = []
     processes = []
     for arguments in each:
@@ -48,7 +48,7 @@ def answers(target: Callable[..., None], *each: tuple[object, ...]) -> list[Any]
     return sent
 
 
-def test_several_processes_hammer_one_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_several_processes_use_one_folder_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "features"
     results = answers(workers.hammer, *((str(folder), seed, 1.5) for seed in range(3)))
     assert [(wrong, off) for wrong, _, _, off in results] == [(0, None)] * 3
@@ -61,7 +61,7 @@ def test_several_processes_hammer_one_folder(tmp_path: Path, caplog: pytest.LogC
     store.close()
 
 
-def test_a_writer_killed_at_any_moment_leaves_whole_files_only(tmp_path: Path) -> None:
+def test_a_writer_that_is_killed_leaves_only_whole_files(tmp_path: Path) -> None:
     folder = tmp_path / "features"
     for delay in (0.0, 0.013, 0.029):
         for path in folder.glob("*/*.safetensors"):
@@ -74,20 +74,20 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files_only(tmp_path: Path) -
         assert writer.pid is not None
         os.kill(writer.pid, signal.SIGKILL)
         writer.join(30)
-        found = set(folder.glob("*/*.safetensors"))
-        assert len(found) >= 3
+        paths = set(folder.glob("*/*.safetensors"))
+        assert len(paths) >= 3
         whole = 0
         for key in (f"large-{i}" for i in range(10_000)):
             path = path_of(folder, key)
-            if path in found:
+            if path in paths:
                 decode(bytearray(path.read_bytes()), key)
                 whole += 1
-            if whole == len(found):
+            if whole == len(paths):
                 break
-        assert whole == len(found)
+        assert whole == len(paths)
 
 
-def test_half_a_file_of_a_killed_writer_is_never_seen_and_goes_in_time(tmp_path: Path) -> None:
+def test_a_partial_file_of_a_killed_writer_is_never_read_and_is_removed_later(tmp_path: Path) -> None:
     folder = tmp_path / "features"
     writer = start(workers.die_half_way, str(folder))
     writer.join(60)
@@ -102,7 +102,10 @@ def test_half_a_file_of_a_killed_writer_is_never_seen_and_goes_in_time(tmp_path:
 
 @pytest.fixture
 def readable() -> Iterator[Path]:
-    """A folder that everyone may read and nobody may write; not below tmp_path, which others cannot enter."""
+    """A folder that all users can read and none can write.
+
+    It is not in tmp_path, which other users cannot enter.
+    """
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o555)
     yield folder
@@ -110,7 +113,7 @@ def readable() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_a_folder_that_may_only_be_read_turns_the_store_off(readable: Path) -> None:
+def test_a_folder_without_write_permission_turns_the_store_off(readable: Path) -> None:
     ((got, contains, dropped, off),) = answers(workers.use_without_rights, (str(readable),))
     assert (got, contains, dropped, off) == (None, False, 1, "it cannot be written")
     assert list(readable.iterdir()) == []

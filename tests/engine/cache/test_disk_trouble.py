@@ -1,4 +1,4 @@
-"""Damaged files, foreign files, broken disks: a miss and a warning, never an exception, never a wrong value."""
+"""Tests of damaged files, foreign files and broken disks: misses and warnings, but no exceptions."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_file_is_a_miss_with_one_warning(
-    kind: str, opened: Open, folder: Path, caplog: pytest.LogCaptureFixture
+    kind: str, open_store: Open, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = opened()
+    store = open_store()
     store_values(store, "a", "b")
     file = path_of(folder, "a")
     DAMAGE[kind](file)
@@ -58,9 +58,9 @@ def test_a_damaged_file_is_a_miss_with_one_warning(
 
 
 def test_a_file_of_another_key_or_version_is_a_miss(
-    opened: Open, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    open_store: Open, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = opened()
+    store = open_store()
     store_values(store, "a")
     path_of(folder, "b").parent.mkdir(exist_ok=True)
     shutil.copy(path_of(folder, "a"), path_of(folder, "b"))
@@ -70,10 +70,10 @@ def test_a_file_of_another_key_or_version_is_a_miss(
     assert ["another key" in warnings(caplog)[0], "version" in warnings(caplog)[1]] == [True, True]
 
 
-def test_a_damaged_file_that_can_not_be_removed_is_named_once(
-    opened: Open, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_a_damaged_file_that_cannot_be_removed_is_reported_once(
+    open_store: Open, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = opened()
+    store = open_store()
     store_values(store, "a", "b")
     os.truncate(path_of(folder, "a"), 10)
 
@@ -85,7 +85,9 @@ def test_a_damaged_file_that_can_not_be_removed_is_named_once(
     assert (len(warnings(caplog)), arrays_of(store, "b") is not None) == (1, True)
 
 
-def test_foreign_files_are_left_alone(opened: Open, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_foreign_files_are_left_alone(
+    open_store: Open, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder.mkdir()
     name = path_of(folder, "a").name
     shard = path_of(folder, "a").parent
@@ -100,7 +102,7 @@ def test_foreign_files_are_left_alone(opened: Open, folder: Path, caplog: pytest
     link.symlink_to(target)
     os.mkfifo(pipe)
     inside.mkdir()
-    store = opened()
+    store = open_store()
     assert store.stats().bytes == 0
     for key in ("linked", "piped", "folder"):
         assert [arrays_of(store, key), key in store] == [None, False]
@@ -114,8 +116,8 @@ def test_foreign_files_are_left_alone(opened: Open, folder: Path, caplog: pytest
     assert (link.is_symlink(), pipe.is_fifo(), inside.is_dir()) == (True, True, True)
 
 
-def test_something_else_in_the_place_of_a_sub_folder(opened: Open, folder: Path, tmp_path: Path) -> None:
-    store = opened()
+def test_foreign_files_at_the_paths_of_sub_folders(open_store: Open, folder: Path, tmp_path: Path) -> None:
+    store = open_store()
     (tmp_path / "elsewhere").mkdir()
     path_of(folder, "a").parent.symlink_to(tmp_path / "elsewhere")
     path_of(folder, "b").parent.write_text("a file")
@@ -127,12 +129,12 @@ def test_something_else_in_the_place_of_a_sub_folder(opened: Open, folder: Path,
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
 def test_a_full_or_broken_disk_turns_the_store_off_once(
     code: int,
-    opened: Open,
+    open_store: Open,
     folder: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = opened()
+    store = open_store()
     store_values(store, "a")
 
     def fail(descriptor: int, pieces: Sequence[memoryview]) -> None:
@@ -152,10 +154,10 @@ def test_a_full_or_broken_disk_turns_the_store_off_once(
     assert (arrays_of(store, "a"), store.stats().off) == (value_of("a", ENTRY), None)
 
 
-def test_a_trouble_that_passes_costs_one_write(
-    opened: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_an_error_that_passes_fails_one_write(
+    open_store: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = opened()
+    store = open_store()
 
     def fail(descriptor: int, pieces: Sequence[memoryview]) -> None:
         raise OSError(errno.EMFILE, "too many open files")
@@ -167,8 +169,8 @@ def test_a_trouble_that_passes_costs_one_write(
     assert (stored_keys(store, "abc"), store.stats().drops, len(warnings(caplog))) == ("c", 2, 1)
 
 
-def test_a_folder_that_vanishes(opened: Open, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    reader, writer, sweeper = opened(), opened(), opened()
+def test_a_folder_that_is_removed(open_store: Open, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reader, writer, sweeper = open_store(), open_store(), open_store()
     store_values(writer, "a")
     shutil.rmtree(folder)
     assert [arrays_of(reader, "a"), arrays_of(reader, "a")] == [None, None]
@@ -178,12 +180,12 @@ def test_a_folder_that_vanishes(opened: Open, folder: Path, caplog: pytest.LogCa
     assert (len(warnings(caplog)), folder.exists()) == (3, False)
 
 
-def test_a_folder_that_is_emptied_is_used_on(
-    opened: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_folder_that_is_emptied_stays_in_use(
+    open_store: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = opened()
+    store = open_store()
     store_values(store, "a")
-    real = disk_files.write_all
+    write_all = disk_files.write_all
     emptied: list[int] = []
 
     def empty_once(descriptor: int, pieces: Sequence[memoryview]) -> None:
@@ -191,7 +193,7 @@ def test_a_folder_that_is_emptied_is_used_on(
             emptied.append(1)
             for path in folder.iterdir():
                 shutil.rmtree(path)
-        real(descriptor, pieces)
+        write_all(descriptor, pieces)
 
     monkeypatch.setattr(disk_files, "write_all", empty_once)
     store_values(store, "b")
@@ -199,7 +201,9 @@ def test_a_folder_that_is_emptied_is_used_on(
 
 
 @pytest.mark.parametrize("where", ["file", "below a file"])
-def test_a_folder_that_can_not_be(where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_created(
+    where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" if where == "file" else tmp_path / "file" / "below"
     store = DiskStore(path, CAPACITY)
@@ -210,13 +214,15 @@ def test_a_folder_that_can_not_be(where: str, tmp_path: Path, caplog: pytest.Log
     store.close()
 
 
-def test_parts_left_by_the_dead_are_removed_in_time(opened: Open, folder: Path, clock: Clock) -> None:
-    store_values(opened(), "a")
+def test_abandoned_temporary_files_are_removed_after_a_while(
+    open_store: Open, folder: Path, clock: Clock
+) -> None:
+    store_values(open_store(), "a")
     file = path_of(folder, "a")
     part = file.parent / f".{file.name.split('.')[0]}.0123456789abcdef.tmp"
     part.write_bytes(bytes(1000))
     os.utime(part, (clock.now, clock.now))
-    store = opened()
+    store = open_store()
     assert (part.exists(), store.stats().entries) == (True, 1)
     assert store.stats().bytes == file.stat().st_size + 1000
     clock.now += 700
@@ -225,10 +231,10 @@ def test_parts_left_by_the_dead_are_removed_in_time(opened: Open, folder: Path, 
     assert store.stats().expirations == 0
 
 
-def test_a_defect_costs_one_write_and_not_the_thread(
-    opened: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_a_defect_fails_one_write_and_not_the_thread(
+    open_store: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = opened()
+    store = open_store()
 
     def broken(descriptor: int, pieces: Sequence[memoryview]) -> None:
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""Encoder outputs: bounded in bytes, except for what a running sequence is about to read."""
+"""Tests of the encoder-output cache: it is bounded in bytes, except for held outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fovea.engine.cache.embeddings import EmbeddingCache
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_the_least_recently_used_output_is_evicted_first() -> None:
     cache: EmbeddingCache[str] = EmbeddingCache(20)
     cache.put("a", "A", 10, set())
     cache.put("b", "B", 10, set())
@@ -21,8 +21,11 @@ def test_the_least_recently_used_goes_first() -> None:
     assert (cache.bytes, cache.evictions, len(cache)) == (20, 1, 2)
 
 
-def test_what_is_held_stays_above_the_ceiling_and_goes_when_let_go() -> None:
-    """Two images with room for one: the cache is useless then, the sequences that read them are not stuck."""
+def test_held_outputs_stay_above_the_ceiling_until_they_are_released() -> None:
+    """The cache has room for one of two images.
+
+    It has no hits then, but the sequences that read them can run.
+    """
     cache: EmbeddingCache[str] = EmbeddingCache(10)
     cache.put("a", "A", 10, {"s"})
     cache.put("b", "B", 10, {"s"})
@@ -34,7 +37,7 @@ def test_what_is_held_stays_above_the_ceiling_and_goes_when_let_go() -> None:
     cache.check_integrity(set())
 
 
-def test_an_image_larger_than_the_cache_is_gone_after_its_last_reader() -> None:
+def test_an_output_larger_than_the_cache_is_evicted_when_its_last_holder_releases_it() -> None:
     cache: EmbeddingCache[str] = EmbeddingCache(5)
     cache.put("big", "B", 50, {"one", "two"})
     cache.release("big", "one")
@@ -43,14 +46,14 @@ def test_an_image_larger_than_the_cache_is_gone_after_its_last_reader() -> None:
     assert (len(cache), cache.bytes) == (0, 0)
 
 
-def test_capacity_zero_keeps_nothing_that_nobody_reads() -> None:
+def test_with_capacity_zero_only_held_outputs_stay() -> None:
     cache: EmbeddingCache[str] = EmbeddingCache(0)
     cache.put("a", "A", 1, set())
     assert "a" not in cache
     assert not cache.hold("a", "s")
 
 
-def test_putting_again_keeps_the_holders_and_counts_once() -> None:
+def test_a_second_put_keeps_the_holders_and_counts_the_bytes_once() -> None:
     cache: EmbeddingCache[str] = EmbeddingCache(100)
     cache.put("a", "old", 10, {"one"})
     cache.put("a", "new", 30, {"two"})
@@ -63,7 +66,7 @@ def test_putting_again_keeps_the_holders_and_counts_once() -> None:
     assert (len(cache), cache.bytes) == (0, 0)
 
 
-def test_clearing_spares_what_is_held() -> None:
+def test_clearing_keeps_held_outputs() -> None:
     cache: EmbeddingCache[str] = EmbeddingCache(100)
     cache.put("held", "H", 1, {"s"})
     cache.put("loose", "L", 1, set())
@@ -71,7 +74,7 @@ def test_clearing_spares_what_is_held() -> None:
     assert ("held" in cache, "loose" in cache) == (True, False)
 
 
-def test_integrity_sees_a_holder_that_is_gone() -> None:
+def test_the_integrity_check_finds_a_holder_that_ended() -> None:
     cache: EmbeddingCache[str] = EmbeddingCache(100)
     cache.put("a", "A", 1, {"ghost"})
     cache.check_integrity({"ghost"})
@@ -84,6 +87,8 @@ HOLDERS = st.sampled_from(["s1", "s2", "s3"])
 
 
 class EmbeddingMachine(RuleBasedStateMachine):
+    """The cache against a dictionary of sizes and one of holders."""
+
     @initialize(capacity=st.integers(0, 30))
     def start(self, capacity: int) -> None:
         self.cache: EmbeddingCache[tuple[str, int]] = EmbeddingCache(capacity)
@@ -114,13 +119,13 @@ class EmbeddingMachine(RuleBasedStateMachine):
         assert (key in self.cache) == bool(self.holders.get(key))
 
     @invariant()
-    def bounded_and_complete(self) -> None:
+    def bounded_and_without_loss(self) -> None:
         if not hasattr(self, "cache"):
             return
         self.cache.check_integrity({"s1", "s2", "s3"})
         held = {key for key, holders in self.holders.items() if holders}
         for key in held:
-            assert self.cache.get(key) == (key, self.sizes[key]), "something that is held was lost"
+            assert self.cache.get(key) == (key, self.sizes[key]), "a held output was lost"
         loose = sum(self.sizes[key] for key in self.sizes if key in self.cache and key not in held)
         assert self.cache.bytes <= self.cache.capacity or loose == 0
 

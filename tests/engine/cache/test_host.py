@@ -1,4 +1,4 @@
-"""Host memory below the device's: what is evicted comes back, ceilings hold, and nothing too old is ever handed out."""
+"""Tests of the host store: evictions and reads, ceilings, and expiry."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fovea.engine.cache.host import HostStore
 from tests.support.disks import Clock
 
 
-def keep(store: HostStore[str], key: str, size: int = 10, made: float = 0.0) -> bool:
-    return store.put(key, size, made, lambda: key.upper())
+def keep(store: HostStore[str], key: str, size: int = 10, created: float = 0.0) -> bool:
+    return store.put(key, size, created, lambda: key.upper())
 
 
-def test_the_least_recently_used_makes_room() -> None:
+def test_the_least_recently_used_output_is_evicted_first() -> None:
     store: HostStore[str] = HostStore(20)
     assert keep(store, "a")
     assert keep(store, "b")
@@ -30,27 +30,27 @@ def test_the_least_recently_used_makes_room() -> None:
     assert (store.stats().hits, store.stats().misses) == (1, 1)
 
 
-def test_what_is_here_is_not_copied_again() -> None:
+def test_a_stored_output_is_not_copied_again() -> None:
     store: HostStore[str] = HostStore(20)
     keep(store, "a")
     keep(store, "b")
 
     def never() -> str:
-        raise AssertionError("it was copied twice")
+        raise AssertionError("the value was copied twice")
 
     assert store.put("a", 10, 0.0, never)
     keep(store, "c")
-    assert "a" in store, "being evicted from faster memory is a use"
+    assert "a" in store, "an eviction from the device counts as a use"
 
 
-def test_what_is_too_large_is_dropped_and_costs_nobody_a_place() -> None:
+def test_an_output_that_is_too_large_is_dropped_and_evicts_none() -> None:
     store: HostStore[str] = HostStore(20)
     keep(store, "a")
     assert not keep(store, "big", size=21)
     assert ("a" in store, store.stats().drops) == (True, 1)
 
 
-def test_room_is_made_before_the_copy_and_given_back_when_it_fails() -> None:
+def test_room_is_reserved_before_the_copy_and_freed_if_the_copy_fails() -> None:
     store: HostStore[str] = HostStore(20)
     keep(store, "a")
     keep(store, "b")
@@ -65,30 +65,30 @@ def test_room_is_made_before_the_copy_and_given_back_when_it_fails() -> None:
     store.check_integrity()
 
 
-def test_a_place_that_others_are_copying_to_is_not_taken() -> None:
+def test_room_that_another_thread_reserved_is_not_used() -> None:
     store: HostStore[str] = HostStore(20)
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
 
     def slow() -> str:
-        begun.set()
+        started.set()
         assert go_on.wait(20)
         return "A"
 
     thread = threading.Thread(target=store.put, args=("a", 15, 0.0, slow))
     thread.start()
-    assert begun.wait(20)
+    assert started.wait(20)
     assert not keep(store, "b")
     go_on.set()
     thread.join()
     assert ("a" in store, "b" in store, store.stats().drops) == (True, False, 1)
 
 
-def test_age_counts_from_when_it_was_made() -> None:
+def test_age_counts_from_the_time_of_encoding() -> None:
     clock = Clock()
     store: HostStore[str] = HostStore(100, ttl_s=10, clock=clock)
-    keep(store, "a", made=clock.now)
-    keep(store, "b", made=clock.now - 5)
-    assert not keep(store, "late", made=clock.now - 10)
+    keep(store, "a", created=clock.now)
+    keep(store, "b", created=clock.now - 5)
+    assert not keep(store, "late", created=clock.now - 10)
     clock.now += 6
     assert ("a" in store, "b" in store) == (True, False)
     assert store.get("b") is None
@@ -104,10 +104,10 @@ TTL = 100.0
 
 
 class TwoTiers(RuleBasedStateMachine):
-    """A device tier that demotes into a host tier, and requests that promote out of it.
+    """A device tier that demotes outputs to a host tier, and requests that promote them from there.
 
-    What the tiers must hold is modelled by ages alone: when each value was made last. Which of them was lost for room
-    is the tiers' business; that nothing else is lost, invented, or too old, is checked.
+    The model has only the times at which each output was encoded. Which outputs are evicted is left to the
+    tiers. The test checks that no held output is lost, and that no wrong or stale output is returned.
     """
 
     @initialize(device=st.integers(0, 40), host=st.integers(0, 40), ages=st.booleans())
@@ -118,12 +118,12 @@ class TwoTiers(RuleBasedStateMachine):
         self.device: EmbeddingCache[tuple[str, float]] = EmbeddingCache(
             device, ttl_s=self.ttl, on_evict=self.demote, clock=self.clock
         )
-        self.made: dict[str, set[float]] = {}
+        self.created: dict[str, set[float]] = {}
         self.held: dict[str, set[str]] = {}
         self.demoted = 0
 
     def demote(self, key: str, value: tuple[str, float]) -> None:
-        assert key not in self.device, "it is told after it has left"
+        assert key not in self.device, "on_evict is called after the removal"
         self.demoted += 1
         self.host.put(key, self.size(key), value[1], lambda: value)
 
@@ -133,27 +133,27 @@ class TwoTiers(RuleBasedStateMachine):
     @rule(key=KEYS, holders=st.sets(HOLDERS))
     def encode(self, key: str, holders: set[str]) -> None:
         value = (key, self.clock())
-        self.made.setdefault(key, set()).add(value[1])
+        self.created.setdefault(key, set()).add(value[1])
         evictions, demoted = self.device.evictions, self.demoted
         self.device.put(key, value, self.size(key), holders)
         self.held[key] = self.held.get(key, set()) | holders
-        assert self.demoted - demoted == self.device.evictions - evictions, "nothing leaves for room unseen"
+        assert self.demoted - demoted == self.device.evictions - evictions, "every eviction is reported"
 
     @rule(key=KEYS, holder=HOLDERS)
     def prepare_and_read(self, key: str, holder: str) -> None:
-        """What a request does: looks into memory, then below, and holds what it found."""
+        """Look for an output as a request does: on the device, then in host memory. Hold the result."""
         if self.device.hold(key, holder):
             self.held[key].add(holder)
             return
-        found = self.host.get(key)
-        if found is None:
+        value = self.host.get(key)
+        if value is None:
             return
-        assert found[0] == key
-        assert found[1] in self.made[key]
-        assert self.ttl is None or self.clock.now - found[1] < self.ttl, "too old to be handed out"
-        self.device.restore(key, found, self.size(key), holder, found[1])
+        assert value[0] == key
+        assert value[1] in self.created[key]
+        assert self.ttl is None or self.clock.now - value[1] < self.ttl, "a stale output was returned"
+        self.device.restore(key, value, self.size(key), holder, value[1])
         self.held.setdefault(key, set()).add(holder)
-        assert self.device.get(key) == found
+        assert self.device.get(key) == value
 
     @rule(key=KEYS, holder=HOLDERS)
     def release(self, key: str, holder: str) -> None:
@@ -187,7 +187,7 @@ class TwoTiers(RuleBasedStateMachine):
         assert self.host.stats().bytes <= self.host.capacity
         held = {key for key, holders in self.held.items() if holders}
         for key in held:
-            assert self.device.get(key)[0] == key, "something that is held was lost"
+            assert self.device.get(key)[0] == key, "a held output was lost"
         loose = [key for key in self.device.keys if key not in held]
         assert self.device.bytes <= self.device.capacity or not loose
 

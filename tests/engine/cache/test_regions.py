@@ -1,4 +1,4 @@
-"""Encoded regions: bytes within the ceiling, and the least relevant gone first, against a plain list."""
+"""Tests of the region cache: the ceiling, and the order of eviction, also against a naive model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Entry:
 
 
 class Naive:
-    """A list, the one used last at its end."""
+    """The naive model of the cache: a list in order of use."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -54,16 +54,16 @@ STEPS = st.lists(
 
 
 @given(st.integers(0, 100), STEPS)
-def test_against_a_plain_list(capacity: int, steps: list[Step]) -> None:
+def test_it_agrees_with_a_naive_cache(capacity: int, steps: list[Step]) -> None:
     cache: RegionCache[str] = RegionCache(capacity)
     naive = Naive(capacity)
-    found = 0
-    for kind, number, worth, size in steps:
-        key, relevance = f"region {number}", worth / 4
+    hits = 0
+    for kind, number, quarters, size in steps:
+        key, relevance = f"region {number}", quarters / 4
         if kind == "get":
-            known = naive.get(key, relevance)
-            assert cache.get(key, relevance) == (f"encoded {key}" if known else None)
-            found += known
+            present = naive.get(key, relevance)
+            assert cache.get(key, relevance) == (f"encoded {key}" if present else None)
+            hits += present
         else:
             naive.put(key, size, relevance)
             cache.put(key, f"encoded {key}", size, relevance)
@@ -72,11 +72,11 @@ def test_against_a_plain_list(capacity: int, steps: list[Step]) -> None:
             f"region {n}" for n in range(7) if f"region {n}" in cache
         }
         assert (len(cache), cache.bytes) == (len(naive.entries), sum(entry.size for entry in naive.entries))
-    asked = [kind for kind, *_ in steps].count("get")
-    assert (cache.hits, cache.misses) == (found, asked - found)
+    reads = [kind for kind, *_ in steps].count("get")
+    assert (cache.hits, cache.misses) == (hits, reads - hits)
 
 
-def test_a_margin_leaves_and_what_questions_were_about_stays() -> None:
+def test_the_least_relevant_region_is_evicted_first() -> None:
     cache: RegionCache[str] = RegionCache(30)
     cache.put("total", "a", 10, 0.9)
     cache.put("margin", "b", 10, 0.1)
@@ -90,8 +90,8 @@ def test_a_margin_leaves_and_what_questions_were_about_stays() -> None:
     assert cache.evictions == 1
 
 
-def test_old_questions_count_half_as_much_each_time() -> None:
-    """0.5, then 0.5 + 0.25: more than 0.7 once."""
+def test_an_earlier_question_counts_half_as_much_as_the_next() -> None:
+    """Relevance 0.5 twice is 0.5 + 0.25, which is more than 0.7 once."""
     cache: RegionCache[str] = RegionCache(20)
     cache.put("twice", "a", 10, 0.5)
     cache.get("twice", 0.5)
@@ -101,8 +101,8 @@ def test_old_questions_count_half_as_much_each_time() -> None:
     assert "once" not in cache
 
 
-def test_what_is_larger_than_the_ceiling_is_not_kept_and_costs_no_other() -> None:
-    """To make room for it everything else left first, and then it left as well."""
+def test_a_region_larger_than_the_ceiling_is_not_stored_and_evicts_none() -> None:
+    """Before, all other regions were evicted to make room for it, and then it was evicted as well."""
     cache: RegionCache[str] = RegionCache(10)
     cache.put("small", "a", 5, 0.2)
     cache.put("huge", "b", 11, 0.9)
@@ -120,7 +120,7 @@ def test_clearing_keeps_the_counts() -> None:
     assert (len(cache), cache.bytes, cache.hits, cache.misses) == (0, 0, 1, 1)
 
 
-def test_a_lost_count_is_told() -> None:
+def test_a_wrong_count_raises_an_error() -> None:
     cache: RegionCache[str] = RegionCache(10)
     cache.put("a", "a", 5, 0.2)
     cache._ledger.bytes = 4
@@ -131,8 +131,8 @@ def test_a_lost_count_is_told() -> None:
         cache.check_integrity()
 
 
-def test_old_regions_are_misses_and_gone() -> None:
-    """However they were used: `embed_ttl_s` bounds how long anything of an image is kept."""
+def test_stale_regions_are_misses_and_are_removed() -> None:
+    """Uses do not extend the time: `embed_ttl_s` bounds how long any data of an image is stored."""
     now = [0.0]
     cache: RegionCache[str] = RegionCache(30, ttl_s=10, clock=lambda: now[0])
     cache.put("a", "a", 5, 0.2)
