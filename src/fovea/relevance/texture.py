@@ -4,8 +4,7 @@ A cell holds the pixels that become one visual token. The channels follow the AR
 known defects. Every channel is pooled over the area of a cell, so that a thin stroke counts wherever it lies.
 Nothing is normalised over a batch, so that an image's texture does not depend on other images. No channel
 repeats another. The 13th channel is the range of luminance within a cell, which distinguishes paper with a
-stroke on it from blank paper (measured in benchmarks/relevance_texture.py). fovea.kernels.texture is the twin
-of this module in torch, for images that are on a GPU already.
+stroke on it from blank paper (measured in benchmarks/relevance_texture.py).
 """
 
 from __future__ import annotations
