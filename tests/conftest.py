@@ -1,8 +1,9 @@
-"""Before any test is imported.
+"""Setup before any test is imported.
 
-Triton decides when it is first imported whether kernels are compiled for a card or interpreted on the CPU. Hypothesis fails an
-example that took longer than 200 ms, which a busy machine can make of any. A shell starts what runs in its background deaf to
-Ctrl-C, and so would be the programs that tests interrupt.
+Triton decides at its first import whether kernels are compiled for a GPU or interpreted on the CPU.
+Hypothesis fails an example that takes longer than 200 ms, which can happen to any on a busy machine, so that
+limit is off. A shell makes background processes ignore Ctrl-C; their children, which tests interrupt, would
+ignore it, too.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def test_named_files_exist(page: str) -> None:
 
 
 def test_links_lead_to_headings() -> None:
-    """A renamed heading leaves links to its old name behind, which a browser follows to the top of the page."""
+    """If a heading is renamed, a browser follows links to its old name to the top of the page."""
     texts = {page: re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S) for page in PAGES}
     anchors = {
         page: {_anchor(line) for line in re.findall(r"^#+ (.+)$", text, re.M)} for page, text in texts.items()
@@ -46,7 +46,7 @@ def test_links_lead_to_headings() -> None:
 
 
 def _anchor(heading: str) -> str:
-    """The name that GitHub gives to a heading."""
+    """Return the anchor that GitHub gives to a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 

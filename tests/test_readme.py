@@ -1,4 +1,4 @@
-"""What the README and docs/python.md tell a newcomer to type is typed here, against a real server."""
+"""The commands and programs of the README and of docs/python.md run against a real server."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def blocks(text: str, language: str = "") -> list[str]:
 
 
 def run(command: list[str]) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def python(code: str) -> str:
     process = Fork(code, [], ENVIRONMENT, ROOT)
-    out, told = process.communicate(timeout=120)
-    assert process.returncode == 0, told
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
     return out
 
 

@@ -13,7 +13,7 @@ from tests.support.reduced import QWEN, roomy
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Tiny products gain nothing from threads, and a busy machine makes them wait for each other."""
+    """Use one thread: small products gain nothing from more, and threads wait for a busy machine."""
     torch.set_num_threads(1)
 
 
@@ -34,8 +34,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     """Folders of tiny models by architecture; Qwen's have room for regions."""
 
     @cache
-    def made(architecture: str) -> Path:
+    def write_checkpoint(architecture: str) -> Path:
         folder = tmp_path_factory.mktemp(architecture)
         return roomy(architecture, folder) if architecture in QWEN else write(architecture, folder)
 
-    return made
+    return write_checkpoint

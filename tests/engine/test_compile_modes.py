@@ -1,4 +1,4 @@
-"""Which components are compiled, and how, from one setting."""
+"""One setting tells which components are compiled, and how."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_components_by_name() -> None:
     assert modes.active == {"encoder": "default", "decoder": "reduce-overhead"}
 
 
-def test_one_word_is_for_all() -> None:
+def test_one_word_applies_to_all_components() -> None:
     assert CompileModes.of("max-autotune") == CompileModes(*["max-autotune"] * 3)
     assert not CompileModes.of("off").active
 
@@ -23,7 +23,7 @@ def test_one_word_is_for_all() -> None:
 @pytest.mark.parametrize(
     "text", ["", "fast", "encoder", "encoder=fast", "head=default", "encoder=off,encoder=default", "default,"]
 )
-def test_what_is_not_accepted(text: str) -> None:
+def test_wrong_settings_are_refused(text: str) -> None:
     with pytest.raises(
         ConfigError, match=r"accepted: one of off, default.*encoder, projector, decoder"
     ) as told:

@@ -1,4 +1,4 @@
-"""Every setting has a range, and a value outside it is named before anything is loaded."""
+"""Every setting has a range. A value outside it is an error before anything is loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_numbers_have_both_ends(name: str) -> None:
+def test_ranges_include_both_ends(name: str) -> None:
     low, high = BOUNDS[name]
     for value in (low, high):
         assert flat_values(EngineConfig.of(**{name: value}))[name] == value  # type: ignore[misc]
@@ -41,7 +41,7 @@ def test_numbers_have_both_ends(name: str) -> None:
         assert caught.value.param == name
 
 
-def test_words_are_listed() -> None:
+def test_errors_list_the_accepted_words() -> None:
     with pytest.raises(ConfigError, match="dtype is 'int8'; accepted: auto, float32, bfloat16, float16"):
         EngineConfig.of(dtype="int8")
     with pytest.raises(ConfigError, match="device is 'tpu'; accepted: auto, cpu, cuda, cuda:N"):
@@ -69,9 +69,7 @@ def test_policies_of_visual_tokens(value: str) -> None:
         ("degrade_by", "fast", "there is no method 'fast'; accepted: resize, "),
     ],
 )
-def test_what_may_be_left_out_is_checked_before_anything_is_loaded(
-    name: str, value: Any, message: str
-) -> None:
+def test_policies_are_checked_before_anything_is_loaded(name: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         EngineConfig.of(**{name: value})
     assert caught.value.param == name
@@ -86,12 +84,12 @@ def test_settings_are_frozen() -> None:
 
 
 def test_the_keyword_arguments_are_the_settings() -> None:
-    """Type checkers know the flat names by a TypedDict, which nothing but this test keeps true."""
+    """Type checkers know the flat names by a TypedDict. Only this test keeps it complete."""
     hints = get_type_hints(EngineOptions)
     assert hints == {entry.name: entry.hint for entry in settings_of(EngineConfig)}
 
 
-def test_a_copy_differs_in_what_was_changed_alone() -> None:
+def test_a_copy_differs_only_in_the_changed_settings() -> None:
     config = EngineConfig.of(kv_blocks=7, pace=3.0)
     changed = config.changed(pace=0, dtype="float32")
     assert flat_values(changed) == flat_values(config) | {"pace": 0, "dtype": "float32"}
@@ -106,7 +104,7 @@ def model(kv_bytes: int, positions: int = 1024) -> Any:
     )
 
 
-def test_the_pool_is_what_was_asked_for_and_no_more_than_can_be_used() -> None:
+def test_the_pool_has_the_configured_size_but_no_more_than_is_useful() -> None:
     assert pool_blocks(EngineConfig.of(kv_blocks=7), model(1)) == 7
     assert pool_blocks(EngineConfig.of(kv_cache_mib=1, block_size=16), model(1024)) == MIB // (1024 * 16)
     few = EngineConfig.of(kv_cache_mib=1024, max_running=2, block_size=16)
@@ -119,8 +117,8 @@ def test_a_pool_too_small_for_one_block_is_refused() -> None:
         pool_blocks(EngineConfig.of(kv_cache_mib=1), model(MIB))
 
 
-def test_host_memory_for_prefixes_that_could_hold_none_is_refused() -> None:
-    """It was off then, and nobody was told."""
+def test_host_memory_without_cached_prefixes_is_refused() -> None:
+    """Once, such a setting silently turned the feature off."""
     assert host_slots(EngineConfig.of(kv_host_mib=1, block_size=16), model(1024)) == MIB // (1024 * 16)
     assert host_slots(EngineConfig.of(prefix_cache=False), model(1024)) == 0
     with pytest.raises(ConfigError, match="kv_host_mib: 1 MiB hold no block of"):

@@ -1,4 +1,4 @@
-"""What goes wrong stays with the request that it belongs to; the engine answers the next one."""
+"""An error ends only the requests that it concerns; the engine continues."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def still_answers(machine: Engine) -> None:
 
 
 def outcomes(machine: Engine, prompts: list[Any]) -> list[Any]:
-    """Answers or errors of prompts that share their steps."""
+    """Return the answers or errors of prompts that share their steps."""
 
     def run(prompt: Any) -> Any:
         try:
@@ -55,7 +55,7 @@ def outcomes(machine: Engine, prompts: list[Any]) -> list[Any]:
         return list(pool.map(run, prompts))
 
 
-def test_a_prompt_that_is_too_long_is_told_in_numbers(qwen: Path) -> None:
+def test_the_error_for_a_long_prompt_has_the_numbers(qwen: Path) -> None:
     with engine(qwen, kv_blocks=4, block_size=8) as machine:
         assert machine.info.max_context == 32
         prompt = ask("x" * 40, picture(1))
@@ -69,7 +69,7 @@ def test_a_prompt_that_is_too_long_is_told_in_numbers(qwen: Path) -> None:
         assert_idle(machine)
 
 
-def test_max_tokens_that_can_not_fit_are_refused_and_none_takes_what_is_left(qwen: Path) -> None:
+def test_max_tokens_that_cannot_fit_are_refused_and_none_means_the_rest(qwen: Path) -> None:
     with engine(qwen, max_context=64) as machine:
         prompt = TokenPrompt(tuple(range(70, 120)))
         with pytest.raises(
@@ -93,19 +93,19 @@ def test_max_tokens_that_can_not_fit_are_refused_and_none_takes_what_is_left(qwe
     ],
     ids=["empty", "foreign id", "negative id", "marker without image", "marker in the text"],
 )
-def test_a_prompt_that_makes_no_sense(machine: Engine, prompt: Any, says: str) -> None:
+def test_an_invalid_prompt(machine: Engine, prompt: Any, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         machine.generate(prompt, **GREEDY)
     still_answers(machine)
 
 
-def test_image_tokens_can_not_be_smuggled_in_as_ids(machine: Engine) -> None:
+def test_image_tokens_cannot_be_sent_as_ids(machine: Engine) -> None:
     marker = machine.runner.model.image_token_id
     with pytest.raises(InvalidRequest, match="stands for an image"):
         machine.generate(TokenPrompt((80, marker)), **GREEDY)
 
 
-def test_an_image_that_can_not_be_used_is_named_by_its_place(machine: Engine) -> None:
+def test_the_error_for_an_image_names_its_number(machine: Engine) -> None:
     sliver = Image("sliver", 2000, 2, bytes(12000))
     with pytest.raises(InvalidImage, match="^image 1: ") as caught:
         machine.generate(ask("?", picture(1), sliver), **GREEDY)
@@ -122,14 +122,14 @@ def test_an_image_that_can_not_be_used_is_named_by_its_place(machine: Engine) ->
     ],
     ids=str,
 )
-def test_parameters_that_the_model_has_no_use_for(machine: Engine, params: dict[str, Any], says: str) -> None:
+def test_parameters_outside_the_models_vocabulary(machine: Engine, params: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         machine.generate(ask("hello"), **params)
     still_answers(machine)
 
 
 class Broken(Exception):
-    """Of no kind that anybody expects."""
+    """An error of an unexpected class."""
 
 
 def breaking(run: Callable[..., Any], when: Callable[..., bool], error: Exception) -> Callable[..., Any]:
@@ -142,10 +142,10 @@ def breaking(run: Callable[..., Any], when: Callable[..., bool], error: Exceptio
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no memory"), KeyError("odd"), Broken("odd")], ids=repr)
-def test_an_image_that_fails_to_encode_ends_its_own_requests_alone(
+def test_an_image_that_fails_to_encode_ends_only_its_own_requests(
     machine: Engine, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Only some kinds of exceptions counted as the image's; any other took the whole step down with it."""
+    """Once, only some classes of exceptions ended the image's requests; others ended the whole step."""
     bad = picture(66)
     model = machine.runner.model
     good_prompts = [ask("one", picture(1)), ask("two words here")]
@@ -159,10 +159,10 @@ def test_an_image_that_fails_to_encode_ends_its_own_requests_alone(
     assert all(isinstance(found[i], EngineError) for i in (1, 3))
     monkeypatch.undo()
     still_answers(machine)
-    assert len(machine.generate(prompts[1], **GREEDY).token_ids[0]) == 8, "the failure was remembered"
+    assert len(machine.generate(prompts[1], **GREEDY).token_ids[0]) == 8, "the failure was cached"
 
 
-def test_an_encoder_that_breaks_its_promise_is_found_out(
+def test_an_encoder_with_a_wrong_number_of_tokens_is_detected(
     machine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = machine.runner.model
@@ -199,7 +199,7 @@ def test_a_step_that_fails_ends_the_requests_of_that_step(
     still_answers(machine)
 
 
-def test_a_timeout_ends_a_request_that_runs(machine: Engine) -> None:
+def test_a_timeout_ends_a_running_request(machine: Engine) -> None:
     request = GenerationRequest(
         "slow", ask("tell me", picture(1)), machine.sampling({**GREEDY, "max_tokens": 3000}), timeout=0.05
     )
@@ -209,7 +209,7 @@ def test_a_timeout_ends_a_request_that_runs(machine: Engine) -> None:
     still_answers(machine)
 
 
-def test_a_timeout_ends_a_request_that_waits(qwen: Path) -> None:
+def test_a_timeout_ends_a_waiting_request(qwen: Path) -> None:
     with engine(qwen, max_running=1) as machine:
         long = machine.iterate(machine.request(ask("long"), **{**GREEDY, "max_tokens": 3000}))
         next(long)
@@ -220,7 +220,7 @@ def test_a_timeout_ends_a_request_that_waits(qwen: Path) -> None:
         still_answers(machine)
 
 
-def test_a_full_queue_says_so_and_when_to_come_back(qwen: Path) -> None:
+def test_a_full_queue_is_overloaded_and_tells_when_to_retry(qwen: Path) -> None:
     with engine(qwen, max_running=1, max_queue=2) as machine:
         running = machine.iterate(machine.request(ask("x"), **{**GREEDY, "max_tokens": 3000}))
         next(running)
@@ -233,7 +233,7 @@ def test_a_full_queue_says_so_and_when_to_come_back(qwen: Path) -> None:
 
 
 def test_after_shutdown_everything_is_refused_at_once(qwen: Path) -> None:
-    """clear_caches() and check_integrity() waited a minute for a thread that was gone, then raised queue.Empty."""
+    """Once, clear_caches() waited a minute for the ended thread, then raised queue.Empty."""
     machine = engine(qwen)
     still_answers(machine)
     machine.shutdown()
@@ -248,8 +248,8 @@ def test_after_shutdown_everything_is_refused_at_once(qwen: Path) -> None:
     machine.shutdown()
 
 
-def test_shutdown_tells_those_who_still_read(qwen: Path) -> None:
-    """Half an answer with the reason "abort" looked like a whole one to whoever did not check."""
+def test_shutdown_sends_an_error_to_running_requests(qwen: Path) -> None:
+    """Once, half an answer with the reason "abort" looked like a whole one."""
     machine = engine(qwen)
     deltas = machine.iterate(machine.request(ask("long"), **{**GREEDY, "max_tokens": 3000}))
     next(deltas)
@@ -259,8 +259,8 @@ def test_shutdown_tells_those_who_still_read(qwen: Path) -> None:
     assert machine.stats()["kv_blocks_used"] == 0
 
 
-def test_requests_that_arrive_while_it_stops_are_answered_or_told(qwen: Path) -> None:
-    """Nobody may wait for an answer that will not come."""
+def test_requests_during_shutdown_get_an_answer_or_an_error(qwen: Path) -> None:
+    """No client may wait for an answer that will not come."""
     machine = engine(qwen)
 
     def ask_on() -> str:
@@ -281,8 +281,8 @@ def test_requests_that_arrive_while_it_stops_are_answered_or_told(qwen: Path) ->
         assert {future.result(timeout=30) for future in asking} == {"told"}
 
 
-def test_a_second_request_of_the_same_id_is_refused_and_the_first_goes_on(machine: Engine) -> None:
-    """Everything in the loop goes by id: the second took the first one's place, and the mix killed the engine."""
+def test_a_second_request_with_the_same_id_is_refused_and_the_first_continues(machine: Engine) -> None:
+    """Once, a second request with the same id replaced the first one, and the mixture killed the engine."""
     long = {**GREEDY, "max_tokens": 400}
     truth = machine.generate(ask("one"), **long).token_ids[0]
     first = machine.iterate(GenerationRequest("same", ask("one"), machine.sampling(long)))
@@ -294,9 +294,11 @@ def test_a_second_request_of_the_same_id_is_refused_and_the_first_goes_on(machin
     still_answers(machine)
 
 
-def test_a_listener_that_is_gone_costs_its_request_not_the_engine(machine: Engine) -> None:
-    """asyncio.run() cancels what is left and closes its event loop; the news of that cancel then had nowhere to go,
-    and the exception that this raised killed the engine for everybody."""
+def test_a_closed_event_loop_ends_its_request_and_not_the_engine(machine: Engine) -> None:
+    """Once, a client whose event loop was closed killed the engine for all requests.
+
+    asyncio.run() cancels its tasks and closes the loop. The event of that cancellation then had no receiver.
+    """
 
     async def leave_early() -> None:
         async def endless() -> None:
@@ -306,14 +308,14 @@ def test_a_listener_that_is_gone_costs_its_request_not_the_engine(machine: Engin
         task = asyncio.create_task(endless())
         while not machine.loop.board.generated_tokens:
             await asyncio.sleep(0.001)
-        del task  # still running: asyncio.run cancels it on its way out
+        del task  # still running: asyncio.run cancels it at its end
 
     asyncio.run(leave_early())
     assert machine.status == "ready"
     still_answers(machine)
 
 
-def test_a_loop_that_dies_tells_everybody(
+def test_a_loop_that_dies_sends_an_error_to_every_request(
     machine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> Any:
@@ -330,7 +332,7 @@ def test_a_loop_that_dies_tells_everybody(
         machine.generate(ask("hi"), **GREEDY)
 
 
-async def test_close_drains_what_runs(qwen: Path) -> None:
+async def test_close_waits_for_running_requests(qwen: Path) -> None:
     machine = engine(qwen)
     stream = machine.stream(ask("finish this"), **GREEDY)
     first = await anext(stream)
@@ -344,7 +346,7 @@ async def test_close_drains_what_runs(qwen: Path) -> None:
     assert rest[-1].finish_reason == "length"
 
 
-async def test_leaving_while_the_request_is_prepared_leaves_nothing_behind(machine: Engine) -> None:
+async def test_cancelling_during_preparation_leaves_nothing_behind(machine: Engine) -> None:
     task = asyncio.create_task(anext(machine.stream(ask("?", picture(5, 512, 512)), **GREEDY)))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     task.cancel()
@@ -353,7 +355,7 @@ async def test_leaving_while_the_request_is_prepared_leaves_nothing_behind(machi
     await asyncio.to_thread(still_answers, machine)
 
 
-def test_a_budget_that_can_not_be_met_says_which(machine: Engine) -> None:
+def test_the_error_for_an_impossible_budget_names_it(machine: Engine) -> None:
     with pytest.raises(InvalidRequest) as caught:
         machine.generate(ask("?", picture(1), budget=PixelBudget(min_pixels=10**7, max_pixels=10)), **GREEDY)
     assert re.search(r"pixels", str(caught.value))

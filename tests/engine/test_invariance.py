@@ -1,6 +1,6 @@
-"""The same answer whatever the schedule: batched or alone, chunked or whole, cold or cached, preempted or not.
+"""A schedule never changes an answer: batched or alone, chunked or whole, cold or cached, preempted or not.
 
-Greedy in float32. Settings change who computes what and when; none of them may change a token.
+Answers are greedy, in float32. Settings change what is computed when, but they may not change a token.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def folder(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def truth(folder: Path) -> Answers:
-    """Each prompt alone, in one piece, on an engine that caches nothing."""
+    """Return the answers to each prompt alone, in one chunk, on an engine without caches."""
     found = {}
     with engine(folder, prefix_cache=False, embed_cache_mib=0, max_running=1) as machine:
         for name in PROMPTS:
@@ -77,7 +77,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("config", SETTINGS.values(), ids=SETTINGS.keys())
-def test_batched_and_twice_over_under_any_setting(
+def test_answers_in_batches_and_repeated_under_any_setting(
     folder: Path, truth: Answers, config: dict[str, Any]
 ) -> None:
     names = [*PROMPTS, *reversed(PROMPTS)]
@@ -87,12 +87,12 @@ def test_batched_and_twice_over_under_any_setting(
         assert_idle(machine)
 
 
-def test_preempted(folder: Path, truth: Answers) -> None:
+def test_answers_after_preemption(folder: Path, truth: Answers) -> None:
     """A pool that holds two prompts but not their answers."""
     names = ["picture", "other", "again"] * 3
     with engine(folder, block_size=4, kv_blocks=blocks_for(folder, names)) as machine:
         assert together(machine, names) == [truth[name] for name in names]
-        assert machine.stats()["preemptions"] > 0, "the pool was not small enough to show anything"
+        assert machine.stats()["preemptions"] > 0, "the pool was too large for a preemption"
         assert_idle(machine)
 
 
@@ -102,7 +102,7 @@ def blocks_for(folder: Path, names: Sequence[str]) -> int:
         return max(len(asyncio.run(machine.tokenize(PROMPTS[name]))) for name in names) // 2 + 4
 
 
-def test_cold_and_cached(folder: Path, truth: Answers) -> None:
+def test_answers_from_cold_and_filled_caches(folder: Path, truth: Answers) -> None:
     with engine(folder) as machine:
         assert one(machine, "picture") == truth["picture"]
         before = machine.stats()
@@ -111,7 +111,7 @@ def test_cold_and_cached(folder: Path, truth: Answers) -> None:
         assert again.usage.cached > 0
         assert machine.stats()["images_encoded"] == before["images_encoded"] == 1
         assert one(machine, "again") == truth["again"]
-        assert machine.stats()["images_encoded"] == 1, "a picture seen before was encoded again"
+        assert machine.stats()["images_encoded"] == 1, "a cached image was encoded again"
 
 
 def test_caches_cleared_at_any_moment(folder: Path, truth: Answers) -> None:
@@ -126,7 +126,7 @@ def test_caches_cleared_at_any_moment(folder: Path, truth: Answers) -> None:
         assert_idle(machine)
 
 
-def test_two_images_with_identical_text_never_share_and_one_image_by_two_ways_does(
+def test_two_images_share_nothing_and_one_image_from_two_sources_is_shared(
     folder: Path, truth: Answers
 ) -> None:
     with engine(folder) as machine:
@@ -141,7 +141,7 @@ def test_two_images_with_identical_text_never_share_and_one_image_by_two_ways_do
         assert again.token_ids[0] == truth["picture"]
         assert machine.stats()["images_encoded"] == 2
         assert again.usage.cached > shared
-        assert shared < again.usage.image, "the prefix that two pictures share reaches into the picture"
+        assert shared < again.usage.image, "the prefix that two images share extends into the image"
 
 
 def test_salts_share_nothing(folder: Path, truth: Answers) -> None:
@@ -159,7 +159,7 @@ def test_salts_share_nothing(folder: Path, truth: Answers) -> None:
 
 
 async def drink(machine: Engine, name: str, sips: int | None = None) -> tuple[int, ...]:
-    """An answer through `stream`; after `sips` deltas the iterator is closed."""
+    """Return an answer through `stream`; after `sips` deltas the iterator is closed."""
     ids: list[int] = []
     stream = machine.stream(PROMPTS[name], **GREEDY)
     async for delta in stream:
@@ -171,7 +171,7 @@ async def drink(machine: Engine, name: str, sips: int | None = None) -> tuple[in
 
 
 async def rest(machine: Engine) -> None:
-    """Cancels are commands to the loop's thread; give it the turns it needs."""
+    """Wait until the loop's thread has carried out the cancellations in its inbox."""
     while machine.unfinished:
         await asyncio.sleep(0.001)
     assert_idle(machine)
@@ -195,10 +195,10 @@ def small(folder: Path) -> Iterator[Engine]:
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=PLAN)
-def test_beside_cancelled_neighbours_on_a_tiny_pool(
+def test_answers_beside_cancelled_requests_in_a_small_pool(
     small: Engine, truth: Answers, plan: list[tuple[str, int | None]]
 ) -> None:
-    """Arrivals and cancels at random, in a pool for two prompts; whoever stays gets the same text."""
+    """Random arrivals and cancellations in a pool for two prompts. Remaining requests get the same text."""
 
     async def crowd() -> list[tuple[int, ...]]:
         answers = await asyncio.gather(*(drink(small, name, sips) for name, sips in plan))
@@ -210,7 +210,7 @@ def test_beside_cancelled_neighbours_on_a_tiny_pool(
         assert ids == expected
 
 
-def test_choices_are_one_prompt_and_equal_when_greedy(folder: Path, truth: Answers) -> None:
+def test_choices_share_one_prompt_and_are_equal_when_greedy(folder: Path, truth: Answers) -> None:
     with engine(folder) as machine:
         answer: Completion = machine.generate(PROMPTS["picture"], **GREEDY, n=3)
         assert answer.token_ids == (truth["picture"],) * 3
@@ -219,7 +219,7 @@ def test_choices_are_one_prompt_and_equal_when_greedy(folder: Path, truth: Answe
         assert_idle(machine)
 
 
-def test_a_seed_is_the_text_whatever_the_batch(folder: Path) -> None:
+def test_a_seed_gives_the_same_text_in_every_batch(folder: Path) -> None:
     params: dict[str, Any] = {**GREEDY, "temperature": 1.0, "seed": 11}
     names = ["picture", "other", "again"] * 3
     with engine(folder, block_size=4, kv_blocks=blocks_for(folder, names)) as machine:

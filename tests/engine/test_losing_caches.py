@@ -27,7 +27,7 @@ PROMPTS = [
 
 
 def lose_something(machine: Engine, rng: random.Random) -> None:
-    """On the engine's thread, between two steps: names of cached blocks, encoder outputs of any tier, or all of either."""
+    """Drop cache entries on the engine's thread, between two steps: block names, encoder outputs, or both."""
     embeddings, pool, slower = machine._embeddings, machine._kv.pool, machine._slower
     kind = rng.random()
     known = [span.key for job in machine.loop.board.jobs.values() for span in job.seq.spans]
@@ -61,7 +61,9 @@ def lose_something(machine: Engine, rng: random.Random) -> None:
     ],
     ids=["roomy", "tight", "no room for outputs", "slower tiers alone", "KV in host memory"],
 )
-def test_entries_vanish_during_a_run(qwen: Path, settings: dict[str, Any], seed: int, tmp_path: Path) -> None:
+def test_answers_are_the_same_when_entries_are_lost_during_a_run(
+    qwen: Path, settings: dict[str, Any], seed: int, tmp_path: Path
+) -> None:
     if "embed_disk_dir" in settings:
         settings = {**settings, "embed_disk_dir": str(tmp_path / settings["embed_disk_dir"])}
     with engine(qwen, prefix_cache=False, embed_cache_mib=0, max_running=1) as alone:
@@ -84,8 +86,8 @@ def test_entries_vanish_during_a_run(qwen: Path, settings: dict[str, Any], seed:
         machine._slower.check_integrity()
 
 
-def test_a_follow_up_finds_its_image_in_host_memory(qwen: Path) -> None:
-    """The pool holds one conversation; the other's image waits in host memory and is not encoded again."""
+def test_a_follow_up_reads_its_image_from_host_memory(qwen: Path) -> None:
+    """The pool holds one conversation. The image of the other is in host memory and is not encoded again."""
     with engine(qwen, prefix_cache=False) as plain:
         truth = [plain.generate(prompt, **GREEDY).token_ids for prompt in PROMPTS]
     with engine(qwen, block_size=4, kv_blocks=13, kv_host_mib=1, embed_cache_mib=0) as machine:

@@ -1,4 +1,4 @@
-"""The bundled model on the C++ kernels, in bf16: as near to float32 as torch is, and the same under any load."""
+"""The bundled model on the C++ kernels in bf16: as exact as torch, and bit-identical under any load."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def written(done: Completion) -> list[tuple[int, float]]:
     return [(item.id, item.logprob) for item in done.logprobs[0]]
 
 
-def test_an_answer_is_the_same_to_the_last_bit_alone_or_in_company(native: Engine) -> None:
-    """Sums are added in one order whatever the number of rows, so neighbours cannot tip a near tie."""
+def test_an_answer_is_bit_identical_alone_and_in_a_batch(native: Engine) -> None:
+    """Sums are added in one order for any number of rows, so other rows cannot change a near tie."""
     asked = prompts()
     alone = []
     for prompt in asked:
@@ -65,7 +65,7 @@ def test_an_answer_is_the_same_to_the_last_bit_alone_or_in_company(native: Engin
     assert_idle(native)
 
 
-def test_layers_as_one_call_are_the_layers_one_by_one(native: Engine) -> None:
+def test_layers_in_one_call_equal_the_layers_one_by_one(native: Engine) -> None:
     decoder = native.runner.model.decoder
     assert decoder._stack is not None, "the decoder does not run as one call"
     prompt = prompts()[0]
@@ -82,7 +82,7 @@ def test_layers_as_one_call_are_the_layers_one_by_one(native: Engine) -> None:
 def test_without_a_compiler_torch_takes_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """On a machine with the instructions: nothing is built, the log says why, and the model answers in bf16."""
+    """On a machine with the instructions: nothing is built, the log says why, and answers are in bf16."""
     monkeypatch.setattr(build, "supported", lambda: True)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -98,8 +98,8 @@ def test_without_a_compiler_torch_takes_over(
     assert not list(tmp_path.rglob("*.so"))
 
 
-def test_the_kernels_are_as_near_to_float32_as_torch_is() -> None:
-    """The first token's logits, averaged over prompts: one alone is a matter of luck."""
+def test_the_kernels_are_as_close_to_float32_as_torch() -> None:
+    """Logits of the first token, averaged over prompts, because one prompt alone is subject to chance."""
     if library() is None:
         pytest.skip("this machine cannot run the C++ kernels")
     rows: dict[str, torch.Tensor] = {}
@@ -114,7 +114,8 @@ def test_the_kernels_are_as_near_to_float32_as_torch_is() -> None:
             rows[name] = torch.stack([first_logits(engine, prompt) for prompt in prompts()])
     errors = {name: float((row - rows["exact"]).abs().mean()) for name, row in rows.items()}
     assert 0 < errors["native"] <= 1.5 * errors["torch"], errors
-    # Rows are rounded to 8 bits as well as weights, each by about half a percent: twice the error of the weights' rounding.
+    # Rows and weights are both rounded to 8 bits, each by about 0.5%: twice the error of rounded weights
+    # alone.
     assert errors["rounded"] <= errors["int8"] <= 4 * errors["torch"], errors
 
 

@@ -1,4 +1,4 @@
-"""Quantized at load: what every architecture then computes, what is left alone, and what is refused."""
+"""Quantization at load: answers of every architecture, layers that stay plain, and errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def linears(model: torch.nn.Module) -> Iterator[tuple[str, Linear]]:
 
 
 def round_weights(model: torch.nn.Module, quantization: str) -> None:
-    """The model's plain weights become what they are after quantization."""
+    """Replace the model's plain weights by their rounded values."""
     for path, layer in linears(model):
         format = RECIPES[quantization].format_of(path, layer)
         if format is not None and layer.weight.numel():
@@ -63,7 +63,7 @@ def answer(engine: Engine, prompt: ChatPrompt) -> Completion:
 def test_answers_are_those_of_the_rounded_weights(
     architecture: str, quantization: str, tmp_path: Path
 ) -> None:
-    """In float32, so that nothing but the weights is rounded."""
+    """In float32, so that only the weights are rounded."""
     folder = str(write(architecture, tmp_path / architecture))
     prompt = ask("what is it?", picture(1, 90, 120))
     with Engine.from_pretrained(folder, **PLAIN) as engine:
@@ -78,11 +78,11 @@ def test_answers_are_those_of_the_rounded_weights(
     first, second = ([entry.logprob for entry in done.logprobs[0]] for done in (ours, theirs))
     assert first == pytest.approx(second, abs=1e-4)
     unrounded = [entry.logprob for entry in before.logprobs[0]]
-    assert first != pytest.approx(unrounded, abs=1e-4), "rounding changed nothing: it was not done"
+    assert first != pytest.approx(unrounded, abs=1e-4), "the weights were not rounded"
 
 
 @pytest.mark.parametrize("architecture", ["qwen2_5_vl", "llava_next"])
-def test_what_is_quantized_and_what_is_not(architecture: str, tmp_path: Path) -> None:
+def test_which_layers_are_quantized(architecture: str, tmp_path: Path) -> None:
     folder = str(write(architecture, tmp_path / architecture))
     model = load_model(folder, EngineConfig.of(**PLAIN, quantization="int4")).model
     kinds: dict[str, set[int | None]] = {"decoder": set(), "head": set(), "patches": set(), "encoder": set()}
@@ -98,7 +98,7 @@ def test_what_is_quantized_and_what_is_not(architecture: str, tmp_path: Path) ->
     assert kinds == {"decoder": {4}, "head": {8}, "patches": {None}, "encoder": {8}}
 
 
-def test_a_tied_table_is_kept_once() -> None:
+def test_a_tied_table_is_in_memory_once() -> None:
     plain = load_model("fovea-tiny", EngineConfig.of(**PLAIN)).model
     assert plain.head.tied
     ids = torch.tensor([5, 0, 7])
@@ -113,7 +113,7 @@ def test_a_tied_table_is_kept_once() -> None:
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
-def test_the_cpus_kernels_take_them_in_bf16(quantization: str) -> None:
+def test_the_cpu_kernels_run_quantized_weights_in_bf16(quantization: str) -> None:
     if library() is None:
         pytest.skip("this machine cannot run the C++ kernels")
     settings = EngineConfig.of(dtype="bfloat16", device="cpu", threads=1, quantization=quantization)
@@ -127,7 +127,7 @@ def test_the_cpus_kernels_take_them_in_bf16(quantization: str) -> None:
 
 
 def accuracy(**settings: Any) -> float:
-    """Of the bundled model on scenes that a quantized one could get wrong."""
+    """Return the score of the bundled model on scenes that a quantized model could get wrong."""
     cases = list(scene_cases(4, ("colour", "counting", "reading", "position", "json"), HELD_OUT_SEED))
     results = []
     with Engine.from_pretrained("fovea-tiny", device="cpu", kv_cache_mib=64, threads=1, **settings) as engine:
@@ -138,13 +138,13 @@ def accuracy(**settings: Any) -> float:
 
 
 def test_the_bundled_model_answers_nearly_as_well() -> None:
-    """20 questions; `fovea eval --count 200` asks 2,800, and docs/quantization.md has the table."""
+    """20 questions here. `fovea eval --count 200` asks 2,800, and docs/quantization.md has the table."""
     exact = accuracy(dtype="float32")
     for quantization in QUANTIZATIONS:
         assert accuracy(quantization=quantization) >= exact - 0.1
 
 
-def test_an_encoders_stored_outputs_are_not_mixed_up(tmp_path: Path) -> None:
+def test_stored_outputs_of_different_encoders_are_separate(tmp_path: Path) -> None:
     marks = {
         load_model(
             "fovea-tiny",
@@ -155,8 +155,8 @@ def test_an_encoders_stored_outputs_are_not_mixed_up(tmp_path: Path) -> None:
     assert len(marks) == 3
 
 
-def test_stored_outputs_are_not_those_of_a_model_that_would_choose_others(tmp_path: Path) -> None:
-    """Two fine-tunes share an encoder, and a folder: what one's words had chosen was the other's answer to the same question."""
+def test_stored_outputs_of_models_that_choose_other_tokens_are_separate(tmp_path: Path) -> None:
+    """Once, fine-tunes with the same encoder and folder shared the tokens that one of them had chosen."""
     from safetensors.torch import load_file, save_file
 
     marks = set()
@@ -169,7 +169,7 @@ def test_stored_outputs_are_not_those_of_a_model_that_would_choose_others(tmp_pa
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         settings = EngineConfig.of(device="cpu", threads=1, embed_disk_dir=str(tmp_path / "disk"))
         marks.add(load_model(str(folder), settings).fingerprint)
-    assert len(marks) == 3, "the last layer chooses nothing"
+    assert len(marks) == 3, "the last layer does not affect the choice"
 
 
 def test_an_unknown_quantization_is_refused() -> None:
@@ -177,8 +177,8 @@ def test_an_unknown_quantization_is_refused() -> None:
         EngineConfig.of(quantization="int3")
 
 
-def test_a_tensor_that_comes_twice_is_refused(tmp_path: Path) -> None:
-    """A layer is packed as soon as it is whole; filling it again would be lost without a word."""
+def test_a_tensor_that_occurs_twice_is_refused(tmp_path: Path) -> None:
+    """A layer is packed as soon as it is complete. A second value would be lost silently."""
     from safetensors.torch import save_file
 
     files = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]

@@ -23,8 +23,8 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 SETTINGS = {"dtype": "float32", "device": "cpu", "threads": 1, "kv_blocks": 64}
 
 
-def test_a_model_says_what_it_says_on_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that normalises queries and keys, and adds features of the image after layers."""
+def test_a_model_gives_the_answers_of_torchs_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that normalises queries and keys, and adds features of the image after layers."""
     monkeypatch.setattr(checkpoints, "TEXT_LAYERS", 2)
     folder = str(write("qwen3_vl", tmp_path))
     prompts = [ask("what is it?", picture(1, 64, 64)), ask("the red circle")]
@@ -36,10 +36,10 @@ def test_a_model_says_what_it_says_on_torchs(tmp_path: Path, monkeypatch: pytest
     assert answers["triton"] == answers["torch"]
 
 
-def test_a_model_says_the_same_with_flashinfers_attention_of_prompts(
+def test_a_model_gives_the_same_answers_with_flashinfers_prompt_attention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In steps of at most 8 tokens, so that chunks stand behind others; the library is a stand-in."""
+    """In steps of at most 8 tokens, so that chunks follow others. The library is a stand-in."""
     monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
     monkeypatch.setattr(flash, "HEAD_DIMS", (16,))
     monkeypatch.setattr(flash, "WORKSPACE_BYTES", 16)
@@ -53,7 +53,7 @@ def test_a_model_says_the_same_with_flashinfers_attention_of_prompts(
             plans = chunks._wrapper.plans if kernels == "flashinfer" else 0
             assert_idle(engine)
     assert answers["flashinfer"] == answers["triton"]
-    assert plans > 3, "one for the trial, and one for each step with a chunk"
+    assert plans > 3, "one plan for the trial, and one for each step with a chunk"
 
 
 def say(engine: Engine, prompt: ChatPrompt) -> tuple[int, ...]:

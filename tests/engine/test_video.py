@@ -1,4 +1,4 @@
-"""Videos in the engine: cost before decoding, identity, pruning, caches, and one decoding for all who ask."""
+"""Videos in the engine: cost before decoding, identity, pruning, caches, and one shared decoding."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def build(engine: Engine, video: Video, budget: VideoBudget | None = None, **opt
 
 def test_paths_bytes_and_frames(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "clip.mp4").write_bytes(clip())
-    for given in (tmp_path / "clip.mp4", str(tmp_path / "clip.mp4"), clip(), noise(4, 64, 48)):
-        assert engine.generate("what moved?", videos=[given], **GREEDY).usage.image > 0
+    for value in (tmp_path / "clip.mp4", str(tmp_path / "clip.mp4"), clip(), noise(4, 64, 48)):
+        assert engine.generate("what moved?", videos=[value], **GREEDY).usage.image > 0
     messages = [
         {"role": "user", "content": [{"type": "video", "video": clip()}, {"type": "text", "text": "?"}]}
     ]
@@ -77,7 +77,7 @@ def test_paths_bytes_and_frames(engine: Engine, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("value", "says"),
     [
         ("/none.mp4", "video 0: /none.mp4 cannot be read"),
         (b"text that is no video", "video 0: the data is not a video"),
@@ -85,22 +85,22 @@ def test_paths_bytes_and_frames(engine: Engine, tmp_path: Path) -> None:
         (7, "int is no video; accepted: path, bytes, a list of frames"),
     ],
 )
-def test_what_is_no_video(engine: Engine, given: Any, says: str) -> None:
+def test_inputs_that_are_no_video(engine: Engine, value: Any, says: str) -> None:
     with pytest.raises(InvalidVideo, match=says):
-        engine.generate("what?", videos=[given])
+        engine.generate("what?", videos=[value])
 
 
-def test_one_decoding_however_many_ask(engine: Engine) -> None:
+def test_requests_share_one_decoding(engine: Engine) -> None:
     video, source = counted(1)
     first = engine.generate(prompt(video), n=3, temperature=0, max_tokens=4)
     assert len(source.readings) == 1
     assert first.texts[0] == first.texts[1] == first.texts[2]
     again = engine.generate(prompt(video), temperature=0, max_tokens=4)
     assert again.text == first.text
-    assert len(source.readings) == 1, "encoder outputs are cached: nothing is decoded"
+    assert len(source.readings) == 1, "with cached encoder outputs nothing is decoded"
 
 
-def test_a_prompt_that_can_not_fit_is_refused_before_decoding(engine: Engine) -> None:
+def test_a_prompt_that_cannot_fit_is_refused_before_decoding(engine: Engine) -> None:
     video, source = counted(2)
     for pruning in (0.0, 0.5):
         with pytest.raises(PromptTooLong, match=r"video 0: \d+ frames of \d+x\d+ pixels, \d+ tokens"):
@@ -111,7 +111,7 @@ def test_a_prompt_that_can_not_fit_is_refused_before_decoding(engine: Engine) ->
     assert source.readings == []
 
 
-def test_a_broken_frame_is_this_requests_error(engine: Engine) -> None:
+def test_a_broken_frame_is_an_error_of_its_request(engine: Engine) -> None:
     video, source = counted(3)
     source.fails = True
     with pytest.raises(InvalidVideo, match="video 0: frame 3 is missing"):
@@ -135,7 +135,7 @@ def test_pruned_tokens_keep_their_positions(engine: Engine) -> None:
         kept = full[:, same.start : same.end][:, list(span.kept_cells)]
         shift = kept[1:, 0] - ours[1:, span.start]
         np.testing.assert_array_equal(ours[1:, span.start : span.end] + shift[:, None], kept[1:])
-    # All that was kept of what the encoder made of the whole.
+    # The kept rows of the encoder's output for the whole group.
     alike = engine.generate(prompt(video, VideoBudget(pruning_rate=0.5)), **GREEDY)
     assert alike.usage.image == pruned.image_tokens
     assert engine.generate(prompt(video, VideoBudget(pruning_rate=0.5)), **GREEDY).text == alike.text
@@ -160,7 +160,7 @@ def test_features_of_a_pruned_group_are_rows_of_the_whole(engine: Engine) -> Non
 
 
 def test_a_pruned_video_has_room_before_it_is_decoded_and_is_decoded_once(engine: Engine) -> None:
-    """It was decoded while its prompt was built: by every request, and outside the ceiling."""
+    """Once, a video was decoded while its prompt was built: by every request, and beyond the ceiling."""
     video, source = counted(31, count=12)
     half = prompt(video, VideoBudget(pruning_rate=0.5))
     room: list[float] = []
@@ -170,13 +170,13 @@ def test_a_pruned_video_has_room_before_it_is_decoded_and_is_decoded_once(engine
     assert len(set(answers)) == 1
     assert len(source.readings) == 1
     frames = len(set(source.readings[0])) * 96 * 64 * 3
-    assert room[0] >= frames, "frames and pixels were claimed first"
+    assert room[0] >= frames, "frames and pixels are claimed first"
     assert engine.stats()["pixel_bytes"] == 0
     engine.clear_caches("kv")
     assert engine.generate(half, **GREEDY).token_ids == answers[0]
-    assert len(source.readings) == 1, "what was kept of it is known, and so are the encoder's outputs"
+    assert len(source.readings) == 1, "the kept cells and the encoder outputs are cached"
     engine.generate(half, cache_salt="tenant", **GREEDY)
-    assert len(source.readings) == 2, "tenants share nothing"
+    assert len(source.readings) == 2, "requests with different salts share nothing"
 
 
 async def test_tokens_of_a_pruned_video_are_those_of_its_prompt(engine: Engine) -> None:
@@ -200,7 +200,7 @@ def test_an_outline_is_as_long_as_the_prompt(engine: Engine) -> None:
     assert builder.settle(settled) is settled
 
 
-def test_what_is_remembered_of_pruned_videos_is_bounded() -> None:
+def test_the_cache_of_kept_cells_is_bounded() -> None:
     frames = noise(8, 96, 64, 1)
     rule = build_videos("qwen2_vl", {}, {}, {}, {})
     assert rule is not None
@@ -238,7 +238,7 @@ def test_keys_hold_content_sampling_budget_and_salt(engine: Engine) -> None:
         key(replace(video, identity="f" * 64)),
     ]
     assert len({same, *different}) == 7
-    assert len(set(same)) == len(same), "every group has its own"
+    assert len(set(same)) == len(same), "every group has its own key"
 
 
 @pytest.mark.parametrize(
@@ -251,12 +251,12 @@ def test_keys_hold_content_sampling_budget_and_salt(engine: Engine) -> None:
         (VideoBudget(max_pixels=3), "max_pixels is 3; this model accepts at least"),
     ],
 )
-def test_budgets_that_make_no_sense(engine: Engine, budget: VideoBudget, says: str) -> None:
+def test_invalid_budgets(engine: Engine, budget: VideoBudget, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         build(engine, counted()[0], budget)
 
 
-def test_the_marker_may_not_stand_in_text(engine: Engine) -> None:
+def test_text_may_not_contain_the_marker(engine: Engine) -> None:
     builder = engine._preparer.builder
     with pytest.raises(InvalidRequest, match=r"1 video markers '<\|video_pad\|>' for 0 videos"):
         builder.build(TextPrompt("say <|video_pad|>"))

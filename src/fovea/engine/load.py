@@ -1,4 +1,4 @@
-"""From a folder or a hub id to a model that is ready to run."""
+"""Loads a checkpoint from a folder or the hub into a model that is ready to run."""
 
 from __future__ import annotations
 
@@ -40,8 +40,15 @@ BUNDLED = "fovea-tiny"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """fingerprint: of what decides encoder outputs, where these are kept on disk; see vision/stored.py. videos: None: takes none.
-    relevance: what was trained for this model's relevance, arrays by name; None: nothing was."""
+    """A checkpoint in memory, ready to run.
+
+    model, tokenizer, processor: its parts.
+    info: name and figures for clients.
+    fingerprint: digest of everything that decides encoder outputs, for the cache on disk (`tiers/disk.py`);
+        empty without that cache.
+    videos: plans videos; None: the model takes none.
+    relevance: the trained relevance head, arrays by name; None: there is none.
+    """
 
     model: VisionLanguageModel
     tokenizer: ChatTokenizer
@@ -53,14 +60,17 @@ class LoadedModel:
 
 
 def bundled_model() -> Path:
-    """The folder of the model that comes with Fovea."""
+    """Return the folder of the model that comes with Fovea."""
     import fovea
 
     return Path(fovea.__file__).parent / "assets" / BUNDLED
 
 
 def resolve(name: str) -> Path:
-    """A checkpoint's folder: the bundled model by name, a local path, or a download from the hub."""
+    """Return a checkpoint's folder: of the bundled model, of a local path, or of a download from the hub.
+
+    Raises CheckpointError if the name is none of these, or if the download fails.
+    """
     if name == BUNDLED:
         return bundled_model()
     path = Path(name).expanduser()
@@ -78,13 +88,20 @@ def resolve(name: str) -> Path:
 
 
 def load_model(name: str, settings: EngineConfig, *, chat_template: str | None = None) -> LoadedModel:
-    """Raises CheckpointError or UnsupportedModel, naming the file or the feature."""
+    """Load a checkpoint.
+
+    name: a folder, a hub id, or the name of the bundled model.
+    settings: device, type, kernels, quantization and compilation.
+    chat_template: a Jinja template that replaces the checkpoint's own.
+    Raises CheckpointError, UnsupportedModel or ConfigError, naming the file, the feature or the setting.
+    """
     folder = resolve(name)
     config = read_config(folder)
     entry = architecture(config.model_type)
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModel(
-            f"{folder} is quantized; unquantized safetensors are supported, and --quantization quantizes them on the way in"
+            f"{folder} is quantized; unquantized safetensors are supported, "
+            "and --quantization quantizes them while they are loaded"
         )
     files = shard_files(folder)
     device = pick_device(settings.model.device)
@@ -98,7 +115,8 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     parameters = _count_parameters(model)
     recipe = RECIPES[settings.model.quantization]
     built = find_engines(settings.model.encoder_engines, folder, model, settings.model.quantization)
-    # A fingerprint is of plain weights, and only where somebody asks: a large encoder takes a second to read.
+    # The fingerprint is that of plain weights. It is computed only for a cache on disk: a large encoder takes
+    # a second.
     stored = bool(settings.outputs.embed_disk_dir)
     deciding = [*model.encoder_modules(), *(probe_modules(model) if stored else ())]
     packer = Packer(model, kernels, recipe, later=deciding if stored or built else ())
@@ -118,7 +136,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     packer.pack_rest()
     model.finish_loading(kernels, recipe.head, parameters)
     compile_modules(model, modes)
-    _give_back()
+    _trim_memory()
     tokenizer = load_tokenizer(folder, config, template=chat_template)
     images = read_json(folder / "preprocessor_config.json") or _nested_processor(folder)
     shapes, joint = config.to_dict(), read_json(folder / "processor_config.json")
@@ -142,6 +160,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
 
 
 def read_config(folder: Path) -> Any:
+    """Return the transformers configuration of a checkpoint. Raises CheckpointError or UnsupportedModel."""
     from transformers import AutoConfig
 
     if not (folder / "config.json").is_file():
@@ -155,15 +174,20 @@ def read_config(folder: Path) -> Any:
 
 
 def pick_device(name: str) -> torch.device:
+    """Return the device of a name; "auto": CUDA if there is any, else the CPU. Raises ConfigError."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r} is asked for, but torch sees no CUDA device", param="device")
+        raise ConfigError(f"device is {name!r}, but torch finds no CUDA device", param="device")
     return torch.device(name)
 
 
 def pick_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch.dtype:
-    """The checkpoint's own type where the device multiplies it well, float32 where it does not."""
+    """Return the torch type of the model.
+
+    name: name of a type. "auto": the checkpoint's own type if the device multiplies it fast, else float32.
+    stored: the checkpoint's type.
+    """
     if name != "auto":
         chosen: torch.dtype = getattr(torch, name)
         return chosen
@@ -171,7 +195,7 @@ def pick_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch.dt
         return torch.float32
     if device.type == "cuda":
         return stored
-    # Without such units oneDNN emulates bf16 and float32 is faster.
+    # Without BF16 instructions oneDNN emulates bf16, and float32 is faster.
     return torch.bfloat16 if has_bf16_units() else torch.float32
 
 
@@ -186,13 +210,13 @@ def _build(config: Any, device: torch.device, dtype: torch.dtype) -> VisionLangu
 
 
 def served_name(name: str) -> str:
-    """A local folder is served by its last part, a hub id and the bundled model as they are."""
+    """Return the name for clients: a folder's last part; a hub id and the bundled model as they are."""
     path = Path(name).expanduser()
     return path.resolve().name if name != BUNDLED and path.is_dir() else name
 
 
-def _give_back() -> None:
-    """What loading has freed, and the C library keeps for later, becomes the system's again (glibc)."""
+def _trim_memory() -> None:
+    """Return memory that loading has freed to the operating system (glibc malloc_trim)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -203,7 +227,7 @@ def _count_parameters(model: VisionLanguageModel) -> int:
 
 
 def _nested_processor(folder: Path) -> dict[str, Any]:
-    """Newer checkpoints keep the image processor's settings inside processor_config.json."""
+    """Read the image processor's settings inside processor_config.json, where newer checkpoints have them."""
     nested = read_json(folder / "processor_config.json").get("image_processor")
     if not isinstance(nested, dict):
         raise CheckpointError(f"{folder} has no preprocessor_config.json")
@@ -211,7 +235,7 @@ def _nested_processor(folder: Path) -> dict[str, Any]:
 
 
 def _default_sampling(folder: Path) -> dict[str, float | int]:
-    """What the checkpoint's generation_config.json asks for where a request says nothing."""
+    """Return the sampling defaults of generation_config.json, for parameters that a request does not set."""
     config = read_json(folder / "generation_config.json")
     if not config or "do_sample" not in config:
         return {}
