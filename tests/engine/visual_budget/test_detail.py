@@ -1,4 +1,4 @@
-"""Which level `detail: auto` becomes, and what load does to it."""
+"""Tests of the level of `detail: auto`, with and without load."""
 
 from __future__ import annotations
 
@@ -26,37 +26,40 @@ from fovea.engine.visual_budget.detail import (
         ("Where is the red star?", "medium", "'where'"),
         ("Count the words", "high", "'words'"),
         ("Is it a cat?", "low", "no word"),
-        # The words of the rules stand inside these.
+        # These contain the key words as parts of longer words.
         ("A thread, already somewhere in the county", "low", "no word"),
         ("", "high", "there is no question yet"),
         ("  \n", "high", "there is no question yet"),
     ],
 )
-def test_words_of_the_question_choose(question: str, level: str, why: str) -> None:
-    choice = KeywordDetail().choose(question)
-    assert choice.level == level
-    assert why in choice.reason
+def test_words_of_the_question_decide(question: str, level: str, why: str) -> None:
+    decision = KeywordDetail().choose(question)
+    assert decision.level == level
+    assert why in decision.reason
 
 
-def test_a_conversation_only_rises() -> None:
-    """Else the second question would lose the KV of the first."""
-    policy, said, seen = KeywordDetail(), "", []
+def test_the_level_never_falls_in_a_conversation() -> None:
+    """Otherwise the second question could not use the KV of the first."""
+    policy, question, levels = KeywordDetail(), "", []
     for turn in ("What is it?", "And where?", "Is it nice?", "Read it", "Is it nice?"):
-        said += turn + "\n"
-        seen.append(policy.choose(said).level)
-    assert seen == ["low", "medium", "medium", "high", "high"]
+        question += turn + "\n"
+        levels.append(policy.choose(question).level)
+    assert levels == ["low", "medium", "medium", "high", "high"]
 
 
 @pytest.mark.parametrize("detail", ["low", "medium", "high"])
 @pytest.mark.parametrize("load", [0.0, 5.0])
-def test_what_is_asked_for_is_given(detail: str, load: float) -> None:
-    asked = PixelBudget(detail)  # type: ignore[arg-type]
-    assert DetailRule(KeywordDetail(), 0.5).settle(asked, "is it?", load) == (asked, "the request sets it")
+def test_a_level_in_the_request_is_used(detail: str, load: float) -> None:
+    budget = PixelBudget(detail)  # type: ignore[arg-type]
+    assert DetailRule(KeywordDetail(), 0.5).settle(budget, "is it?", load) == (budget, "the request sets it")
 
 
-def test_pixels_win() -> None:
-    asked = PixelBudget("auto", max_pixels=5000)
-    assert DetailRule(KeywordDetail(), 0.5).settle(asked, "is it?", 9.0) == (asked, "the request sets pixels")
+def test_pixels_in_the_request_take_precedence() -> None:
+    budget = PixelBudget("auto", max_pixels=5000)
+    assert DetailRule(KeywordDetail(), 0.5).settle(budget, "is it?", 9.0) == (
+        budget,
+        "the request sets pixels",
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,22 +73,25 @@ def test_load_lowers_by_a_level_and_then_another(load: float, level: str) -> Non
 
 
 @pytest.mark.parametrize(("load", "keep"), [(0.49, None), (0.5, 0.5), (0.74, 0.5), (0.75, 0.25), (3.0, 0.25)])
-def test_load_leaves_out_tokens_where_a_method_is_named(load: float, keep: float | None) -> None:
+def test_load_reduces_tokens_if_a_method_is_configured(load: float, keep: float | None) -> None:
     budget, reason = DetailRule(FullDetail(), 0.5, "dart").settle(PixelBudget(), "Read it", load)
     assert budget == PixelBudget("high", visual=None if keep is None else VisualTokens("dart", keep))
     assert (f"{keep} of its tokens at a load of {load:.2f}" in reason) == (keep is not None)
 
 
-def test_who_says_how_many_tokens_loses_neither_tokens_nor_a_level() -> None:
-    """It lost a level instead: where a method gives way, the level does not."""
-    asked = PixelBudget(visual=VisualTokens("relevance", 0.75))
-    budget, reason = DetailRule(FullDetail(), 0.5, "dart").settle(asked, "Read it", 2.0)
-    assert budget == PixelBudget("high", visual=asked.visual)
+def test_a_request_that_sets_a_share_keeps_its_tokens_and_its_level() -> None:
+    """Before, it lost a level, although load reduces tokens here, and not levels."""
+    wish = VisualTokens("relevance", 0.75)
+    budget, reason = DetailRule(FullDetail(), 0.5, "dart").settle(PixelBudget(visual=wish), "Read it", 2.0)
+    assert budget == PixelBudget("high", visual=wish)
     assert "load" not in reason
 
 
-def test_load_takes_from_what_the_policy_leaves() -> None:
-    """Of a quarter, not of all: images had more tokens under load than without."""
+def test_load_reduces_the_configured_share() -> None:
+    """The share under load is a share of the configured quarter.
+
+    Before, it was a share of all tokens, so images had more tokens under load than without.
+    """
     rule = DetailRule.of(VisualSettings(visual_tokens="relevance:0.25", degrade_from=0.5, degrade_by="dart"))
     budget, _ = rule.settle(PixelBudget(), "Read it", 0.5)
     assert budget.visual == VisualTokens("dart", 0.125)
@@ -102,7 +108,7 @@ def test_without_degradation_load_does_nothing() -> None:
     assert budget.detail == "high"
 
 
-def test_every_policy_of_the_configuration_is_there() -> None:
+def test_every_policy_of_the_configuration_exists() -> None:
     for name in DETAIL_POLICIES:
         rule = DetailRule.of(VisualSettings(detail_policy=name))
         assert isinstance(rule.policy.choose("x"), LevelDecision)

@@ -1,4 +1,4 @@
-"""Levels of detail and admission on a real engine: what is chosen, what is disclosed, what is refused."""
+"""Tests of detail levels and admission on a real engine: decisions, reported reasons, and refusals."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ LARGE = picture(3, 960, 640)
 
 
 BUNDLED = Path("fovea-tiny")
-"""It sees up to some thousand tokens per image; the random checkpoint has no room for levels."""
+"""It has up to some thousand tokens per image. The random checkpoint has too few for several levels."""
 
 
 @pytest.fixture
 def by_keywords() -> Iterator[Engine]:
-    with engine(BUNDLED, detail_policy="keywords") as made:
-        yield made
+    with engine(BUNDLED, detail_policy="keywords") as machine:
+        yield machine
 
 
-def test_the_question_chooses_and_the_answer_says_so(
+def test_the_question_decides_and_the_answer_reports_it(
     by_keywords: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "fovea.engine")
-    seen = {
+    uses = {
         question: by_keywords.generate(ask(question, LARGE), **GREEDY).images[0]
         for question in ("Is it nice?", "How many are there?", "Read it.")
     }
-    low, medium, high = seen.values()
+    low, medium, high = uses.values()
     assert (low.detail, medium.detail, high.detail) == ("low", "medium", "high")
     assert low.tokens <= 64 < medium.tokens <= 256 < high.tokens
     assert "'many'" in medium.reason
@@ -49,12 +49,12 @@ def test_the_question_chooses_and_the_answer_says_so(
 def test_every_image_has_its_own_level(by_keywords: Engine) -> None:
     answer = by_keywords.generate(ask("Is it nice?", LARGE, LARGE, budget=PixelBudget("high")), **GREEDY)
     assert [(image.detail, image.reason) for image in answer.images] == [("high", "the request sets it")] * 2
-    named = by_keywords.generate(ask("Is it?", LARGE, budget=PixelBudget(max_pixels=100_000)), **GREEDY)
-    assert named.images[0].detail == "pixels"
+    by_pixels = by_keywords.generate(ask("Is it?", LARGE, budget=PixelBudget(max_pixels=100_000)), **GREEDY)
+    assert by_pixels.images[0].detail == "pixels"
 
 
-def test_levels_of_one_size_are_one_image(by_keywords: Engine) -> None:
-    """The level is no part of a cache's key: the pixels that it makes are. A small image is the same at all of them."""
+def test_levels_of_one_size_share_one_cache_entry(by_keywords: Engine) -> None:
+    """A cache key has the size in pixels, not the level. A small image has the same size at all levels."""
     before = by_keywords.stats()["images_encoded"]
     for question in ("Is it nice?", "How many are there?", "Read it."):
         by_keywords.generate(ask(question, picture(5)), **GREEDY)
@@ -64,39 +64,39 @@ def test_levels_of_one_size_are_one_image(by_keywords: Engine) -> None:
 def test_the_default_is_the_models_own_resolution() -> None:
     with engine(BUNDLED) as plain:
         answer = plain.generate(ask("Is it nice?", LARGE), **GREEDY)
-        asked = plain.generate(ask("Is it nice?", LARGE, budget=PixelBudget("high")), **GREEDY)
-    assert answer.token_ids == asked.token_ids
+        explicit = plain.generate(ask("Is it nice?", LARGE, budget=PixelBudget("high")), **GREEDY)
+    assert answer.token_ids == explicit.token_ids
     assert answer.images[0].detail == "high"
-    assert answer.images[0].tokens == asked.images[0].tokens
+    assert answer.images[0].tokens == explicit.images[0].tokens
 
 
-def test_a_policy_of_ones_own(qwen: Path) -> None:
-    class Shy:
+def test_a_custom_policy(qwen: Path) -> None:
+    class AlwaysLow:
         def choose(self, question: str) -> LevelDecision:
             return LevelDecision("low", f"{len(question)} characters are no reason to look")
 
-    with Engine(shared_model(qwen), EngineConfig.of(**SETTINGS), detail_policy=Shy()) as machine:
+    with Engine(shared_model(qwen), EngineConfig.of(**SETTINGS), detail_policy=AlwaysLow()) as machine:
         answer = machine.generate(ask("Read it.", LARGE), **GREEDY)
     assert answer.images == (ImageUse("low", answer.images[0].tokens, "8 characters are no reason to look"),)
 
 
-def test_load_lowers_what_was_not_asked_for() -> None:
+def test_load_lowers_only_auto() -> None:
     with engine(BUNDLED, degrade_from=0.5, kv_blocks=100) as machine:
         idle = machine.generate(ask("Read it.", LARGE), **GREEDY).images[0]
         running = machine.iterate(machine.request(ask("And?"), max_tokens=1000, ignore_eos=True))
         next(running)
-        loaded_now = machine.generate(ask("Read it.", LARGE), **GREEDY).images[0]
-        asked = machine.generate(ask("Read it.", LARGE, budget=PixelBudget("high")), **GREEDY).images[0]
+        under_load = machine.generate(ask("Read it.", LARGE), **GREEDY).images[0]
+        explicit = machine.generate(ask("Read it.", LARGE, budget=PixelBudget("high")), **GREEDY).images[0]
         running.close()
         assert_idle(machine)
         after = machine.generate(ask("Read it.", LARGE), **GREEDY).images[0]
-    assert idle.detail == asked.detail == after.detail == "high"
-    assert loaded_now.detail in ("medium", "low")
-    assert "lowered at a load of" in loaded_now.reason
-    assert loaded_now.tokens < idle.tokens
+    assert idle.detail == explicit.detail == after.detail == "high"
+    assert under_load.detail in ("medium", "low")
+    assert "lowered at a load of" in under_load.reason
+    assert under_load.tokens < idle.tokens
 
 
-def test_full_is_refused_in_numbers_where_that_is_the_policy(qwen: Path) -> None:
+def test_a_refusal_for_lack_of_room_has_numbers(qwen: Path) -> None:
     with engine(qwen, when_full="refuse", kv_blocks=100) as machine:
         running = machine.iterate(machine.request(ask("And?"), max_tokens=1500, ignore_eos=True))
         next(running)

@@ -1,4 +1,4 @@
-"""Names, flags and counts: what a prompt is laid out with before a pixel is seen."""
+"""Tests of the methods' names, properties and counts, which need no pixels."""
 
 from __future__ import annotations
 
@@ -47,39 +47,39 @@ def test_a_ratio_outside_its_range_is_refused(ratio: float) -> None:
     assert caught.value.param == "visual_tokens"
 
 
-def test_unknown_names_are_refused_with_those_that_there_are() -> None:
+def test_an_unknown_name_is_refused_and_the_error_lists_the_known_names() -> None:
     with pytest.raises(InvalidRequest, match="no method 'dart2'") as caught:
         find_method("dart2")
     assert caught.value.param == "visual_tokens"
     assert all(name in caught.value.message for name in METHODS)
 
 
-def test_a_name_leads_to_itself() -> None:
+def test_every_method_and_preset_has_its_own_name() -> None:
     assert [find_method(name).name for name in METHODS] == list(METHODS)
-    assert [found.name for found in PRESETS.values()] == list(PRESETS)
+    assert [preset.name for preset in PRESETS.values()] == list(PRESETS)
 
 
-def test_what_looks_at_words_says_so() -> None:
-    """The KV key holds the words of exactly those; a probe has read them as well."""
-    for found in METHODS.values():
-        if found.kind == "encoder":
-            assert found.query_aware == bool(found.needs & {"query", "probe"})
+def test_methods_that_use_the_question_are_query_aware() -> None:
+    """The KV key has the question for exactly these methods. A probe uses the question, too."""
+    for method in METHODS.values():
+        if method.kind == "encoder":
+            assert method.query_aware == bool(method.needs & {"query", "probe"})
 
 
-def test_presets_name_methods_that_are_for_text() -> None:
-    assert {name: found.keep for name, found in PRESETS.items()} == {
+def test_presets_use_methods_for_text() -> None:
+    assert {name: preset.keep for name, preset in PRESETS.items()} == {
         "document": 1,
         "general": 0.75,
         "fast": 0.5,
     }
-    for found in PRESETS.values():
-        assert all(find_method(name).for_text for name in (found.method, found.fallback) if name)
+    for preset in PRESETS.values():
+        assert all(find_method(name).for_text for name in (preset.method, preset.fallback) if name)
 
 
-def test_a_preset_has_another_method_for_models_that_can_not_follow_it() -> None:
-    after = [name for name, found in METHODS.items() if found.kind == "encoder"]
-    fast = [resolve_preset(VisualTokens("fast"), accepted) for accepted in (tuple(METHODS), after)]
+def test_a_preset_has_a_fallback_for_models_that_do_not_support_its_method() -> None:
+    encoder_methods = [name for name, method in METHODS.items() if method.kind == "encoder"]
+    fast = [resolve_preset(VisualTokens("fast"), accepted) for accepted in (tuple(METHODS), encoder_methods)]
     assert fast == [VisualTokens("relevance", keep=0.5), VisualTokens("dpp", keep=0.5)]
-    assert read_policy("fast") == VisualTokens("fast"), "the model is not known yet"
+    assert read_policy("fast") == VisualTokens("fast"), "the preset stays, because the model is not known yet"
     assert read_policy("document") is None
     assert resolve_preset(VisualTokens("document")) is None
