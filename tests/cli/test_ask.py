@@ -147,7 +147,7 @@ WRONG = [
     (("what?", "--temperature", "3"), "temperature must be in [0, 2], got 3.0"),
     (("what?", "--top-p", "0"), "top_p must be in (0, 1], got 0.0"),
     (("what?", "--dtype", "int4"), "--dtype: dtype is 'int4'; accepted: auto, "),
-    (("what?", "--device", "cuda:99"), "device 'cuda:99' is asked for, but "),
+    (("what?", "--device", "cuda:99"), "device is 'cuda:99', but torch finds no CUDA device"),
     (("what?", "--chat-template", "none.jinja"), "--chat-template: none.jinja cannot be read: No such file"),
     (("what\udcff",), "the question is not UTF-8 text"),
 ]  # fmt: skip
