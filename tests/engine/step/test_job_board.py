@@ -1,4 +1,4 @@
-"""What clients are told, and when: tokens, ends, errors and timings, without a model and without a thread."""
+"""Events for clients: tokens, ends, errors and timings, without a model and without a thread."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def tokenizer() -> ChatTokenizer:
 
 
 class Machine:
-    """A stepper over a cost model, its board, and a clock. pick: the next token of a sequence."""
+    """A stepper over a cost model, its job board, and a clock.
+
+    pick: returns the next token of a sequence.
+    """
 
     def __init__(self, tokenizer: ChatTokenizer, pick: Callable[[Sequence], int] = lambda seq: WORD) -> None:
         config = EngineConfig.of(kv_blocks=64)
@@ -55,9 +58,9 @@ class Machine:
         max_tokens: int = 3,
         spans: tuple[ImageSpan, ...] = (),
         encode_only: bool = False,
-        **said: Any,
+        **sampling_options: Any,
     ) -> Job:
-        sampling = SamplingParams(**said)
+        sampling = SamplingParams(**sampling_options)
         heard = self.events.setdefault(name, [])
         seq = Sequence(
             f"{name}:0",
@@ -72,7 +75,7 @@ class Machine:
         return Job(seq, SequenceInputs(), heard.append, text, preprocess_s=0.25)
 
     def step(self, change: Callable[[StepResult], None] = lambda result: None) -> Step:
-        """One step of a second. change: alters the executor's result."""
+        """Run one step of one second. change: alters the executor's result."""
         step = self.stepper.plan(self.now)
         self.board.begin_step(step, self.now)
         result = self.stepper.executor.execute(step.plan, step.encode_s)
@@ -116,7 +119,7 @@ def test_the_end_token_does_not_count_before_min_tokens_or_when_it_is_ignored(
 ) -> None:
     for said, length in (({"min_tokens": 3}, 3), ({"ignore_eos": True}, 5)):
         machine = Machine(tokenizer, lambda seq: END)
-        machine.board.add([machine.job("a", max_tokens=5, **said)])
+        machine.board.add([machine.job("a", max_tokens=5, **sampling_options)])
         machine.run()
         assert len(machine.events["a"]) == length, said
 
@@ -133,7 +136,7 @@ def test_a_stop_string_ends_a_job(tokenizer: ChatTokenizer) -> None:
 def test_timings_add_up_to_the_last_token(tokenizer: ChatTokenizer) -> None:
     machine = Machine(tokenizer)
     job = machine.job("a")
-    machine.now = 2.0  # it arrived two seconds ago, a quarter of a second of which was its preparation
+    machine.now = 2.0  # the request arrived two seconds ago, and its preparation took a quarter of a second
     machine.board.add([job])
     machine.run()
     timings = machine.events["a"][-1].timings
@@ -142,7 +145,7 @@ def test_timings_add_up_to_the_last_token(tokenizer: ChatTokenizer) -> None:
     assert timings.ttft == 3.0
 
 
-def test_an_image_is_charged_to_the_first_request_that_needs_it(tokenizer: ChatTokenizer) -> None:
+def test_encoding_time_counts_for_the_first_request_that_needs_the_image(tokenizer: ChatTokenizer) -> None:
     machine = Machine(tokenizer)
     span = ImageSpan(0, 1, 4, 4, "cat", (1, 4, 4))
     jobs = [machine.job(name, spans=(span,)) for name in "ab"]
@@ -153,7 +156,7 @@ def test_an_image_is_charged_to_the_first_request_that_needs_it(tokenizer: ChatT
     assert second.encode == 0
 
 
-def test_a_request_that_only_wants_its_image_encoded_ends_with_it(tokenizer: ChatTokenizer) -> None:
+def test_an_encode_only_request_ends_when_its_image_is_encoded(tokenizer: ChatTokenizer) -> None:
     machine = Machine(tokenizer)
     span = ImageSpan(0, 1, 4, 4, "cat", (1, 4, 4))
     machine.board.add([machine.job("a", spans=(span,), encode_only=True)])
@@ -163,7 +166,7 @@ def test_a_request_that_only_wants_its_image_encoded_ends_with_it(tokenizer: Cha
     assert event.timings.encode == pytest.approx(COST.image(4))
 
 
-def test_a_running_id_is_refused_and_the_running_job_goes_on(tokenizer: ChatTokenizer) -> None:
+def test_a_running_id_is_refused_and_the_running_job_continues(tokenizer: ChatTokenizer) -> None:
     machine = Machine(tokenizer)
     machine.board.add([machine.job("a")])
     machine.step()
@@ -206,7 +209,7 @@ def test_an_image_that_fails_ends_its_job_and_no_other(
     assert machine.events["good"][-1].finish_reason == "length"
 
 
-def test_a_client_that_is_gone_costs_its_own_job_alone(
+def test_a_closed_client_ends_only_its_own_job(
     tokenizer: ChatTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The event loop of a client that has left is closed, and a call into it raises."""
@@ -238,7 +241,7 @@ def test_logprobs_are_written_with_their_tokens(tokenizer: ChatTokenizer) -> Non
     assert written.text == tokenizer.token_bytes(WORD).decode()
 
 
-def test_when_the_engine_is_dead_every_client_hears_it(tokenizer: ChatTokenizer) -> None:
+def test_when_the_engine_is_dead_every_client_gets_an_error(tokenizer: ChatTokenizer) -> None:
     machine = Machine(tokenizer)
     machine.board.add([machine.job("a"), machine.job("b")])
     machine.board.fail_all(EngineError("the engine stopped"))
