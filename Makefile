@@ -48,7 +48,7 @@ test-portable: check
 	$(BIN)/python -m pytest -q -m "kernels and not slow and not gpu" -n 2 --dist loadfile
 
 test-all: check
-	$(BIN)/python -m pytest -q -m "not gpu" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -m "not gpu" -n 2 --dist loadfile --hypothesis-profile=thorough
 
 serve: $(VENV)/.installed
 	$(BIN)/fovea serve

@@ -18,7 +18,8 @@ from hypothesis import settings
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
-settings.register_profile("fovea", deadline=None)
+settings.register_profile("fovea", deadline=None, max_examples=40)
+settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile("fovea")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

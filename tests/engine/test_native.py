@@ -124,7 +124,7 @@ def first_logits(engine: Engine, prompt: ChatPrompt) -> torch.Tensor:
     compute = model.logits
     model.logits = lambda hidden: seen.append(compute(hidden)) or seen[-1]  # type: ignore[method-assign]
     try:
-        answer(engine, prompt)
+        engine.generate(prompt, temperature=0, max_tokens=1, ignore_eos=True)
     finally:
         model.logits = compute  # type: ignore[method-assign]
     return seen[0][0].clone()

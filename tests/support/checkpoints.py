@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +234,21 @@ def write(architecture: str, folder: Path, *, seed: int = 0, dtype: torch.dtype 
 
     The weights vary enough that logits differ.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in _files(architecture, seed, dtype, TEXT_LAYERS).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@cache
+def _files(architecture: str, seed: int, dtype: torch.dtype, layers: int) -> dict[str, bytes]:
+    """Return the files of a checkpoint by their names. They are made once per process."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = _write(architecture, Path(scratch), seed, dtype)
+        return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Path:
     builder, processor, marker = ARCHITECTURES[architecture]
     template = QWEN_TEMPLATE if marker == "<|image_pad|>" else IMAGE_TEMPLATE
     words = tokenizer(template)

@@ -15,6 +15,8 @@ from safetensors.torch import save_file
 
 from tests.support.checkpoints import QWEN_TEMPLATE, VOCABULARY, tokenizer
 
+pytestmark = pytest.mark.kernels
+
 # The peak is the kernel's own count for the process (VmHWM), reset to what the imports and one small load left. What stays is
 # counted without files: the kernel may drop pages of libraries meanwhile, which once hid all of the weights. One process
 # imports everything; each measurement is a fork of it, so that none begins with what another one left.
@@ -25,8 +27,6 @@ import torch
 torch.set_num_threads(1)
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model
-
-pytestmark = pytest.mark.kernels
 
 def status(field):
     line = next(l for l in Path("/proc/self/status").read_text().splitlines() if l.startswith(field + ":"))

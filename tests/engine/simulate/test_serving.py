@@ -74,7 +74,7 @@ async def test_an_answer_has_the_requested_length(engine: SimulatedEngine) -> No
     assert answer.finish_reasons == ("length",)
     assert answer.text == engine.tokenizer.decode(answer.token_ids[0])
     assert answer.usage.prompt == len(await engine.tokenize(ask().prompt))
-    assert 0 < answer.timings.ttft < 5
+    assert answer.timings.ttft > 0
 
 
 async def test_without_a_length_an_answer_ends_by_itself(engine: SimulatedEngine) -> None:
