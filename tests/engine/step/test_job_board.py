@@ -117,11 +117,11 @@ def test_the_end_token_ends_a_job_and_is_not_shown(tokenizer: ChatTokenizer) -> 
 def test_the_end_token_does_not_count_before_min_tokens_or_when_it_is_ignored(
     tokenizer: ChatTokenizer,
 ) -> None:
-    for said, length in (({"min_tokens": 3}, 3), ({"ignore_eos": True}, 5)):
+    for options, length in (({"min_tokens": 3}, 3), ({"ignore_eos": True}, 5)):
         machine = Machine(tokenizer, lambda seq: END)
-        machine.board.add([machine.job("a", max_tokens=5, **sampling_options)])
+        machine.board.add([machine.job("a", max_tokens=5, **options)])
         machine.run()
-        assert len(machine.events["a"]) == length, said
+        assert len(machine.events["a"]) == length, options
 
 
 def test_a_stop_string_ends_a_job(tokenizer: ChatTokenizer) -> None:

@@ -142,7 +142,7 @@ class ChatTokenizer:
         ]
 
     def _accepts_lists(self) -> bool:
-        """Test with a probe message whether the template takes content as a list of parts or as one string."""
+        """Test with a probe message whether the template takes content as a list of parts, or as text."""
         if self._template is None:
             return True
         probe = "fovea-probe-7f3a"
