@@ -32,9 +32,7 @@ def noise(seed: int, width: int, height: int) -> Image:
 
 
 def token_counts(images: list[Image], question: str, *wishes: VisualTokens | None) -> list[tuple[int, int]]:
-    """For each image: tokens of its reduced plan, and of its full plan. wishes: one per image, or one for
-    all.
-    """
+    """For each image, the tokens of its reduced plan and of its full plan. wishes: one per image, or one."""
     tokenizer: Any = Letters()
     budget = VisualBudget(processor(), tokenizer.encode, None)
     parts = [

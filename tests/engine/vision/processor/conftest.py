@@ -1,4 +1,4 @@
-"""Images of any size, and what both sides of a comparison with Hugging Face's processors share."""
+"""Fixtures for image processors: images of any size, and runs of Hugging Face's processors and of ours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Run = Callable[..., ProcessedImage]
 
 @pytest.fixture(scope="session")
 def make_image() -> MakeImage:
-    """(width, height) to an image of gradients, hard edges and noise, equal for equal dimensions."""
+    """A function from (width, height) to an image of gradients, hard edges and noise.
+
+    Equal sizes give equal images.
+    """
 
     def make(width: int, height: int) -> Image:
         rng = np.random.default_rng(width * 100_003 + height)
@@ -35,7 +38,10 @@ def make_image() -> MakeImage:
 
 @pytest.fixture(scope="session")
 def reference() -> Reference:
-    """What a Hugging Face PIL processor makes of the image, as numpy arrays in a batch of one."""
+    """A function that runs a Hugging Face PIL processor on an image.
+
+    It returns numpy arrays, in a batch of one.
+    """
 
     def run(processor: Any, image: Image, **options: Any) -> Any:
         picture = PIL.Image.frombytes("RGB", (image.width, image.height), image.rgb)
@@ -46,17 +52,17 @@ def reference() -> Reference:
 
 @pytest.fixture(scope="session")
 def run() -> Run:
-    """Plan and process in one; the arrays keep what the plan promised about identity."""
+    """A function that plans and processes an image, and checks identity, plan and types of the result."""
 
     def plan_and_process(
         processor: ImageProcessor, image: Image, budget: PixelBudget | None = None
     ) -> ProcessedImage:
         plan = processor.plan(image.width, image.height, budget or PixelBudget())
-        made = processor.process(image, plan)
-        assert made.identity == image.identity
-        assert made.plan is plan
-        assert made.arrays["pixel_values"].dtype == np.float32
-        assert made.arrays["pixel_values"].flags.c_contiguous
-        return made
+        result = processor.process(image, plan)
+        assert result.identity == image.identity
+        assert result.plan is plan
+        assert result.arrays["pixel_values"].dtype == np.float32
+        assert result.arrays["pixel_values"].flags.c_contiguous
+        return result
 
     return plan_and_process

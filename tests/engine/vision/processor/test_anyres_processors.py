@@ -1,4 +1,4 @@
-"""LLaVA-NeXT and LLaVA-OneVision against Hugging Face's processors, pixels and token counts."""
+"""Tests of the processors of LLaVA-NeXT and LLaVA-OneVision against Hugging Face's."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ SIZES = [
 
 
 def their_next(config: dict[str, Any], processor: dict[str, Any] = NEXT_PROCESSOR) -> Any:
-    """The methods that count tokens, without the tokenizer that the whole class would ask for."""
+    """The methods that count tokens, without the tokenizer that the whole class needs."""
     stub = SimpleNamespace(image_processor=LlavaNextImageProcessorPil(**config), **processor)
     for name in ("_get_number_of_features", "_get_unpadded_features", "replace_image_token"):
         setattr(stub, name, getattr(LlavaNextProcessor, name).__get__(stub))
@@ -95,14 +95,14 @@ KINDS = {
 def test_bit_exact(kind, size, make_image, reference, run):
     config, model, processor, stub = KINDS[kind]
     image = make_image(*size)
-    made = run(build(kind, config, model, processor), image)
+    result = run(build(kind, config, model, processor), image)
     theirs = stub(config)
-    want = reference(theirs.image_processor, image)
-    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"][0])
-    assert np.array_equal(made.arrays["image_sizes"], want["image_sizes"])
-    assert made.plan.text == theirs.replace_image_token(want, 0)
-    assert made.plan.text == "<image>" * made.plan.tokens
-    assert made.plan.grid[1] * made.plan.grid[2] + 1 == len(made.arrays["pixel_values"])
+    expected = reference(theirs.image_processor, image)
+    assert np.array_equal(result.arrays["pixel_values"], expected["pixel_values"][0])
+    assert np.array_equal(result.arrays["image_sizes"], expected["image_sizes"])
+    assert result.plan.text == theirs.replace_image_token(expected, 0)
+    assert result.plan.text == "<image>" * result.plan.tokens
+    assert result.plan.grid[1] * result.plan.grid[2] + 1 == len(result.arrays["pixel_values"])
 
 
 @pytest.mark.parametrize(
@@ -124,13 +124,13 @@ def test_bit_exact(kind, size, make_image, reference, run):
 def test_settings_are_honoured(change, make_image, reference, run):
     config = {**NEXT, **change}
     image = make_image(500, 301)
-    made = run(build("llava_next", config, {"vision_config": NEXT_MODEL["vision_config"]}), image)
-    want = reference(LlavaNextImageProcessorPil(**config), image)
-    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"][0])
+    result = run(build("llava_next", config, {"vision_config": NEXT_MODEL["vision_config"]}), image)
+    expected = reference(LlavaNextImageProcessorPil(**config), image)
+    assert np.array_equal(result.arrays["pixel_values"], expected["pixel_values"][0])
 
 
-def test_tiles_that_crop_to_the_tower(make_image, reference, run):
-    """Larger tiles than the tower, brought down by the resize that every tile goes through."""
+def test_tiles_that_are_larger_than_the_tower(make_image, reference, run):
+    """Tiles are larger than the tower's input. The resize that every tile goes through makes them smaller."""
     config = {
         **NEXT,
         "do_center_crop": False,
@@ -139,9 +139,9 @@ def test_tiles_that_crop_to_the_tower(make_image, reference, run):
     }
     config["image_grid_pinpoints"] = [[672, 672], [672, 1344]]
     image = make_image(500, 301)
-    made = run(build("llava_next", config, {"vision_config": NEXT_MODEL["vision_config"]}), image)
-    want = reference(LlavaNextImageProcessorPil(**config), image)
-    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"][0])
+    result = run(build("llava_next", config, {"vision_config": NEXT_MODEL["vision_config"]}), image)
+    expected = reference(LlavaNextImageProcessorPil(**config), image)
+    assert np.array_equal(result.arrays["pixel_values"], expected["pixel_values"][0])
 
 
 @given(st.integers(1, 6000), st.integers(1, 6000), st.sampled_from(sorted(KINDS)))
@@ -149,8 +149,8 @@ def test_token_counts_equal_theirs(width, height, kind):
     config, model, processor, stub = KINDS[kind]
     edge = 336 if kind == "llava_next" else 384
     plan = build(kind, config, model, processor).plan(width, height, PixelBudget())
-    want = stub(config)._get_number_of_features(height, width, edge, edge)
-    assert plan.tokens == want - (kind == "llava_next")
+    expected = stub(config)._get_number_of_features(height, width, edge, edge)
+    assert plan.tokens == expected - (kind == "llava_next")
 
 
 @given(st.integers(1, 6000), st.integers(1, 6000))
@@ -160,11 +160,11 @@ def test_best_canvas_equals_theirs(width, height):
 
 
 @given(st.integers(1, 6000), st.integers(1, 6000), st.integers(1, 6), st.integers(1, 6))
-def test_unpadded_equals_what_their_model_keeps(width, height, rows, columns):
+def test_the_size_without_border_equals_that_of_their_model(width, height, rows, columns):
     torch = pytest.importorskip("torch")
     features = torch.empty((1, 24 * rows, 24 * columns), device="meta")
-    kept = unpad_image(features, (height, width)).shape[1:]
-    assert size_without_border(height, width, 24 * rows, 24 * columns) == tuple(kept)
+    remaining = unpad_image(features, (height, width)).shape[1:]
+    assert size_without_border(height, width, 24 * rows, 24 * columns) == tuple(remaining)
 
 
 @given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 6_000_000), st.sampled_from(sorted(KINDS)))
@@ -175,21 +175,27 @@ def test_max_pixels_restricts_the_canvases(width, height, most, kind):
     tile = ours.anyres.tile
     smallest = min(a * b for a, b in ours.anyres.canvases)
     assert plan.grid[1] * plan.grid[2] * tile * tile <= max(most, smallest)
-    left = [list(canvas) for canvas in ours.anyres.canvases if canvas[0] * canvas[1] <= max(most, smallest)]
-    want = stub({**config, "image_grid_pinpoints": left})._get_number_of_features(height, width, tile, tile)
-    assert plan.tokens == want - (kind == "llava_next")
+    canvases = [
+        list(canvas) for canvas in ours.anyres.canvases if canvas[0] * canvas[1] <= max(most, smallest)
+    ]
+    expected = stub({**config, "image_grid_pinpoints": canvases})._get_number_of_features(
+        height, width, tile, tile
+    )
+    assert plan.tokens == expected - (kind == "llava_next")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_budgeted_pixels_equal_theirs_on_fewer_canvases(kind, make_image, reference, run):
+def test_pixels_of_a_budget_equal_theirs_on_fewer_canvases(kind, make_image, reference, run):
     config, model, processor, stub = KINDS[kind]
     ours = build(kind, config, model, processor)
     image = make_image(900, 500)
     smallest = min(a * b for a, b in ours.anyres.canvases)
-    left = [list(canvas) for canvas in ours.anyres.canvases if canvas[0] * canvas[1] == smallest]
-    want = reference(stub({**config, "image_grid_pinpoints": left}).image_processor, image)["pixel_values"][0]
+    canvases = [list(canvas) for canvas in ours.anyres.canvases if canvas[0] * canvas[1] == smallest]
+    expected = reference(stub({**config, "image_grid_pinpoints": canvases}).image_processor, image)[
+        "pixel_values"
+    ][0]
     low = run(ours, image, PixelBudget(detail="low"))
-    assert np.array_equal(low.arrays["pixel_values"], want)
+    assert np.array_equal(low.arrays["pixel_values"], expected)
     assert ours.plan(900, 500, PixelBudget(max_pixels=1)) == low.plan
     auto = ours.plan(900, 500, PixelBudget())
     assert auto == ours.plan(900, 500, PixelBudget(detail="high"))
@@ -197,23 +203,23 @@ def test_budgeted_pixels_equal_theirs_on_fewer_canvases(kind, make_image, refere
     assert auto.tokens > low.plan.tokens
     medium = ours.plan(900, 500, PixelBudget(detail="medium"))
     assert low.plan.tokens <= medium.tokens <= auto.tokens
-    # OneVision's canvases reach from 1 to 36 tiles, so its medium has up to 6; NeXT's from 2 to 4, so it has 2.
+    # OneVision's canvases have 1 to 36 tiles, so "medium" has up to 6. NeXT's have 2 to 4, so "medium" has 2.
     assert medium.grid[1] * medium.grid[2] <= (6 if kind == "llava_onevision" else 2)
     assert (medium == low.plan) == (kind != "llava_onevision")
 
 
 @pytest.mark.parametrize("size", [(640, 480), (481, 641), (384, 384), (9, 400), (1999, 1300)], ids=str)
-def test_onevision_sees_an_image_in_company_as_a_whole(size, make_image):
+def test_onevision_encodes_one_image_among_several_as_a_whole(size, make_image):
     """Hugging Face's processor takes a nested list for the images of one conversation."""
     processor = build("llava_onevision", ONE, ONE_MODEL, ONE_PROCESSOR)
     image = make_image(*size)
     plan = processor.plan(*size, PixelBudget(), images=2)
-    made = processor.process(image, plan)
+    result = processor.process(image, plan)
     theirs = their_one(ONE)
     picture = PIL.Image.frombytes("RGB", size, image.rgb)
-    want = theirs.image_processor(images=[[picture, picture]], return_tensors="np")
-    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"][0])
-    assert plan.text == theirs.replace_image_token(want, 0)
+    expected = theirs.image_processor(images=[[picture, picture]], return_tensors="np")
+    assert np.array_equal(result.arrays["pixel_values"], expected["pixel_values"][0])
+    assert plan.text == theirs.replace_image_token(expected, 0)
     assert plan.tokens == 730
     assert plan.grid == (1, 0, 0)
     assert plan.key != processor.plan(*size, PixelBudget()).key

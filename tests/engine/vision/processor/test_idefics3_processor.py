@@ -1,4 +1,4 @@
-"""Idefics3 and SmolVLM against Hugging Face's PIL processors and prompt expansion."""
+"""Tests of the processor of Idefics3 and SmolVLM against Hugging Face's PIL processors and prompt texts."""
 
 from __future__ import annotations
 
@@ -76,15 +76,15 @@ def options(config: dict[str, Any]) -> dict[str, Any]:
 def test_bit_exact(kind, size, make_image, reference, run):
     config, model, processor, their_class = KINDS[kind]
     image = make_image(*size)
-    made = run(build(kind, config, model, processor), image)
-    want = reference(their_class(**options(config)), image, return_row_col_info=True)
-    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"][0])
-    assert np.array_equal(made.arrays["pixel_attention_mask"], want["pixel_attention_mask"][0])
-    rows, columns = want["rows"][0][0], want["cols"][0][0]
-    assert made.plan.grid == (1, rows, columns)
-    assert made.plan.text == their_text(kind, processor["image_seq_len"], rows, columns)
-    assert made.plan.tokens == made.plan.text.count("<image>")
-    assert made.plan.tokens == len(made.arrays["pixel_values"]) * processor["image_seq_len"]
+    result = run(build(kind, config, model, processor), image)
+    expected = reference(their_class(**options(config)), image, return_row_col_info=True)
+    assert np.array_equal(result.arrays["pixel_values"], expected["pixel_values"][0])
+    assert np.array_equal(result.arrays["pixel_attention_mask"], expected["pixel_attention_mask"][0])
+    rows, columns = expected["rows"][0][0], expected["cols"][0][0]
+    assert result.plan.grid == (1, rows, columns)
+    assert result.plan.text == their_text(kind, processor["image_seq_len"], rows, columns)
+    assert result.plan.tokens == result.plan.text.count("<image>")
+    assert result.plan.tokens == len(result.arrays["pixel_values"]) * processor["image_seq_len"]
 
 
 @pytest.mark.parametrize(
@@ -106,20 +106,23 @@ def test_bit_exact(kind, size, make_image, reference, run):
 def test_settings_are_honoured(change, size, make_image, reference, run):
     config = {**IDEFICS, **change}
     image = make_image(*size)
-    made = run(build("idefics3", config, IDEFICS_MODEL), image)
-    want = reference(Idefics3ImageProcessorPil(**options(config)), image)
-    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"][0])
+    result = run(build("idefics3", config, IDEFICS_MODEL), image)
+    expected = reference(Idefics3ImageProcessorPil(**options(config)), image)
+    assert np.array_equal(result.arrays["pixel_values"], expected["pixel_values"][0])
 
 
-def test_the_mask_does_not_depend_on_padding(make_image, run):
-    made = run(build("idefics3", {**IDEFICS, "do_pad": False}, IDEFICS_MODEL), make_image(9, 9))
-    assert made.arrays["pixel_attention_mask"].all()
+def test_the_mask_does_not_depend_on_do_pad(make_image, run):
+    result = run(build("idefics3", {**IDEFICS, "do_pad": False}, IDEFICS_MODEL), make_image(9, 9))
+    assert result.arrays["pixel_attention_mask"].all()
 
 
 @given(st.integers(1, 9000), st.integers(1, 9000), st.sampled_from([1456, 2048, 700, 5000]))
 def test_resizes_equal_theirs(width, height, edge):
-    """Against the path that images take, run on shapes alone; their separate estimate (`get_number_of_image_patches`)
-    differs from it where the longest edge is no multiple of the tile."""
+    """Sizes equal those of Hugging Face's code for images, run on shapes alone.
+
+    Their separate estimate, `get_number_of_image_patches`, differs if the longest edge is no multiple of the
+    tile.
+    """
     config = {**IDEFICS, "size": {"longest_edge": edge}}
     plan = build("idefics3", config, IDEFICS_MODEL).plan(width, height, PixelBudget())
     theirs = ShapesOnly(**options(config))
@@ -129,14 +132,14 @@ def test_resizes_equal_theirs(width, height, edge):
 
 
 class Shape:
-    """An array that is nothing but its shape."""
+    """An array that only has a shape."""
 
     def __init__(self, height: int, width: int) -> None:
         self.shape = (3, height, width)
 
 
 class ShapesOnly(Idefics3ImageProcessorPil):
-    """Their arithmetic without the pixels: a resize only changes the shape."""
+    """Hugging Face's processor without pixels: a resize only changes the shape."""
 
     def resize(self, image: Any, size: Any, resample: Any = None, **_: Any) -> Any:
         from transformers.models.idefics3.image_processing_pil_idefics3 import get_resize_output_image_size
@@ -149,32 +152,32 @@ class ShapesOnly(Idefics3ImageProcessorPil):
 def test_low_is_the_global_view_alone(make_image, reference, run):
     config, model, processor, their_class = KINDS["smolvlm"]
     image = make_image(640, 481)
-    made = run(build("smolvlm", config, model, processor), image, PixelBudget(detail="low"))
-    want = reference(their_class(**{**options(config), "do_image_splitting": False}), image)
-    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"][0])
-    assert made.plan.tokens == 64
-    assert made.plan.grid == (1, 0, 0)
-    assert made.plan.text == their_text("smolvlm", 64, 0, 0)
+    result = run(build("smolvlm", config, model, processor), image, PixelBudget(detail="low"))
+    expected = reference(their_class(**{**options(config), "do_image_splitting": False}), image)
+    assert np.array_equal(result.arrays["pixel_values"], expected["pixel_values"][0])
+    assert result.plan.tokens == 64
+    assert result.plan.grid == (1, 0, 0)
+    assert result.plan.text == their_text("smolvlm", 64, 0, 0)
 
 
 def test_medium_is_a_longest_edge_in_between(make_image, reference, run):
     config, model, processor, their_class = KINDS["smolvlm"]
     image = make_image(640, 481)
-    made = run(build("smolvlm", config, model, processor), image, PixelBudget(detail="medium"))
+    result = run(build("smolvlm", config, model, processor), image, PixelBudget(detail="medium"))
     edge = math.isqrt(512 * config["size"]["longest_edge"])
-    want = reference(their_class(**{**options(config), "size": {"longest_edge": edge}}), image)
-    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"][0])
+    expected = reference(their_class(**{**options(config), "size": {"longest_edge": edge}}), image)
+    assert np.array_equal(result.arrays["pixel_values"], expected["pixel_values"][0])
     whole = build("smolvlm", config, model, processor).plan(640, 481, PixelBudget())
-    assert 64 < made.plan.tokens < whole.tokens
+    assert 64 < result.plan.tokens < whole.tokens
 
 
-def test_budgeted_pixels_equal_theirs_at_a_lower_longest_edge(make_image, reference, run):
+def test_pixels_of_a_budget_equal_theirs_at_a_lower_longest_edge(make_image, reference, run):
     config, model, processor, their_class = KINDS["smolvlm"]
     image = make_image(640, 481)
-    made = run(build("smolvlm", config, model, processor), image, PixelBudget(max_pixels=1_100_000))
-    want = reference(their_class(**{**options(config), "size": {"longest_edge": 1024}}), image)
-    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"][0])
-    assert made.plan.grid == (1, 2, 2)
+    result = run(build("smolvlm", config, model, processor), image, PixelBudget(max_pixels=1_100_000))
+    expected = reference(their_class(**{**options(config), "size": {"longest_edge": 1024}}), image)
+    assert np.array_equal(result.arrays["pixel_values"], expected["pixel_values"][0])
+    assert result.plan.grid == (1, 2, 2)
 
 
 @given(st.integers(1, 4000), st.integers(1, 4000), st.integers(512 * 512, 20_000_000))
@@ -219,6 +222,6 @@ def test_bad_checkpoints(config, processor):
         build("idefics3", {**IDEFICS, **config}, IDEFICS_MODEL, processor)
 
 
-def test_other_processors_are_not_near_misses():
+def test_other_processor_classes_are_refused():
     with pytest.raises(UnsupportedModel):
         build("idefics3", {**IDEFICS, "image_processor_type": "Idefics2ImageProcessor"}, IDEFICS_MODEL)

@@ -1,4 +1,4 @@
-"""LLaVA-1.5 against Hugging Face's CLIP, SigLIP and LLaVA PIL processors."""
+"""Tests of LLaVA-1.5's processor against Hugging Face's CLIP, SigLIP and LLaVA PIL processors."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ SIZES = [
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
 def test_bit_exact(size, make_image, reference, run):
     image = make_image(*size)
-    made = run(build("llava", CLIP, MODEL, PROCESSOR), image)
-    want = reference(CLIPImageProcessorPil(**CLIP), image)
-    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"])
-    assert made.plan.text == LlavaProcessor.replace_image_token(SimpleNamespace(**PROCESSOR), want, 0)
-    assert made.plan.tokens == 576
-    assert made.plan.grid == (1, 24, 24)
+    result = run(build("llava", CLIP, MODEL, PROCESSOR), image)
+    expected = reference(CLIPImageProcessorPil(**CLIP), image)
+    assert np.array_equal(result.arrays["pixel_values"], expected["pixel_values"])
+    assert result.plan.text == LlavaProcessor.replace_image_token(SimpleNamespace(**PROCESSOR), expected, 0)
+    assert result.plan.tokens == 576
+    assert result.plan.grid == (1, 24, 24)
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,10 @@ def test_bit_exact(size, make_image, reference, run):
 def test_own_class_pads_to_a_square(size, do_pad, make_image, reference, run):
     config = {**CLIP, "image_processor_type": "LlavaImageProcessorFast", "do_pad": do_pad}
     image = make_image(*size)
-    made = run(build("llava", config, MODEL), image)
+    result = run(build("llava", config, MODEL), image)
     own = {key: value for key, value in config.items() if key != "image_processor_type"}
     assert np.array_equal(
-        made.arrays["pixel_values"], reference(LlavaImageProcessorPil(**own), image)["pixel_values"]
+        result.arrays["pixel_values"], reference(LlavaImageProcessorPil(**own), image)["pixel_values"]
     )
 
 
@@ -93,19 +93,19 @@ def test_own_class_pads_to_a_square(size, do_pad, make_image, reference, run):
 def test_settings_are_honoured(change, size, make_image, reference, run):
     config = {**CLIP, **change}
     image = make_image(*size)
-    made = run(build("llava", config, MODEL), image)
-    want = reference(CLIPImageProcessorPil(**config), image)
-    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"])
+    result = run(build("llava", config, MODEL), image)
+    expected = reference(CLIPImageProcessorPil(**config), image)
+    assert np.array_equal(result.arrays["pixel_values"], expected["pixel_values"])
 
 
 def test_siglip(make_image, reference, run):
     image = make_image(320, 200)
     model = {"vision_config": {"model_type": "siglip_vision_model"}, "vision_feature_select_strategy": "full"}
-    made = run(build("llava", {"image_processor_type": "SiglipImageProcessor"}, model), image)
+    result = run(build("llava", {"image_processor_type": "SiglipImageProcessor"}, model), image)
     assert np.array_equal(
-        made.arrays["pixel_values"], reference(SiglipImageProcessorPil(), image)["pixel_values"]
+        result.arrays["pixel_values"], reference(SiglipImageProcessorPil(), image)["pixel_values"]
     )
-    assert made.plan.tokens == 14 * 14
+    assert result.plan.tokens == 14 * 14
 
 
 @pytest.mark.parametrize(("strategy", "tokens"), [("default", 576), ("full", 577)])
@@ -125,12 +125,12 @@ def test_detail_changes_nothing():
 @pytest.mark.parametrize(
     "budget", [PixelBudget(max_pixels=336 * 336 - 1), PixelBudget(min_pixels=336 * 336 + 1)], ids=str
 )
-def test_bounds_that_exclude_the_one_resolution(budget):
+def test_bounds_that_exclude_the_only_resolution_are_refused(budget):
     with pytest.raises(InvalidRequest, match="fixed resolution of 112896"):
         build("llava", CLIP, MODEL).plan(640, 480, budget)
 
 
-def test_an_image_that_would_fill_the_memory():
+def test_an_image_that_would_fill_the_memory_is_refused():
     with pytest.raises(InvalidImage, match="200 times"):
         build("llava", CLIP, MODEL).plan(100_000, 2, PixelBudget())
 
@@ -173,7 +173,7 @@ def test_bad_checkpoints(config, model, processor):
         build("llava", {**CLIP, **config}, {**MODEL, **model}, {**PROCESSOR, **processor})
 
 
-def test_what_asks_nothing_is_accepted():
+def test_settings_without_effect_are_accepted():
     harmless = {
         "do_flip_channel_order": False,
         "pad_size": None,
@@ -184,7 +184,7 @@ def test_what_asks_nothing_is_accepted():
     build("llava", {**CLIP, **harmless}, MODEL)
 
 
-def test_other_processors_are_not_near_misses():
+def test_other_processor_classes_are_refused():
     with pytest.raises(UnsupportedModel, match="PixtralImageProcessor"):
         build("llava", {**CLIP, "image_processor_type": "PixtralImageProcessor"}, MODEL)
     build(

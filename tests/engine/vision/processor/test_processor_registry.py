@@ -1,4 +1,4 @@
-"""The seam itself: what `build` accepts, what a plan is bound to, what importing costs."""
+"""Tests of all image processors: arguments of `build`, plans, keys, and imports."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_equal_keys_mean_equal_pixels_and_settings_change_the_key(make_image, ru
         assert other.plan(200, 150, PixelBudget()).key != first.plan.key
 
 
-def test_company_changes_nothing_for_other_kinds():
+def test_other_images_change_no_plan_except_for_llava_onevision():
     clip = {"size": {"shortest_edge": 336}, "crop_size": 336}
     cases = {"qwen2_vl": {}, "llava": clip, "llava_next": clip, "idefics3": {}}
     for name, config in cases.items():
@@ -62,9 +62,9 @@ def test_company_changes_nothing_for_other_kinds():
 
 
 def test_neither_torch_nor_transformers_is_imported():
-    probe = (
+    code = (
         "import sys; from fovea.engine.vision.processor import build;"
         "build('qwen2_vl', {}, {});"
         "sys.exit(bool({'torch', 'transformers', 'torchvision'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL against Hugging Face's Qwen2VLImageProcessorPil."""
+"""Tests of the processor of Qwen2-VL, Qwen2.5-VL and Qwen3-VL against Hugging Face's."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def theirs(config: dict[str, Any]) -> Qwen2VLImageProcessorPil:
 @pytest.mark.parametrize("kind", KINDS)
 def test_bit_exact(kind, size, make_image, reference, run):
     image = make_image(*size)
-    made = run(build(kind, KINDS[kind], {}), image)
-    want = reference(theirs(KINDS[kind]), image)
-    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"])
-    assert np.array_equal(made.arrays["grid_thw"], want["image_grid_thw"])
-    assert made.arrays["grid_thw"].dtype == np.int64
-    assert made.plan.tokens == int(want["image_grid_thw"][0].prod()) // 4
-    assert made.plan.text == "<|image_pad|>" * made.plan.tokens
-    assert made.plan.grid == tuple(want["image_grid_thw"][0])
+    result = run(build(kind, KINDS[kind], {}), image)
+    expected = reference(theirs(KINDS[kind]), image)
+    assert np.array_equal(result.arrays["pixel_values"], expected["pixel_values"])
+    assert np.array_equal(result.arrays["grid_thw"], expected["image_grid_thw"])
+    assert result.arrays["grid_thw"].dtype == np.int64
+    assert result.plan.tokens == int(expected["image_grid_thw"][0].prod()) // 4
+    assert result.plan.text == "<|image_pad|>" * result.plan.tokens
+    assert result.plan.grid == tuple(expected["image_grid_thw"][0])
 
 
 @pytest.mark.parametrize(
@@ -88,15 +88,15 @@ def test_bit_exact(kind, size, make_image, reference, run):
 def test_settings_are_honoured(change, make_image, reference, run):
     config = {**QWEN2, **change}
     image = make_image(301, 203)
-    made = run(build("qwen2_vl", config, {}), image)
-    assert np.array_equal(made.arrays["pixel_values"], reference(theirs(config), image)["pixel_values"])
+    result = run(build("qwen2_vl", config, {}), image)
+    assert np.array_equal(result.arrays["pixel_values"], reference(theirs(config), image)["pixel_values"])
 
 
 def test_without_resize(make_image, reference, run):
     config = {**QWEN2, "do_resize": False}
     image = make_image(280, 56)
-    made = run(build("qwen2_vl", config, {}), image)
-    assert np.array_equal(made.arrays["pixel_values"], reference(theirs(config), image)["pixel_values"])
+    result = run(build("qwen2_vl", config, {}), image)
+    assert np.array_equal(result.arrays["pixel_values"], reference(theirs(config), image)["pixel_values"])
     with pytest.raises(InvalidImage, match="multiples of 28"):
         build("qwen2_vl", config, {}).plan(281, 56, PixelBudget())
     with pytest.raises(InvalidRequest, match="does not resize"):
@@ -113,10 +113,10 @@ def test_limits_named_as_pixels_inside_size():
     assert build("qwen2_vl", config, {}).plan(1000, 1000, PixelBudget()).tokens == 9
 
 
-def test_shapes_come_from_the_encoder_where_the_processor_is_silent():
+def test_missing_sizes_come_from_the_encoder():
     config = {key: value for key, value in QWEN3.items() if key not in ("patch_size", "merge_size")}
-    made = build("qwen3_vl", config, {"vision_config": {"patch_size": 16, "spatial_merge_size": 2}})
-    assert made.plan(640, 640, PixelBudget()).tokens == 400
+    result = build("qwen3_vl", config, {"vision_config": {"patch_size": 16, "spatial_merge_size": 2}})
+    assert result.plan(640, 640, PixelBudget()).tokens == 400
 
 
 @given(
@@ -135,18 +135,18 @@ def test_smart_resize_equals_theirs(height, width, limits):
 
 @settings(max_examples=300)
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(784, 12845056))
-def test_max_pixels_is_never_exceeded_and_else_is_theirs(width, height, most):
+def test_max_pixels_is_never_exceeded_and_the_size_is_theirs_otherwise(width, height, most):
     processor = build("qwen2_vl", QWEN2, {})
     if max(height, width) > 200 * min(height, width):
         return
     plan = processor.plan(width, height, PixelBudget(max_pixels=most))
-    got_height, got_width = plan.sizes[0]
-    assert 784 <= got_height * got_width <= most
-    assert got_height % 28 == got_width % 28 == 0
-    assert plan.tokens == got_height * got_width // 784
-    want = their_smart_resize(height, width, 28, min(3136, most), most)
-    if want[0] * want[1] <= most:
-        assert (got_height, got_width) == want
+    new_height, new_width = plan.sizes[0]
+    assert 784 <= new_height * new_width <= most
+    assert new_height % 28 == new_width % 28 == 0
+    assert plan.tokens == new_height * new_width // 784
+    expected = their_smart_resize(height, width, 28, min(3136, most), most)
+    if expected[0] * expected[1] <= most:
+        assert (new_height, new_width) == expected
 
 
 @given(
@@ -179,15 +179,15 @@ def test_levels_are_at_most_64_and_256_tokens_and_auto_equals_high(width, height
         assert processor.plan(width, height, explicit) == auto
 
 
-def test_budgeted_pixels_equal_theirs(make_image, reference, run):
+def test_pixels_of_a_budget_equal_theirs(make_image, reference, run):
     image = make_image(640, 480)
-    made = run(build("qwen2_vl", QWEN2, {}), image, PixelBudget(max_pixels=100_000, min_pixels=40_000))
-    want = reference(theirs(QWEN2), image, size={"shortest_edge": 40_000, "longest_edge": 100_000})
-    assert np.array_equal(made.arrays["pixel_values"], want["pixel_values"])
+    result = run(build("qwen2_vl", QWEN2, {}), image, PixelBudget(max_pixels=100_000, min_pixels=40_000))
+    expected = reference(theirs(QWEN2), image, size={"shortest_edge": 40_000, "longest_edge": 100_000})
+    assert np.array_equal(result.arrays["pixel_values"], expected["pixel_values"])
     low = run(build("qwen2_vl", QWEN2, {}), image, PixelBudget(detail="low"))
-    want = reference(theirs(QWEN2), image, size={"shortest_edge": 3136, "longest_edge": 64 * 784})
-    assert np.array_equal(low.arrays["pixel_values"], want["pixel_values"])
-    assert low.plan.key != made.plan.key
+    expected = reference(theirs(QWEN2), image, size={"shortest_edge": 3136, "longest_edge": 64 * 784})
+    assert np.array_equal(low.arrays["pixel_values"], expected["pixel_values"])
+    assert low.plan.key != result.plan.key
 
 
 @pytest.mark.parametrize(

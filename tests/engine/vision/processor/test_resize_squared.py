@@ -1,4 +1,4 @@
-"""The banded resize against its naive twin, which builds the whole square."""
+"""Tests of the resize in bands against its naive twin, which makes the whole square."""
 
 from __future__ import annotations
 

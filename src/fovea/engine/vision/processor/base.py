@@ -144,7 +144,7 @@ class RegionProcessor(Protocol):
         ...
 
     def whole(self, image: ProcessedImage) -> ProcessedImage:
-        """The same processed image with all of its tokens: the encoder's input without the reduction."""
+        """Return the image as it is prepared without the reduction, with all of its tokens."""
         ...
 
     def own_tokens(self, image: Image, plan: VisualPlan) -> int:
