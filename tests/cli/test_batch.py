@@ -121,7 +121,7 @@ def test_stop_is_a_string_or_strings(batch: Any, engine: Engine, here: Path) -> 
 BAD = {
     "not JSON": (b'{"question": ', "not JSON: "),
     "empty": (b"", "the line is empty"),
-    "not UTF-8": (b'{"question": "\xff"}', "not JSON: 'utf-8' codec can't decode"),
+    "not UTF-8": (b'{"question": "\xff"}', "not JSON: 'utf-8' codec can\x27t decode"),
     "deep": (b"[" * 100_000, "not JSON: maximum recursion depth"),
     "no object": (["question"], "not a JSON object"),
     "nothing asked": ({"image": "a.png"}, "question or messages is required"),
