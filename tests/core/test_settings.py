@@ -128,7 +128,7 @@ def test_accepted_values(name: str, values: list[Any]) -> None:
         ("active", "true", "active is 'true'; accepted: true or false"),
         ("active", 1, "active is 1; accepted: true or false"),
         ("path", "a", "path is 'a'; accepted: a path"),
-        ("limit", 0, "limit is 0; accepted: 1 to 9"),
+        ("limit", 0, "limit is 0; accepted: 1 to 9, or none"),
         ("label", 3, "label is 3; accepted: any text but this"),
     ],
 )

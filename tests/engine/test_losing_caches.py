@@ -40,7 +40,7 @@ def lose_something(machine: Engine, rng: random.Random) -> None:
     elif kind < 0.7:
         slower.clear(rng.choice(["host", "disk"]))
     elif kind < 0.75:
-        machine._preparer.pixels.clear()
+        machine._preparer.pixel_pool.clear()
     elif kind < 0.85:
         pool.forget_all()
     elif kind < 0.95:

@@ -119,18 +119,20 @@ def check_value(entry: Setting, value: Any) -> None:
     The message names the setting, the value (of a tuple, the first wrong item) and the accepted values.
     """
     rule, hint = entry.rule, entry.hint
+    accepted = rule.accepted or type_in_words(hint)
     if isinstance(hint, types.UnionType):
         if value is None:
             return
         hint = inner_type(hint)
-    accepted = rule.accepted or type_in_words(entry.hint)
+        accepted = f"{rule.accepted}, or none" if rule.accepted else accepted
     if typing.get_origin(hint) is not tuple:
         if problem := _problem(value, hint, rule, accepted):
             shown = str(value) if isinstance(value, Path) else value
             raise ConfigError(f"{entry.name} is {shown!r}; accepted: {problem}", param=entry.name)
         return
     if not isinstance(value, tuple) or (rule.nonempty and not value):
-        raise ConfigError(f"{entry.name} is {value!r}; accepted: {accepted}, as A,B", param=entry.name)
+        accepted = accepted if accepted.endswith(", as A,B") else f"{accepted}, as A,B"
+        raise ConfigError(f"{entry.name} is {value!r}; accepted: {accepted}", param=entry.name)
     for item in value:
         if problem := _problem(item, typing.get_args(hint)[0], rule, accepted):
             raise ConfigError(f"{entry.name} has {item!r}; accepted: {problem}", param=entry.name)

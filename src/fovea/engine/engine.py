@@ -242,7 +242,7 @@ class Engine:
         self.loop.call(clear)
         self._slower.clear(*chosen)
         if "pixels" in chosen:
-            self._preparer.pixels.clear()
+            self._preparer.pixel_pool.clear()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block and encoder output is accounted for."""

@@ -99,7 +99,7 @@ class Visit:
             raise Overloaded(
                 f"the request's images take about {claim.size / MIB:.1f} MiB of processed pixels; "
                 f"other requests have {preparer.pixel_bytes / MIB:.1f} of "
-                f"{preparer.pixels.capacity / MIB:.0f} MiB",
+                f"{preparer.pixel_pool.capacity / MIB:.0f} MiB",
                 retry_after=1.0,
             )
         yield claim.granted

@@ -27,7 +27,7 @@ def engine_stats(
     regions: RegionCache[Any],
 ) -> dict[str, float]:
     """Return the current value of every metric of the engine."""
-    pixels = preparer.pixels.stats()
+    pixels = preparer.pixel_pool.stats()
     return slower.stats() | {
         "region_cache_bytes": regions.bytes,
         "region_cache_capacity_bytes": regions.capacity,
@@ -40,7 +40,7 @@ def engine_stats(
         "kv_block_bytes": runner.block_bytes,
         "pixel_bytes": pixels.claimed_bytes,
         "pixel_cache_bytes": pixels.bytes,
-        "pixel_cache_capacity_bytes": preparer.pixels.capacity,
+        "pixel_cache_capacity_bytes": preparer.pixel_pool.capacity,
         "pixel_cache_entries": pixels.entries,
         "pixel_cache_hits": pixels.hits,
         "pixel_cache_misses": pixels.misses,

@@ -1,4 +1,4 @@
-"""Fewer visual tokens on real decoders: how many there are, where they stand, and that the rest of the prompt does not move."""
+"""Tests of reduced images in prompts, on real decoders: numbers of tokens, and their positions."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from tests.support.reduced import (
 
 Checkpoints = Callable[[str], Path]
 SMALL, LARGE = picture(1, 190, 130), patchy_page(2, 700, 1000)
-AFTER = [name for name, method in METHODS.items() if method.kind == "encoder"]
-PICKING = [name for name in AFTER if not METHODS[name].merges]
-WITHOUT_TOWER = [name for name in AFTER if not METHODS[name].needs & {"attention", "keys"}]
+ENCODER_METHODS = [name for name, method in METHODS.items() if method.kind == "encoder"]
+DROPPING = [name for name in ENCODER_METHODS if not METHODS[name].merges]
+WITHOUT_TOWER = [name for name in ENCODER_METHODS if not METHODS[name].needs & {"attention", "keys"}]
 
 
 @dataclass(frozen=True)
@@ -67,27 +67,27 @@ def llava(checkpoint: Checkpoints) -> Iterator[Pair]:
         yield Pair(machine, Decoder(folder))
 
 
-def shown(machine: Engine, prompt: ChatPrompt) -> tuple[PreparedPrompt, list[VisualFeatures], list[int]]:
-    """The prompt, what its images became, and the engine's answer."""
+def run_prompt(machine: Engine, prompt: ChatPrompt) -> tuple[PreparedPrompt, list[VisualFeatures], list[int]]:
+    """The prepared prompt, the features of its images, and the engine's answer."""
     answer = tokens_of(machine.generate(prompt, **GREEDY))
     prepared = prepared_prompt(machine, prompt)
     return prepared, [features_of(machine, span) for span in prepared.spans], answer
 
 
 def assert_as_transformers(pair: Pair, prompt: ChatPrompt) -> tuple[PreparedPrompt, list[VisualFeatures]]:
-    """Its decoder, given the same embeddings at their true places, says the same."""
-    prepared, seen, answer = shown(pair.engine, prompt)
-    positions = true_positions(prepared, [features.places for features in seen], len(answer))
-    assert_greedy(pair.decoder.logits(prepared, seen, positions, answer), answer)
-    return prepared, seen
+    """The engine's answer is that of transformers' decoder with the same embeddings at their true places."""
+    prepared, features, answer = run_prompt(pair.engine, prompt)
+    positions = true_positions(prepared, [entry.places for entry in features], len(answer))
+    assert_greedy(pair.decoder.logits(prepared, features, positions, answer), answer)
+    return prepared, features
 
 
-def encoded(pair: Pair, image: Image) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """transformers' visual tokens of the whole image."""
+def their_features(pair: Pair, image: Image) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """transformers' visual tokens of the whole image, and their DeepStack levels."""
     processor = pair.engine._preparer._pixels._processor
     ((planned,),) = [prepared_prompt(pair.engine, ask("?", image)).images]
-    made = processor.process(image, planned.plan)
-    return pair.decoder.encode(torch.from_numpy(made.arrays["pixel_values"]), planned.plan.grid)
+    processed = processor.process(image, planned.plan)
+    return pair.decoder.encode(torch.from_numpy(processed.arrays["pixel_values"]), planned.plan.grid)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -116,9 +116,9 @@ def test_keep_everything_shares_every_cache_with_it(pair: Pair) -> None:
         assert after[name] == before[name], name
 
 
-@pytest.mark.parametrize("method", AFTER)
-def test_methods_after_the_encoder(pair: Pair, method: str) -> None:
-    """Exactly as many tokens as planned, DeepStack by the same index, and the decoder's answer at their true places."""
+@pytest.mark.parametrize("method", ENCODER_METHODS)
+def test_methods_that_reduce_the_encoders_output(pair: Pair, method: str) -> None:
+    """The number of tokens is as planned, DeepStack has the same index, and the answer is transformers'."""
     prepared, (features,) = assert_as_transformers(
         pair, reduced_prompt("what is it?", SMALL, method=method, keep=0.4)
     )
@@ -130,18 +130,18 @@ def test_methods_after_the_encoder(pair: Pair, method: str) -> None:
     assert features.places is not None
     index = features.places[:, 0].long() * columns + features.places[:, 1].long()
     assert index.tolist() == sorted(set(index.tolist()))
-    whole, levels = encoded(pair, SMALL)
+    whole, levels = their_features(pair, SMALL)
     assert len(features.deepstack) == len(levels)
-    if method in PICKING:
+    if method in DROPPING:
         for ours, theirs in zip((features.embeds, *features.deepstack), (whole, *levels), strict=True):
             torch.testing.assert_close(ours, theirs[index], atol=1e-4, rtol=1e-4)
     assert_idle(pair.engine)
 
 
 def test_merged_tokens_average_every_level_over_the_same_members(pair: Pair) -> None:
-    """One token is the mean of all; so is each of its levels."""
-    _, (features,), _ = shown(pair.engine, reduced_prompt("what is it?", SMALL, method="tome", budget=1))
-    whole, levels = encoded(pair, SMALL)
+    """With a budget of one, the token is the mean of all tokens, and so is each of its DeepStack levels."""
+    _, (features,), _ = run_prompt(pair.engine, reduced_prompt("what is it?", SMALL, method="tome", budget=1))
+    whole, levels = their_features(pair, SMALL)
     for ours, theirs in zip((features.embeds, *features.deepstack), (whole, *levels), strict=True):
         torch.testing.assert_close(ours, theirs.mean(0, keepdim=True), atol=1e-4, rtol=1e-4)
 
@@ -152,10 +152,10 @@ def test_relevance(pair: Pair, image: Image, wish: dict[str, float]) -> None:
     prepared, (features,) = assert_as_transformers(pair, reduced_prompt("read the small text", image, **wish))
     (span,) = prepared.spans
     rows, columns = grid_of(span)
-    wanted = int(wish.get("budget", -(-rows * columns // 2)))
-    assert (span.tokens, span.full_tokens) == (wanted, rows * columns)
+    expected_tokens = int(wish.get("budget", -(-rows * columns // 2)))
+    assert (span.tokens, span.full_tokens) == (expected_tokens, rows * columns)
     assert features.places is not None
-    assert features.places.shape == (wanted, 2)
+    assert features.places.shape == (expected_tokens, 2)
     low, high = features.places.min(0).values.tolist(), features.places.max(0).values.tolist()
     assert min(low) >= 0
     assert high[0] < rows
@@ -164,7 +164,7 @@ def test_relevance(pair: Pair, image: Image, wish: dict[str, float]) -> None:
 
 
 def test_resize_is_a_smaller_picture(pair: Pair) -> None:
-    """Never more than was asked for, and what `max_pixels` gives."""
+    """There are never more tokens than the budget, and the image is plain, as with `max_pixels`."""
     for image in (SMALL, LARGE, picture(3, 600, 40)):
         full = prepared_prompt(pair.engine, ask("?", image)).image_tokens
         for budget in {full - 1, full // 2, 9}:
@@ -175,8 +175,8 @@ def test_resize_is_a_smaller_picture(pair: Pair) -> None:
             assert prepared.spans[0].full_tokens == 0
 
 
-def test_every_image_has_its_own_quota_and_text_stands_after_whole_images(pair: Pair) -> None:
-    """Reduced by different methods, with text before, between and after; one of them not at all."""
+def test_every_image_has_its_own_budget_and_text_continues_after_whole_images(pair: Pair) -> None:
+    """The images have different methods, one has none, and there is text before, between and after them."""
     parts = (
         TextPart("the red circle"), ImagePart(SMALL, reduced_budget("dart", keep=0.5)), TextPart("left of"),
         ImagePart(LARGE, reduced_budget("relevance", budget=90)), ImagePart(picture(4, 90, 200)), TextPart("the square"),
@@ -196,8 +196,8 @@ def test_every_image_has_its_own_quota_and_text_stands_after_whole_images(pair: 
     assert done.usage.image == prepared.image_tokens
 
 
-def test_positions_hold_when_a_prompt_is_cut_anywhere(checkpoint: Checkpoints) -> None:
-    """Chunks of a few tokens end inside reduced images; a short pool preempts in the middle of them."""
+def test_positions_do_not_depend_on_chunks(checkpoint: Checkpoints) -> None:
+    """Chunks of a few tokens end inside reduced images, and a small KV pool preempts sequences there."""
     prompts = [
         reduced_prompt("what is it?", SMALL, picture(6, 130, 190), method="dpp", keep=0.5),
         reduced_prompt("where is the red circle?", LARGE, budget=60),
@@ -213,10 +213,10 @@ def test_positions_hold_when_a_prompt_is_cut_anywhere(checkpoint: Checkpoints) -
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_who_is_preempted_within_an_image_goes_on_in_its_place(
+def test_a_sequence_that_is_preempted_within_an_image_continues_at_its_position(
     checkpoint: Checkpoints, prefix_cache: bool
 ) -> None:
-    """Its KV is found in part or computed anew, and its tokens stand where they stood."""
+    """Part of the KV is reused or all is computed again, and the tokens keep their positions."""
     prompts = [
         reduced_prompt(f"question {n}", picture(n, 190, 130), method="dpp", keep=0.7) for n in range(3)
     ]
@@ -227,15 +227,15 @@ def test_who_is_preempted_within_an_image_goes_on_in_its_place(
     with engine(folder, max_step_tokens=7, block_size=4, prefix_cache=prefix_cache) as machine:
         step, scheduler = machine.loop._step, machine.scheduler
 
-        def within(seq: Sequence) -> bool:
+        def is_within_image(seq: Sequence) -> bool:
             return any(span.start < seq.computed_tokens < span.end for span in seq.spans)
 
-        def preempting() -> None:
-            for seq in [seq for seq in scheduler.running if within(seq) and not seq.preemptions]:
+        def preempt_and_step() -> None:
+            for seq in [seq for seq in scheduler.running if is_within_image(seq) and not seq.preemptions]:
                 scheduler._preempt(seq, Budget(7, 100))
             step()
 
-        machine.loop._step = preempting  # type: ignore[method-assign]
+        machine.loop._step = preempt_and_step  # type: ignore[method-assign]
         with ThreadPoolExecutor(len(prompts)) as pool, all_at_once(machine, len(prompts)):
             answers = pool.map(lambda prompt: tokens_of(machine.generate(prompt, **GREEDY)), prompts)
         assert list(answers) == truth
@@ -270,21 +270,21 @@ def test_videos_are_not_reduced(checkpoint: Checkpoints) -> None:
 
 @pytest.mark.parametrize("method", WITHOUT_TOWER)
 def test_positions_of_one_number(llava: Pair, method: str) -> None:
-    """Kept tokens stand where they stood, and text goes on after the whole image."""
+    """Kept tokens keep their positions, and text continues after the position of the whole image."""
     images = picture(1, 90, 90), picture(2, 60, 120)
     prompt = reduced_prompt("what is it?", *images, method=method, keep=0.3)
-    prepared, seen, answer = shown(llava.engine, prompt)
+    prepared, features, answer = run_prompt(llava.engine, prompt)
     full = prepared_prompt(llava.engine, ask("?", images[0])).image_tokens
     positions, cursor = [], 0
-    for span, features in zip(prepared.spans, seen, strict=True):
+    for span, entry in zip(prepared.spans, features, strict=True):
         assert (span.tokens, span.full_tokens) == (-(-full * 3 // 10), full)
         text = span.start - len(positions)
         positions += range(cursor, cursor + text)
-        assert features.places is not None
-        positions += [cursor + text + place for (place,) in features.places.tolist()]
+        assert entry.places is not None
+        positions += [cursor + text + place for (place,) in entry.places.tolist()]
         cursor += text + full
     positions += range(cursor, cursor + len(prepared.ids) + len(answer) - len(positions))
-    assert_greedy(llava.decoder.logits(prepared, seen, torch.tensor(positions), answer), answer)
+    assert_greedy(llava.decoder.logits(prepared, features, torch.tensor(positions), answer), answer)
     assert_idle(llava.engine)
 
 
@@ -296,7 +296,7 @@ def test_positions_of_one_number(llava: Pair, method: str) -> None:
         ("visionzip", "visionzip needs the attention inside the vision encoder"),
     ],
 )
-def test_what_a_model_can_not_is_refused(llava: Pair, method: str, message: str) -> None:
+def test_methods_that_a_model_does_not_support_are_refused(llava: Pair, method: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
         llava.engine.generate(reduced_prompt("what is it?", SMALL, method=method, keep=0.5), **GREEDY)
     assert caught.value.param == "visual_tokens"
@@ -307,7 +307,11 @@ def test_what_a_model_can_not_is_refused(llava: Pair, method: str, message: str)
 @pytest.mark.parametrize(
     ("architecture", "settings", "message"),
     [
-        ("llava", {"visual_tokens": "relevance:0.5"}, "visual_tokens: relevance encodes images region by region"),
+        (
+            "llava",
+            {"visual_tokens": "relevance:0.5"},
+            "visual_tokens: relevance encodes images region by region",
+        ),
         (
             "llava",
             {"degrade_by": "visionzip", "degrade_from": 0.5},
@@ -316,16 +320,18 @@ def test_what_a_model_can_not_is_refused(llava: Pair, method: str, message: str)
         ("idefics3", {"visual_tokens": "fast"}, "visual_tokens: this model writes text between"),
     ],
 )
-def test_a_policy_that_a_model_can_not_follow_is_refused_at_the_start(
+def test_a_setting_that_a_model_does_not_support_is_refused_at_the_start(
     checkpoint: Checkpoints, architecture: str, settings: dict[str, Any], message: str
 ) -> None:
-    """It was found out by every request with an image, which got an error about a field that it had not sent."""
+    """Before, every request with an image was refused, with an error about a field that it did not have."""
     with pytest.raises(ConfigError, match=message):
         engine(checkpoint(architecture), **settings)
 
 
 @pytest.mark.parametrize("architecture", ["llava_next", "llava_onevision"])
-def test_tilers_lose_tokens_in_reading_order(checkpoint: Checkpoints, architecture: str) -> None:
+def test_models_with_tiles_support_methods_after_the_encoder(
+    checkpoint: Checkpoints, architecture: str
+) -> None:
     with engine(checkpoint(architecture), kv_blocks=64) as machine:
         full = prepared_prompt(machine, ask("?", SMALL)).image_tokens
         done = machine.generate(reduced_prompt("what is it?", SMALL, method="dart", keep=0.5), **GREEDY)
@@ -345,9 +351,9 @@ def test_text_between_tiles_is_never_left_out(
         assert machine.generate(reduced_prompt("what?", SMALL, method=method, keep=1), **GREEDY).text
 
 
-def test_a_fast_preset_is_one_that_the_model_can_follow(llava: Pair) -> None:
-    (seen,) = llava.engine.generate(reduced_prompt("what?", SMALL, method="fast"), **GREEDY).images
-    assert (seen.method, seen.tokens) == (
+def test_the_preset_fast_has_a_fallback(llava: Pair) -> None:
+    (use,) = llava.engine.generate(reduced_prompt("what?", SMALL, method="fast"), **GREEDY).images
+    assert (use.method, use.tokens) == (
         "dpp",
         -(-prepared_prompt(llava.engine, ask("?", SMALL)).image_tokens // 2),
     )
@@ -361,8 +367,11 @@ def test_presets(pair: Pair) -> None:
         assert done.usage.image == -(-full * int(100 * preset.keep) // 100)
 
 
-def test_a_preset_says_how_much_is_kept(pair: Pair) -> None:
-    """`method` may name a preset, whose share silently replaced what stood beside it."""
+def test_a_preset_refuses_other_numbers(pair: Pair) -> None:
+    """`method` may name a preset.
+
+    Before, the preset's share silently replaced the request's keep or budget.
+    """
     for wish in ({"keep": 0.9}, {"budget": 3}):
         with pytest.raises(InvalidRequest, match="the preset fast sets how much is kept"):
             prepared_prompt(pair.engine, reduced_prompt("?", SMALL, method="fast", **wish))

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT, whose images are tiles: relevance encodes the tiles that a question needs, and keeps each token's number."""
+"""Tests of relevance with tiles (LLaVA-NeXT): only the tiles that a question needs are encoded."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def machine(folder: Path) -> Engine:
-    with Engine.from_pretrained(str(folder), dtype="float32", kv_cache_mib=8) as made:
-        yield made
+    with Engine.from_pretrained(str(folder), dtype="float32", kv_cache_mib=8) as machine:
+        yield machine
 
 
 def _page(width: int, height: int) -> PIL.Image.Image:
-    """White, with a busy corner at the bottom right."""
+    """A white page with noise in its lower right corner."""
     pixels = np.full((height, width, 3), 255, np.uint8)
-    busy = np.random.default_rng(1).integers(0, 255, (height // 3, width // 3, 3), dtype=np.uint8)
-    pixels[-busy.shape[0] :, -busy.shape[1] :] = busy
+    noise = np.random.default_rng(1).integers(0, 255, (height // 3, width // 3, 3), dtype=np.uint8)
+    pixels[-noise.shape[0] :, -noise.shape[1] :] = noise
     return PIL.Image.fromarray(pixels)
 
 
-def _encoded(machine: Engine, page: PIL.Image.Image, wish: VisualTokens | None) -> VisualFeatures:
-    """What the engine's encoder makes of the image, with the whole of its pixels."""
+def _encode(machine: Engine, page: PIL.Image.Image, wish: VisualTokens | None) -> VisualFeatures:
+    """The output of the engine's encoder for the image. wish: None: all tokens."""
     preparer = machine._preparer
     prompt = machine.request(QUESTION, [page], budget=PixelBudget(visual=wish), max_tokens=1).prompt
     [planned] = preparer.builder.outline(prompt).images
@@ -54,10 +54,10 @@ def _encoded(machine: Engine, page: PIL.Image.Image, wish: VisualTokens | None) 
 def test_kept_tokens_are_those_of_the_whole_encoding(machine: Engine, size: tuple[int, int]) -> None:
     page = _page(*size)
     with torch.inference_mode():
-        full = _encoded(machine, page, None)
+        full = _encode(machine, page, None)
         count = full.embeds.shape[0]
         for keep in (0.6, 0.9):
-            some = _encoded(machine, page, VisualTokens("relevance", keep=keep))
+            some = _encode(machine, page, VisualTokens("relevance", keep=keep))
             assert some.embeds.shape[0] == -(-count * round(keep * 10) // 10)
             assert some.places is not None
             numbers = some.places[:, 0].tolist()
@@ -67,31 +67,29 @@ def test_kept_tokens_are_those_of_the_whole_encoding(machine: Engine, size: tupl
             torch.testing.assert_close(some.embeds, full.embeds[numbers], rtol=1e-4, atol=1e-5)
 
 
-def test_tiles_of_which_nothing_is_kept_are_not_encoded(
-    machine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiles_without_kept_tokens_are_not_encoded(machine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     page = _page(90, 60)
     encoded: list[int] = []
-    plain = TiledLlava.tiles
+    tiles = TiledLlava.tiles
 
-    def counting(self: TiledLlava, image: object) -> object:
+    def count_tiles(self: TiledLlava, image: object) -> object:
         encoded.append(len(image.arrays["pixel_values"]))
-        return plain(self, image)
+        return tiles(self, image)
 
-    monkeypatch.setattr(TiledLlava, "tiles", counting)
+    monkeypatch.setattr(TiledLlava, "tiles", count_tiles)
     with torch.inference_mode():
-        _encoded(machine, page, None)
-        [everything] = encoded
+        _encode(machine, page, None)
+        [all_tiles] = encoded
         encoded.clear()
         full = machine.outline(machine.request(QUESTION, [page]).prompt).image_tokens
         base = machine.runner.model.side**2
-        _encoded(machine, page, VisualTokens("relevance", budget=base + 4))
+        _encode(machine, page, VisualTokens("relevance", budget=base + 4))
     assert encoded[0] == 1
-    assert 1 < sum(encoded) < everything
+    assert 1 < sum(encoded) < all_tiles
     assert base + 4 < full
 
 
-def test_answers_keep_the_budget_and_say_so(machine: Engine) -> None:
+def test_answers_keep_the_budget_and_report_it(machine: Engine) -> None:
     page = _page(90, 60)
     full = machine.generate(QUESTION, [page], max_tokens=3)
     wish = PixelBudget(visual=VisualTokens("relevance", keep=0.7, explain=True))
@@ -104,13 +102,13 @@ def test_answers_keep_the_budget_and_say_so(machine: Engine) -> None:
     machine.check_integrity()
 
 
-def test_the_whole_is_always_kept(machine: Engine) -> None:
+def test_a_budget_below_the_view_of_the_whole_is_refused(machine: Engine) -> None:
     wish = PixelBudget(visual=VisualTokens("relevance", budget=10))
     with pytest.raises(InvalidRequest, match="view of the whole image has 16"):
         machine.generate(QUESTION, [_page(90, 60)], budget=wish, max_tokens=1)
 
 
-def test_what_looks_into_the_encoder_is_refused(machine: Engine) -> None:
+def test_methods_that_need_the_encoders_attention_are_refused(machine: Engine) -> None:
     wish = PixelBudget(visual=VisualTokens("visionzip", keep=0.5))
     with pytest.raises(InvalidRequest, match="needs the attention inside the vision encoder"):
         machine.generate(QUESTION, [_page(90, 60)], budget=wish, max_tokens=1)

@@ -139,7 +139,7 @@ class VisionLanguageModel(nn.Module, ABC):
     def device(self) -> torch.device:
         return self.decoder.embed_tokens.weight.device
 
-    def pixels(self, image: ProcessedImage, name: str = "pixel_values") -> Tensor:
+    def array_tensor(self, image: ProcessedImage, name: str = "pixel_values") -> Tensor:
         """Return one of the processor's arrays as a tensor of the model's type, on its device."""
         array = torch.from_numpy(image.arrays[name])
         if self.device.type == "cuda":

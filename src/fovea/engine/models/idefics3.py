@@ -41,7 +41,7 @@ class Idefics3(VisionLanguageModel):
         self.projector = _Projection(vision.hidden_size * self.factor**2, config.text_config.hidden_size)
 
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
-        pixels = self.pixels(image)
+        pixels = self.array_tensor(image)
         mask = torch.from_numpy(image.arrays["pixel_attention_mask"]).to(self.device).bool()
         size = self.vision.config.patch_size
         patches = mask.unfold(1, size, size).unfold(2, size, size).flatten(3).any(-1)

@@ -71,7 +71,7 @@ class Llava(VisionLanguageModel):
 
     def tiles(self, image: ProcessedImage) -> Slices[Tensor]:
         """Encode the tiles of an image and project their patches: (tiles, patches, hidden)."""
-        x = yield from self.vision.slices(self.pixels(image))
+        x = yield from self.vision.slices(self.array_tensor(image))
         x = x[:, 1:] if self.drop_first else x
         rows = yield from apply_by_rows(as_projector(self.projector), x.flatten(0, 1))
         return rows.view(*x.shape[:2], -1)

@@ -36,7 +36,7 @@ class QwenVL(VisionLanguageModel):
         self.vision = QwenVisionTower(vision)
 
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
-        patches, grid = self.pixels(image), image.plan.grid
+        patches, grid = self.array_tensor(image), image.plan.grid
         segments = self.engines.find(grid)
         slices = self.vision.slices(patches, grid) if segments is None else run_segments(segments, patches)
         embeds, deepstack = yield from slices

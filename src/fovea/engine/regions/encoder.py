@@ -123,7 +123,7 @@ class VisualEncoder:
         return whole
 
     def _without_reduction(self, image: ProcessedImage) -> ProcessedImage:
-        """The same image, with the plan and arrays that it has without a reduction."""
+        """The image with the plan and arrays that it has without a reduction."""
         reduction = image.plan.reduction
         assert reduction is not None
         if self._capabilities.regions is not None:
@@ -151,7 +151,7 @@ class VisualEncoder:
 
             tower = self._model.any_size_tower()
             assert tower is not None
-            taps = encoder_taps(tower, self._model.pixels(image), image.plan.grid)
+            taps = encoder_taps(tower, self._model.array_tensor(image), image.plan.grid)
             inputs = replace(inputs, attention=taps.attention, keys=taps.keys)
         if "probe" in needs:
             from fovea.engine.reduce.probe import run_probe

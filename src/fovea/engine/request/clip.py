@@ -112,7 +112,7 @@ class PlannedFrames:
     key: str
 
     @property
-    def pixels(self) -> str:
+    def pixel_key(self) -> str:
         """The name of the pixels that the encoder reads."""
         return self.key
 
@@ -153,7 +153,7 @@ class PlannedVideo:
         )
 
     @property
-    def pixels(self) -> int:
+    def pixel_count(self) -> int:
         """Number of pixels of all groups; the frames of a group count once."""
         return len(self.plan.groups) * self.plan.height * self.plan.width
 

@@ -65,7 +65,7 @@ class PixelTask:
         """
         with self._lock:
             if self._future is None or _failed(self._future):
-                cached = self._pool.take(self._planned.pixels)
+                cached = self._pool.take(self._planned.pixel_key)
                 self._future = self._submit() if cached is None else _future_of(cached)
             return self._future
 
@@ -85,7 +85,7 @@ class PixelTask:
             if unclaimed:
                 self._future = None
         if unclaimed:
-            self._pool.keep(self._planned.pixels, pixels)
+            self._pool.keep(self._planned.pixel_key, pixels)
         return pixels
 
     def acquire(self) -> None:
@@ -104,7 +104,7 @@ class PixelTask:
                 return
             future, self._future = self._future, None
         if future is not None and future.done() and not _failed(future):
-            self._pool.keep(self._planned.pixels, future.result())
+            self._pool.keep(self._planned.pixel_key, future.result())
 
     def _submit(self) -> Future[ProcessedImage]:
         try:
@@ -141,10 +141,10 @@ class PixelStore:
     def task(self, planned: PlannedInput) -> PixelTask:
         """Return the task of these pixels, a new one if there is none. Thread-safe."""
         with self._lock:
-            task = self._tasks.get(planned.pixels)
+            task = self._tasks.get(planned.pixel_key)
             if task is None:
                 task = PixelTask(planned, self._processor, self._workers, self.pool)
-                self._tasks[planned.pixels] = task
+                self._tasks[planned.pixel_key] = task
             return task
 
     def run(self, work: Callable[[], T]) -> Future[T]:

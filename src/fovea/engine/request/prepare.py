@@ -113,7 +113,7 @@ class Preparer:
         outputs = sum(image.plan.tokens for image in missing if image.key in outline.stored)
         videos = outline.prompt.unsettled_videos
         items = [item for task in tasks for item in task.items] + [video.clip for video in videos]
-        pixels = sum(video.pixels for video in videos)
+        pixels = sum(video.pixel_count for video in videos)
         return self._pixels.pool.claim(items, outputs * self._token_bytes + pixels * BYTES_PER_PIXEL)
 
     def claim_frames(self, outline: PreparedPrompt) -> Claim:
@@ -197,7 +197,7 @@ class Preparer:
         return self._pixels.pool.stats().claimed_bytes
 
     @property
-    def pixels(self) -> PixelPool:
+    def pixel_pool(self) -> PixelPool:
         """The room for pixels, and their cache."""
         return self._pixels.pool
 

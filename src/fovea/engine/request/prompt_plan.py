@@ -31,7 +31,7 @@ class PlannedImage:
     reduction: tuple[str, int] | None = None
 
     @property
-    def pixels(self) -> str:
+    def pixel_key(self) -> str:
         """The name of the pixels that the encoder reads.
 
         Requests that leave out other tokens, or ask other questions, share these pixels.
