@@ -146,7 +146,7 @@ def test_questions_and_methods_share_pixels(machine: Engine, monkeypatch: pytest
     keys: list[str] = []
 
     def record(planned: Any, processor: Any) -> ProcessedImage:
-        keys.append(planned.pixels)
+        keys.append(planned.pixel_key)
         return process(planned, processor)
 
     monkeypatch.setattr("fovea.engine.request.pixels.process", record)

@@ -14,8 +14,7 @@ TENSIONS = Tensions(0.5, 0.8, 0.7)
 
 
 def test_a_reused_realization_becomes_the_most_recent_one() -> None:
-    """Before, a reused realization kept its age. After 256 other images, an answer that reused it had no explanation.
-    """
+    """Before, a reused realization kept its age, so later answers that reused it had no explanation."""
     model = RelevanceModel(lambda ids: None)  # type: ignore[arg-type, return-value]
     blank = survey(np.zeros((128, 128, 3), np.uint8), 32)
 
