@@ -1,5 +1,5 @@
-"""F3: the machine that turns images and text into tokens. Torch lives here, never in the brains.
+"""Floor F3: the engine, which turns images and text into tokens. It must not import server, cli or bench.
 
-The brains (config, sequence, prompt, cache/, schedule/) are integers and dataclasses; `runner` is where a plan
-becomes tensors.
+Its brains are integers and dataclasses, and must not import torch: config, cache, kv, request, schedule, step,
+simulate, visual_budget and vision.processor. `execute.runner` turns step plans into tensors.
 """

@@ -37,7 +37,10 @@ from fovea.engine.visual_budget.methods import read_policy
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Everything that an engine consists of. info: the model's, with the context length that this engine allows."""
+    """All components of an engine.
+
+    info: description of the model, with the context length that this engine allows.
+    """
 
     embeddings: EmbeddingCache[VisualFeatures]
     slower: SlowerTiers
@@ -115,18 +118,20 @@ def assemble(
 def prompt_builder(
     loaded: LoadedModel, detail: DetailRule | None = None, visual: VisualTokens | None = None
 ) -> PromptBuilder:
-    """Makes this model's tokens from messages.
+    """Build the component that turns messages into this model's tokens.
 
     detail: the rule for `detail: auto`; None: the model's own resolution.
-    visual: how many visual tokens images keep; None: all.
+    visual: method and share of visual tokens for requests that name none; None: images keep all.
     """
     model, videos = loaded.model, loaded.videos
-    known = None if videos is None or model.video_token_id is None else (videos, model.video_token_id)
+    video_support = None
+    if videos is not None and model.video_token_id is not None:
+        video_support = videos, model.video_token_id
     return PromptBuilder(
         loaded.tokenizer,
         loaded.processor,
         model.image_token_id,
-        known,
+        video_support,
         video_models=video_model_names(),
         detail=detail,
         visual=visual,

@@ -17,7 +17,8 @@ from fovea.engine.visual_budget.methods import METHODS
 SINGLE_IMAGE = sorted(name for name, method in METHODS.items() if method.kind != "views")
 """Methods that plan an image without the other ones of its request."""
 SETTINGS = {
-    "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2,
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2,
     "min_pixels": 4 * 28**2, "max_pixels": 1024 * 28**2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
 }  # fmt: skip
 

@@ -178,7 +178,13 @@ def test_an_image_that_keeps_its_plan_shares_the_caches_of_a_plain_one(machine: 
 
 
 def test_one_image_or_a_budget_for_all_tokens_changes_nothing(machine: Engine) -> None:
-    for images, wish in ((PAGES[:1], {"keep": 0.1}), (PAGES[:1], {"budget": 1}), (PAGES, {"keep": 1}), (PAGES, {"budget": 10**6})):  # fmt: skip
+    cases: list[tuple[list[Image], dict[str, Any]]] = [
+        (PAGES[:1], {"keep": 0.1}),
+        (PAGES[:1], {"budget": 1}),
+        (PAGES, {"keep": 1}),
+        (PAGES, {"budget": 10**6}),
+    ]
+    for images, wish in cases:
         plain = prepared_prompt(machine, ask("what is it?", *images))
         result = prepared_prompt(machine, reduced_prompt("what is it?", *images, method=VIEWS, **wish))
         assert (result.ids, result.spans) == (plain.ids, plain.spans)

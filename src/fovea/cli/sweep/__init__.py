@@ -1,1 +1,4 @@
-"""`fovea eval --sweep`: every method of visual-token reduction on the same questions."""
+"""`fovea eval --sweep`: compares methods of visual-token reduction on the same questions.
+
+Only cli may import it.
+"""

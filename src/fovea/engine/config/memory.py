@@ -1,4 +1,4 @@
-"""Settings of the pools and caches: KV blocks, encoder outputs, processed pixels."""
+"""Settings of pools and caches: KV blocks, encoder outputs, processed pixels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from fovea.core.settings import check_settings, setting
 
 MOST_MIB = 1 << 24
+"""Upper limit of every setting in MiB."""
 MOST_SECONDS = 1 << 31
+"""Upper limit of every setting in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +30,16 @@ class KVSettings:
     )
     kv_host_mib: int = setting(
         0,
-        "MiB of host memory for the KV of image prefixes that are evicted from the pool, so that a follow-up question "
-        "loads them. For GPUs; on a CPU a larger pool uses the same memory better. 0: none.",
+        "MiB of host memory for the KV of image prefixes that are evicted from the pool, so that a "
+        "follow-up question loads them. For GPUs; on a CPU a larger pool uses the same memory better. "
+        "0: none.",
         low=0,
         high=MOST_MIB,
     )
     kv_ttl_s: int = setting(
         0,
-        "Prefixes older than this are not reused, in seconds. They belong to windows of this length, so they are often "
-        "lost earlier: a new window finds nothing of the last one. 0: no bound.",
+        "Prefixes older than this are not reused, in seconds. A prefix is reused only within its own window "
+        "of this length, so it is often lost earlier. 0: no bound.",
         low=0,
         high=MOST_SECONDS,
     )
@@ -102,7 +105,7 @@ class PixelSettings:
     )
     pixel_cache_mib: int = setting(
         64,
-        "At most this much of the pool caches pixels that no request needs, in MiB. 0: nothing.",
+        "Ceiling of pixels in the pool that no request needs and that are cached, in MiB. 0: none.",
         low=0,
         high=MOST_MIB,
     )

@@ -33,14 +33,15 @@ class ModelSettings:
 
     dtype: str = setting(
         "auto",
-        "Type of weights and activations. auto is the checkpoint's own type on CUDA and on CPUs with bf16 units, "
-        "float32 elsewhere.",
+        "Type of weights and activations. auto is the checkpoint's own type on CUDA and on CPUs with bf16 "
+        "units, float32 elsewhere.",
         choices=DTYPES,
     )
     quantization: str = setting(
         "none",
-        "none keeps the weights as they are. int8 and int4 round them while they are read, to half and less than a "
-        "third of their bytes; lossy, see docs/quantization.md. fp8: 8-bit floats, for CUDA from Hopper on.",
+        "none keeps the weights as they are. int8 and int4 round them while they are read, to half and less "
+        "than a third of their bytes; lossy, see docs/quantization.md. fp8: 8-bit floats, for CUDA from "
+        "Hopper on.",
         choices=QUANTIZATIONS,
     )
     device: str = setting(
@@ -52,28 +53,30 @@ class ModelSettings:
     threads: int = setting(0, "CPU threads of torch. 0 leaves torch's own choice.", low=0, high=1024)
     kernels: str = setting(
         "auto",
-        "On a CPU: native is Fovea's own C++ (bf16; weights packed without loss to 12 bits), onednn is torch with "
-        "weights in oneDNN's layout, torch is plain torch. On CUDA: flashinfer (Triton's kernels, with FlashInfer's "
-        "attention for prompts), triton, torch. auto is the first of these that machine, type and model allow "
-        "(docs/gpu.md).",
+        "On a CPU: native is Fovea's own C++ (bf16; weights packed without loss to 12 bits), onednn is "
+        "torch with weights in oneDNN's layout, torch is plain torch. On CUDA: flashinfer (Triton's "
+        "kernels, with FlashInfer's attention for prompts), triton, torch. auto is the first of these that "
+        "machine, type and model allow (docs/gpu.md).",
         choices=KERNELS,
     )
     decode_graphs: str = setting(
         "auto",
-        "auto pads steps that only decode to a few batch sizes and replays them as CUDA graphs, with Triton's kernels. "
-        "padded pads them and launches every kernel, to compare. off does neither.",
+        "auto pads steps that only decode to a few batch sizes and replays them as CUDA graphs, with "
+        "Triton's kernels. padded pads them and launches every kernel, to compare. off does neither.",
         choices=DECODE_GRAPHS,
     )
     compile: str = setting(
         "off",
-        "torch.compile before the first use, for the kernels torch: off, default, reduce-overhead or max-autotune for "
-        "all, or by component: encoder=MODE,projector=MODE,decoder=MODE. See docs/engines.md.",
+        "torch.compile before the first use, for the kernels torch: off, default, reduce-overhead or "
+        "max-autotune for all, or by component: encoder=MODE,projector=MODE,decoder=MODE. See "
+        "docs/engines.md.",
         check=_compile_modes,
     )
     encoder_engines: str = setting(
         "off",
-        "Vision encoders made by fovea build, for images whose grid they were built for: off, auto (the folder beside "
-        "the checkpoint) or a folder. They are machine code: whoever names a folder runs its code.",
+        "Vision encoders made by fovea build, for images whose grid they were built for: off, auto (the "
+        "folder beside the checkpoint) or a folder. They are machine code, so a folder must be one that you "
+        "trust.",
         check=_encoder_engines,
         words="off, auto, or a folder",
     )

@@ -6,7 +6,10 @@ from typing import TypedDict
 
 
 class EngineOptions(TypedDict, total=False):
-    """Keyword arguments of `EngineConfig.of` and `Engine.from_pretrained`. A test compares it with the settings."""
+    """Keyword arguments of `EngineConfig.of` and `Engine.from_pretrained`.
+
+    A test compares it with the settings.
+    """
 
     dtype: str
     quantization: str

@@ -1,4 +1,4 @@
-"""Settings of the scheduler: who joins, how long a step may last, how much a step computes."""
+"""Settings of the scheduler: the order of requests, the length of a step, and the limits of a step."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ScheduleSettings:
 
     policy: str = setting(
         "dual",
-        "Which waiting request joins first: dual (text, follow-ups and known images do not wait behind new images), "
-        "fcfs (order of arrival), priority (the request's own, then dual), detail (requests of similar visual cost "
-        "together).",
+        "Which waiting request joins first: dual (text, follow-ups and known images do not wait behind new "
+        "images), fcfs (order of arrival), priority (the request's own, then dual), detail (requests of "
+        "similar visual cost together).",
         choices=POLICY_NAMES,
     )
     max_passes: int = setting(
@@ -26,14 +26,14 @@ class ScheduleSettings:
     )
     pace: float = setting(
         2.5,
-        "Longest step while prompts or images are computed beside decodes, in multiples of a step that only decodes. "
-        "0: no bound.",
+        "Longest step while prompts or images are computed beside decodes, in multiples of a step that only "
+        "decodes. 0: no bound.",
         low=1,
         high=1000,
         or_zero=True,
     )
     target_itl_ms: int = setting(
-        0, "The same bound in milliseconds; the shorter one holds. 0: none.", low=0, high=1 << 20
+        0, "As pace, but in milliseconds; the shorter of the two bounds holds. 0: none.", low=0, high=1 << 20
     )
     max_running: int = setting(64, "Sequences that share a step.", low=1, high=4096)
     max_step_tokens: int = setting(
@@ -53,7 +53,8 @@ class ScheduleSettings:
     )
     when_full: str = setting(
         "wait",
-        "A request whose KV or pixels do not fit beside the requests in flight: wait, or refuse with 429.",
+        "Treatment of a request whose KV or pixels do not fit beside the requests in flight: wait, or "
+        "refuse with 429.",
         choices=WHEN_FULL,
     )
 

@@ -1,4 +1,4 @@
-"""Settings of the visual budget: how closely images are looked at, and how many visual tokens they keep."""
+"""Settings of the visual budget: detail levels of images, and the number of visual tokens that they keep."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def _degrade_by(text: str) -> str:
 
 
 def _check_method(name: str, read: Callable[[], object]) -> None:
-    """Raise ConfigError where a request with these words would be refused."""
+    """Raise ConfigError if `read` refuses the setting.
+
+    The message then names the setting, not the parameter.
+    """
     try:
         read()
     except InvalidRequest as error:
@@ -37,13 +40,14 @@ class VisualSettings:
 
     detail_policy: str = setting(
         "full",
-        "The meaning of detail=auto: full (the model's own resolution) or keywords (by the words of the question).",
+        "The meaning of detail=auto: full (the model's own resolution) or keywords (by the words of the "
+        "question).",
         choices=DETAIL_POLICY_NAMES,
     )
     degrade_from: float = setting(
         0.0,
-        "Load, as a share of the engine's room, from which detail=auto loses a level; half way from there to 1 it loses "
-        "another one. 0: never.",
+        "Load, as a share of the engine's room, from which detail=auto loses a level; half way from there "
+        "to 1 it loses another one. 0: never.",
         low=0,
         high=1,
     )

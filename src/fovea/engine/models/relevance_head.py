@@ -1,7 +1,7 @@
-"""The relevance head of a checkpoint: what `training/relevance.py` learned about its model, as arrays by name.
+"""The relevance head of a checkpoint: weights from `training/relevance.py`, as arrays by name.
 
-It lies in a folder of its own inside the checkpoint's folder. Other programs read every *.safetensors file of a
-checkpoint's folder as weights of the model, so no other tensors may be there.
+Its file is in a folder of its own inside the checkpoint's folder. Other programs read every *.safetensors
+file of a checkpoint's folder as weights of the model, so no other tensors may be there.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fovea.core.errors import CheckpointError
 
 Head = dict[str, NDArray[np.float32]]
 PATH = Path("fovea") / "relevance.safetensors"
-"""Where the head is written, relative to the checkpoint's folder."""
+"""Path of the head, relative to the checkpoint's folder."""
 OLD_NAME = "relevance.safetensors"
-"""Where older versions wrote it: among the weights. Still read, and never read as weights."""
+"""File name of the head in older versions, beside the weights. It is still read, but never as weights."""
 
 
 def read_head(folder: Path) -> Head | None:
-    """The head of the checkpoint in `folder`; None if it has none. Raises CheckpointError."""
+    """Read the head of the checkpoint in `folder`. Returns None if there is none. Raises CheckpointError."""
     path = next((path for path in (folder / PATH, folder / OLD_NAME) if path.is_file()), None)
     if path is None:
         return None
@@ -36,7 +36,7 @@ def read_head(folder: Path) -> Head | None:
 
 
 def head_digest(head: Mapping[str, NDArray[np.float32]] | None) -> str:
-    """A digest of the head for cache keys; empty if there is none."""
+    """The digest of a head, for cache keys. It is empty if there is no head."""
     if head is None:
         return ""
     digest = hashlib.blake2b(digest_size=8)

@@ -10,6 +10,7 @@ from fovea.engine.files import read_json
 from fovea.engine.request.tokenizer import ChatTokenizer
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+"""Files of which a folder with a tokenizer has at least one."""
 LLAVA_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'system' %}{% for c in message['content'] %}{{ c['text'] }} {% endfor %}"
@@ -19,26 +20,30 @@ LLAVA_TEMPLATE = (
     "{{ ' ' if message['role'] == 'user' else '</s>' }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
+"""Chat template of LLaVA-1.5, for checkpoints without one."""
 
 
 def load_tokenizer(folder: Path, config: Any, *, template: str | None = None) -> ChatTokenizer:
-    """The tokenizer of a checkpoint. template: replaces the checkpoint's own chat template.
+    """Load the tokenizer of a checkpoint.
 
-    Raises CheckpointError when no tokenizer can be made.
+    config: the checkpoint's configuration, as transformers reads it.
+    template: a chat template that replaces the checkpoint's own.
+
+    Raises CheckpointError if there is no usable tokenizer.
     """
     from transformers import AutoTokenizer
 
     if not any((folder / name).is_file() for name in VOCABULARIES):
-        # transformers makes an empty tokenizer of such a folder, and nothing fails before the first answer.
+        # For such a folder, transformers returns an empty tokenizer, which causes wrong answers but no error.
         raise CheckpointError(f"{folder} has no usable tokenizer: none of {', '.join(VOCABULARIES)} is there")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise CheckpointError(f"{folder} has no usable tokenizer: {error}") from error
-    chosen = template or tokenizer.chat_template or _template_file(folder)
-    if chosen is None and config.model_type == "llava":
-        chosen = LLAVA_TEMPLATE
-    return ChatTokenizer(tokenizer, chosen, eos_ids=_eos_ids(folder, config, tokenizer))
+    chat_template = template or tokenizer.chat_template or _template_file(folder)
+    if chat_template is None and config.model_type == "llava":
+        chat_template = LLAVA_TEMPLATE
+    return ChatTokenizer(tokenizer, chat_template, eos_ids=_eos_ids(folder, config, tokenizer))
 
 
 def _template_file(folder: Path) -> str | None:
@@ -55,14 +60,14 @@ def _template_file(folder: Path) -> str | None:
 
 
 def _eos_ids(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends an answer: the generation config's, else the model's, and always the tokenizer's own."""
-    found: set[int] = set()
+    """All ids that end an answer: of the generation config, else of the model, and the tokenizer's own."""
+    ids: set[int] = set()
     sources = [read_json(folder / "generation_config.json").get("eos_token_id")]
     sources += [getattr(config, "eos_token_id", None), getattr(config.text_config, "eos_token_id", None)]
     for source in sources:
         if source is not None:
-            found.update([source] if isinstance(source, int) else source)
+            ids.update([source] if isinstance(source, int) else source)
             break
     if tokenizer.eos_token_id is not None:
-        found.add(tokenizer.eos_token_id)
-    return frozenset(found)
+        ids.add(tokenizer.eos_token_id)
+    return frozenset(ids)

@@ -1,0 +1,1 @@
+"""Encoding of images region by region, and all reductions. It must not import transformers."""

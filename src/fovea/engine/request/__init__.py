@@ -1,0 +1,1 @@
+"""Preparation of a request: prompt, pixels, admission, answer text. It must not import torch."""

@@ -1,1 +1,1 @@
-"""Sampling: from logits to tokens."""
+"""Sampling: from logits to tokens. It must not import transformers."""

@@ -1,1 +1,1 @@
-"""Scheduling: which sequences and images the next step works on. A step plan is a value without tensors."""
+"""Scheduling: the sequences and images of the next step, as a plan. It must not import torch."""

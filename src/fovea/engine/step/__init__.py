@@ -1,0 +1,1 @@
+"""The engine thread: one step after the other, without tensors. It must not import torch."""

@@ -1,1 +1,1 @@
-"""Tiers of encoder outputs below the device's memory: host memory and disk."""
+"""Tiers of encoder outputs below the device's memory: host memory, disk. It must not import transformers."""

@@ -1,1 +1,1 @@
-"""Vision encoders: from the pixels of an image to the rows that replace its visual tokens in the decoder."""
+"""Vision encoders: from pixels to the rows of visual tokens. It must not import transformers."""

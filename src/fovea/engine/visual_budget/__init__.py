@@ -1,0 +1,1 @@
+"""Decisions about detail levels and numbers of visual tokens. It must not import torch."""

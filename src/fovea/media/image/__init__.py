@@ -1,0 +1,1 @@
+"""Images: header, content identity, decoding, cache. It must not import torch or the engine."""

@@ -1,1 +1,1 @@
-"""Routes of the HTTP API, one file per subject."""
+"""Routes of the HTTP API, one file per subject. It must not import the engine."""
