@@ -12,6 +12,10 @@ from fovea.evaluation.sweep import DETAILS, FULL, OTHERS, RELEVANCE, Setting, Sw
 WORDS = {True: "met", False: "**missed**", None: "not measured"}
 BEGIN, END = "<!-- measured by make bench-relevance -->", "<!-- end of what was measured -->"
 """A run replaces the text between these marks in a document."""
+MEANING_OF_MET = (
+    '"Met" means that the measured value reaches the target; its interval may extend beyond it. '
+    'Only where a target says "by more than the interval", the whole interval has to reach it.'
+)
 HALF = Setting(RELEVANCE, 0.5)
 RIVALS, SHARES = ("resize", "uniform", "random", "dart"), (0.5, 0.25)
 LOST, LOST_MILD = 0.01, 0.005
@@ -71,7 +75,9 @@ def report(sweep: Sweep, cost: Cost, head: str, chart: str) -> str:
         *([one.target, one.result, WORDS[one.met]] for one in verdicts(sweep, cost)),
     ]
     picture = f"![accuracy against visual tokens and first tokens]({chart})"
-    return "\n\n".join((head, table(rows), _decision_times(sweep, cost), picture, markdown(sweep)))
+    return "\n\n".join(
+        (head, table(rows), MEANING_OF_MET, _decision_times(sweep, cost), picture, markdown(sweep))
+    )
 
 
 def replace_between_marks(text: str, content: str) -> str:
@@ -144,6 +150,8 @@ def _speedup(sweep: Sweep) -> Verdict:
 def _decision_times(sweep: Sweep, cost: Cost) -> str:
     return (
         f"Time of the relevance decision, {sweep.timed_on}: survey {1e3 * cost.survey:.1f} ms, "
-        f"first view {1e3 * cost.first_view:.1f} ms (the decoder gets its tokens), "
-        f"planning {1e3 * cost.planning:.1f} ms."
+        f"first view {1e3 * cost.first_view:.1f} ms, planning {1e3 * cost.planning:.1f} ms. The survey reads "
+        "texture and the two maps that need no question from the pixels. The first view is the encoder's "
+        "work on the small view of the whole image; it is not counted as a cost of the decision, because the "
+        "decoder gets its tokens. Planning is everything from the coupling with the question to the layout."
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fovea.cli.sweep.report import difference
 from fovea.evaluation.pairs import PairedCounts
 from fovea.evaluation.score import wilson
 from fovea.evaluation.sweep import ALL, DETAILS, OTHERS
@@ -117,3 +118,9 @@ def test_arguments_that_a_sweep_refuses(sweep: Any, words: tuple[str, ...], mess
 @pytest.mark.parametrize("words", [("--methods", "dart"), ("--timed", 3), ("--plot", "x.png")])
 def test_flags_that_need_a_sweep(fovea: Caller, tiny: Path, words: tuple[object, ...]) -> None:
     assert fovea("eval", tiny, *words).error_line.endswith(f"{words[0]} is for --sweep")
+
+
+def test_a_p_value_is_never_shown_as_zero() -> None:
+    """19 of 20 differing answers in favour of one setting give 0.00004, which three digits would show as 0.000."""
+    assert difference(PairedCounts(70, 19, 1, 10)).endswith(", p < 0.001")
+    assert difference(PairedCounts(70, 12, 8, 10)).endswith(", p 0.503")

@@ -74,9 +74,14 @@ def _pairs(sweep: Sweep) -> Iterator[list[str]]:
 
 
 def difference(paired: PairedCounts) -> str:
-    """Return a difference of accuracies in points, with its interval and p value."""
+    """Return a difference of accuracies in points, with its interval and p value.
+
+    A p value that would be rounded to 0.000 is shown as "p < 0.001".
+    """
     low, high = (100 * end for end in paired.interval)
-    return f"{100 * paired.difference:+.1f} ({low:+.1f} to {high:+.1f}), p {paired.p_value:.3f}"
+    p = f"{paired.p_value:.3f}"
+    shown = "p < 0.001" if p == "0.000" else f"p {p}"
+    return f"{100 * paired.difference:+.1f} ({low:+.1f} to {high:+.1f}), {shown}"
 
 
 def _accuracy(score: Score) -> str:
