@@ -121,6 +121,6 @@ def test_flags_that_need_a_sweep(fovea: Caller, tiny: Path, words: tuple[object,
 
 
 def test_a_p_value_is_never_shown_as_zero() -> None:
-    """19 of 20 differing answers in favour of one setting give 0.00004, which three digits would show as 0.000."""
+    """19 of 20 differing answers favour one setting: p is 0.00004, which three digits would show as 0.000."""
     assert difference(PairedCounts(70, 19, 1, 10)).endswith(", p < 0.001")
     assert difference(PairedCounts(70, 12, 8, 10)).endswith(", p 0.503")
