@@ -91,10 +91,10 @@ def test_openai_snippet(port: int) -> None:
 
 
 def test_python_page() -> None:
-    first, second = blocks((ROOT / "docs/python.md").read_text(), "python")
-    code = (
-        f"{first}\nimport asyncio\npicture = 'examples/shapes.png'\nasync def main():\n"
-        + "".join(f"    {line}\n" for line in second.splitlines())
-        + "asyncio.run(main())\nengine.shutdown()\n"
-    )
-    assert "Usage(" in python(code)
+    """All programs of the page run, one after the other, in one process."""
+    programs = blocks((ROOT / "docs/python.md").read_text(), "python")
+    assert len(programs) == 4
+    out = python("\n".join((*programs, "engine.shutdown()\n")))
+    assert "There is 1 circle." in out
+    assert "Usage(" in out
+    assert out.count("circle") >= 3
