@@ -29,7 +29,7 @@ class ForeignFile(Exception):
     """Raised if `path`, the place of an entry or sub-folder, has something that is not the cache's."""
 
     def __init__(self, path: str) -> None:
-        super().__init__("something else has its name")
+        super().__init__("it is not a file of this cache")
         self.path = path
 
 

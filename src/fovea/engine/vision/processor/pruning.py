@@ -27,7 +27,7 @@ def kept_count(groups: int, cells: int, rate: float) -> int:
 def first_cells(groups: int, cells: int, count: int) -> KeptCells:
     """The first `count` cells of a clip.
 
-    They stand for the real ones in a prompt until the frames are decoded.
+    They stand for the cells that will remain in a prompt until the frames are decoded.
     """
     return tuple(tuple(range(max(0, min(cells, count - group * cells)))) for group in range(groups))
 
