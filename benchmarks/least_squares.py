@@ -1,4 +1,4 @@
-"""Fits a cost model to measurements of a real engine: least squares of relative errors, no parameter below zero.
+"""Fits a cost model to measurements of a real engine, with no parameter below zero.
 
 The errors are relative because a step of 2 ms and one of 300 ms matter alike. They have Huber's weights
 because other processes on the machine make some steps slow and none fast.

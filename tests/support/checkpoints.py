@@ -64,7 +64,8 @@ def tokenizer(template: str) -> Any:
 
 def _text(**extra: Any) -> dict[str, Any]:
     return {
-        "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": TEXT_LAYERS, "num_attention_heads": 4,
+        "hidden_size": 64, "intermediate_size": 112,
+        "num_hidden_layers": TEXT_LAYERS, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 4096,
         "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0, **extra,
     }  # fmt: skip

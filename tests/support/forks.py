@@ -1,7 +1,9 @@
-"""Processes that start without their imports: one process imports torch and Fovea once, and forks for every command.
+"""Processes that start without their imports: one process imports torch and Fovea once, and forks for every
+command.
 
-A fork is a process of its own, with its own streams, signals and exit status, and its interpreter ends as any other. It
-skips only what takes two seconds each time: importing. What a process does before that is tested with real ones.
+A fork is a process of its own, with its own streams, signals and exit status, and its interpreter ends as
+any other. It skips only what takes two seconds each time: importing. What a process does before that is
+tested with real ones.
 """
 
 from __future__ import annotations
@@ -25,12 +27,18 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 
 
 class Fork:
-    """A forked process, with what tests need of `subprocess.Popen`. Its input is empty, its output is text."""
+    """A forked process, with what tests need of `subprocess.Popen`.
+
+    Its input is empty, its output is text.
+    """
 
     def __init__(
         self, code: str, arguments: Sequence[str], env: Mapping[str, str], folder: Path | None = None
     ) -> None:
-        """code: the Python program to run. arguments: sys.argv[1:]. env: the whole environment. folder: it runs there."""
+        """code: the Python program to run.
+
+        arguments: sys.argv[1:]. env: the whole environment. folder: it runs there.
+        """
         self.args = list(arguments)
         self.returncode: int | None = None
         (out, out_end), (err, err_end), (self._ended, ended_end) = os.pipe(), os.pipe(), os.pipe()

@@ -61,6 +61,8 @@ def refuse_options(parser: argparse.ArgumentParser, names: Iterable[str], reason
     """Add flags that raise ConfigError with the reason when they are given. They are not in the help."""
 
     class Refuse(argparse.Action):
+        """The action of a flag that is always refused."""
+
         def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
             raise ConfigError(f"{self.option_strings[0]}: {reason}", param=self.dest)
 

@@ -1,4 +1,4 @@
-"""A least-recently-used cache with a ceiling in bytes and a time to live, for uploads, downloads and decoded images."""
+"""A least-recently-used cache for uploads, downloads and decoded images: bounded in bytes and in age."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ENTRY_BYTES = 512
 
 
 class ByteCache(Generic[K, V]):
-    """A mapping that evicts its least recently used values for lack of room, and drops values that are too old.
+    """A mapping that evicts its least recently used values if room is short, and drops values that are old.
 
     Not thread-safe: use it from one thread, for example the event loop's.
 
-    hits, misses: counted by the caller with `count`, because only the caller knows whether an entry was usable.
+    hits, misses: counted by the caller with `count`: only the caller knows whether an entry was usable.
     """
 
     def __init__(

@@ -108,7 +108,8 @@ def allocate(
 
     scores: relevance in [0, 1]; of two equal regions the earlier counts as the more relevant.
     natives: tokens of each region at its native resolution.
-    policy: a name in POLICIES, whose targets are levels; or a function, whose targets may be any number of tokens.
+    policy: a name in POLICIES, whose targets are levels; or a function, whose targets may be any number of
+    tokens.
     demands: how many tokens of each region have content; all of them by default. No region gets more than its
         demand before every region has its demand.
     """

@@ -100,7 +100,7 @@ def test_size_and_type_of_the_model(reference: Reference) -> None:
 
 
 def test_the_folder_holds_no_foreign_tensors() -> None:
-    """vLLM reads every *.safetensors file in a checkpoint's folder, and refused the one with the relevance head."""
+    """vLLM reads every *.safetensors file of a checkpoint, and refused the one with the relevance head."""
     folder = bundled_model()
     stored = {name for path in folder.glob("*.safetensors") for name in load_file(path)}
     _, report = Qwen3VLForConditionalGeneration.from_pretrained(folder, output_loading_info=True)

@@ -30,7 +30,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def counters() -> Any:
-    """Return torch's counts of compiled graphs. The import takes a second, and every worker collects this file."""
+    """Return torch's counts of compiled graphs.
+
+    The import takes a second, and every worker collects this file.
+    """
     from torch._dynamo.utils import counters
 
     return counters

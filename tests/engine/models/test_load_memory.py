@@ -17,9 +17,10 @@ from tests.support.checkpoints import QWEN_TEMPLATE, VOCABULARY, tokenizer
 
 pytestmark = pytest.mark.kernels
 
-# The peak is the kernel's own count for the process (VmHWM), reset to what the imports and one small load left. What stays is
-# counted without files: the kernel may drop pages of libraries meanwhile, which once hid all of the weights. One process
-# imports everything; each measurement is a fork of it, so that none begins with what another one left.
+# The peak is the kernel's own count for the process (VmHWM), reset to what the imports and one small load
+# left. What stays is counted without files: the kernel may drop pages of libraries meanwhile, which once hid
+# all of the weights. One process imports everything; each measurement is a fork of it, so that none begins
+# with what another one left.
 LOAD = """
 import json, os, sys
 from pathlib import Path
@@ -59,8 +60,8 @@ def checkpoint(
 ) -> int:
     """A Qwen3-VL of random weights, written shard by shard; returns its bytes.
 
-    mixed: a layer's tensors are spread over the shards, so that none is whole before the last is read; else layer by
-    layer, as checkpoints come.
+    mixed: a layer's tensors are spread over the shards, so that none is whole before the last is read; else
+    layer by layer, as checkpoints come.
     """
     words = tokenizer(QWEN_TEMPLATE)
     ids = {
@@ -69,11 +70,13 @@ def checkpoint(
     }
     config = hf.Qwen3VLConfig(
         vision_config={
-            "depth": 2, "num_heads": 4, "hidden_size": 64, "intermediate_size": 128, "out_hidden_size": hidden,
+            "depth": 2, "num_heads": 4, "hidden_size": 64,
+            "intermediate_size": 128, "out_hidden_size": hidden,
             "patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": [0],
         },
         text_config={
-            "hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers, "head_dim": 64,
+            "hidden_size": hidden, "intermediate_size": 3 * hidden,
+            "num_hidden_layers": layers, "head_dim": 64,
             "num_attention_heads": hidden // 64, "num_key_value_heads": max(1, hidden // 128),
             "vocab_size": VOCABULARY, "max_position_embeddings": 512,
             "rope_scaling": {"rope_type": "default", "mrope_section": [12, 10, 10]},
@@ -158,7 +161,7 @@ def test_loading_takes_less_than_a_third_more_than_the_checkpoint(
 def test_layers_are_quantized_as_they_are_read(
     measured: dict[tuple[str, str], Measured], dtype: str, quantization: str
 ) -> None:
-    """What stays is the quantized model, and the peak is that and a few layers, which are twice as large in float32."""
+    """The peak is the quantized model and a few layers in float32, which are twice as large."""
     load = measured[dtype, quantization]
     assert 80e6 < load.size < 150e6
     share = {"int8": 0.52, "int4": 0.28}[quantization]

@@ -18,11 +18,17 @@ from tests.support.reference import Reference
 TOKENS = 64
 SIZES = [(130, 90), (60, 200), (231, 57), (100, 100), (33, 47)]
 COMMON = ("qwen3_vl", "llava_onevision")
-"""Architectures that the default tests ask everything. They ask the others one question of each kind that differs by model."""
+"""Architectures that the default tests ask everything.
+
+They ask the others one question of each kind that differs by model.
+"""
 
 
 def cases(*sizes: tuple[int, int]) -> pytest.MarkDecorator:
-    """Every architecture, with every size if there are any. The slow cases are those of rare architectures after the first."""
+    """Every architecture, with every size if there are any.
+
+    The slow cases are those of rare architectures after the first.
+    """
     found = []
     for name in sorted(ARCHITECTURES):
         for number, size in enumerate(sizes or [()]):

@@ -109,8 +109,10 @@ def test_the_ceiling_is_reported_while_the_cache_is_empty(machine: Engine) -> No
 def test_the_whole_output_serves_every_method(machine: Engine, bare: Engine, passes: list[Grid]) -> None:
     """One encoder pass serves a plain question, several methods and several shares, in any order."""
     prompts = [
-        reduced_prompt("what?", SMALL, method="dart", keep=0.5), reduced_prompt("what?", SMALL, method="dpp_query", keep=0.5),
-        reduced_prompt("what?", SMALL, method="fastv", keep=0.25), reduced_prompt("what?", SMALL, method="tome", budget=5),
+        reduced_prompt("what?", SMALL, method="dart", keep=0.5),
+        reduced_prompt("what?", SMALL, method="dpp_query", keep=0.5),
+        reduced_prompt("what?", SMALL, method="fastv", keep=0.25),
+        reduced_prompt("what?", SMALL, method="tome", budget=5),
         ask("what?", SMALL),
     ]  # fmt: skip
     truth = [generate(bare, prompt).token_ids for prompt in prompts]
@@ -210,7 +212,8 @@ def test_questions_do_not_share_the_kv_of_methods_that_use_the_question(
 def test_ratios_and_methods_do_not_share_kv(machine: Engine, bare: Engine) -> None:
     wishes: list[dict[str, Any]] = [
         {"method": "dart", "budget": 12}, {"method": "dart", "budget": 13}, {"method": "dpp", "budget": 12},
-        {"method": "uniform", "budget": 12}, {"method": "resize", "budget": 12}, {"method": "relevance", "budget": 12},
+        {"method": "uniform", "budget": 12},
+        {"method": "resize", "budget": 12}, {"method": "relevance", "budget": 12},
     ]  # fmt: skip
     for wish in wishes:
         prompt = reduced_prompt("what is it?", SMALL, **wish)

@@ -179,7 +179,8 @@ def test_every_image_has_its_own_budget_and_text_continues_after_whole_images(pa
     """The images have different methods, one has none, and there is text before, between and after them."""
     parts = (
         TextPart("the red circle"), ImagePart(SMALL, reduced_budget("dart", keep=0.5)), TextPart("left of"),
-        ImagePart(LARGE, reduced_budget("relevance", budget=90)), ImagePart(picture(4, 90, 200)), TextPart("the square"),
+        ImagePart(LARGE, reduced_budget("relevance", budget=90)),
+        ImagePart(picture(4, 90, 200)), TextPart("the square"),
         ImagePart(picture(5, 200, 90), reduced_budget("visionzip", keep=0.25)), TextPart("?"),
     )  # fmt: skip
     prompt = ChatPrompt((Message("system", (TextPart("Describe."),)), Message("user", parts)))

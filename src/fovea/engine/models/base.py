@@ -70,7 +70,7 @@ class VisionLanguageModel(nn.Module, ABC):
         return None
 
     def any_size_tower(self) -> QwenVisionTower | None:
-        """The vision tower, if it encodes pictures of any size; then images can be encoded region by region."""
+        """The vision tower, if it encodes pictures of any size; images can then be encoded by region."""
         return None
 
     def tiler(self) -> Tiler | None:

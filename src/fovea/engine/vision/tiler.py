@@ -28,5 +28,5 @@ class Tiler(Protocol):
         ...
 
     def picture(self, tiles: Tensor, grid: tuple[int, int, int]) -> Tensor:
-        """The tiles (rows * columns, side * side, hidden) side by side: (hidden, rows * side, columns * side)."""
+        """Tiles (rows * columns, side * side, hidden) put together: (hidden, rows * side, columns * side)."""
         ...
