@@ -190,7 +190,7 @@ def test_an_unknown_name() -> None:
 def test_cuda_without_cuda(qwen: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
-    with pytest.raises(ConfigError, match="torch sees no CUDA device"):
+    with pytest.raises(ConfigError, match="torch finds no CUDA device"):
         load_model(str(qwen), EngineConfig.of(device="cuda"))
 
 
