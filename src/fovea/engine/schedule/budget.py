@@ -11,7 +11,6 @@ class Budget:
 
     tokens: tokens that can still be assigned.
     visual: visual tokens of images that can still be requested.
-    bytes: size of the encoder outputs of the images requested so far.
     work: tokens to compute, by sequence id.
     jobs: images to encode, by key.
     preempted: ids of the sequences that lost their blocks.
@@ -21,11 +20,16 @@ class Budget:
     def __init__(self, tokens: int, visual: int) -> None:
         self.tokens = tokens
         self.visual = visual
-        self.bytes = 0
+        self._all_visual = visual
         self.work: dict[str, Work] = {}
         self.jobs: dict[str, EncodeJob] = {}
         self.preempted: list[str] = []
         self.encoded_ids: list[str] = []
+
+    @property
+    def requested_visual(self) -> int:
+        """Visual tokens of the images that have been requested so far."""
+        return self._all_visual - self.visual
 
     def refund(self, seq: Sequence) -> None:
         """Remove a sequence from the step. Images that no other sequence waits for are not encoded."""

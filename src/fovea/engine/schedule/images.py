@@ -36,10 +36,11 @@ class ImageRequests:
         reading = [s for s in running if s.spans and s.spans[-1].end > s.computed_tokens]
         self._first = min(reading or waiting[:1], key=lambda s: (s.arrival, s.id), default=None)
 
-    def tokens_before_missing(self, seq: Sequence, count: int, budget: Budget) -> int:
+    def tokens_before_unencoded_image(self, seq: Sequence, count: int, budget: Budget) -> int:
         """How many of the next `count` tokens can be computed: those before the first unencoded image.
 
-        That image is requested, even if the `count` tokens end before it.
+        That image is requested, even if the `count` tokens end before it. The images on the way are held for
+        the sequence; one that does not fit under the ceiling counts as unencoded.
         """
         stop = seq.computed_tokens + count
         for span in seq.spans:
@@ -87,7 +88,7 @@ class ImageRequests:
 
         The ceiling counts other held outputs and those of the images that this step has requested.
         """
-        within = None if seq is self._first else self.embeddings.capacity - budget.bytes
+        within = None if seq is self._first else self.embeddings.capacity - self._requested_bytes(budget)
         return self.embeddings.hold(span.key, seq.id, within)
 
     def request(self, span: ImageSpan, seq: Sequence, budget: Budget, *, ahead: bool = False) -> None:
@@ -101,14 +102,17 @@ class ImageRequests:
             if budget.jobs and span.tokens > budget.visual:
                 return
             size = span.tokens * self.token_bytes
-            exceeds = self.embeddings.held_bytes + budget.bytes + size > self.embeddings.capacity
+            held_bytes = self.embeddings.held_bytes + self._requested_bytes(budget)
+            exceeds = held_bytes + size > self.embeddings.capacity
             if exceeds and (ahead or seq is not self._first):
                 return
-            budget.bytes += size
             job = budget.jobs[span.key] = EncodeJob(span)
             budget.visual -= span.tokens
         if seq.id not in job.holders:
             job.holders.append(seq.id)
+
+    def _requested_bytes(self, budget: Budget) -> int:
+        return budget.requested_visual * self.token_bytes
 
     def release(self, seq: Sequence) -> None:
         for span in seq.spans:

@@ -87,13 +87,12 @@ class Scheduler:
         return sum(seq.decoding for seq in self.running)
 
     @property
-    def readers(self) -> int:
+    def streams_to_protect(self) -> int:
         """Number of decoding sequences whose rhythm the pace keeps while others wait for their first token.
 
-        Sequences with images that got their first token after all those that still wait for one had arrived
-        are not
-        counted: when several images are asked about at once, the first answer does not delay the others. With
-            a target in milliseconds, all decoding sequences count.
+        Not counted are sequences with images whose first token came after every still waiting sequence had
+        arrived: when several images are asked about at once, the first answer does not delay the others. With
+        a target in milliseconds, all decoding sequences count.
         """
         if self.config.target_itl_ms:
             return self.decodes
@@ -169,7 +168,7 @@ class Scheduler:
         self.embeddings.check_integrity({seq.id for seq in (*self.running, *self.waiting)})
 
     def _continue(self, seq: Sequence, budget: Budget) -> None:
-        count = self.images.tokens_before_missing(seq, min(seq.missing_tokens, budget.tokens), budget)
+        count = self.images.tokens_before_unencoded_image(seq, min(seq.missing_tokens, budget.tokens), budget)
         if count == 0:
             return
         while not self.kv.can_extend(seq, seq.computed_tokens + count):
@@ -227,7 +226,7 @@ class Scheduler:
         self.images.release_computed(seq)
         seq.status = Status.RUNNING
         self.running.append(seq)
-        count = self.images.tokens_before_missing(seq, min(seq.missing_tokens, budget.tokens), budget)
+        count = self.images.tokens_before_unencoded_image(seq, min(seq.missing_tokens, budget.tokens), budget)
         if count and self.kv.can_extend(seq, seq.computed_tokens + count):
             self._take(seq, count, budget)
 
