@@ -1,6 +1,6 @@
-"""Images as the media floor hands them to the engine, and the client's settings for each of them.
+"""Images as the media package hands them to the engine, and the client's settings for each of them.
 
-Pixels are plain bytes, so that the floors need not agree on an array library.
+Pixels are plain bytes, so that the packages need not agree on an array library.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class VisualTokens:
     keep: share of the image's visual tokens that are kept, more than 0 and at most 1.
     budget: number of visual tokens that are kept, from 1 on.
     explain: whether the answer reports the regions and their relevance; the method `relevance` supports it.
+    from_operator: the number comes from the server's settings, not from the request. Too small a number is
+        then raised to the fewest tokens that the model allows, and not refused.
 
     At most one of keep and budget may be set. With neither, `relevance` derives the number from the image
     where the model supports regions; otherwise half of the tokens are kept. With the method `views`, all
@@ -59,6 +61,7 @@ class VisualTokens:
     keep: float | None = None
     budget: int | None = None
     explain: bool = False
+    from_operator: bool = False
 
     def __post_init__(self) -> None:
         if self.keep is not None and self.budget is not None:

@@ -51,7 +51,8 @@ def test_the_level_never_falls_in_a_conversation() -> None:
 @pytest.mark.parametrize("load", [0.0, 5.0])
 def test_a_level_in_the_request_is_used(detail: str, load: float) -> None:
     budget = PixelBudget(detail)  # type: ignore[arg-type]
-    assert DetailRule(KeywordDetail(), 0.5).settle(budget, "is it?", load) == (budget, "the request sets it")
+    reason = "the request sets the detail level"
+    assert DetailRule(KeywordDetail(), 0.5).settle(budget, "is it?", load) == (budget, reason)
 
 
 def test_pixels_in_the_request_take_precedence() -> None:
@@ -75,8 +76,10 @@ def test_load_lowers_by_a_level_and_then_another(load: float, level: str) -> Non
 @pytest.mark.parametrize(("load", "keep"), [(0.49, None), (0.5, 0.5), (0.74, 0.5), (0.75, 0.25), (3.0, 0.25)])
 def test_load_reduces_tokens_if_a_method_is_configured(load: float, keep: float | None) -> None:
     budget, reason = DetailRule(FullDetail(), 0.5, "dart").settle(PixelBudget(), "Read it", load)
-    assert budget == PixelBudget("high", visual=None if keep is None else VisualTokens("dart", keep))
-    assert (f"{keep} of its tokens at a load of {load:.2f}" in reason) == (keep is not None)
+    assert budget == PixelBudget(
+        "high", visual=None if keep is None else VisualTokens("dart", keep, from_operator=True)
+    )
+    assert (f"the image keeps {keep} of its tokens at a load of {load:.2f}" in reason) == (keep is not None)
 
 
 def test_a_request_that_sets_a_share_keeps_its_tokens_and_its_level() -> None:
@@ -94,7 +97,7 @@ def test_load_reduces_the_configured_share() -> None:
     """
     rule = DetailRule.of(VisualSettings(visual_tokens="relevance:0.25", degrade_from=0.5, degrade_by="dart"))
     budget, _ = rule.settle(PixelBudget(), "Read it", 0.5)
-    assert budget.visual == VisualTokens("dart", 0.125)
+    assert budget.visual == VisualTokens("dart", 0.125, from_operator=True)
 
 
 def test_nothing_is_lower_than_low() -> None:

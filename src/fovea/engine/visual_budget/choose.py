@@ -130,9 +130,8 @@ class VisualBudget:
         method = METHODS[wish.method]
         keep = self._count_tokens(image, plan, wish)
         regions = self._capabilities.regions
-        if budget.visual is None and method.by_region and regions is not None:
-            # The number is the operator's, not the request's, so too small a number is raised and not
-            # refused.
+        from_operator = budget.visual is None or wish.from_operator
+        if from_operator and method.by_region and regions is not None:
             keep = max(keep, regions.fewest_tokens)
         if keep >= plan.tokens:
             return None
@@ -254,7 +253,7 @@ def _refusal(possible: tuple[str, ...], name: str) -> str | None:
         return None
     if not possible:
         return (
-            "this model writes text between the tiles of an image, which cannot be left out; "
+            "this model writes text between the tiles; tokens of such an image cannot be left out; "
             "accepted: all tokens"
         )
     method = METHODS[name]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from fovea.core.image import LEVELS, Level, PixelBudget, VisualTokens
-from fovea.engine.visual_budget.methods import read_policy, resolve_preset
+from fovea.engine.visual_budget.methods import parse_visual_tokens, resolve_preset
 
 if TYPE_CHECKING:  # the settings import this package, to check names of methods
     from fovea.engine.config import VisualSettings
@@ -122,7 +122,7 @@ class DetailRule:
     @classmethod
     def of(cls, settings: VisualSettings) -> DetailRule:
         """The rule for these settings."""
-        wish = read_policy(settings.visual_tokens)
+        wish = parse_visual_tokens(settings.visual_tokens)
         visual = None if wish is None else resolve_preset(wish)
         return cls(
             DETAIL_POLICIES[settings.detail_policy](),
@@ -140,14 +140,15 @@ class DetailRule:
         if budget.explicit:
             return budget, "the request sets pixels"
         if budget.detail != "auto":
-            return budget, "the request sets it"
+            return budget, "the request sets the detail level"
         choice = self.policy.choose(question)
         down = self._steps_down(load)
         if self.degrade_by != "detail":
             if not down or budget.visual is not None:
                 return replace(budget, detail=choice.level), choice.reason
-            wish = VisualTokens(self.degrade_by, keep=self.usual_share * SHARES_UNDER_LOAD[down - 1])
-            reason = f"{choice.reason}; {wish.keep:g} of its tokens at a load of {load:.2f}"
+            share = self.usual_share * SHARES_UNDER_LOAD[down - 1]
+            wish = VisualTokens(self.degrade_by, share, from_operator=True)
+            reason = f"{choice.reason}; the image keeps {wish.keep:g} of its tokens at a load of {load:.2f}"
             return replace(budget, detail=choice.level, visual=wish), reason
         rank = max(0, LEVELS.index(choice.level) - down)
         reason = choice.reason

@@ -2,7 +2,8 @@
 
 The number of tokens that an image keeps follows from its shape and the ratio alone. So a prompt is laid out,
 and its cost known, before any pixel is read. The pixels (and the question, if the method uses it) only decide
-which tokens are kept. The exception is `views`: there they decide how many tokens each image gets.
+which tokens are kept. There are two exceptions, in which the pixels decide how many: relevance without a
+number, and images that share a budget (`views`).
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def resolve_preset(wish: VisualTokens, accepted: Container[str] = METHODS) -> Vi
     return replace(wish, method=name, keep=preset.keep)
 
 
-def read_policy(text: str) -> VisualTokens | None:
+def parse_visual_tokens(text: str) -> VisualTokens | None:
     """Read a setting's value: "off", a preset, or METHOD:SHARE ("relevance:0.5").
 
     Returns None if all tokens are kept. A preset is returned by name; `resolve_preset` replaces it when the

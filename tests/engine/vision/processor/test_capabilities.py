@@ -16,6 +16,7 @@ from fovea.core.image import Image, PixelBudget, VisualTokens
 from fovea.engine.vision.processor import ImageProcessor, ProcessedImage, VisualPlan, build, model_types
 from fovea.engine.vision.processor.base import Capabilities
 from fovea.engine.visual_budget.choose import RequestContext, VisualBudget, possible_methods
+from fovea.engine.visual_budget.detail import DetailRule, FullDetail
 from fovea.engine.visual_budget.methods import METHODS
 
 ANY_SIZE = {"encoder_taps", "any_size", "resize", "regions"}
@@ -136,3 +137,17 @@ def test_a_made_up_processor_reduces_by_these_methods_and_refuses_the_others(met
     if method != "views":  # `views` leaves a single image as it is
         with pytest.raises(InvalidRequest, match=f"accepted: {', '.join(NEEDS_NOTHING)}"):
             made_up_budget().reduce(image, plan, budget, context)
+
+
+def test_a_request_that_names_nothing_is_not_refused_under_load() -> None:
+    """A quarter of LLaVA-NeXT's tokens is fewer than the view of the whole image has."""
+    under_load, _ = DetailRule(FullDetail(), 0.5, "relevance").settle(PixelBudget(), "what is it?", 2.0)
+    named = replace(under_load, visual=VisualTokens("relevance", keep=0.25))
+    processor, image = processor_of("llava_next"), Image("an image", 400, 300, bytes(3 * 400 * 300))
+    planner = VisualBudget(processor, lambda text: list(text.encode()), None)
+    plan, context = processor.plan(400, 300, PixelBudget()), RequestContext("what is it?", "salt", 0.0)
+    reduced = planner.reduce(image, plan, under_load, context)
+    assert reduced is not None
+    assert reduced.plan.tokens == 577
+    with pytest.raises(InvalidRequest, match="accepted: 577 or more"):
+        planner.reduce(image, plan, named, context)
