@@ -28,7 +28,7 @@ from checkpoint import write_checkpoint
 from fovea.core.image import Image, PixelBudget, content_identity
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
-from fovea.engine.models.engines import find_engines, site
+from fovea.engine.models.engines import describe_site, find_engines
 from fovea.engine.vision.built.build import Builder, largest_difference
 from fovea.engine.vision.processor.base import ProcessedImage
 
@@ -76,7 +76,7 @@ def build(folder: Path, out: Path, format: str, base: EngineConfig, sizes: list[
     loaded = load_model(str(folder), base.changed(kernels="torch"))
     encoder = loaded.model.static_encoder()
     assert encoder is not None
-    machine = site(loaded.model, loaded.info.architecture)
+    machine = describe_site(loaded.model, loaded.info.architecture)
     grids = {loaded.processor.plan(size, size, PixelBudget()).grid: [f"{size}x{size}"] for size in sizes}
     if (out / "manifest.json").is_file():
         engines = find_engines(str(out), folder, loaded.model, "none")

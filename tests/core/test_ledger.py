@@ -94,7 +94,7 @@ def test_a_wrong_count_is_found() -> None:
     ledger: Ledger[str, str] = Ledger(100)
     ledger.add("a", "a", 10)
     ledger.bytes += 1
-    with pytest.raises(RuntimeError, match="the store lost count of its bytes: 11 counted, 10 present"):
+    with pytest.raises(RuntimeError, match="the store: the byte count is 11, the entries have 10"):
         ledger.check_integrity("the store")
 
 

@@ -80,7 +80,7 @@ def test_only_one_recorder_is_active_at_a_time() -> None:
 
 def test_the_recorder_waits_for_the_device_before_it_measures_the_end() -> None:
     endings: list[str] = []
-    recorder = Recorder(clock=lambda: float(len(endings)), ending=endings.append)
+    recorder = Recorder(clock=lambda: float(len(endings)), before_end=endings.append)
     with recording(recorder), stage("encoder"):
         pass
     assert endings == ["encoder"]

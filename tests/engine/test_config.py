@@ -113,8 +113,10 @@ def test_the_pool_has_the_configured_size_but_no_more_than_is_useful() -> None:
 
 
 def test_a_pool_too_small_for_one_block_is_refused() -> None:
-    with pytest.raises(ConfigError, match="1 MiB hold no block of"):
+    with pytest.raises(ConfigError, match="kv_cache_mib: 1 MiB hold no block of"):
         pool_blocks(EngineConfig.of(kv_cache_mib=1), model(MIB))
+    with pytest.raises(ConfigError, match=r"free memory allows \d+ MiB, which hold no block of"):
+        pool_blocks(EngineConfig(), model(1 << 50))
 
 
 def test_host_memory_without_cached_prefixes_is_refused() -> None:

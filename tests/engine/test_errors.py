@@ -224,7 +224,7 @@ def test_a_full_queue_is_overloaded_and_tells_when_to_retry(qwen: Path) -> None:
     with engine(qwen, max_running=1, max_queue=2) as machine:
         running = machine.iterate(machine.request(ask("x"), **{**GREEDY, "max_tokens": 3000}))
         next(running)
-        with pytest.raises(Overloaded, match="1 requests are running or waiting, 3 is the limit") as caught:
+        with pytest.raises(Overloaded, match="1 choices are running or waiting; at most 3 may") as caught:
             machine.generate(ask("three choices"), **GREEDY, n=3)
         assert caught.value.status == 429
         assert caught.value.retry_after > 0

@@ -284,7 +284,7 @@ def test_answer_reports_the_detail_of_each_image(client: openai.OpenAI) -> None:
     ]
     whole = ask(client, messages[0], max_tokens=2)
     first, second = whole.model_extra["fovea"]["images"]
-    assert (first["detail"], first["reason"]) == ("low", "the request sets it")
+    assert (first["detail"], first["reason"]) == ("low", "the request sets the detail level")
     assert second["detail"] == "high"
     tokens = first["visual_tokens"] + second["visual_tokens"]
     assert tokens == whole.usage.prompt_tokens_details.image_tokens

@@ -96,7 +96,7 @@ def test_requests_that_fetch_images_are_counted(narrow: Server, web: Web) -> Non
         for path, body in ((CHAT, slow), ("/v1/completions", {"prompt": "a"}), ("/v1/images", upload)):
             refused = narrow.post(path, body)
             assert refused.status_code == 429, refused.text
-            assert "2 requests are running or waiting, 2 is the limit" in refused.text
+            assert "2 choices are running or waiting; at most 2 may" in refused.text
         stored = narrow.post("/v1/images", {"url": data_url(picture(seed=700)), "encode": False})
         assert stored.status_code == 200, "an upload without encoding needs no place in the queue"
         web.released.set()

@@ -76,8 +76,7 @@ def figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise Unavailable(
-            "charts need matplotlib, which is not installed here; "
-            "install it with: pip install 'fovea[bench]'",
+            "charts need matplotlib, which is not installed here; install it with: pip install matplotlib",
             code="plot_unavailable",
         ) from error
     return Figure(figsize=(width, height), layout="constrained", dpi=110)

@@ -86,7 +86,7 @@ def _build(name: str, config: EngineConfig, args: argparse.Namespace) -> tuple[M
     import torch
 
     from fovea.engine.load import load_model, resolve
-    from fovea.engine.models.engines import ENGINES_FOLDER, site
+    from fovea.engine.models.engines import ENGINES_FOLDER, describe_site
     from fovea.engine.vision.built.build import Builder
     from fovea.engine.vision.built.format import format_named
 
@@ -108,7 +108,7 @@ def _build(name: str, config: EngineConfig, args: argparse.Namespace) -> tuple[M
         args.blocks_per_part,
         model.device,
         model.dtype,
-        site(model, loaded.info.architecture),
+        describe_site(model, loaded.info.architecture),
         folder,
         progress=lambda line: print(line, file=sys.stderr),
     )

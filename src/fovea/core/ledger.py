@@ -186,7 +186,7 @@ class Ledger(Generic[K, V]):
         """Raise RuntimeError unless the bytes add up. name: the store's name, for the message."""
         total = self._reserved + sum(entry.size for entry in self._entries.values())
         if self.bytes != total:
-            raise RuntimeError(f"{name} lost count of its bytes: {self.bytes} counted, {total} present")
+            raise RuntimeError(f"{name}: the byte count is {self.bytes}, the entries have {total}")
 
     def _eviction_order(self) -> Iterator[tuple[K, Entry[V]]]:
         """Entries in the order of their eviction. No entry may be removed during the iteration."""

@@ -35,7 +35,7 @@ class Rule:
     """The accepted values of one setting, and its help text.
 
     help: what the setting does.
-    low, high: bounds of a number, or of every number of a tuple; both included.
+    low, high: bounds of a number, or of every number of a tuple; both included. Both are given, or neither.
     or_zero: 0 is accepted beside the range.
     choices: the only values of a text, or of every text of a tuple.
     check: a function of a value, or of every item of a tuple. It returns an empty text if the value is
@@ -97,7 +97,12 @@ def setting(
     nonempty: bool = False,
     internal: bool = False,
 ) -> T:
-    """Declare a field of a settings class. The arguments are those of `Rule`."""
+    """Declare a field of a settings class. The arguments are those of `Rule`.
+
+    Raises TypeError for one bound without the other.
+    """
+    if (low is None) != (high is None):
+        raise TypeError("a setting has both low and high, or neither")
     rule = Rule(help, low, high, or_zero, choices, check, words, nonempty, internal)
     return field(default=default, metadata={_RULE: rule})
 

@@ -39,7 +39,7 @@ class Recorder:
     """A list of the spans of all threads; a span is added when it ends.
 
     clock: returns the time in seconds.
-    ending: called with a span's name before its end is measured. It can wait for a device that works
+    before_end: called with a span's name before its end is measured. It can wait for a device that works
         asynchronously.
     threads: names of the threads, by identifier.
     """
@@ -47,12 +47,12 @@ class Recorder:
     def __init__(
         self,
         clock: Callable[[], float] = time.perf_counter,
-        ending: Callable[[str], None] = lambda name: None,
+        before_end: Callable[[str], None] = lambda name: None,
     ) -> None:
         self.spans: list[Span] = []
         self.threads: dict[int, str] = {}
         self.clock = clock
-        self.ending = ending
+        self.before_end = before_end
 
     def add(self, name: str, start: float, end: float, notes: Notes | None = None) -> None:
         """Add a finished span of the calling thread. Thread-safe: appending to a list needs no lock."""
@@ -74,7 +74,7 @@ class _OpenSpan:
         self._start = self._recorder.clock()
 
     def __exit__(self, *exc: object) -> None:
-        self._recorder.ending(self._name)
+        self._recorder.before_end(self._name)
         self._recorder.add(self._name, self._start, self._recorder.clock(), self._notes)
 
 

@@ -78,13 +78,14 @@ class GenerationRequest:
     id: unique among the requests in flight.
     cache_salt: requests with different salts share no cache entry.
     timeout: seconds from arrival after which the request ends. None: no deadline of its own.
-    encode_only: the images of the prompt are encoded and nothing is generated; the answer is empty.
+    encode_only: the images of the prompt are encoded and nothing is generated; the answer is empty. It ends
+        with "length", because the model did not end it, and nothing failed.
     priority: smaller is served first, if the engine's policy uses priorities.
-    usual_tokens: longest answer if sampling.max_tokens is None and the context has room for it. None: all the
-        room.
-    fetch_s: seconds from the images' and videos' URLs to their bytes and headers, before the engine got the
-        request.
-    media_decode_s: seconds from there to pixels, or for a video to an open file.
+    usual_tokens: length limit of an answer when sampling.max_tokens is None; a smaller room in the context
+        lowers it. None: an answer may fill the whole room.
+    fetch_s: seconds spent to download images and videos and to read the images' headers, before the engine
+        got the request.
+    media_decode_s: seconds spent to decode images and to open videos, before the engine got the request.
     """
 
     id: str
@@ -190,7 +191,7 @@ class ModelInfo:
 
     parameters: number of weights.
     max_context: tokens of prompt and answer together.
-    created: seconds of the epoch.
+    created: Unix time in seconds when the model was loaded.
     default_sampling: sampling parameters that the checkpoint recommends.
     quantization: as EngineConfig names it.
     """

@@ -32,7 +32,7 @@ from fovea.engine.step.stepper import Stepper
 from fovea.engine.tiers.slower import SlowerTiers, slower_tiers
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.visual_budget.detail import DetailPolicy, DetailRule
-from fovea.engine.visual_budget.methods import read_policy
+from fovea.engine.visual_budget.methods import parse_visual_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def assemble(
     builder = prompt_builder(
         loaded,
         replace(detail, policy=detail_policy or detail.policy),
-        read_policy(config.visual.visual_tokens),
+        parse_visual_tokens(config.visual.visual_tokens),
     )
     pixels = PixelStore(loaded.processor, config.pixels.preprocess_workers, _pixel_pool(config.pixels))
     preparer = Preparer(tokenizer, builder, pixels, embeddings, slower, model.visual_token_bytes)
@@ -108,7 +108,7 @@ def assemble(
     token_bytes = runner.block_bytes // config.kv.block_size
     admission = Admission(config.schedule.room, rows, token_bytes, refuse=refuse)
     intake = Intake(
-        loop, preparer, admission, info, refuse=refuse, realization=encoder.relevance.recent_realization
+        loop, preparer, admission, info, refuse=refuse, find_realization=encoder.relevance.recent_realization
     )
     return Assembly(
         embeddings, slower, regions, kv, scheduler, runner, loop, preparer, admission, intake, info

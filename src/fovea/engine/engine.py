@@ -116,6 +116,7 @@ class Engine:
 
     @property
     def status(self) -> EngineStatus:
+        """The state of the engine: "ready" while it accepts requests, afterwards "stopped"."""
         return "ready" if self.loop.alive and not self._draining else "stopped"
 
     def generate(
@@ -127,7 +128,8 @@ class Engine:
         images: inserted before a question. With messages, images are content parts.
         options: sampling options, and those of `RequestOptions`. Sampling options that are not given have the
             checkpoint's defaults.
-        Raises RequestError for a request that cannot run, EngineError if the engine fails.
+        Raises RequestError for a request that cannot run, EngineError if the engine fails, Unavailable if it
+        has stopped.
         """
         request = self.request(prompt, images, **options)
         answer = AnswerBuilder(request.sampling.n)
@@ -178,7 +180,9 @@ class Engine:
         params = {name: value for name, value in options.items() if name not in OWN_OPTIONS}
         sampling = own.get("sampling")
         if sampling is not None and params:
-            raise InvalidRequest(f"{next(iter(params))} belongs into sampling when sampling is given")
+            raise InvalidRequest(
+                f"{next(iter(params))} cannot be given together with sampling; set it in sampling"
+            )
         return GenerationRequest(
             id=uuid.uuid4().hex,
             prompt=to_prompt(
@@ -211,6 +215,13 @@ class Engine:
         return self._preparer.builder.outline(prompt, "", self._info.max_context)
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of the whole prompt, with a placeholder for each visual token.
+
+        A pruned video may be decoded for it.
+
+        Raises InvalidRequest, PromptTooLong or InvalidMedia for a prompt that cannot run, Unavailable when
+        the engine has stopped.
+        """
         loop = asyncio.get_running_loop()
         outline = await loop.run_in_executor(self._prepare_pool, self.outline, prompt)
         claim = self._preparer.claim_frames(outline)
@@ -251,6 +262,11 @@ class Engine:
             self.loop.call(self._regions.check_integrity)
 
     def stats(self) -> Mapping[str, float]:
+        """Return the current value of every metric, by its name in `observe.table`.
+
+        Names that end in `_bytes` are in bytes, in `_seconds` in seconds, in `_tokens` in tokens; the others
+        are plain numbers.
+        """
         return engine_stats(
             self.scheduler, self.loop, self.runner, self._preparer, self._slower, self._regions
         )
@@ -289,9 +305,13 @@ class Engine:
             visit.leave()
 
     def check_room(self, choices: int, reserved: int = 0) -> None:
-        """Check whether a request has room, see `Admission.check`.
+        """Check whether a request has room. Nothing is counted.
 
-        Raises Unavailable while the engine shuts down.
+        choices: choices of the request.
+        reserved: choices of other requests that were accepted but whose images are still being fetched.
+
+        Raises InvalidRequest for a request that can never have room, Overloaded for one that has none now,
+        Unavailable while the engine shuts down.
         """
         if self._draining:
             raise Unavailable("the server is shutting down")

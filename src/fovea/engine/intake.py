@@ -44,14 +44,14 @@ class Intake:
         info: ModelInfo,
         *,
         refuse: bool,
-        realization: Callable[[str], Realization | None],
+        find_realization: Callable[[str], Realization | None],
     ) -> None:
         """loop, preparer, admission, info: parts of the engine.
 
         refuse: whether a request without room for its pixels is refused instead of queued.
-        realization: the latest relevance result of an image, by the image's key.
+        find_realization: returns the latest relevance result of an image, by the image's key.
         """
-        self.realization = realization
+        self.find_realization = find_realization
         self.loop = loop
         self.preparer = preparer
         self.admission = admission
@@ -84,9 +84,10 @@ class Visit:
         self._jobs: list[Job] = []
 
     def steps(self) -> Steps:
-        """Yield the steps: template and tokens, room for the pixels, the pixels.
+        """Yield the steps that wait, then submit the jobs to the loop.
 
-        Then submit the jobs to the loop.
+        They are: template and tokens, the frames of pruned videos, encoder outputs from slower tiers, room
+        for the pixels, the pixels.
 
         Raises the errors of these steps, such as RequestError and Overloaded.
         """
@@ -109,7 +110,8 @@ class Visit:
         for future in futures:  # noqa: UP028 - `yield from` a list cannot receive results
             yield future
         pixels_s = time.monotonic() - built_at
-        self._ready, self._answer = ready, AnswerState(ready.prompt, request.sampling.n, intake.realization)
+        self._ready = ready
+        self._answer = AnswerState(ready.prompt, request.sampling.n, intake.find_realization)
         self._jobs = preparer.jobs(request, outline, ready, claim, self._sink, self.arrival, pixels_s)
         intake.loop.submit(self._jobs)
 

@@ -43,6 +43,8 @@ class Job:
 
     sink: receives the job's events.
     text: turns the job's tokens into text.
+    preprocess_s: from the request's arrival in the engine on: template, tokens and pixels.
+    encode_s: time that the encoder spent on the images for which this job was the first to wait.
     encoded_before_s: the part of encode_s that was spent before the sequence was admitted.
     """
 

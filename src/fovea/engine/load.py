@@ -19,7 +19,7 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.files import read_json
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.compile import check_compile, compile_modules
-from fovea.engine.models.engines import find_engines, install, site
+from fovea.engine.models.engines import describe_site, find_engines, install
 from fovea.engine.models.recipe import RECIPES, Packer
 from fovea.engine.models.registry import architecture, build
 from fovea.engine.models.relevance_head import Head, read_head
@@ -121,9 +121,9 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     deciding = [*model.encoder_modules(), *(probe_modules(model) if stored else ())]
     packer = Packer(model, kernels, recipe, later=deciding if stored or built else ())
     load_weights(files, model.checkpoint_targets(), model.ignored, packer.mark_filled)
-    mark = ""
+    fingerprint_value = ""
     if built:
-        install(model, built, site(model, entry.name))
+        install(model, built, describe_site(model, entry.name))
     if stored:
         details = (
             entry.name,
@@ -132,7 +132,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
             settings.model.quantization,
             model.engines.digest,
         )
-        mark = fingerprint(deciding, *details)
+        fingerprint_value = fingerprint(deciding, *details)
     packer.pack_rest()
     model.finish_loading(kernels, recipe.head, parameters)
     compile_modules(model, modes)
@@ -156,7 +156,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         created=int(time.time()),
         default_sampling=_default_sampling(folder),
     )
-    return LoadedModel(model, tokenizer, processor, info, mark, videos, read_head(folder))
+    return LoadedModel(model, tokenizer, processor, info, fingerprint_value, videos, read_head(folder))
 
 
 def read_config(folder: Path) -> Any:
@@ -185,7 +185,8 @@ def pick_device(name: str) -> torch.device:
 def pick_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch.dtype:
     """Return the torch type of the model.
 
-    name: name of a type. "auto": the checkpoint's own type if the device multiplies it fast, else float32.
+    name: name of a type. "auto" on CUDA: the checkpoint's own type. "auto" on a CPU: bfloat16 for a
+        checkpoint of 16-bit floats if the CPU has BF16 instructions, else float32.
     stored: the checkpoint's type.
     """
     if name != "auto":

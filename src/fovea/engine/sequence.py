@@ -59,7 +59,10 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """The mutable state of one choice of one request. Only the scheduler and the KV manager write to it.
+    """The mutable state of one choice of one request.
+
+    Only the scheduler and the KV manager write to it. The job board does so for a sequence that never reached
+    the scheduler.
 
     id: unique name of the sequence.
     prompt_ids, output_ids: token ids of the prompt, and those generated so far.

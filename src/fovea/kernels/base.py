@@ -125,11 +125,16 @@ class Kernels(Protocol):
         ...
 
     def attends_in_place(self, head_dim: int) -> bool:
-        """Whether decodes read pages in place. Otherwise they are grouped by length and masked."""
+        """Whether decodes read keys and values directly in the pool, without a gathered copy.
+
+        Otherwise they are grouped by length and masked.
+        """
         ...
 
     def shared_rows(self, group: int) -> int:
         """Return how many rows at most read their common first blocks together; 0: every row reads its own.
+
+        Each of these rows has `group` queries per KV head, and a kernel has room for so many queries at once.
 
         group: query heads per KV head.
         """

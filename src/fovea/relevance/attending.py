@@ -1,9 +1,11 @@
 """Divides a total of visual tokens among regions by their relevance; the sum is met exactly.
 
 A policy first gives each region a target from its relevance. Then the targets are adjusted to the total: the
-least relevant regions lose a level first, the most relevant gain one first, and one region takes the
-remainder. No region gets more tokens than it has at its native resolution. Levels and thresholds are those of
-the ARR-COC design (16, 64, 200, 400 tokens).
+least relevant regions lose a level first, the most relevant gain one first, and the first regions with room
+take the remainder. No region gets more tokens than it has at its native resolution.
+
+The levels (16, 64, 200, 400 tokens) and thresholds are those of the ARR-COC design: see "Where the design
+comes from" in docs/relevance.md.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ Policy = Callable[[Scores, NDArray[np.int64]], NDArray[np.float64]]
 
 
 def thresholds(scores: Scores, natives: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The rule of the ARR-COC design: each level is the target of a quarter of the range of scores."""
+    """The rule of ARR-COC (docs/relevance.md): each level is the target of a quarter of the scores' range."""
     levels = np.asarray(LADDER)[np.digitize(scores, (0.25, 0.5, 0.75))]
     targets: NDArray[np.float64] = np.minimum(levels, natives).astype(np.float64)
     return targets
@@ -70,12 +72,11 @@ POLICIES: dict[str, Policy] = {"thresholds": thresholds, "sharp": sharp}
 
 
 def entropy_total(relevance: Scores) -> int:
-    """The total for an image without a given budget: one token for each cell that shares the relevance.
+    """The total for an image without a given budget: exp(entropy of relevance), plus a ninth.
 
-    A ninth of that is added for the view of the whole.
-    How many cells share it is the exponential of the relevance's entropy: all cells if relevance is even, one
-    if there is one peak. (Part 43 of the ARR-COC design scales the entropy itself to 64 to 400 tokens; the
-    exponential needs no range.)
+    The exponential of the entropy is the number of cells if relevance is even, and 1 if there is one peak.
+    The ninth is for the view of the whole image. (The ARR-COC design scales the entropy itself to 64 to 400
+    tokens; the exponential needs no range.)
 
     relevance: of the cells with content, any shape.
     """

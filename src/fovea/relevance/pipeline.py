@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fovea.relevance.balancing import Balancer, Tensions, Ways
 from fovea.relevance.knowing import keyword_amounts, keywords, perspectival, propositional
@@ -49,8 +50,8 @@ class Survey:
         """`knowing.keyword_amounts` of this image, on a scale that allows to compare images."""
         return keyword_amounts(self.texture, question)
 
-    def statistics(self, total: int) -> Map:
-        """The input of the tensions, (10,).
+    def statistics(self, total: int) -> NDArray[np.floating[Any]]:
+        """The ten numbers, (10,) in float32, from which the tensions are computed.
 
         It holds the mean and deviation of the propositional and of the perspectival map; the mean and the
         quantiles 0.9 and 0.99 of the density of edges; log2(total) / 10, total / cells, and log2(cells) / 10.
@@ -65,8 +66,7 @@ class Survey:
             edges.mean(), np.quantile(edges, 0.9), np.quantile(edges, 0.99),
             np.log2(total) / 10,
         )  # fmt: skip
-        statistics: Map = np.array((*values, total / cells, np.log2(cells) / 10), np.float32)
-        return statistics
+        return np.array((*values, total / cells, np.log2(cells) / 10), np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,15 @@ class Realization:
     def explanation(self) -> dict[str, Any]:
         """The decision as JSON values, for an answer to a request with `explain`.
 
-        Boxes of regions are shares of the image's sides (left, top, right, bottom). A tile's newlines lie
-        beyond the right border of the image: they count among the region's tokens, but are not in its box.
+        tokens, of: number of visual tokens of the image, and the number without reduction.
+        grid: rows and columns of cells.
+        map: relevance of every cell, row by row.
+        regions: for each region its `box` (left, top, right, bottom as shares of the image's sides), the
+            means of the three maps, its relevance, its `tokens`, `of`, the number at native resolution, and
+            `lod` (level of detail), the resolution per side as a share of the native one; 0: not encoded.
+
+        A tile's newlines lie beyond the right border of the image: they count among the region's tokens, but
+        are not in its box.
         """
         rows, columns = self.relevance.shape
         views = {view.region: view for view in self.allocation.layout.views[-len(self.allocation.regions) :]}

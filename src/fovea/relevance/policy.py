@@ -4,7 +4,8 @@ A large image is laid out as a view of the whole at low resolution, and regions.
 and particularize divides the total between them. A region whose content fits its budget is encoded at native
 resolution, and its blank cells are left out. Any other region is encoded at a lower resolution. A small
 image, and one of which the question needs everything, is one region at native resolution, of which some
-tokens are kept: a lower resolution costs such images more accuracy (benchmarks/LOG.md).
+tokens are kept: a lower resolution costs such images more accuracy (benchmarks/LOG.md). If the total is too
+small for regions, the image is one region at a low resolution.
 """
 
 from __future__ import annotations

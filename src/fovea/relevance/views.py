@@ -29,8 +29,8 @@ GLANCE_SHARE = 0.25
 class ViewScore:
     """How well an image fits the question.
 
-    keywords: for each thing that the question's key words name, its amount in the image, in units of the
-        limit of noise.
+    keywords: for each thing that the question's key words name, its amount in the image, divided by
+        the amount that noise alone can give.
     content: how much the image contains at all, in [0, 1].
     """
 
@@ -43,7 +43,8 @@ class Sizes:
     """Numbers of tokens that an image can have.
 
     full: all of its tokens.
-    glances: its tokens as a glance of each size in `GLANCES`: not more than that size, and one at the last.
+    glances: its tokens as a glance of each size in `GLANCES`: not more than that size. The last is
+        always 1.
     """
 
     full: int
@@ -76,8 +77,8 @@ def rank(mentions: Sequence[int], scores: Sequence[ViewScore], identities: Seque
     """Numbers of the images, best first.
 
     Images that a later turn names come first. Among those that the same turn names, or no turn, the order is:
-    more of the things that the key words name, then more content, then the earlier image. The second of two
-    identical images comes after all different ones.
+    more of the things that the key words name, then more content, then the earlier image. Among images of the
+    same turn, the second of two identical images comes after all different ones.
 
     mentions: the last turn that names each image; -1: none does. See `naming.last_mentions`.
     scores: `score_view` of each image.
@@ -97,9 +98,11 @@ def rank(mentions: Sequence[int], scores: Sequence[ViewScore], identities: Seque
 
 
 def _keyword_shares(scores: Sequence[ViewScore]) -> list[float]:
-    """For each image, the sum over all things of its share of the highest amount, rounded to tenths.
+    """For each image, how much it contains of the things that the key words name, rounded to tenths.
 
-    An amount within the noise is a share of less than 1, even if it is the highest.
+    For each thing, the image's amount is divided by the highest amount in any image, so the image with the
+    most of it gets 1. The results are added up. If noise alone could give the highest amount, the divisor is
+    the amount of noise, so no image gets 1.
     """
     most = [max(1.0, *things) for things in zip(*(one.keywords for one in scores), strict=True)]
     return [

@@ -55,7 +55,7 @@ class Deadline:
         return None if self._ends is None else max(0.0, self._ends - time.monotonic())
 
     async def limit_loading(self, work: Awaitable[T]) -> T:
-        """Await `work`, which loads images, and return its result.
+        """Await `work`, which loads images and videos, and return its result.
 
         Raises DeadlineExceeded at the deadline.
         """
@@ -64,7 +64,7 @@ class Deadline:
                 return await work
         except TimeoutError:
             raise DeadlineExceeded(
-                "the request's timeout ran out while its images were loaded", param="timeout"
+                "the request's timeout ran out while its images and videos were loaded", param="timeout"
             ) from None
 
 

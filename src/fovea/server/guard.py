@@ -1,7 +1,7 @@
-"""Checks before every route: the API key, the size of the body, and whether the server is draining.
+"""Checks the size of every body, and on protected paths the API key and whether the server is draining.
 
-It also measures the time of requests. It is plain ASGI middleware, so that a body over the limit is refused
-while it arrives, and a stream passes through unchanged.
+For protected paths it also measures the time. It is plain ASGI middleware, so that a body over the limit
+is refused while it arrives, and a stream passes through unchanged.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ class Guard:
                 raise Unavailable(reason)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self.limit:
-            raise self._too_large(f"{int(length)} bytes")
+            raise PayloadTooLarge(
+                f"the body has {int(length)} bytes; "
+                f"accepted: at most {self.limit} bytes ({self.limit // MIB} MiB)"
+            )
 
     def _limited(self, receive: Receive) -> Receive:
         received = 0
@@ -81,12 +84,9 @@ class Guard:
             if message["type"] == "http.request":
                 received += len(message.get("body", b""))
                 if received > self.limit:
-                    raise self._too_large("more")
+                    raise PayloadTooLarge(
+                        f"the body has more than {self.limit} bytes ({self.limit // MIB} MiB)"
+                    )
             return message
 
         return receive_limited
-
-    def _too_large(self, size: str) -> PayloadTooLarge:
-        return PayloadTooLarge(
-            f"the body has {size}; accepted: at most {self.limit} bytes ({self.limit // MIB} MiB)"
-        )

@@ -22,7 +22,10 @@ from fovea.server.state import CacheScope, ServerState
 async def load_media(
     state: ServerState, messages: Sequence[ChatMessage], scope: CacheScope
 ) -> tuple[ImageBundle, VideoBundle]:
-    """Load the images and the videos of a conversation concurrently. The first failure cancels the rest."""
+    """Load the images and the videos of a conversation concurrently. The first failure cancels the rest.
+
+    Raises the errors of `load_images` and of `MediaLoader.open_videos`.
+    """
     images, videos = image_references(messages), video_references(messages)
 
     async def read_images() -> ImageBundle:

@@ -1,4 +1,4 @@
-"""Tests of block tables: cached prefixes, promised blocks, and released blocks."""
+"""Tests of block tables: cached prefixes, expected blocks, and released blocks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_different_salts_or_images_share_no_prefix_and_sharing_can_be_turned_off
     assert off.pool.cached == 0
 
 
-def test_blocks_of_a_prefix_are_promised_until_they_are_computed() -> None:
+def test_blocks_of_a_prefix_are_expected_until_they_are_computed() -> None:
     kv = manager()
     first, second = sequence("first", 9), sequence("second", 9)
     admit(kv, first)
@@ -82,7 +82,7 @@ def test_blocks_of_a_prefix_are_promised_until_they_are_computed() -> None:
     assert kv.match(second) == PrefixMatch(tuple(first.blocks))
 
 
-def test_a_promise_ends_with_its_sequence() -> None:
+def test_nothing_is_expected_from_a_sequence_that_has_ended() -> None:
     kv = manager()
     first = sequence("first", 9)
     admit(kv, first)
@@ -132,10 +132,10 @@ def test_later_blocks_are_evicted_before_the_ones_they_build_on() -> None:
     assert len(kv.match(sequence("again", 12)).blocks) == 2
 
 
-def test_the_integrity_check_finds_a_promise_of_a_sequence_that_has_ended() -> None:
+def test_the_integrity_check_finds_a_block_expected_from_a_sequence_that_has_ended() -> None:
     kv = manager()
     kv._pending[b"x"] = "gone"
-    with pytest.raises(RuntimeError, match="promised by sequences that have ended"):
+    with pytest.raises(RuntimeError, match="expected from sequences that have ended"):
         kv.check_integrity()
 
 

@@ -61,7 +61,7 @@ def realize(machine: Engine, prompt: ChatPrompt) -> tuple[PlannedImage, Realizat
     """The planned image and its realization, after an answer."""
     machine.generate(prompt, **GREEDY)
     (planned,) = prepared_prompt(machine, prompt).images
-    realization = machine._intake.realization(planned.key)
+    realization = machine._intake.find_realization(planned.key)
     assert realization is not None
     return planned, realization
 

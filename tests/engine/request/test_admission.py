@@ -1,4 +1,4 @@
-"""Admission by number of answers and by tokens of KV."""
+"""Admission by number of choices and by tokens of KV."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fovea.core.errors import InvalidRequest, Overloaded
-from fovea.engine.request.admission import USUAL_ANSWER, Admission, RequestSize, request_size
+from fovea.engine.request.admission import ASSUMED_ANSWER_TOKENS, Admission, RequestSize, request_size
 
 
 def admission(room: int = 4, tokens: int = 1000, *, refuse: bool = True) -> Admission:
@@ -16,15 +16,15 @@ def admission(room: int = 4, tokens: int = 1000, *, refuse: bool = True) -> Admi
 
 def test_a_size_counts_the_prompt_once_and_every_answer() -> None:
     assert request_size(100, 64, 10, 3) == RequestSize(100, 64, 30)
-    assert request_size(100, 64, None, 2).tokens == 100 + 2 * USUAL_ANSWER
+    assert request_size(100, 64, None, 2).tokens == 100 + 2 * ASSUMED_ANSWER_TOKENS
 
 
 def test_a_full_queue_is_overloaded_and_a_request_that_never_fits_is_invalid() -> None:
     crowd = admission()
     ticket = crowd.enter(3)
-    with pytest.raises(Overloaded, match="3 requests are running or waiting, 4 is the limit"):
+    with pytest.raises(Overloaded, match="3 choices are running or waiting; at most 4 may"):
         crowd.enter(2)
-    with pytest.raises(InvalidRequest, match="5 answers are requested; at most 4"):
+    with pytest.raises(InvalidRequest, match="5 choices are requested; at most 4"):
         crowd.enter(5)
     ticket.leave()
     crowd.check(4)
@@ -84,7 +84,7 @@ def test_a_ticket_that_leaves_gives_back_what_it_counted(steps: list[tuple[int, 
             gone = inside.pop(0)
             gone.leave()
             gone.leave()
-        assert crowd.in_flight == sum(ticket.answers for ticket in inside) <= 8
+        assert crowd.in_flight == sum(ticket.choices for ticket in inside) <= 8
         total = sum(ticket.tokens for ticket in inside)
         assert len(inside) == 1 or total <= 1000
     for ticket in inside:

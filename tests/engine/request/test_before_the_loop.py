@@ -126,10 +126,10 @@ def test_rotary_frequencies_are_float32_whatever_the_model_is(folder: Path, dtyp
 
 def test_nothing_is_dropped_silently(engine: Engine) -> None:
     request = engine.request("hi", max_tokens=3)
-    with pytest.raises(InvalidRequest, match="max_tokens belongs into sampling"):
+    with pytest.raises(InvalidRequest, match="max_tokens cannot be given together with sampling"):
         engine.generate("hi", sampling=request.sampling, max_tokens=2)
     with pytest.raises(InvalidRequest, match="complete"):
         engine.generate(request, images=[picture(32)])
-    with pytest.raises(InvalidRequest, match="images must be in the prompt"):
+    with pytest.raises(InvalidRequest, match="images cannot be given with a ChatPrompt"):
         engine.generate(request.prompt, images=[picture(32)])
     assert len(engine.generate(request).token_ids[0]) <= 3

@@ -22,9 +22,9 @@ BAD_PROMPTS: list[tuple[Any, str]] = [
     ([{"role": "user"}], "role and content"),
     ([{"role": 3, "content": "x"}], "role must be text"),
     ([{"role": "user", "content": 5}], "text or a list"),
-    ([{"role": "user", "content": [{"type": "text"}]}], "needs text"),
-    ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "needs text"),
-    ([{"role": "user", "content": [{"type": "image"}]}], "needs image"),
+    ([{"role": "user", "content": [{"type": "text"}]}], "needs the field 'text'"),
+    ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "needs the field 'text'"),
+    ([{"role": "user", "content": [{"type": "image"}]}], "needs the field 'image'"),
     ([{"role": "user", "content": [{"type": "image", "image": 3}]}], "int is no image"),
     ([{"role": "user", "content": [{"type": "sound"}]}], "accepted: text, image"),
 ]

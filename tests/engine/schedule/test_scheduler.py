@@ -496,14 +496,14 @@ def test_of_images_asked_about_at_once_the_first_answer_delays_no_other() -> Non
         runner.step()
     waiting = [seq for seq in (*burst, text) if not seq.decoding]
     assert waiting, "all of them got their first token in one step"
-    assert brain.readers == sum(seq.decoding for seq in (text,)), (
+    assert brain.streams_to_protect == sum(seq.decoding for seq in (text,)), (
         "the pace keeps the rhythm of text against all others"
     )
     while len(brain.running) < 4 or brain.decodes < 4:
         runner.step()
-    assert brain.readers == 4, "no request waits for its first token"
+    assert brain.streams_to_protect == 4, "no request waits for its first token"
     brain.add(sequence("late", [("dog", 4), 1], arrival=9))
-    assert brain.readers == 4, "they got their first tokens before it arrived"
+    assert brain.streams_to_protect == 4, "they got their first tokens before it arrived"
 
 
 def test_a_target_holds_for_all_sequences() -> None:
@@ -514,4 +514,4 @@ def test_a_target_holds_for_all_sequences() -> None:
     while not brain.decodes:
         runner.step()
     assert brain.decodes < 3
-    assert brain.readers == brain.decodes
+    assert brain.streams_to_protect == brain.decodes

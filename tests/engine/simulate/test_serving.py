@@ -190,7 +190,7 @@ async def test_deadlines_and_full_queues_are_errors() -> None:
     running = [asyncio.create_task(whole(engine, ask(name=str(n), max_tokens=1000))) for n in range(2)]
     while len(engine.loop.board.jobs) < 2:
         await asyncio.sleep(0.01)
-    with pytest.raises(Overloaded, match="2 requests are running or waiting, 2 is the limit"):
+    with pytest.raises(Overloaded, match="2 choices are running or waiting; at most 2 may"):
         await whole(engine, ask(name="c"))
     with pytest.raises(InvalidRequest, match="at most 2 may run and wait here"):
         engine.check_room(3)

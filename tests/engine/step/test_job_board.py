@@ -81,7 +81,7 @@ class Machine:
         result = self.stepper.executor.execute(step.plan, step.encode_s)
         change(result)
         self.now += 1.0
-        self.stepper.fold(step, result, 1.0)
+        self.stepper.apply(step, result, 1.0)
         self.board.end_step(step, result, self.now)
         return step
 

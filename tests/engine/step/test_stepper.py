@@ -1,4 +1,4 @@
-"""One step over an executor without tensors: plan, execute, fold, and the failures of each part."""
+"""One step over an executor without tensors: plan, execute, apply, and the failures of each part."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Engine:
     def step(self, seconds: float = 0.01) -> Step:
         step = self.stepper.plan(self.now)
         if step.plan:
-            self.stepper.fold(step, self.executor.execute(step.plan, step.encode_s), seconds)
+            self.stepper.apply(step, self.executor.execute(step.plan, step.encode_s), seconds)
         return step
 
 
@@ -137,7 +137,7 @@ def test_a_failure_of_a_sequence_that_has_ended_meanwhile_is_no_error() -> None:
     step = engine.stepper.plan(0.0)
     result = engine.executor.execute(step.plan, step.encode_s)
     engine.stepper.finish(seq, "abort")
-    engine.stepper.fold(step, result, 0.01)
+    engine.stepper.apply(step, result, 0.01)
     assert (seq.finish_reason, engine.stepper.idle) == ("abort", True)
     engine.scheduler.check_integrity()
 
@@ -164,7 +164,7 @@ def test_when_all_sequences_expire_the_plan_is_empty() -> None:
     engine.scheduler.check_integrity()
 
 
-def test_fold_teaches_the_pace() -> None:
+def test_apply_updates_the_pace() -> None:
     """The first chunk has a fixed size. The seconds per token that it took give the size of the next ones."""
     engine, seq = Engine(blocks=512, max_step_tokens=1024), sequence("a", 900)
     engine.add(seq)
@@ -174,7 +174,7 @@ def test_fold_teaches_the_pace() -> None:
     assert engine.step().prompt_tokens == FEWEST_TOKENS, "a step of 100 seconds was far too long"
 
 
-def test_fold_teaches_the_batch_control() -> None:
+def test_apply_updates_the_batch_control() -> None:
     """The batch control bounds the number of sequences that run, by the durations of earlier steps."""
     brain = scheduler()
     executor = FakeExecutor(brain)
@@ -184,7 +184,7 @@ def test_fold_teaches_the_batch_control() -> None:
         stepper.add(sequence(name, 4, max_tokens=99), SequenceInputs())
     for _ in range(20):
         step = stepper.plan(0.0)
-        stepper.fold(step, executor.execute(step.plan, step.encode_s), 1.0)
+        stepper.apply(step, executor.execute(step.plan, step.encode_s), 1.0)
     assert stepper.batch.allowed() < allowed
 
 

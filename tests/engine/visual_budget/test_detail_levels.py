@@ -48,7 +48,9 @@ def test_the_question_decides_and_the_answer_reports_it(
 
 def test_every_image_has_its_own_level(by_keywords: Engine) -> None:
     answer = by_keywords.generate(ask("Is it nice?", LARGE, LARGE, budget=PixelBudget("high")), **GREEDY)
-    assert [(image.detail, image.reason) for image in answer.images] == [("high", "the request sets it")] * 2
+    assert [(image.detail, image.reason) for image in answer.images] == [
+        ("high", "the request sets the detail level")
+    ] * 2
     by_pixels = by_keywords.generate(ask("Is it?", LARGE, budget=PixelBudget(max_pixels=100_000)), **GREEDY)
     assert by_pixels.images[0].detail == "pixels"
 

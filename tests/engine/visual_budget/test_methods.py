@@ -16,7 +16,7 @@ from fovea.engine.visual_budget.methods import (
     PRESETS,
     find_method,
     keep_count,
-    read_policy,
+    parse_visual_tokens,
     resolve_preset,
 )
 
@@ -80,6 +80,6 @@ def test_a_preset_has_a_fallback_for_models_that_do_not_support_its_method() -> 
     encoder_methods = [name for name, method in METHODS.items() if method.kind == "encoder"]
     fast = [resolve_preset(VisualTokens("fast"), accepted) for accepted in (tuple(METHODS), encoder_methods)]
     assert fast == [VisualTokens("relevance", keep=0.5), VisualTokens("dpp", keep=0.5)]
-    assert read_policy("fast") == VisualTokens("fast"), "the preset stays, because the model is not known yet"
-    assert read_policy("document") is None
+    assert parse_visual_tokens("fast") == VisualTokens("fast"), "the preset stays: the model is not known yet"
+    assert parse_visual_tokens("document") is None
     assert resolve_preset(VisualTokens("document")) is None

@@ -133,7 +133,7 @@ class Profiler:
     def _run(self, engine: Engine) -> Profile:
         model = engine.runner.model
         if model.device.type == "cuda":
-            self._recorder.ending = _synchronize_stages(model.device)
+            self._recorder.before_end = _synchronize_stages(model.device)
         outline = engine.outline(to_prompt(self._requests.text, [self._file] if self._file else []))
         roofline = ModelRoofline(model)
 
@@ -262,8 +262,8 @@ def _picture(requests: ProfileSettings) -> bytes:
 
 
 def _synchronize_stages(device: torch.device) -> Callable[[str], None]:
-    def ending(name: str) -> None:
+    def before_end(name: str) -> None:
         if name in ON_DEVICE:
             torch.cuda.synchronize(device)
 
-    return ending
+    return before_end

@@ -182,8 +182,11 @@ class EmbeddingCache(Generic[Value]):
         """Raise RuntimeError unless the bytes add up and every holder is one of `holders`."""
         self._ledger.check_integrity("the encoder-output cache")
         entries = [entry for key in self._ledger if (entry := self._ledger.entry(key)) is not None]
-        if self._held != sum(entry.size for entry in entries if entry.value.holders):
-            raise RuntimeError("the encoder-output cache lost count of the held bytes")
+        held = sum(entry.size for entry in entries if entry.value.holders)
+        if self._held != held:
+            raise RuntimeError(
+                f"the encoder-output cache: the count of held bytes is {self._held}, the entries have {held}"
+            )
         unknown = {holder for entry in entries for holder in entry.value.holders} - holders
         if unknown:
             raise RuntimeError(f"encoder outputs are held by sequences that ended: {sorted(unknown)[:4]}")

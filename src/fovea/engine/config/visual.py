@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.settings import check_settings, setting
-from fovea.engine.visual_budget.methods import PARAM, find_method, read_policy
+from fovea.engine.visual_budget.methods import PARAM, find_method, parse_visual_tokens
 
 DETAIL_POLICY_NAMES = ("full", "keywords")
 
 
 def _visual_tokens(text: str) -> str:
-    _check_method("visual_tokens", lambda: read_policy(text))
+    _check_method("visual_tokens", lambda: parse_visual_tokens(text))
     return ""
 
 

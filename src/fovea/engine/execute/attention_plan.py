@@ -42,21 +42,21 @@ class AttentionPlanner:
         self._least_rows = kernels.least_shared_rows
 
     def plan(self, work: Sequence[Work]) -> AttentionPlan:
-        """Return the plan of a step. work: decodes first, as `by_length` sorts them."""
-        decodes = next((i for i, item in enumerate(work) if item.count != 1), len(work))
-        chunks, row = [], decodes
-        for item in work[decodes:]:
+        """Return the plan of a step. work: single tokens first, as `by_length` sorts them."""
+        singles = next((i for i, item in enumerate(work) if item.count != 1), len(work))
+        chunks, row = [], singles
+        for item in work[singles:]:
             used = -(-item.stop // self._block_size)
             chunks.append(Chunk(row, item.count, item.start, self._tensor(np.array(item.seq.blocks[:used]))))
             row += item.count
         return AttentionPlan(
-            self._tensor(slots(work, self._block_size)), self._groups(work[:decodes]), tuple(chunks)
+            self._tensor(slots(work, self._block_size)), self._groups(work[:singles]), tuple(chunks)
         )
 
     def _groups(self, singles: Sequence[Work]) -> tuple[Decodes, ...]:
         if not self._in_place:
             groups, first = [], 0
-            for group in similar(singles):
+            for group in group_by_length(singles):
                 groups.append(self._decodes(group, first))
                 first += len(group)
             return tuple(groups)
@@ -109,14 +109,15 @@ def fill_tables(tables: NDArray[np.int64], work: Sequence[Work], block_size: int
 
 
 def by_length(work: Sequence[Work]) -> list[Work]:
-    """Sort the work: single tokens first, those with short contexts before the others, as `similar` needs."""
+    """Sort the work as `group_by_length` needs it: single tokens first, from short contexts to long ones."""
     return sorted(work, key=lambda item: (item.count != 1, item.stop if item.count == 1 else 0))
 
 
-def similar(work: Sequence[Work]) -> list[list[Work]]:
-    """Split sorted single tokens into groups of similar context length: padding costs as much as keys.
+def group_by_length(work: Sequence[Work]) -> list[list[Work]]:
+    """Split sorted single tokens into groups of similar context length.
 
-    The longest context of a group is at most PADDING_RATIO times the shortest, plus PADDING_SLACK.
+    A padded position costs as much as a real key, so the lengths of a group should not differ much. The
+    longest context of a group is at most PADDING_RATIO times the shortest, plus PADDING_SLACK.
     """
     groups: list[list[Work]] = []
     for item in work:

@@ -48,8 +48,7 @@ class EncodedImage:
     """A finished image.
 
     holders: ids of the sequences that wait for it.
-    seconds: encoder time of the image's own slices; regions of other images encoded along with it are
-        included.
+    seconds: encoder time of the image's slices, together with regions of other images in the same slices.
     """
 
     features: VisualFeatures
@@ -72,7 +71,7 @@ class EncodeResult:
 
 
 class EncodeQueue:
-    """Runs the vision tower between and beside the decoder's steps.
+    """Encodes images in slices: between steps on a CPU, concurrently with them on CUDA.
 
     encode: returns the slices of an image; it may encode regions of upcoming images along with it.
     pixels: returns the pixels of a job's image.

@@ -25,7 +25,7 @@ WARM_UPS = 2
 
 
 class PaddedDecodes:
-    """All batches over one KV pool.
+    """Decode batches of every padded size; all use one KV pool.
 
     padding: sizes and layout of the batches.
     forward: runs the decoder.

@@ -23,9 +23,9 @@ def pool_blocks(config: EngineConfig, model: VisionLanguageModel) -> int:
     budget = config.kv.kv_cache_mib * MIB or _automatic(model.device)
     blocks = budget // block
     if blocks < 1:
-        raise ConfigError(
-            f"kv_cache_mib: {budget // MIB} MiB hold no block of {block} bytes", param="kv_cache_mib"
-        )
+        size = f"{budget // MIB} MiB"
+        source = f"kv_cache_mib: {size}" if config.kv.kv_cache_mib else f"free memory allows {size}, which"
+        raise ConfigError(f"{source} hold no block of {block} bytes", param="kv_cache_mib")
     useful = config.schedule.max_running * -(-decoder.max_positions // config.kv.block_size)
     return min(blocks, useful)
 

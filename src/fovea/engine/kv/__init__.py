@@ -1,1 +1,1 @@
-"""Books of the KV pool: blocks, prefixes, moves to host memory. It must not import torch."""
+"""Bookkeeping of KV blocks as integers: pool, prefixes, moves to host memory. It must not import torch."""

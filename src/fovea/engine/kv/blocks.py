@@ -3,13 +3,13 @@
 A block is in exactly one of three states:
 
     in use     ref > 0                      belongs to `ref` block tables
-    cached     ref = 0, has a name (hash)   can be found by its name; the free queue is in LRU order
-                                            (its first rows can have names, too: see `publish_part`)
-    blank      ref = 0, has no name
+    idle       ref = 0, has a name (hash)   can be found by its name
+    blank      ref = 0, has no name         can only be taken
 
-Releasing a block puts it at the tail of the free queue and keeps its name. Taking the block at the head of
-the queue removes its name. So every free block serves as cache until its memory is needed, and a block is
-evicted only when a sequence takes it.
+The first rows of a block can have names of their own (see `publish_part`), and be found by these in every
+state. Releasing a block keeps its names. It puts a block with a name at the tail of the free queue, and one
+without at the head. Taking the block at the head of the queue removes its names. So every free block serves
+as cache until its memory is needed, and a block is evicted only when a sequence takes it.
 
 Blocks that hold a part of an image are counted separately: a follow-up question reuses them, and images fill
 the pool with them.
@@ -91,7 +91,10 @@ class BlockPool:
         raise KeyError("no block is free")
 
     def take(self, kind: Kind = Kind.TEXT) -> int:
-        """Remove the names of the least recently released block and return it for content of the given kind.
+        """Take the block at the head of the free queue, remove its names, and return it.
+
+        Blocks without a name come first there, then the least recently released ones.
+        kind: content that the block will have.
 
         Raises KeyError when no block is free.
         """

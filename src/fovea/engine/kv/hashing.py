@@ -19,6 +19,8 @@ def root_hash(salt: str, generation: int = 0) -> bytes:
     """The parent name of a first block.
 
     Different salts (tenants) have disjoint chains, and so have generations.
+
+    generation: number of the interval of time in which the request arrived; see `ttl_s` of `KVManager`.
     """
     return hashlib.sha256(b"fovea-kv:%d:" % generation + salt.encode()).digest()
 

@@ -1,9 +1,8 @@
 """Slots of host memory for blocks of image prefixes that the pool evicts, indexed by the names of the blocks.
 
 Device memory is small and expensive, and a follow-up question reuses the KV of an image. Blocks of text alone
-are not
-saved: computing them again takes about as long as a copy. This module holds integers only, like the pool; the
-    runner owns the tensors.
+are not saved: computing them again takes about as long as a copy. This module holds integers only, like the
+pool; the runner owns the tensors.
 """
 
 from __future__ import annotations

@@ -39,7 +39,12 @@ class PrefixMatch:
 
 
 class KVManager:
-    """The block tables of all admitted sequences, and the prefixes that sequences share; not thread-safe."""
+    """The block tables of all admitted sequences, and the prefixes that sequences share; not thread-safe.
+
+    Two counters grow with every admission that does not follow a preemption:
+    query_tokens: tokens of the admitted sequences.
+    hit_tokens: how many of these tokens had their KV in a cache.
+    """
 
     def __init__(
         self,
@@ -66,9 +71,9 @@ class KVManager:
         self.hit_tokens = 0
         self.query_tokens = 0
         self._ttl_s = ttl_s
-        self._tables: dict[str, Sequence] = {}
+        self._sequences: dict[str, Sequence] = {}
         self._pending: dict[bytes, str] = {}
-        self._promises: dict[str, set[bytes]] = {}
+        self._expected: dict[str, set[bytes]] = {}
         self._moves: list[Move] = []
         self._loading: list[tuple[Sequence, int, bytes, int]] = []
 
@@ -131,19 +136,21 @@ class KVManager:
         needs in addition, and the blocks that admitted sequences still need for the tokens they have now.
         """
         locked = sum(1 for block in match.blocks if self.pool.is_free(block))
-        promised = sum(max(0, self.blocks_for(seq.length) - len(seq.blocks)) for seq in self._tables.values())
-        return self.blocks_for(tokens) - len(match.blocks) <= self.pool.free - locked - promised
+        needed = sum(
+            max(0, self.blocks_for(seq.length) - len(seq.blocks)) for seq in self._sequences.values()
+        )
+        return self.blocks_for(tokens) - len(match.blocks) <= self.pool.free - locked - needed
 
     def admit(self, seq: Sequence, match: PrefixMatch) -> None:
         """Start the sequence's block table with the match, and plan the moves that the match needs.
 
-        Followers now wait for the blocks that the sequence is going to compute or load.
+        Other sequences with the same prefix wait for the blocks that this one is going to compute or load.
         """
         for block in match.blocks:
             self.pool.share(block)
         seq.blocks = list(match.blocks)
         seq.computed_tokens = self.matched_tokens(match)
-        self._tables[seq.id] = seq
+        self._sequences[seq.id] = seq
         self._fetch(seq, match)
         if not seq.preemptions:
             # After a preemption the sequence finds blocks that it computed itself: they do not count as cache
@@ -156,7 +163,7 @@ class KVManager:
             names = [*names, *self._future_part_names(seq)]
         for name in names:
             if self._pending.setdefault(name, seq.id) == seq.id:
-                self._promises.setdefault(seq.id, set()).add(name)
+                self._expected.setdefault(seq.id, set()).add(name)
 
     def _fetch(self, seq: Sequence, match: PrefixMatch) -> None:
         """Take blocks for the part and for the host slots of the match, and plan the moves that fill them.
@@ -214,7 +221,7 @@ class KVManager:
                 self.pool.publish(block, name)
             else:
                 self.pool.publish_part(block, name, rows)
-            self._keep_promise(seq, name)
+            self._mark_available(seq, name)
         self._loading = []
 
     def abandon_moves(self) -> None:
@@ -256,16 +263,16 @@ class KVManager:
                 index = span.end // self.block_size
                 for rows, name in self._part_names(seq, index, span.end):
                     self.pool.publish_part(seq.blocks[index], name, rows)
-                    self._keep_promise(seq, name)
+                    self._mark_available(seq, name)
         for index in range(before, after):
             name = seq.block_hashes[index]
             self.pool.publish(seq.blocks[index], name)
-            self._keep_promise(seq, name)
+            self._mark_available(seq, name)
 
-    def _keep_promise(self, seq: Sequence, name: bytes) -> None:
+    def _mark_available(self, seq: Sequence, name: bytes) -> None:
         if self._pending.get(name) == seq.id:
             del self._pending[name]
-            self._promises[seq.id].discard(name)
+            self._expected[seq.id].discard(name)
 
     def release(self, seq: Sequence) -> None:
         """Release all blocks of the sequence; named blocks can still be found by later sequences.
@@ -275,21 +282,21 @@ class KVManager:
         """
         for block in reversed(seq.blocks):
             self.pool.release(block)
-        for name in self._promises.pop(seq.id, ()):
+        for name in self._expected.pop(seq.id, ()):
             del self._pending[name]
         seq.blocks = []
         seq.computed_tokens = 0
-        self._tables.pop(seq.id, None)
+        self._sequences.pop(seq.id, None)
 
     def check_integrity(self) -> None:
         self.host.check_integrity()
-        self.pool.check_integrity([seq.blocks for seq in self._tables.values()])
-        stale = set(self._pending.values()) - set(self._tables)
+        self.pool.check_integrity([seq.blocks for seq in self._sequences.values()])
+        stale = set(self._pending.values()) - set(self._sequences)
         if stale:
-            raise RuntimeError(f"prefixes are promised by sequences that have ended: {sorted(stale)[:4]}")
-        promised = {(name, owner) for owner, names in self._promises.items() for name in names}
-        if promised != set(self._pending.items()):
-            raise RuntimeError("the promises of sequences and the pending prefixes do not agree")
+            raise RuntimeError(f"prefixes are expected from sequences that have ended: {sorted(stale)[:4]}")
+        expected = {(name, owner) for owner, names in self._expected.items() for name in names}
+        if expected != set(self._pending.items()):
+            raise RuntimeError("the names expected from each sequence and the pending prefixes do not agree")
 
     def _root(self, seq: Sequence) -> bytes:
         return root_hash(seq.salt, int(seq.arrival // self._ttl_s) if self._ttl_s else 0)

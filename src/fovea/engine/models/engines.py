@@ -85,8 +85,10 @@ def install(model: VisionLanguageModel, engine_folder: EngineFolder, here: Site)
     return model.engines
 
 
-def site(model: VisionLanguageModel, architecture: str) -> Site:
-    """Return the site of a model. Call it before any layer is packed.
+def describe_site(model: VisionLanguageModel, architecture: str) -> Site:
+    """Return the site of a model: its weights, its device and the versions of packages.
+
+    Call it before any layer is packed.
 
     Reads all weights of the encoder, which takes about a second per GB.
     """

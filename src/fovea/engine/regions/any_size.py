@@ -1,9 +1,9 @@
-"""Encodes an image as views: the whole at low resolution, and regions at resolutions of their own.
+"""Encodes an image as views: one of the whole image at low resolution, and regions at their own resolutions.
 
-It is for towers that take pictures of any size. The whole is encoded first, because the coupling with the
-question is computed from it. Then the regions are chosen, and those that are not in the region cache are
-encoded, in batches of one shape. If a batch leaves room in a slice, it also gets views of that shape of
-images that come next. These are then in the cache when their turn comes.
+It is for vision encoders that take pictures of any size. The view of the whole image is encoded first,
+because the coupling with the question is computed from it. Then the regions are chosen, and those that are
+not in the region cache are encoded, in batches of one shape. If a batch leaves room in a slice, it also gets
+views of that shape of images that come next. These are then in the cache when their turn comes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAX_BATCH_PATCHES = 4096
 class _SurveyedImage:
     """An image with its survey, its tensions and its first view, before anything is encoded.
 
-    first: the view of the whole.
+    first: the view of the whole image.
     """
 
     image: ProcessedImage

@@ -96,9 +96,10 @@ class Cutter:
         return np.asarray(PIL.Image.fromarray(part).resize(size, self._processor.resample))
 
     def _make_name(self, pixels: Pixels, grid: Shape, view: View, salt: str) -> str:
-        """The salt is part of the name, so no tenant finds another's regions.
+        """Return the name of a view in the region cache.
 
-        So is the place, for towers with learned positions.
+        The salt is part of the name, so no tenant finds another's regions. So is the place, for towers with
+        learned positions.
         """
         digest = hashlib.sha256(salt.encode() + b"\x00")
         digest.update(pixels.data)

@@ -28,7 +28,10 @@ MAX_REALIZATIONS = 256
 
 
 class RelevanceModel:
-    """Realizes relevance with one model. For one thread, except `recent_realization`."""
+    """Chooses the views of an image by relevance, with one model's word embeddings and head.
+
+    For one thread, except `recent_realization`.
+    """
 
     def __init__(self, words: WordEmbeddings, head: Mapping[str, Array] | None = None) -> None:
         """words: gives the embeddings of the question's token ids.

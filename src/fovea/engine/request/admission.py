@@ -1,6 +1,6 @@
-"""Admission of requests, by the answers in flight and by the KV that these may come to use.
+"""Admission of requests, by the choices in flight and by the KV that these may come to use.
 
-A request is counted twice: by its number of answers when it arrives, and by its tokens of KV as soon as these
+A request is counted twice: by its number of choices when it arrives, and by its tokens of KV as soon as these
 are known, for which the headers of its images suffice. Both are given back when the request ends, for any
 reason.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fovea.core.errors import InvalidRequest, Overloaded
 
-USUAL_ANSWER = 256
+ASSUMED_ANSWER_TOKENS = 256
 """Assumed tokens of an answer whose request names no limit."""
 
 
@@ -22,7 +22,7 @@ class RequestSize:
 
     prompt: tokens of the prompt.
     visual: how many of these are visual tokens.
-    answers: tokens of all answers together.
+    answers: tokens of the answers of all choices together.
     """
 
     prompt: int
@@ -38,18 +38,20 @@ def request_size(prompt: int, visual: int, max_tokens: int | None, choices: int)
     """Return the size of a request. Its choices share the KV of the prompt.
 
     prompt, visual: tokens of the prompt, and how many of them are visual.
-    max_tokens: the request's own limit for an answer; None: `USUAL_ANSWER` is assumed.
-    choices: number of answers.
+    max_tokens: the request's own limit for an answer; None: `ASSUMED_ANSWER_TOKENS` is assumed.
+    choices: number of choices of the request.
     """
-    return RequestSize(prompt, visual, choices * (USUAL_ANSWER if max_tokens is None else max_tokens))
+    return RequestSize(
+        prompt, visual, choices * (ASSUMED_ANSWER_TOKENS if max_tokens is None else max_tokens)
+    )
 
 
 class Admission:
-    """Counts answers and KV tokens of the requests in flight, and refuses requests beyond the limits.
+    """Counts choices and KV tokens of the requests in flight, and refuses requests beyond the limits.
 
     Thread-safe.
 
-    room: most answers that may run or wait; 0: no limit.
+    room: most choices that may run or wait; 0: no limit.
     kv_tokens: tokens of the KV pool.
     token_bytes: bytes of KV per token, for messages.
     refuse: whether a request for which there is no KV now is refused instead of queued.
@@ -61,39 +63,40 @@ class Admission:
         self._token_bytes = token_bytes
         self._refuse = refuse
         self._lock = threading.Lock()
-        self._answers = 0
+        self._choices = 0
         self._tokens = 0
 
     @property
     def in_flight(self) -> int:
-        return self._answers
+        """Number of choices in flight."""
+        return self._choices
 
     @property
     def load(self) -> float:
-        """Answers in flight as a share of the room, or KV as a share of the pool, whichever is larger.
+        """Choices in flight as a share of the room, or KV as a share of the pool, whichever is larger.
 
         Above 1, requests wait for KV.
         """
         with self._lock:
-            answers = self._answers / self._room if self._room else 0.0
-            return max(answers, self._tokens / self._kv_tokens)
+            choices = self._choices / self._room if self._room else 0.0
+            return max(choices, self._tokens / self._kv_tokens)
 
-    def check(self, answers: int, reserved: int = 0) -> None:
+    def check(self, choices: int, reserved: int = 0) -> None:
         """Check whether a request has room. Nothing is counted.
 
-        answers: answers of the request.
-        reserved: answers that the server has admitted and whose images it still fetches.
+        choices: choices of the request.
+        reserved: choices that the server has admitted and whose images it still fetches.
         Raises InvalidRequest for a request that can never have room, Overloaded for one that has none now.
         """
         with self._lock:
-            self._check(answers, reserved)
+            self._check(choices, reserved)
 
-    def enter(self, answers: int) -> Ticket:
-        """Count the answers of a request. Raises the errors of `check`."""
+    def enter(self, choices: int) -> Ticket:
+        """Count the choices of a request. Raises the errors of `check`."""
         with self._lock:
-            self._check(answers)
-            self._answers += answers
-        return Ticket(self, answers)
+            self._check(choices)
+            self._choices += choices
+        return Ticket(self, choices)
 
     def commit(self, ticket: Ticket, size: RequestSize) -> None:
         """Count the KV of the ticket's request.
@@ -109,21 +112,21 @@ class Admission:
     def leave(self, ticket: Ticket) -> None:
         """Give back everything that the ticket counted. A second call does nothing."""
         with self._lock:
-            self._answers -= ticket.answers
+            self._choices -= ticket.choices
             self._tokens -= ticket.tokens
-            ticket.answers = ticket.tokens = 0
+            ticket.choices = ticket.tokens = 0
 
-    def _check(self, answers: int, reserved: int = 0) -> None:
+    def _check(self, choices: int, reserved: int = 0) -> None:
         if not self._room:
             return
-        if answers > self._room:
+        if choices > self._room:
             raise InvalidRequest(
-                f"{answers} answers are requested; at most {self._room} may run and wait here", param="n"
+                f"{choices} choices are requested; at most {self._room} may run and wait here", param="n"
             )
-        occupied = self._answers + reserved
-        if occupied + answers > self._room:
+        occupied = self._choices + reserved
+        if occupied + choices > self._room:
             raise Overloaded(
-                f"{occupied} requests are running or waiting, {self._room} is the limit", retry_after=1.0
+                f"{occupied} choices are running or waiting; at most {self._room} may", retry_after=1.0
             )
 
     def _refusal(self, size: RequestSize) -> str:
@@ -142,12 +145,12 @@ class Ticket:
     """One admitted request.
 
     owner: the admission that counts it.
-    answers: answers that are counted.
+    choices: choices that are counted.
     tokens: tokens of KV that are counted.
     """
 
     owner: Admission
-    answers: int
+    choices: int
     tokens: int = 0
 
     def commit(self, size: RequestSize) -> None:

@@ -23,14 +23,15 @@ class AnswerState:
         self,
         prepared: PreparedPrompt,
         choices: int,
-        realization: Callable[[str], Realization | None] = lambda key: None,
+        find_realization: Callable[[str], Realization | None] = lambda key: None,
     ) -> None:
         """choices: number of answers.
 
-        realization: the relevance result of an image, by the image's key; None if it is no longer known.
+        find_realization: returns the relevance result of an image, by the image's key; None if it is no
+            longer known.
         """
         self._images = prepared.images
-        self._realization = realization
+        self._find_realization = find_realization
         self._prompt = len(prepared.ids)
         self._image = prepared.image_tokens
         self._open = choices
@@ -69,7 +70,7 @@ class AnswerState:
         )
 
     def _image_use(self, image: PlannedImage) -> ImageUse:
-        realization = None if image.reduction is None else self._realization(image.key)
+        realization = None if image.reduction is None else self._find_realization(image.key)
         if realization is None:
             return image.use
         wish = image.budget.visual

@@ -1,4 +1,4 @@
-"""A planned video: groups of frames, encoded one by one and decoded once for all of them."""
+"""A planned video: groups of frames, each encoded by itself, and decoded once for all of them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Clip:
     them again. Pruning does not change the frames, so requests that prune differently share a clip.
 
     name: names these frames in caches.
-    pruning: lock under which `Clips` finds the cells that pruning keeps.
+    pruning_lock: lock under which `Clips` finds the cells that pruning keeps.
     video: the video.
     """
 
     def __init__(self, name: str, video: Video, plan: VideoPlan, videos: QwenVideos) -> None:
         self.name = name
-        self.pruning = threading.Lock()
+        self.pruning_lock = threading.Lock()
         self.video = video
         self._indices = plan.indices
         self._size = plan.height, plan.width
@@ -38,7 +38,7 @@ class Clip:
         self._frames: list[Bytes] | None = None
         self._claims = 0
         self._lock = threading.Lock()
-        self._decoding = threading.Lock()
+        self._decoding_lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +62,7 @@ class Clip:
 
         Raises InvalidVideo.
         """
-        with self._decoding:
+        with self._decoding_lock:
             frames = self._frames
             if frames is None:
                 frames = list(self._decode())
@@ -75,6 +75,7 @@ class Clip:
         return moving_cells(self.frames(), self._videos.rule.group_frames, self._videos.factor, count)
 
     def group(self, number: int, plan: VisualPlan) -> ProcessedImage:
+        """Return the encoder's input of group `number`, with its visual plan. Raises InvalidVideo."""
         size = self._videos.rule.group_frames
         frames = self.frames()[number * size : (number + 1) * size]
         return self._videos.group(self.video.identity, frames, plan)

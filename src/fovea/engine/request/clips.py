@@ -58,7 +58,7 @@ class Clips:
 
         Raises InvalidVideo. For worker threads.
         """
-        with clip.pruning:
+        with clip.pruning_lock:
             cells = self.get(clip, count)
             if cells is None:
                 cells = clip.most_moving_cells(count)

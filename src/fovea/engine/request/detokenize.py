@@ -1,7 +1,9 @@
-"""Turns tokens into text one by one, never emitting half a character or a part of a stop string.
+"""Turns tokens into text one by one, and holds back half characters and parts of stop strings.
 
 A byte-level token may contain part of a character. `decode` writes that part as replacement characters at the
-end. They are held back until the following tokens complete the character; everything before them is emitted.
+end. They are held back until the following tokens complete the character, but not beyond MOST_INCOMPLETE
+tokens or the end of the answer. Everything before them is emitted.
+
 Decoding starts a few tokens back, because some tokenizers write a token differently at the start of a text.
 """
 
@@ -13,8 +15,8 @@ Decode = Callable[[Sequence[int]], str]
 REPLACEMENT = "\ufffd"
 LONGEST_CHARACTER = 4
 """Bytes of the longest character in UTF-8, so also the most tokens that one character takes."""
-PATIENCE = 64
-"""Tokens after which bytes that form no character are emitted as replacement characters."""
+MOST_INCOMPLETE = 64
+"""Most tokens held back as an incomplete character. After that, replacement characters are emitted."""
 
 
 class TextStream:
@@ -22,7 +24,7 @@ class TextStream:
 
     decode: turns ids into text.
     stop: stop strings. The text from the first one on is never emitted.
-    min_tokens: number of the first token in which stop strings are searched for; text before it is part of no
+    min_tokens: stop strings are searched only from this token on (1 = first); text before it is part of no
         match.
     stopped: whether a stop string occurred.
     """
@@ -49,8 +51,8 @@ class TextStream:
         if len(complete) < len(window):
             text = complete[self._emitted_chars :]
             self._emitted_chars += len(text)
-            if len(self._ids) - self._emitted_ids > PATIENCE:
-                text += self._give_up(window)
+            if len(self._ids) - self._emitted_ids > MOST_INCOMPLETE:
+                text += self._emit_invalid(window)
             return self._release(text)
         text = window[self._emitted_chars :]
         if text:
@@ -68,12 +70,12 @@ class TextStream:
         return text
 
     def _slide(self, emitted: int) -> None:
-        """Note that the first `emitted` tokens are emitted, and drop those that had been emitted before."""
+        """Drop the tokens emitted earlier; the others of the first `emitted` ones stay as context."""
         del self._ids[: self._emitted_ids]
         self._emitted_ids = emitted - self._emitted_ids
         self._emitted_chars = len(self._decode(self._ids[: self._emitted_ids]))
 
-    def _give_up(self, window: str) -> str:
+    def _emit_invalid(self, window: str) -> str:
         """Emit bytes that have long formed no character, except the last few, which may still become one."""
         for cut in range(len(self._ids) - 1, len(self._ids) - 1 - LONGEST_CHARACTER, -1):
             head = self._decode(self._ids[:cut])

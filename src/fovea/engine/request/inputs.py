@@ -133,7 +133,11 @@ def to_prompt(
         arguments = {"images": images, "budget": budget, "videos": videos, "video_budget": video_budget}
         name = next((name for name, value in arguments.items() if value), None)
         if name is not None:
-            raise InvalidRequest(f"{name} must be in the prompt itself when it is not plain text", param=name)
+            raise InvalidRequest(
+                f"{name} cannot be given with a {type(prompt).__name__}; images, videos and budgets belong "
+                "into the parts of a ChatPrompt or TextPrompt itself",
+                param=name,
+            )
         return prompt
     budget = budget or PixelBudget()
     if isinstance(prompt, str):
@@ -198,16 +202,16 @@ def _part(value: Any, where: str, conversation: _Conversation) -> Part:
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "text":
         if not isinstance(value.get("text"), str):
-            raise InvalidRequest("a part of type text needs text", param=f"{where}.text")
+            raise InvalidRequest("a part of type text needs the field 'text'", param=f"{where}.text")
         return TextPart(value["text"])
     if kind == "image":
         if "image" not in value:
-            raise InvalidRequest("a part of type image needs image", param=f"{where}.image")
+            raise InvalidRequest("a part of type image needs the field 'image'", param=f"{where}.image")
         conversation.images += 1
         return ImagePart(_image_at(conversation.images - 1, value["image"]), conversation.budget)
     if kind == "video":
         if "video" not in value:
-            raise InvalidRequest("a part of type video needs video", param=f"{where}.video")
+            raise InvalidRequest("a part of type video needs the field 'video'", param=f"{where}.video")
         conversation.videos += 1
         return VideoPart(_video_at(conversation.videos - 1, value["video"]), conversation.video_budget)
     raise InvalidRequest(f"part of type {kind!r}; accepted: text, image, video", param=where)

@@ -156,7 +156,10 @@ class PixelPool:
             self._grant()
 
     def keep(self, key: str, pixels: ProcessedImage) -> None:
-        """Put pixels without a claim into the cache, if there is room."""
+        """Put pixels without a claim into the cache.
+
+        The least recently used pixels are evicted for them. Pixels larger than the room are not kept.
+        """
         size = sum(array.nbytes for array in pixels.arrays.values())
         with self._lock:
             self._cache.add(key, pixels, size)

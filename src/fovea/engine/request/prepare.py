@@ -93,7 +93,7 @@ class Preparer:
         Raises RequestError for a request that cannot run.
         """
         started = time.monotonic()
-        fits = partial(check_lengths, sampling=request.sampling, info=info, usual=request.usual_tokens)
+        fits = partial(check_lengths, sampling=request.sampling, info=info, usual_tokens=request.usual_tokens)
         with stage("tokenize"):
             prompt = self.builder.outline(request.prompt, request.cache_salt, info.max_context, load)
             max_tokens = fits(prompt)
@@ -218,11 +218,11 @@ def _compute_pixels(task: PixelTask, plan: VisualPlan, claim: Claim) -> Processe
 
 
 def check_lengths(
-    prepared: PreparedPrompt, sampling: SamplingParams, info: ModelInfo, usual: int | None = None
+    prepared: PreparedPrompt, sampling: SamplingParams, info: ModelInfo, usual_tokens: int | None = None
 ) -> int:
-    """Return how many tokens the answer may have.
+    """Check that prompt and answer fit into the context, and return the length limit of the answer in tokens.
 
-    usual: length of an answer whose request names no limit; None: as much as fits.
+    usual_tokens: length limit of an answer whose request names none; None: as much as fits.
     Raises PromptTooLong, with the numbers, if prompt and answer do not fit into the context.
     """
     length, limit = len(prepared.ids), info.max_context
@@ -239,7 +239,7 @@ def check_lengths(
             f"the context of {limit} has room for {room}",
             param="max_tokens",
         )
-    return sampling.max_tokens if sampling.max_tokens is not None else min(room, usual or room)
+    return sampling.max_tokens if sampling.max_tokens is not None else min(room, usual_tokens or room)
 
 
 def check_token_ids(prepared: PreparedPrompt, sampling: SamplingParams, size: int) -> None:

@@ -1,6 +1,6 @@
 """Builds a prompt for the decoder: token ids, and the spans that stand for images and video frames.
 
-This is arithmetic on text. The processors' plans tell how many visual tokens an image or a video becomes
+The processors' plans tell how many visual tokens an image or a video becomes
 before any pixel is read, so a prompt that cannot fit is refused from the headers alone.
 """
 
@@ -32,7 +32,7 @@ class PromptBuilder:
     tokenizer: tokenizer and chat template.
     processor: plans images.
     image_token_id: the id that stands for one visual token of an image.
-    videos: plans videos, and the id of one of their visual tokens; None: the model takes no videos.
+    videos: (planner of videos, token id of a video's visual token); None: the model takes no videos.
     video_models: names of models that take videos, for the error message of one that takes none.
     detail: the rule for `detail: auto`; None: the model's own resolution.
     visual: how many visual tokens images keep whose request does not say it; None: all.
@@ -240,7 +240,10 @@ class PromptBuilder:
         templates = list(_unplaced_spans(order))
         planned = sum(span.tokens for span in templates)
         if len(positions) != planned:
-            raise InvalidRequest(f"{len(positions)} image tokens in the prompt, the images make {planned}")
+            raise InvalidRequest(
+                f"the text contains {len(positions)} visual tokens, but the images and videos have "
+                f"{planned}; remove image tokens from the text"
+            )
         spans, used = [], 0
         for span in templates:
             first, last = positions[used], positions[used + span.tokens - 1]

@@ -27,7 +27,7 @@ class PlannedImage:
     plan: VisualPlan
     key: str
     budget: PixelBudget = PixelBudget("high")
-    reason: str = "the request sets it"
+    reason: str = "the request sets the detail level"
     reduction: tuple[str, int] | None = None
 
     @property

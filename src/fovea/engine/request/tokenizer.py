@@ -61,7 +61,7 @@ class ChatTokenizer:
         return len(text) // (self._longest * NORMALISATION_MARGIN)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`. The tokenizer adds its special tokens, unless the text begins with them.
+        """Return the ids of `text`. The tokenizer adds its special tokens, unless the text begins with one.
 
         Raises InvalidRequest for text that is not Unicode.
         """
@@ -104,7 +104,7 @@ class ChatTokenizer:
         return token
 
     def render(self, messages: Sequence[Message]) -> str:
-        """Return a conversation as the model's text, ready for the answer.
+        """Return a conversation as text in the model's chat format, ending where the answer begins.
 
         Each image and each video is one marker.
 

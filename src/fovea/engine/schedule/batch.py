@@ -13,8 +13,13 @@ from collections import deque
 from typing import Protocol
 
 WINDOW = 10
+"""Number of latest measurements that a decision uses."""
 HIGH, LOW = 1.2, 0.8
+"""Shares of the target: `BatchRule` shrinks above HIGH; below LOW, both rules grow."""
+LEAST_SCALE = 0.6
+"""`DecodeBound` shrinks the batch at once to this share at least."""
 CHANGE = 2
+"""Number of sequences that `BatchRule` adds or removes at once."""
 MAX_BESIDE = 0.5
 """Steps in which prompts and images took more than this share of the time are not used as measurements."""
 
@@ -26,10 +31,10 @@ class BatchControl(Protocol):
         """How many sequences may run now. Sequences above that number that run already continue."""
         ...
 
-    def observe(self, decodes: int, seconds: float, beside_s: float) -> None:
+    def observe(self, decodes: int, seconds: float, prompt_and_image_s: float) -> None:
         """Record a step of `seconds` seconds with `decodes` decodes.
 
-        beside_s: estimate of the part of these seconds that prompts and images took.
+        prompt_and_image_s: estimate of the part of these seconds that prompts and images took.
         """
         ...
 
@@ -53,17 +58,17 @@ class DecodeBound:
     def allowed(self) -> int:
         return self._allowed
 
-    def observe(self, decodes: int, seconds: float, beside_s: float) -> None:
-        if not self.target_s or not decodes or beside_s > MAX_BESIDE * seconds:
+    def observe(self, decodes: int, seconds: float, prompt_and_image_s: float) -> None:
+        if not self.target_s or not decodes or prompt_and_image_s > MAX_BESIDE * seconds:
             return
-        self._latest.append((seconds - beside_s) / decodes)
+        self._latest.append((seconds - prompt_and_image_s) / decodes)
         if len(self._latest) < WINDOW:
             return
         # Times per sequence, because the batch size differs from step to step; the median, because of
         # outliers.
         decode_s = statistics.median(self._latest) * decodes
         if decode_s > self.target_s and decodes <= self._allowed:
-            self._allowed = max(1, int(decodes * max(HIGH / 2, self.target_s / decode_s)))
+            self._allowed = max(1, int(decodes * max(LEAST_SCALE, self.target_s / decode_s)))
         elif decode_s < LOW * self.target_s and decodes >= self._allowed < self.maximum:
             self._allowed = min(self.maximum, self._allowed + max(1, self._allowed // 10))
         else:
@@ -87,7 +92,7 @@ class BatchRule:
     def allowed(self) -> int:
         return self._allowed
 
-    def observe(self, decodes: int, seconds: float, beside_s: float) -> None:
+    def observe(self, decodes: int, seconds: float, prompt_and_image_s: float) -> None:
         self._latest.append(seconds)
         mean = sum(self._latest) / len(self._latest)
         if mean > HIGH * self.target_s:

@@ -25,7 +25,7 @@ FEWEST_TOKENS = 16
 """The smallest chunk: below it, the fixed cost of a step dominates."""
 FIRST_TOKENS = 128
 """Size of the first chunk, which measures the seconds per token."""
-FEW_READERS = 4
+FREE_BATCH = 4
 """This many sequences decode at about the cost of one."""
 CROWDING = 0.5
 """Exponent below 1: the bound grows more slowly than the number of waiting requests."""
@@ -63,7 +63,7 @@ class Pace:
             return math.inf
         if alone is None:
             return self.target_s or IDLE_STEP_S
-        return self._bound(alone, (others - 1) / max(1.0, decodes / FEW_READERS)) - alone
+        return self._bound(alone, (others - 1) / max(1.0, decodes / FREE_BATCH)) - alone
 
     def prompt_tokens(self, decodes: int, others: int, *, encoding: bool) -> int:
         """Number of prompt tokens for the next step. encoding: an image is to be encoded in the same step."""

@@ -102,11 +102,10 @@ class Layout:
 
 
 def padded_sizes(most: int) -> tuple[int, ...]:
-    """The batch sizes 1, 2, 4, 8, 16, 24, 32, 48, 64, ...
+    """Return the batch sizes for at most `most` rows: 1, 2, 4, 8, 16, 24, 32, 48, 64, ...
 
-    up to the first that holds `most` rows, or MOST_ROWS.
-
-    From 16 rows on, at most a third of a batch is padding.
+    The largest one holds `most` rows, or is MOST_ROWS. From 16 rows on, at most a third of a batch is
+    padding.
     """
     sizes = [1, 2, 4, 8, 16]
     while sizes[-1] < MOST_ROWS:

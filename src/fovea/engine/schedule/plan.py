@@ -10,7 +10,7 @@ from fovea.engine.sequence import ImageSpan, Sequence
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """An order to compute tokens of one sequence.
+    """An instruction to compute tokens of one sequence.
 
     seq: the sequence.
     start: position of the first token to compute.
@@ -33,7 +33,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class EncodeJob:
-    """An order to start or continue the encoding of one image.
+    """An instruction to start or continue the encoding of one image.
 
     span: the image.
     holders: ids of the sequences that wait for it, in the order of their requests.

@@ -1,8 +1,8 @@
 """Scheduling policies: the order in which waiting sequences are admitted when there is room.
 
-A policy distinguishes two kinds of sequences. A *ready* one needs no encoder: it is text, or its next image
-is already encoded. The others wait for an image. A policy cannot starve a sequence: the scheduler counts how
-often a sequence is passed by a later one, and beyond a bound it admits no later sequence before it.
+A policy distinguishes two kinds of sequences. A *ready* one needs no encoder: it is text, or its first
+image is already encoded. The others wait for an image. A policy cannot starve a sequence: the scheduler
+counts how often a sequence is passed by a later one, and beyond a bound it admits no later one before it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Dual:
 
     So text, follow-ups and known images do not wait behind new images. Ready sequences go first, in order of
     arrival. When more than `long` sequences wait for images and at most `long` sequences are ready, the ready
-    sequences with images and those without take turns. (The encoder works through the queue of images
-    independently, so an image request loses nothing by its second place while it is encoded.)
+    sequences with images and those without take turns. (The images of the second queue are encoded while the
+    first queue computes, so the second place costs little.)
     """
 
     strict = False

@@ -39,7 +39,7 @@ class Composition:
 
     @classmethod
     def of(cls, plan: StepPlan) -> Composition:
-        """Return the composition of a plan. Call it before the fold, which changes the sequences."""
+        """Return the composition of a plan. Call it before `Stepper.apply`, which changes the sequences."""
         decodes = context = tokens = chunks = pairs = 0
         for item in plan.work:
             if item.seq.decoding:

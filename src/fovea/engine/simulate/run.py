@@ -125,7 +125,7 @@ class _Run:
         seconds = result.seconds or 0.0
         self.now += seconds
         self.busy += seconds
-        self.stepper.fold(step, result, seconds)
+        self.stepper.apply(step, result, seconds)
         for seq in [self.stepper.sequences[seq_id] for seq_id in result.sampled]:
             self.records[int(seq.id)].tokens.append(self.now)
             if len(seq.output_ids) >= seq.max_tokens:

@@ -34,7 +34,7 @@ from fovea.engine.step.executor import Executor
 from fovea.engine.step.loop import EngineLoop
 from fovea.engine.step.stats import loop_stats
 from fovea.engine.visual_budget.detail import DetailRule
-from fovea.engine.visual_budget.methods import read_policy
+from fovea.engine.visual_budget.methods import parse_visual_tokens
 
 
 class SimulatedEngine:
@@ -48,7 +48,7 @@ class SimulatedEngine:
     def __init__(self, config: EngineConfig, cost: CostModel, name: str = "fovea-simulated") -> None:
         self.config = config
         self.cost = cost
-        visual = read_policy(config.visual.visual_tokens)
+        visual = parse_visual_tokens(config.visual.visual_tokens)
         self.tokenizer, self._builder = load_prompt_builder(DetailRule.of(config.visual), visual=visual)
         self.filler = Filler(self.tokenizer)
         stepper = simulated_stepper(config, cost, self._executor)

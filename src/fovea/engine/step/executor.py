@@ -29,10 +29,10 @@ class StepResult:
 
     sampled: the new token of each sequence that got one, by sequence id.
     failures: the error of each sequence whose image could not be encoded, by sequence id.
-    encoded: for each image whose encoding ended in this step, the seconds that the encoder spent on it in all
-        steps.
-    encode_s: seconds of this step that went into encoding. On CUDA, where the encoder runs beside the
-        decoder, only the time of launching it.
+    encoded: for each image whose encoding ended in this step, by span key, the seconds that the encoder spent
+        on it in all steps.
+    encode_s: seconds of this step that went into encoding. On CUDA the encoder runs beside the decoder, and
+        in a step with tokens this is only the time that it took to launch the encoder.
     seconds: duration of the step by the executor's own clock; None: the caller measures it.
     """
 

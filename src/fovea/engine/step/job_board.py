@@ -22,7 +22,7 @@ class JobBoard:
     """All unfinished jobs. For the thread that runs the steps.
 
     jobs: by sequence id.
-    generated_tokens: number of tokens that were sent.
+    generated_tokens: number of tokens that were sampled.
     """
 
     def __init__(self, stepper: Stepper, tokenizer: ChatTokenizer) -> None:
@@ -74,7 +74,11 @@ class JobBoard:
         self.jobs.clear()
 
     def begin_step(self, step: Step, now: float) -> None:
-        """Note the first step of each job, and end encode-only requests whose images are encoded."""
+        """Note the first step of each job, and end encode-only requests whose images are encoded.
+
+        These end with "length": like an answer whose length limit is reached, they are complete, although the
+        model has not ended the answer.
+        """
         for item in step.plan.work:
             self._mark_admitted(self.jobs[item.seq.id], now)
         for seq_id in step.plan.encoded_ids:

@@ -1,4 +1,4 @@
-"""The engine's thread: take commands, plan a step, execute it, fold the result back in, send events.
+"""The engine's thread: take commands, plan a step, execute it, apply its result, send events.
 
 Everything that touches the scheduler or the model happens in this thread, so neither needs a lock. Other
 threads put commands into the inbox and get events through sinks. An error in a step ends the requests of that
@@ -26,6 +26,7 @@ log = logging.getLogger("fovea.engine")
 STALL_S = 0.002
 """Pause after a step in which nothing could advance."""
 CALL_TIMEOUT_S = 60.0
+"""Seconds that `EngineLoop.call` waits for its action."""
 FATAL_FAILURES = 10
 """After so many failed steps in a row the device is considered dead, and the loop ends."""
 
@@ -67,7 +68,11 @@ class EngineLoop:
         self._inbox.put(lambda: self.board.cancel(sequence_ids))
 
     def call(self, action: Callable[[], None]) -> None:
-        """Run `action` in the loop's thread, between two steps. Returns when it is done; raises its error."""
+        """Run `action` in the loop's thread, between two steps, and return when it is done. Thread-safe.
+
+        Raises the error of `action`, Unavailable when the loop has ended, and EngineError if the action is
+        not done after CALL_TIMEOUT_S.
+        """
         done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
         def run() -> None:
@@ -87,7 +92,10 @@ class EngineLoop:
             raise error
 
     def _put(self, command: Callable[[], None]) -> None:
-        """The state is checked again afterwards: a loop that ended in between may never run the command."""
+        """Put a command into the inbox. Raises Unavailable when the loop has ended.
+
+        The state is checked again afterwards: a loop that ended in between may never run the command.
+        """
         if self.alive and not self._closing:
             self._inbox.put(command)
         if not self.alive or self._closing:
@@ -164,7 +172,7 @@ class EngineLoop:
         self._finish_step(step, result, time.perf_counter() - started)
 
     def _finish_step(self, step: Step, result: StepResult, seconds: float) -> None:
-        self.stepper.fold(step, result, seconds if result.seconds is None else result.seconds)
+        self.stepper.apply(step, result, seconds if result.seconds is None else result.seconds)
         self.board.end_step(step, result, time.monotonic())
 
     def _abandon(self, step: Step, error: Exception) -> None:

@@ -2,7 +2,7 @@
 
     plan(now)                       which tokens, and how many seconds of encoding
     executor.execute(...)           computes the step, or estimates its duration
-    fold(step, result, seconds)     notes computed and new tokens, and teaches the pace
+    apply(step, result, seconds)    notes computed and new tokens, and updates the pace's estimates
 
 The engine's loop, the simulated server and the virtual clock of `fovea simulate` all run on this one class.
 """
@@ -27,8 +27,8 @@ class Step:
 
     plan: tokens and images, from the scheduler.
     encode_s: seconds that the encoder may take.
-    decodes: sequences that decode in this step.
-    prompt_tokens: tokens of prompts in this step.
+    decodes: number of sequences that decode in this step.
+    prompt_tokens: number of prompt tokens in this step.
     expired: sequences whose deadline passed before the step; they are ended already.
     """
 
@@ -101,22 +101,23 @@ class Stepper:
             self.finish(seq, "error")
         if self.idle:
             return Step(StepPlan(), expired=expired)
-        readers, others = self.scheduler.readers, len(self.sequences) - self.scheduler.decodes
-        tokens = self.pace.prompt_tokens(readers, others, encoding=self.executor.encoding)
+        streams = self.scheduler.streams_to_protect
+        others = len(self.sequences) - self.scheduler.decodes
+        tokens = self.pace.prompt_tokens(streams, others, encoding=self.executor.encoding)
         plan = self.scheduler.schedule(tokens, self.batch.allowed())
         decodes = plan.decodes
         prompt_tokens = plan.tokens - decodes
-        encode_s = self.pace.encode_s(readers, others, prompt_tokens)
+        encode_s = self.pace.encode_s(streams, others, prompt_tokens)
         return Step(plan, encode_s, decodes, prompt_tokens, expired)
 
-    def fold(self, step: Step, result: StepResult, seconds: float) -> None:
+    def apply(self, step: Step, result: StepResult, seconds: float) -> None:
         """Take in the result of a step. Sequences whose image could not be encoded are ended.
 
         seconds: duration of the step.
         """
         self.pace.observe(step.decodes, step.prompt_tokens, seconds, result.encode_s)
-        beside_s = result.encode_s + self.pace.prompt_s(step.prompt_tokens)
-        self.batch.observe(step.decodes, seconds, beside_s)
+        prompt_and_image_s = result.encode_s + self.pace.prompt_s(step.prompt_tokens)
+        self.batch.observe(step.decodes, seconds, prompt_and_image_s)
         self.steps += 1
         self.computed_tokens += step.plan.tokens
         self.encoded_images += len(result.encoded)

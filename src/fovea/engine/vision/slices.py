@@ -17,8 +17,9 @@ from fovea.kernels.base import Kernels
 
 Result = TypeVar("Result")
 Slices = Generator[None, None, Result]
+"""A computation that can pause: it yields after every slice, and returns the result after the last one."""
 UpcomingImages = Callable[[], Iterator[ProcessedImage]]
-"""Function that yields the images that will probably be encoded next. An encoder may add some to a slice."""
+"""A function that yields the images that are probably encoded next. An encoder may add some to a slice."""
 
 CPU_ROWS, OTHER_ROWS = 512, 16384
 """Rows of a slice on a CPU, and on other devices.
@@ -26,7 +27,7 @@ CPU_ROWS, OTHER_ROWS = 512, 16384
 On two server cores, 512 rows of one block of a 0.1 B tower take 5 to 10 ms.
 """
 PAIRS_PER_ROW = 8192
-"""Pairs of rows that attend to each other in a slice, summed over the heads, per row of the slice."""
+"""Attention pairs (query, key, head) that a slice may have, per row of `slice_rows`."""
 
 
 def run_to_end(slices: Slices[Result]) -> Result:
@@ -40,6 +41,7 @@ def run_to_end(slices: Slices[Result]) -> Result:
 
 
 def slice_rows(x: Tensor) -> int:
+    """Return the number of rows of a slice on the device of `x`."""
     return CPU_ROWS if x.device.type == "cpu" else OTHER_ROWS
 
 

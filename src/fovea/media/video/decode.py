@@ -3,10 +3,8 @@
 The order matters, as with images. Signature and container come first, so that exactly one demuxer is used and
 no playlist or network protocol. Then the header is compared with every limit, and the packets are counted
 without decoding. Then one frame is decoded, to check the codec and to read the rotation. Later, frames are
-decoded on
-demand: the reader seeks to the last key frame before a requested frame, converts only requested frames, and
-    holds
-one frame at a time.
+decoded on demand: the reader seeks to the last key frame before a requested frame, converts only requested
+frames, and holds one frame at a time.
 """
 
 from __future__ import annotations
@@ -172,7 +170,7 @@ def _av() -> Any:
         import av
     except ImportError as error:
         raise Unavailable(
-            "videos need PyAV, which is not installed here; install it with: pip install 'fovea[video]'",
+            "videos need PyAV, which is not installed here; install it with: pip install av",
             code="video_unavailable",
         ) from error
     return av

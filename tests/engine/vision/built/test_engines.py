@@ -17,7 +17,7 @@ from fovea.core.errors import ConfigError, EngineError
 from fovea.core.image import PixelBudget
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
-from fovea.engine.models.engines import site
+from fovea.engine.models.engines import describe_site
 from fovea.engine.vision.built import build as building
 from fovea.engine.vision.built.build import Builder, largest_difference
 from fovea.engine.vision.built.format import RunSegment
@@ -81,7 +81,7 @@ def build(
     encoder = loaded.model.static_encoder()
     assert encoder is not None
     grid = loaded.processor.plan(*size, PixelBudget()).grid
-    here = site(loaded.model, loaded.info.architecture)
+    here = describe_site(loaded.model, loaded.info.architecture)
     model = loaded.model
     return Builder(encoder, format, blocks, model.device, model.dtype, here, out).build({grid: ["a picture"]})
 
@@ -141,7 +141,7 @@ def test_equal_blocks_are_built_once(tmp_path: Path, eager: Eager) -> None:
     object.__setattr__(tower.config, "depth", 5)  # type: ignore[union-attr]
     encoder = loaded.model.static_encoder()
     assert encoder is not None
-    here = site(loaded.model, "x")
+    here = describe_site(loaded.model, "x")
     manifest = Builder(encoder, "aot", 1, loaded.model.device, torch.float32, here, tmp_path / "out").build(
         {(1, 4, 6): ["x"]}
     )

@@ -51,9 +51,9 @@ def format_named(name: str) -> Format:
     return cast("Format", import_module(f"fovea.engine.vision.built.{name}").FORMAT)
 
 
-def require_package(package: str, extra: str) -> None:
-    """Raise ConfigError if a package is missing. The message says how to install it: pip install `extra`."""
+def require_package(package: str) -> None:
+    """Raise ConfigError if a package is missing. The message says how to install it."""
     try:
         import_module(package)
     except ImportError as error:
-        raise ConfigError(f"{package} is not installed; pip install {extra}", param="format") from error
+        raise ConfigError(f"{package} is not installed; pip install {package}", param="format") from error

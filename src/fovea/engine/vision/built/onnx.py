@@ -17,7 +17,6 @@ from fovea.core.errors import ConfigError
 from fovea.engine.vision.built.format import RunSegment, require_package
 
 OPSET = 20
-EXTRA = "'fovea[onnx]'"
 
 
 class Onnx:
@@ -34,7 +33,7 @@ class Onnx:
                 param="format",
             )
         for package in ("onnx", "onnxscript", "onnxruntime"):
-            require_package(package, EXTRA)
+            require_package(package)
 
     def precision(self, dtype: torch.dtype) -> torch.dtype:
         """Always float32: onnxruntime has no 16-bit CPU kernels."""
@@ -47,7 +46,7 @@ class Onnx:
         onnx.checker.check_model(str(path))
 
     def load(self, path: Path, segment: nn.Module) -> RunSegment:
-        require_package("onnxruntime", EXTRA)
+        require_package("onnxruntime")
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

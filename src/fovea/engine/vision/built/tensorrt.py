@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fovea.core.errors import ConfigError, EngineError
 from fovea.engine.vision.built.format import RunSegment, require_package
-from fovea.engine.vision.built.onnx import EXTRA, export
+from fovea.engine.vision.built.onnx import export
 
 
 class TensorRt:
@@ -25,11 +25,11 @@ class TensorRt:
     shares_weights = False
 
     def check(self, device: torch.device) -> None:
-        require_package("tensorrt", "tensorrt")
+        require_package("tensorrt")
         if device.type != "cuda":
             raise ConfigError(f"tensorrt runs only on CUDA, the device is {device}", param="format")
         for package in ("onnx", "onnxscript"):
-            require_package(package, EXTRA)
+            require_package(package)
 
     def precision(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
@@ -55,7 +55,7 @@ class TensorRt:
         path.write_bytes(bytes(plan))
 
     def load(self, path: Path, segment: nn.Module) -> RunSegment:
-        require_package("tensorrt", "tensorrt")
+        require_package("tensorrt")
         import tensorrt as trt
 
         engine: Any = trt.Runtime(trt.Logger(trt.Logger.WARNING)).deserialize_cuda_engine(path.read_bytes())

@@ -28,9 +28,8 @@ class LlavaProcessor:
     """Plans and prepares images for LLaVA-1.5.
 
     Budgets: `detail` has no effect, because the architecture has one resolution. A bound in pixels that
-        excludes this
-    resolution is refused. Without a border, images more elongated than 200:1 are refused: to resize their
-    shortest edge would fill the memory.
+        excludes this resolution is refused. Without a border, images more elongated than 200:1 are refused:
+        to resize their shortest edge would fill the memory.
 
     palette: normalisation of the pixels.
     fit: resize and crop.

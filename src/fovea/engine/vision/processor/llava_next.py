@@ -34,9 +34,8 @@ class LlavaNextProcessor:
     """Plans and prepares images for LLaVA-NeXT.
 
     Budgets: `max_pixels` and `min_pixels` restrict the canvases by area; the smallest ones are always below
-        the upper
-    bound. "low" allows only the smallest ones. The view of the whole picture at the tower's size is added to
-    the tiles, for every budget.
+        the upper bound. "low" allows only the smallest ones. The view of the whole picture at the tower's
+        size is added to the tiles, for every budget.
 
     anyres: the tiling.
     tower: the vision tower's sizes.

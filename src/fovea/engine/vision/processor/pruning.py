@@ -1,11 +1,10 @@
 """Prunes a video's visual tokens: leaves out the cells whose pixels change little.
 
 Source: "Efficient Video Sampling" (arXiv 2510.14624). The score of a cell is the change of its pixels since
-    the previous
-frame. The first group is kept whole. The cells with the highest scores of the whole clip take the remaining
-tokens. Unlike in that paper, the number of tokens follows from shape and rate alone, so a request's cost is
-known before a frame is decoded; the pixels only decide which cells remain. The remaining tokens keep their
-true positions.
+the previous frame. The first group is kept whole. The cells with the highest scores of the whole clip take
+the remaining tokens. Unlike in that paper, the number of tokens follows from shape and rate alone, so a
+request's cost is known before a frame is decoded; the pixels only decide which cells remain. The remaining
+tokens keep their true positions.
 """
 
 from __future__ import annotations

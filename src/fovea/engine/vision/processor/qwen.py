@@ -76,8 +76,8 @@ class QwenProcessor:
     """Plans and prepares images for Qwen's vision-language models.
 
     Budgets: `max_pixels` is never exceeded, and must not be above the model's own limit. `min_pixels` is met
-        as far as
-    whole merge windows within `max_pixels` allow. "low" is at most 64 tokens, "medium" at most 256.
+        as far as whole merge windows within `max_pixels` allow. "low" is at most 64 tokens, "medium" at most
+        256.
 
     palette: normalisation of the pixels.
     resample: the filter that resizes pictures.
