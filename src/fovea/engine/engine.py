@@ -15,34 +15,31 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
 import torch
 
 from fovea.core.answer import AnswerBuilder
-from fovea.core.errors import InvalidRequest, Unavailable
+from fovea.core.errors import Unavailable
 from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
-from fovea.core.sampling import SamplingOptions, SamplingParams
+from fovea.core.sampling import SamplingParams
 from fovea.core.types import Completion, Delta, GenerationRequest, ModelInfo, Prompt
 from fovea.engine.assemble import assemble
 from fovea.engine.config import EngineConfig, EngineOptions
 from fovea.engine.events import Event, Sink
 from fovea.engine.intake import Visit, walk, walk_async
 from fovea.engine.load import LoadedModel, load_model
-from fovea.engine.request.inputs import ImageLike, PromptLike, RequestOptions, to_prompt
+from fovea.engine.request.inputs import ImageLike, PromptLike, RequestOptions, to_request, to_sampling
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.request.waiting import wait_for_shared
 from fovea.engine.stats import engine_stats
 from fovea.engine.visual_budget.detail import DetailPolicy
 
 PREPARE_THREADS = 4
-OWN_OPTIONS = frozenset(RequestOptions.__annotations__) - frozenset(SamplingOptions.__annotations__)
-"""Options of a request that are not sampling parameters."""
 
 
 class Engine:
@@ -172,40 +169,14 @@ class Engine:
 
         Raises InvalidRequest for unknown options and for options that exclude each other.
         """
-        if isinstance(prompt, GenerationRequest):
-            if images or any(options.values()):
-                raise InvalidRequest("a GenerationRequest is complete; it takes no other argument")
-            return prompt
-        own = {name: options[name] for name in OWN_OPTIONS if name in options}  # type: ignore[literal-required]
-        params = {name: value for name, value in options.items() if name not in OWN_OPTIONS}
-        sampling = own.get("sampling")
-        if sampling is not None and params:
-            raise InvalidRequest(
-                f"{next(iter(params))} cannot be given together with sampling; set it in sampling"
-            )
-        return GenerationRequest(
-            id=uuid.uuid4().hex,
-            prompt=to_prompt(
-                prompt, images, own.get("budget"), own.get("videos", ()), own.get("video_budget")
-            ),
-            sampling=sampling or self.sampling(params),
-            cache_salt=own.get("cache_salt", ""),
-            timeout=own.get("timeout"),
-            priority=own.get("priority", 0),
-        )
+        return to_request(prompt, images, options, self._info.default_sampling)
 
     def sampling(self, params: Mapping[str, Any]) -> SamplingParams:
         """Return sampling parameters; those not in `params` have the checkpoint's defaults.
 
         Raises InvalidRequest for unknown names.
         """
-        known = {field.name for field in fields(SamplingParams)}
-        unknown = sorted(set(params) - known)
-        if unknown:
-            raise InvalidRequest(
-                f"unknown parameter {unknown[0]!r}; known: {', '.join(sorted(known))}", param=unknown[0]
-            )
-        return SamplingParams(**{**self._info.default_sampling, **params})
+        return to_sampling(params, self._info.default_sampling)
 
     def outline(self, prompt: Prompt) -> PreparedPrompt:
         """Return the prompt's tokens and the plans of its images. No pixel is read.

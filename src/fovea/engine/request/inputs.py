@@ -1,9 +1,10 @@
-"""Converts the text, messages, images and videos that a Python caller passes into a prompt."""
+"""Converts what a Python caller passes (text, messages, images, videos, options) into a request."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -62,6 +63,54 @@ class RequestOptions(SamplingOptions, total=False):
     cache_salt: str
     timeout: float | None
     priority: int
+
+
+OWN_OPTIONS = frozenset(RequestOptions.__annotations__) - frozenset(SamplingOptions.__annotations__)
+"""Options of a request that are not sampling parameters."""
+
+
+def to_request(
+    prompt: PromptLike, images: Sequence[ImageLike], options: RequestOptions, defaults: Mapping[str, Any]
+) -> GenerationRequest:
+    """Return the request for the arguments of `Engine.generate`, with decoded images.
+
+    defaults: the checkpoint's sampling parameters.
+
+    Raises InvalidRequest for unknown options and for options that exclude each other.
+    """
+    if isinstance(prompt, GenerationRequest):
+        if images or any(options.values()):
+            raise InvalidRequest("a GenerationRequest is complete; it takes no other argument")
+        return prompt
+    own = {name: options[name] for name in OWN_OPTIONS if name in options}  # type: ignore[literal-required]
+    params = {name: value for name, value in options.items() if name not in OWN_OPTIONS}
+    sampling = own.get("sampling")
+    if sampling is not None and params:
+        raise InvalidRequest(
+            f"{next(iter(params))} cannot be given together with sampling; set it in sampling"
+        )
+    return GenerationRequest(
+        id=uuid.uuid4().hex,
+        prompt=to_prompt(prompt, images, own.get("budget"), own.get("videos", ()), own.get("video_budget")),
+        sampling=sampling or to_sampling(params, defaults),
+        cache_salt=own.get("cache_salt", ""),
+        timeout=own.get("timeout"),
+        priority=own.get("priority", 0),
+    )
+
+
+def to_sampling(params: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
+    """Return sampling parameters; those not in `params` are taken from `defaults`.
+
+    Raises InvalidRequest for unknown names.
+    """
+    known = {field.name for field in fields(SamplingParams)}
+    unknown = sorted(set(params) - known)
+    if unknown:
+        raise InvalidRequest(
+            f"unknown parameter {unknown[0]!r}; known: {', '.join(sorted(known))}", param=unknown[0]
+        )
+    return SamplingParams(**{**defaults, **params})
 
 
 def to_image(value: ImageLike) -> Image:

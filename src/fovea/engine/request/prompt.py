@@ -1,7 +1,7 @@
 """Builds a prompt for the decoder: token ids, and the spans that stand for images and video frames.
 
-The processors' plans tell how many visual tokens an image or a video becomes
-before any pixel is read, so a prompt that cannot fit is refused from the headers alone.
+The processors' plans tell how many visual tokens an image or a video becomes before any pixel is read, so a
+prompt that cannot fit is refused from the headers alone.
 """
 
 from __future__ import annotations
