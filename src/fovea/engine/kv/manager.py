@@ -12,30 +12,12 @@ order matters: the runner carries them out one after the other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from fovea.engine.kv.blocks import BlockPool, Kind
 from fovea.engine.kv.hashing import block_hash, root_hash
 from fovea.engine.kv.host_blocks import HostBlocks
+from fovea.engine.kv.match import PrefixMatch
 from fovea.engine.kv.moves import Move
 from fovea.engine.sequence import Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """The longest prefix of a sequence whose KV is available, in the pool or in host memory.
-
-    blocks: numbers of the cached blocks, from the start of the sequence on.
-    pending: id of the sequence that is computing or loading the next block now; None if there is none.
-    part: ("copy", block, rows) or ("load", slot, rows), whose first rows are the next rows of the sequence.
-    slots: numbers of the host slots that hold the blocks after `blocks`.
-    """
-
-    blocks: tuple[int, ...]
-    pending: str | None = None
-    part: tuple[Literal["copy", "load"], int, int] | None = None
-    slots: tuple[int, ...] = ()
 
 
 class KVManager:

@@ -7,7 +7,7 @@ prompt that cannot fit is refused from the headers alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, InvalidVideo, PromptTooLong
@@ -15,7 +15,7 @@ from fovea.core.image import VisualTokens
 from fovea.core.types import ChatPrompt, ImagePart, Prompt, TextPart, TextPrompt, TokenPrompt, VideoPart
 from fovea.engine.request.clip import PlannedVideo
 from fovea.engine.request.clips import Clips
-from fovea.engine.request.prompt_plan import PlannedImage, PreparedPrompt
+from fovea.engine.request.prompt_plan import PlannedImage, PreparedPrompt, unplaced_spans
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import ImageSpan
 from fovea.engine.vision.processor.base import ImageProcessor, VisualPlan
@@ -237,7 +237,7 @@ class PromptBuilder:
 
     def _spans(self, ids: list[int], order: Sequence[PlannedImage | PlannedVideo]) -> tuple[ImageSpan, ...]:
         positions = [i for i, token in enumerate(ids) if token in self._tokens]
-        templates = list(_unplaced_spans(order))
+        templates = list(unplaced_spans(order))
         planned = sum(span.tokens for span in templates)
         if len(positions) != planned:
             raise InvalidRequest(
@@ -268,31 +268,6 @@ def _turns(prompt: ChatPrompt | TextPrompt) -> tuple[Turn, ...]:
 def _question(turns: Sequence[Turn]) -> str:
     """Return the text of all turns of the user, because the last turn may ask about an image of the first."""
     return "\n".join(text for text, _ in turns)
-
-
-def _unplaced_spans(order: Sequence[PlannedImage | PlannedVideo]) -> Iterator[ImageSpan]:
-    """Yield the spans in the order of the prompt, with start and length 0."""
-    images = 0
-    for planned in order:
-        if isinstance(planned, PlannedImage):
-            plan = planned.plan
-            full = 0 if plan.reduction is None else plan.reduction.full_tokens
-            yield ImageSpan(images, 0, 0, plan.tokens, planned.key, plan.grid, full_tokens=full)
-            images += 1
-            continue
-        clip, groups = planned.plan, planned.groups
-        for group in groups:
-            yield ImageSpan(
-                index=planned.index,
-                start=0,
-                length=0,
-                tokens=group.plan.tokens,
-                key=group.key,
-                grid=group.plan.grid,
-                kept_cells=group.plan.kept_cells,
-                time=clip.times[group.number],
-                has_more=clip.is_contiguous and group is not groups[-1],
-            )
 
 
 def _check_visual(videos: Sequence[PlannedVideo], limit: int | None) -> None:

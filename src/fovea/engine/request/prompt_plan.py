@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fovea.core.image import Image, ImageUse, PixelBudget
@@ -112,3 +112,28 @@ class PreparedPrompt:
     def contents(self) -> str:
         """The number of images and the cost of each video, for messages."""
         return "; ".join((f"{len(self.images)} images", *(video.cost for video in self.videos)))
+
+
+def unplaced_spans(order: Sequence[PlannedImage | PlannedVideo]) -> Iterator[ImageSpan]:
+    """Yield the spans of images and videos in the order of the prompt, with start and length 0."""
+    images = 0
+    for planned in order:
+        if isinstance(planned, PlannedImage):
+            plan = planned.plan
+            full = 0 if plan.reduction is None else plan.reduction.full_tokens
+            yield ImageSpan(images, 0, 0, plan.tokens, planned.key, plan.grid, full_tokens=full)
+            images += 1
+            continue
+        clip, groups = planned.plan, planned.groups
+        for group in groups:
+            yield ImageSpan(
+                index=planned.index,
+                start=0,
+                length=0,
+                tokens=group.plan.tokens,
+                key=group.key,
+                grid=group.plan.grid,
+                kept_cells=group.plan.kept_cells,
+                time=clip.times[group.number],
+                has_more=clip.is_contiguous and group is not groups[-1],
+            )

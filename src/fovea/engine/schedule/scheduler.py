@@ -29,7 +29,8 @@ from typing import Any
 from fovea.core.types import FinishReason
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import ScheduleSettings
-from fovea.engine.kv.manager import KVManager, PrefixMatch
+from fovea.engine.kv.manager import KVManager
+from fovea.engine.kv.match import PrefixMatch
 from fovea.engine.schedule.budget import Budget
 from fovea.engine.schedule.images import ImageRequests
 from fovea.engine.schedule.plan import StepPlan, Work
