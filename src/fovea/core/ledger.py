@@ -213,3 +213,36 @@ class Ledger(Generic[K, V]):
     def _is_alive(self, key: K, created: float) -> bool:
         entry = self._entries.get(key)
         return entry is not None and entry.created == created
+
+
+class LedgerStore(Generic[K, V]):
+    """A base of stores that one thread uses: the sizes and counts of their ledger, to read.
+
+    A store with a lock has no such base, because it must take the lock to read them.
+    """
+
+    def __init__(self, ledger: Ledger[K, V]) -> None:
+        self._ledger = ledger
+
+    @property
+    def capacity(self) -> int:
+        """Ceiling in bytes."""
+        return self._ledger.capacity
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all entries."""
+        return self._ledger.bytes
+
+    @property
+    def evictions(self) -> int:
+        """Entries removed for lack of room."""
+        return self._ledger.evictions
+
+    @property
+    def expirations(self) -> int:
+        """Entries removed because of their age."""
+        return self._ledger.expirations
+
+    def __len__(self) -> int:
+        return len(self._ledger)

@@ -138,12 +138,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     compile_modules(model, modes)
     _trim_memory()
     tokenizer = load_tokenizer(folder, config, template=chat_template)
-    images = read_json(folder / "preprocessor_config.json") or _nested_processor(folder)
-    shapes, joint = config.to_dict(), read_json(folder / "processor_config.json")
-    processor = build_processor(config.model_type, images, shapes, joint)
-    videos = build_videos(
-        config.model_type, read_json(folder / "video_preprocessor_config.json"), images, shapes, joint
-    )
+    processor, videos = _build_processors(folder, config)
     info = ModelInfo(
         name=served_name(name),
         architecture=entry.name,
@@ -227,12 +222,19 @@ def _count_parameters(model: VisionLanguageModel) -> int:
     return sum(tensor.numel() for _, tensor in model.checkpoint_targets())
 
 
-def _nested_processor(folder: Path) -> dict[str, Any]:
-    """Read the image processor's settings inside processor_config.json, where newer checkpoints have them."""
-    nested = read_json(folder / "processor_config.json").get("image_processor")
-    if not isinstance(nested, dict):
+def _build_processors(folder: Path, config: Any) -> tuple[ImageProcessor, QwenVideos | None]:
+    """Build the image processor, and the planner of videos if the model takes videos.
+
+    config: the checkpoint's configuration, as transformers reads it.
+    """
+    joint = read_json(folder / "processor_config.json")
+    # Newer checkpoints have the image processor's settings inside processor_config.json.
+    images = read_json(folder / "preprocessor_config.json") or joint.get("image_processor")
+    if not isinstance(images, dict):
         raise CheckpointError(f"{folder} has no preprocessor_config.json")
-    return nested
+    videos = read_json(folder / "video_preprocessor_config.json")
+    shapes, kind = config.to_dict(), config.model_type
+    return build_processor(kind, images, shapes, joint), build_videos(kind, videos, images, shapes, joint)
 
 
 def _default_sampling(folder: Path) -> dict[str, float | int]:

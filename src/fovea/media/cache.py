@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-from fovea.core.ledger import Ledger
+from fovea.core.ledger import Ledger, LedgerStore
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -15,7 +15,7 @@ ENTRY_BYTES = 512
 """Estimated bytes of an entry beside its value, so that a million tiny values do not exceed the ceiling."""
 
 
-class ByteCache(Generic[K, V]):
+class ByteCache(LedgerStore[K, V]):
     """A mapping that evicts its least recently used values if room is short, and drops values that are old.
 
     Not thread-safe: use it from one thread, for example the event loop's.
@@ -33,26 +33,7 @@ class ByteCache(Generic[K, V]):
         self.ttl_s = ttl_s
         self.hits = 0
         self.misses = 0
-        self._ledger: Ledger[K, V] = Ledger(capacity, ttl_s=ttl_s or None, clock=clock)
-
-    @property
-    def capacity(self) -> int:
-        return self._ledger.capacity
-
-    @property
-    def bytes(self) -> int:
-        return self._ledger.bytes
-
-    @property
-    def evictions(self) -> int:
-        return self._ledger.evictions
-
-    @property
-    def expirations(self) -> int:
-        return self._ledger.expirations
-
-    def __len__(self) -> int:
-        return len(self._ledger)
+        super().__init__(Ledger(capacity, ttl_s=ttl_s or None, clock=clock))
 
     def put(self, key: K, value: V, size: int) -> bool:
         """Store a value of `size` bytes in place of an older one. False: it is larger than the cache."""
@@ -81,9 +62,6 @@ class ByteCache(Generic[K, V]):
     def drop(self, key: K) -> bool:
         """Remove an entry. Return whether there was one."""
         return self._ledger.remove(key) is not None
-
-    def drop_expired(self) -> None:
-        self._ledger.expire()
 
     def clear(self) -> None:
         self._ledger.clear()

@@ -26,7 +26,7 @@ class BenchProgress:
             *columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), refresh_per_second=4
         )
         self._task = self._bars.add_task("connecting", total=None, status="")
-        self._begun = self._tokens = self._failed = 0
+        self._tokens = self._failed = 0
 
     def __enter__(self) -> BenchProgress:
         self._bars.start()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from fovea.core.ledger import Ledger
+from fovea.core.ledger import Ledger, LedgerStore
 
 Value = TypeVar("Value")
 
@@ -28,7 +28,7 @@ class _Output(Generic[Value]):
     holders: set[str]
 
 
-class EmbeddingCache(Generic[Value]):
+class EmbeddingCache(LedgerStore[str, _Output[Value]]):
     """Encoder outputs and their holders. Not thread-safe.
 
     bytes: bytes of all outputs.
@@ -56,25 +56,9 @@ class EmbeddingCache(Generic[Value]):
         self.misses = 0
         self._on_evict = on_evict
         self._held = 0
-        self._ledger: Ledger[str, _Output[Value]] = Ledger(
-            capacity, ttl_s=ttl_s, clock=clock, is_pinned=lambda output: bool(output.holders)
+        super().__init__(
+            Ledger(capacity, ttl_s=ttl_s, clock=clock, is_pinned=lambda output: bool(output.holders))
         )
-
-    @property
-    def capacity(self) -> int:
-        return self._ledger.capacity
-
-    @property
-    def bytes(self) -> int:
-        return self._ledger.bytes
-
-    @property
-    def evictions(self) -> int:
-        return self._ledger.evictions
-
-    @property
-    def expirations(self) -> int:
-        return self._ledger.expirations
 
     @property
     def held_bytes(self) -> int:
@@ -84,9 +68,6 @@ class EmbeddingCache(Generic[Value]):
     def keys(self) -> list[str]:
         """The keys of all outputs, least recently used first."""
         return list(self._ledger)
-
-    def __len__(self) -> int:
-        return len(self._ledger)
 
     def __contains__(self, key: str) -> bool:
         return self._ledger.fresh(key) is not None

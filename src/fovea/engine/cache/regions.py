@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from fovea.core.ledger import Ledger
+from fovea.core.ledger import Ledger, LedgerStore
 
 Value = TypeVar("Value")
 
@@ -31,7 +31,7 @@ class _Region(Generic[Value]):
     used: int
 
 
-class RegionCache(Generic[Value]):
+class RegionCache(LedgerStore[str, _Region[Value]]):
     """Regions by name. Values are opaque. Not thread-safe."""
 
     def __init__(
@@ -41,24 +41,9 @@ class RegionCache(Generic[Value]):
         self.hits = 0
         self.misses = 0
         self._uses = 0
-        self._ledger: Ledger[str, _Region[Value]] = Ledger(
-            capacity, ttl_s=ttl_s, clock=clock, rank=lambda region: (region.relevance, region.used)
+        super().__init__(
+            Ledger(capacity, ttl_s=ttl_s, clock=clock, rank=lambda region: (region.relevance, region.used))
         )
-
-    @property
-    def capacity(self) -> int:
-        return self._ledger.capacity
-
-    @property
-    def bytes(self) -> int:
-        return self._ledger.bytes
-
-    @property
-    def evictions(self) -> int:
-        return self._ledger.evictions
-
-    def __len__(self) -> int:
-        return len(self._ledger)
 
     def __contains__(self, key: str) -> bool:
         return self.peek(key) is not None

@@ -117,15 +117,8 @@ def to_image(value: ImageLike) -> Image:
     """Return the decoded image. Raises InvalidImage."""
     if isinstance(value, Image):
         return value
-    if isinstance(value, bytes | bytearray):
-        return decode(bytes(value), LIMITS)
-    if isinstance(value, str | Path):
-        path = Path(value).expanduser()
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise InvalidImage(f"{path} cannot be read: {error.strerror}") from error
-        return decode(data, LIMITS)
+    if isinstance(value, bytes | bytearray | str | Path):
+        return decode(_read(value, InvalidImage), LIMITS)
     if hasattr(value, "convert") and hasattr(value, "size"):
         return from_pil(value)
     raise InvalidImage(f"{type(value).__name__} is no image; accepted: path, bytes, PIL image, fovea Image")
@@ -135,15 +128,8 @@ def to_video(value: VideoLike) -> Video:
     """Return the opened video. Raises InvalidVideo."""
     if isinstance(value, Video):
         return value
-    if isinstance(value, bytes | bytearray):
-        return open_video(bytes(value), LIMITS)
-    if isinstance(value, str | Path):
-        path = Path(value).expanduser()
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise InvalidVideo(f"{path} cannot be read: {error.strerror}") from error
-        return open_video(data, LIMITS)
+    if isinstance(value, bytes | bytearray | str | Path):
+        return open_video(_read(value, InvalidVideo), LIMITS)
     if isinstance(value, Sequence):
         try:
             return video_of_images([_image_at(index, frame) for index, frame in enumerate(value)])
@@ -154,6 +140,17 @@ def to_video(value: VideoLike) -> Video:
     raise InvalidVideo(
         f"{type(value).__name__} is no video; accepted: path, bytes, a list of frames, fovea Video"
     )
+
+
+def _read(value: bytes | bytearray | str | Path, invalid: type[InvalidImage | InvalidVideo]) -> bytes:
+    """Return the bytes, or those of the file at a path. Raises `invalid` if the file cannot be read."""
+    if isinstance(value, bytes | bytearray):
+        return bytes(value)
+    path = Path(value).expanduser()
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise invalid(f"{path} cannot be read: {error.strerror}") from error
 
 
 def is_video(path: str | Path) -> bool:
