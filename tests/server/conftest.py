@@ -15,6 +15,7 @@ import pytest
 
 from fovea import Engine
 from fovea.media.limits import MediaLimits
+from fovea.server.bodies.settings import BodySettings
 from fovea.server.settings import ServerSettings
 from tests.server.support import Server, picture, running
 from tests.support.checkpoints import write
@@ -55,7 +56,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(engine: Engine, files: Path) -> Iterator[Server]:
     media = MediaLimits(file_root=files, max_bytes=MAX_IMAGE_BYTES, max_images=MAX_IMAGES)
-    with running(engine, ServerSettings(max_body_mib=MAX_BODY_MIB, media=media), files) as server:
+    with running(
+        engine, ServerSettings(bodies=BodySettings(max_body_mib=MAX_BODY_MIB), media=media), files
+    ) as server:
         yield server
 
 

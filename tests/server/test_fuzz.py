@@ -23,6 +23,7 @@ from schemathesis.specs.openapi.checks import (
 from fovea import Engine
 from fovea.media.limits import MediaLimits
 from fovea.server.app import create_app
+from fovea.server.bodies.settings import BodySettings
 from fovea.server.settings import ServerSettings
 from tests.server.scripted import Script
 from tests.server.support import Server, data_url, image, picture, running, until, user
@@ -46,7 +47,7 @@ def fuzzed(checkpoint: Path, files: Path) -> Iterator[Server]:
         Engine.from_pretrained(
             str(checkpoint), dtype="float32", threads=1, kv_cache_mib=32, max_context=96
         ) as engine,
-        running(engine, ServerSettings(max_body_mib=1, media=media), files) as server,
+        running(engine, ServerSettings(bodies=BodySettings(max_body_mib=1), media=media), files) as server,
     ):
         yield server
         until(lambda: server.metrics()["fovea:kv_blocks_used"] == 0)

@@ -30,7 +30,7 @@ class Guard:
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self.app = app
         self.state = state
-        self.limit = state.settings.max_body_mib * MIB
+        self.limit = state.settings.bodies.max_body_mib * MIB
         self._keys = Keys(state.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from fovea.core.errors import ConfigError
-from fovea.core.settings import check_settings, setting
+from fovea.core.settings import build_settings, check_settings, setting
 from fovea.media.limits import MediaLimits
+from fovea.server.access.settings import AccessSettings
+from fovea.server.bodies.settings import BodySettings
+from fovea.server.http.settings import HttpSettings
 
 MIB = 1024 * 1024
 SCOPES = ("shared", "key")
@@ -32,7 +36,6 @@ class ServerSettings:
         "key: only requests that also have the same API key share them.",
         choices=SCOPES,
     )
-    max_body_mib: int = setting(64, "Largest request body, data URLs included.", low=1, high=4096)
     drain_seconds: float = setting(
         30.0, "Seconds that running requests have to finish after SIGTERM.", low=0, high=3600
     )
@@ -61,7 +64,15 @@ class ServerSettings:
         high=1 << 20,
     )
     image_ttl: float = setting(3600.0, "Life of an image sent ahead, in seconds.", low=1, high=2592000)
+    http: HttpSettings = field(default_factory=HttpSettings)
+    access: AccessSettings = field(default_factory=AccessSettings)
+    bodies: BodySettings = field(default_factory=BodySettings)
     media: MediaLimits = field(default_factory=MediaLimits)
+
+    @classmethod
+    def of(cls, **settings: Any) -> ServerSettings:
+        """Settings from flat names: `ServerSettings.of(max_body_mib=8, max_images=4)`. Raises ConfigError."""
+        return build_settings(cls, settings)
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -1,0 +1,1 @@
+"""Request bodies: how many bytes of them may be in memory, and how they become values."""
