@@ -1,0 +1,101 @@
+"""The table of results, for the terminal and for benchmarks/results/attack.md."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from innocent import Log
+from result import SLACK_S, Result
+
+HEAD = (
+    "attack", "needs", "innocent: requests", "errors", "text p50 / p99 / worst, ms",
+    "image p50 / p99 / worst, ms", "attacker saw", "memory, MiB", "verdict",
+)  # fmt: skip
+
+
+def table(results: Sequence[Result]) -> str:
+    """A Markdown table with one row per attack."""
+    rows = [HEAD, *(_row(result) for result in results)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    logs = result.innocents
+    errors = sum(sum(log.failures.values()) for log in logs.values())
+    memory = f"{result.baseline_mib:.0f} -> {result.peak_mib:.0f}" if result.peak_mib else ""
+    seen = ", ".join(f"{kind}: {count:,}" for kind, count in result.attacker.most_common(4))
+    return (
+        result.name, result.needs, f"{sum(len(log.seconds) for log in logs.values())}" if logs else "",
+        str(errors) if logs else "", _times(logs.get("text")), _times(logs.get("image")), seen, memory,
+        result.verdict,
+    )  # fmt: skip
+
+
+def _times(log: Log | None) -> str:
+    if log is None or not log.seconds:
+        return ""
+    return " / ".join(f"{1000 * seconds:.0f}" for seconds in (log.at(50), log.at(99), log.worst))
+
+
+def write(path: Path, results: Sequence[Result], seconds: float, command: str) -> None:
+    """Write the page of results."""
+    failed = sum(bool(result.problems) for result in results)
+    text = f"""# Attacks on a running server
+
+{datetime.date.today()}, `{command}` at {_commit()}: {_processor()}, {_cores()} cores, {platform.system()}.
+{len(results)} attacks, {failed} failed.
+
+Each attack runs for {seconds:g} seconds against a `fovea serve` of its own: the bundled model, API keys, and
+the default settings, except where the table of attacks says otherwise. During the attack two innocent
+clients with keys of their own ask short questions, one of them about a new small picture each time, with a
+new connection for every request. The attacker has another key and 20 other loopback addresses; its process
+has a low priority, because on a small machine it takes processor time from the server that a remote attacker
+would not take.
+
+An attack passes if no innocent request fails (429 is a failure), none takes longer than twice the 99th
+percentile of a quiet server plus {SLACK_S:g} second, the memory of the server's processes stays below the
+ceiling (by default 2,048 MiB above its start), and the server answers correctly afterwards.
+
+{table(results)}
+
+"Memory" is the sum of the resident sizes of the server's processes, before the attack and at its peak. "held"
+counts connections that the server kept open to the end of the attack, "closed" those that it ended without an
+answer, "refused" those that it did not accept.
+
+| attack | what the attacker does |
+|---|---|
+{chr(10).join(f"| {result.name} | {result.story} |" for result in results)}
+"""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _commit() -> str:
+    try:
+        return subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "an unknown commit"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
