@@ -13,7 +13,11 @@ from fovea.core.errors import InvalidRequest
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 16
 MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 4096
+MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
+MIN_REPETITION_PENALTY = 0.01
+MAX_REPETITION_PENALTY = 10.0
 
 
 def _within(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
@@ -61,12 +65,12 @@ class SamplingParams:
     top_k: sample from the k most likely tokens; 0 turns it off. [0, 2**31].
     min_p: least probability relative to that of the most likely token. [0, 1].
     repetition_penalty: logits of all tokens of prompt and answer are divided by it, or multiplied if
-        negative. (0, 10].
+        negative. [0.01, 10]; a number much closer to 0 would make logits infinite.
     presence_penalty: subtracted once from the logit of each generated token. [-2, 2].
     frequency_penalty: subtracted from the logit of a generated token per occurrence. [-2, 2].
     seed: the same seed gives the same text, whatever else is in the batch. None: a random seed.
-    stop: strings that end the text; the answer does not include them. At most 16.
-    stop_token_ids: token ids that end the text; their text is not shown.
+    stop: strings that end the text; the answer does not include them. At most 16 of at most 4,096 characters.
+    stop_token_ids: token ids that end the text; their text is not shown. At most 64.
     max_tokens: longest answer. None: as many tokens as the context has room for.
     min_tokens: the text does not end before this many tokens.
     n: number of independent choices. [1, 16].
@@ -103,7 +107,7 @@ class SamplingParams:
         _within("top_p", self.top_p, 0, 1, open_low=True)
         _whole("top_k", self.top_k, 0, 2**31)
         _within("min_p", self.min_p, 0, 1)
-        _within("repetition_penalty", self.repetition_penalty, 0, 10, open_low=True)
+        _within("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
         _within("presence_penalty", self.presence_penalty, -2, 2)
         _within("frequency_penalty", self.frequency_penalty, -2, 2)
         _whole("min_tokens", self.min_tokens, 0, 2**31)
@@ -134,13 +138,22 @@ class SamplingParams:
             raise InvalidRequest(
                 f"stop takes several strings: ({self.stop!r},), not {self.stop!r}", param="stop"
             )
-        if len(self.stop) > MAX_STOP_STRINGS or any(not text for text in self.stop):
-            raise InvalidRequest(f"stop takes up to {MAX_STOP_STRINGS} non-empty strings", param="stop")
+        usable = all(isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH for text in self.stop)
+        if len(self.stop) > MAX_STOP_STRINGS or not usable:
+            raise InvalidRequest(
+                f"stop takes up to {MAX_STOP_STRINGS} non-empty strings, "
+                f"each of up to {MAX_STOP_LENGTH} characters",
+                param="stop",
+            )
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(f"logit_bias takes up to {MAX_LOGIT_BIAS} entries", param="logit_bias")
         for token, bias in self.logit_bias.items():
             _whole("logit_bias", token, 0, 2**31)
             _within(f"logit_bias[{token}]", bias, -100, 100)
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(
+                f"stop_token_ids takes up to {MAX_STOP_TOKEN_IDS} ids", param="stop_token_ids"
+            )
         for token in self.stop_token_ids:
             _whole("stop_token_ids", token, 0, 2**31)
 

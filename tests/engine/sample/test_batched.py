@@ -36,7 +36,9 @@ def sample(rows: torch.Tensor, params: list[dict[str, Any]], *, batched: bool) -
     sequences = [Sequence(f"s{i}", [1, 2], SamplingParams(**each), 9) for i, each in enumerate(params)]
     for seq in sequences:
         sampler.add(seq, 0)
-    return sampler.sample(rows, sequences)
+    picks = sampler.sample(rows, sequences)
+    assert not [pick for pick in picks if isinstance(pick, Exception)]
+    return [pick for pick in picks if isinstance(pick, SampledToken)]
 
 
 @settings(max_examples=150, deadline=None)

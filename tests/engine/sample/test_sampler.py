@@ -20,6 +20,7 @@ from transformers import (
 from fovea.core.sampling import SamplingParams
 from fovea.engine.sample.logits import NUCLEUS_GUESS, adjust, distribution
 from fovea.engine.sample.sampler import SampledToken, Sampler
+from fovea.engine.sample.seen import SeenTokens
 from fovea.engine.sequence import Sequence
 
 EOS = 3
@@ -39,7 +40,13 @@ def seq(
 
 
 def draw(sampler: Sampler, rows: torch.Tensor, sequences: list[Sequence]) -> list[int]:
-    return [pick.token for pick in sampler.sample(rows, sequences)]
+    return [pick.token for pick in tokens(sampler.sample(rows, sequences))]
+
+
+def tokens(picks: list[SampledToken | Exception]) -> list[SampledToken]:
+    """The picks, none of which is an error."""
+    assert not [pick for pick in picks if isinstance(pick, Exception)]
+    return [pick for pick in picks if isinstance(pick, SampledToken)]
 
 
 def generate(
@@ -52,11 +59,10 @@ def generate(
     for other in others:
         sampler.add(other, 0)
     sampler.add(mine, choice)
-    tokens = []
     for step in range(steps):
         rows = torch.stack([*(logits(1000 + i) for i in range(neighbours)), logits(step)])
-        tokens.append(draw(sampler, rows, [*others, mine])[-1])
-    return tokens
+        mine.output_ids.append(draw(sampler, rows, [*others, mine])[-1])
+    return mine.output_ids
 
 
 def clear_cut(row: torch.Tensor, top_k: int, top_p: float, min_p: float) -> bool:
@@ -123,20 +129,23 @@ def test_a_temperature_close_to_zero_is_greedy(temperature: float) -> None:
 def test_the_repetition_penalty_covers_prompt_and_answer_once() -> None:
     row = logits(5)
     theirs = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([[1, 2, 2, 7, 7]]), row[None].clone())[0]
-    ours = adjust(row, SamplingParams(repetition_penalty=1.3), [1, 2, 2], [7, 7], NONE)
+    seen = SeenTokens([1, 2, 2], len(row), row.device)
+    assert seen.update([]).tolist() == [1, 2]
+    assert seen.update([7]).tolist() == seen.update([7, 7]).tolist() == [1, 2, 7]
+    ours = adjust(row, SamplingParams(repetition_penalty=1.3), seen.update([7, 7]), [7, 7], NONE)
     torch.testing.assert_close(ours, theirs)
 
 
 def test_presence_counts_once_frequency_counts_each_and_prompts_never() -> None:
     params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
-    row = adjust(torch.zeros(6), params, [0, 1], [2, 3, 3, 3], NONE)
+    row = adjust(torch.zeros(6), params, None, [2, 3, 3, 3], NONE)
     assert row.tolist() == [0, 0, -0.75, -1.25, 0, 0]
 
 
 def test_bias_comes_before_penalties_and_the_input_row_is_unchanged() -> None:
     row = torch.ones(4)
     params = SamplingParams(logit_bias={0: 3.0, 2: -100.0}, repetition_penalty=2.0)
-    assert adjust(row, params, [0], [], NONE).tolist() == [2.0, 1.0, -99.0, 1.0]
+    assert adjust(row, params, torch.tensor([0]), [], NONE).tolist() == [2.0, 1.0, -99.0, 1.0]
     assert row.tolist() == [1.0] * 4
 
 
@@ -180,7 +189,9 @@ def test_draws_follow_the_distribution() -> None:
     mine = seq(seed=3)
     sampler.add(mine, 0)
     total = 4000
-    counts = Counter(draw(sampler, row[None], [mine])[0] for _ in range(total))
+    for _ in range(total):
+        mine.output_ids += draw(sampler, row[None], [mine])
+    counts = Counter(mine.output_ids)
     for token, probability in enumerate(row.softmax(0).tolist()):
         spread = (probability * (1 - probability) / total) ** 0.5
         assert counts[token] / total == pytest.approx(probability, abs=5 * spread)
@@ -189,7 +200,7 @@ def test_draws_follow_the_distribution() -> None:
 def test_logprobs_are_the_models_own_before_any_adjustment() -> None:
     row = logits(4)
     mine = seq(temperature=0, logprobs=True, top_logprobs=3, logit_bias={17: 100.0}, repetition_penalty=2.0)
-    (pick,) = Sampler(NONE).sample(row[None], [mine])
+    (pick,) = tokens(Sampler(NONE).sample(row[None], [mine]))
     plain = row.log_softmax(0)
     assert pick.token == 17
     assert pick.logprob == pytest.approx(float(plain[17]), abs=1e-5)
@@ -200,7 +211,7 @@ def test_logprobs_are_the_models_own_before_any_adjustment() -> None:
 
 def test_logprobs_without_alternatives_and_none_at_all() -> None:
     row = logits(4)[None]
-    (pick,) = Sampler(NONE).sample(row, [seq(temperature=0, logprobs=True)])
+    (pick,) = tokens(Sampler(NONE).sample(row, [seq(temperature=0, logprobs=True)]))
     assert pick.logprob is not None
     assert pick.top == ()
     assert Sampler(NONE).sample(row, [seq(temperature=0)]) == [SampledToken(int(row.argmax()))]

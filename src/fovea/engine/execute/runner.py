@@ -173,7 +173,11 @@ class Runner:
                 logits = self.model.logits(chosen)
             with stage("sampling", rows=len(rows)):
                 picks = self.sampler.sample(logits, sequences)
-            result.sampled = {seq.id: pick for seq, pick in zip(sequences, picks, strict=True)}
+            for seq, pick in zip(sequences, picks, strict=True):
+                if isinstance(pick, Exception):
+                    result.failures[seq.id] = pick
+                else:
+                    result.sampled[seq.id] = pick
         return result
 
     def _move(self, move: Move) -> None:

@@ -23,18 +23,20 @@ def draw(logits: Tensor, params: Sequence[SamplingParams], points: Sequence[floa
     params: sampling parameters of each row.
     points: one random number in [0, 1) for each row.
 
-    Returns tokens, (rows,), and a mask (rows,) that is False for rows whose candidates may be incomplete.
+    Returns tokens, (rows,), and a mask (rows,) that is False for rows whose candidates may be incomplete, and
+    for rows of a broken model, without a finite maximum.
     """
     table = _table(params, points, logits.device)
-    rows = (logits - logits.amax(-1, keepdim=True)) / table[:, 0:1]
+    highest = logits.amax(-1, keepdim=True)
+    usable = highest.isfinite()[:, 0]
+    rows = (logits - highest) / table[:, 0:1]
     point = table[:, 4:5]
     if not has_filter(params[0]):
-        ids = _pick(rows.softmax(-1), point)
-        return ids, torch.ones_like(ids, dtype=torch.bool)
+        return _pick(rows.softmax(-1), point), usable
     values, candidates = rows.topk(min(NUCLEUS_GUESS, rows.shape[1]))
     probabilities, sure = _filter(rows, values, table)
     index = _pick(probabilities, point)
-    return candidates.gather(1, index[:, None])[:, 0], sure
+    return candidates.gather(1, index[:, None])[:, 0], sure & usable
 
 
 def has_filter(params: SamplingParams) -> bool:

@@ -2,6 +2,10 @@
 
 Every function takes the float32 row (vocabulary,) of one request. Requests share nothing, so other requests
 of the batch cannot change an answer.
+
+Whatever a request asks for and whatever the model computes, a row keeps a candidate: `repair` replaces NaN
+and infinite maxima, penalties cannot overflow, and no ban covers all tokens. So a request with extreme
+parameters gets a strange answer and not an error.
 """
 
 from __future__ import annotations
@@ -17,32 +21,62 @@ NUCLEUS_GUESS = 1024
 """Number of most likely tokens in which the candidates of top-p are searched first."""
 TINY = 1e-30
 """Lower bound of the temperature as a divisor."""
+HIGHEST, LOWEST = 1e30, -1e30
+"""Logits in place of +inf and NaN. Penalties cannot make them infinite."""
+LIMIT = torch.finfo(torch.float32).max
+
+
+def repair(row: Tensor) -> Tensor:
+    """Return a row that has a most likely token: the row itself, unless the model computed no such row.
+
+    A broken model may compute NaN, +inf, or -inf for every token. NaN then counts as very unlikely, and +inf
+    as very likely.
+    """
+    if math.isfinite(float(row.max())):
+        return row
+    return row.nan_to_num(nan=LOWEST, posinf=HIGHEST, neginf=LOWEST)
 
 
 def adjust(
-    row: Tensor, params: SamplingParams, prompt: list[int], output: list[int], forbidden: frozenset[int]
+    row: Tensor, params: SamplingParams, seen: Tensor | None, output: list[int], forbidden: frozenset[int]
 ) -> Tensor:
     """Apply bias and penalties in OpenAI's order, then set forbidden ids to -inf. Returns a new row.
 
-    prompt, output: token ids of the prompt and of the answer so far.
+    row: a row from `repair`.
+    seen: distinct token ids of the prompt and of the answer so far; None: there is no repetition penalty.
+    output: token ids of the answer so far.
     forbidden: ids that must not come yet, because of min_tokens.
     """
     row = row.clone()
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=row.device)
         row[ids] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device)
-    if params.repetition_penalty != 1.0:
-        ids = torch.tensor(sorted({*prompt, *output}), device=row.device)
-        values = row[ids]
-        row[ids] = torch.where(
+    if seen is not None and params.repetition_penalty != 1.0:
+        values = row[seen]
+        values = torch.where(
             values > 0, values / params.repetition_penalty, values * params.repetition_penalty
         )
+        row[seen] = values.clamp(-LIMIT, LIMIT)
     if output and (params.presence_penalty or params.frequency_penalty):
         ids, counts = torch.unique(torch.tensor(output, device=row.device), return_counts=True)
         row[ids] -= params.presence_penalty + params.frequency_penalty * counts.to(row.dtype)
-    if forbidden:
-        row[torch.tensor(sorted(forbidden), device=row.device)] = float("-inf")
-    return row
+    return _ban(row, forbidden) if forbidden else row
+
+
+def _ban(row: Tensor, forbidden: frozenset[int]) -> Tensor:
+    """Set forbidden ids to -inf, unless they are all ids. Changes `row`.
+
+    Ids outside the vocabulary cannot come anyway: some checkpoints name such an end token.
+    """
+    known = [token for token in sorted(forbidden) if token < row.shape[0]]
+    ids = torch.tensor(known, dtype=torch.int64, device=row.device)
+    if len(ids) == row.shape[0]:
+        return row
+    row[ids] = -math.inf
+    if float(row.max()) > -math.inf:
+        return row
+    # The model considers only forbidden tokens possible. Then all others are equally likely.
+    return torch.zeros_like(row).index_fill(0, ids, -math.inf)
 
 
 def needs_adjusting(params: SamplingParams, forbidden: frozenset[int]) -> bool:
@@ -58,6 +92,8 @@ def needs_adjusting(params: SamplingParams, forbidden: frozenset[int]) -> bool:
 
 def distribution(row: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     """Ids of the candidates and their probabilities, after temperature, top-k, top-p and min-p.
+
+    row: from `repair` or `adjust`, so its maximum is finite.
 
     With a filter, the most likely candidate comes first. Without one, candidates are ordered by id: sorting a
     vocabulary costs more than drawing from it.
@@ -88,3 +124,16 @@ def distribution(row: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
         passing = max(1, int((probabilities >= params.min_p * probabilities[0]).sum()))
         probabilities, ids = probabilities[:passing], ids[:passing]
     return ids, probabilities / probabilities.sum()
+
+
+def choose(ids: Tensor, probabilities: Tensor, point: float) -> int:
+    """Return the candidate at which the cumulative probability exceeds `point` times the total.
+
+    point: a random number in [0, 1).
+    """
+    bounds = probabilities.cumsum(0)
+    place = int(torch.searchsorted(bounds, point * float(bounds[-1]), right=True))
+    if place == len(ids):
+        # Rounding led past the end. The last candidates may be forbidden: their probability is 0.
+        place = int(torch.nonzero(probabilities)[-1])
+    return int(ids[place])

@@ -1,7 +1,8 @@
 """Chooses one token per row. Greedy rows share one argmax; the others draw with a random stream of their own.
 
-The random stream of a sequence depends only on the request's seed and the number of the choice, and advances
-once per token. So a seed gives the same text alone, in a batch, and after a preemption.
+The random stream of a sequence depends only on the request's seed and the number of the choice, and number k
+of the stream belongs to token k of the answer. So a seed gives the same text alone, in a batch, after a
+preemption, and after a step that failed and was tried again.
 """
 
 from __future__ import annotations
@@ -13,9 +14,32 @@ import torch
 from torch import Tensor
 
 from fovea.engine.sample.batch import draw, has_filter, row_index
-from fovea.engine.sample.logits import adjust, distribution, needs_adjusting
+from fovea.engine.sample.logits import adjust, choose, distribution, needs_adjusting, repair
+from fovea.engine.sample.seen import SeenTokens
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import SampledToken
+
+LOWEST_LOGPROB = -9999.0
+"""Logprob of a token that the model considers impossible, as in OpenAI's API: JSON has no -inf."""
+
+
+class _Stream:
+    """The random numbers of one sequence."""
+
+    def __init__(self, seed: int | None, choice: int) -> None:
+        self._random = random.Random(None if seed is None else f"{seed}:{choice}")
+        self._drawn = 0
+        self._latest = 0.0
+
+    def number(self, index: int) -> float:
+        """Return the number in [0, 1) of token `index` of the answer.
+
+        The index grows from call to call, or stays if a step is tried again.
+        """
+        while self._drawn <= index:
+            self._latest = self._random.random()
+            self._drawn += 1
+        return self._latest
 
 
 class Sampler:
@@ -29,18 +53,22 @@ class Sampler:
     def __init__(self, eos_ids: frozenset[int], *, batched: bool = False) -> None:
         self._eos_ids = eos_ids
         self._batched = batched
-        self._streams: dict[str, random.Random] = {}
+        self._streams: dict[str, _Stream] = {}
+        self._seen: dict[str, SeenTokens] = {}
 
     def add(self, seq: Sequence, choice: int) -> None:
         """Start the random stream of a sequence, which is choice number `choice` of its request."""
-        seed = seq.sampling.seed
-        self._streams[seq.id] = random.Random(None if seed is None else f"{seed}:{choice}")
+        self._streams[seq.id] = _Stream(seq.sampling.seed, choice)
 
     def remove(self, seq: Sequence) -> None:
         self._streams.pop(seq.id, None)
+        self._seen.pop(seq.id, None)
 
-    def sample(self, logits: Tensor, sequences: Seq[Sequence]) -> list[SampledToken]:
-        """Choose the next token of each sequence. logits: (len(sequences), vocabulary) float32."""
+    def sample(self, logits: Tensor, sequences: Seq[Sequence]) -> list[SampledToken | Exception]:
+        """Choose the next token of each sequence. logits: (len(sequences), vocabulary) float32.
+
+        An exception in place of a token says why none could be chosen. It concerns that sequence alone.
+        """
         best = logits.argmax(-1)
         points: dict[int, float] = {}
         if self._batched:
@@ -48,20 +76,27 @@ class Sampler:
             tokens, sure = self._draw(logits, best, sequences, points)
         else:
             tokens, sure = best.tolist(), [True] * len(sequences)
-        return [
-            self._pick(logits[i], tokens[i], seq, points.get(i), done=i in points and sure[i])
-            for i, seq in enumerate(sequences)
-        ]
+        picks: list[SampledToken | Exception] = []
+        for i, seq in enumerate(sequences):
+            try:
+                picks.append(self._pick(logits[i], tokens[i], seq, done=i in points and sure[i]))
+            except Exception as error:  # noqa: BLE001 - any error fails this sequence alone
+                picks.append(error)
+        return picks
 
     def _points(self, sequences: Seq[Sequence]) -> dict[int, float]:
         """Random numbers for the rows to draw on the device, by row: those without penalties and logprobs."""
         return {
-            i: self._streams[seq.id].random()
+            i: self._point(seq)
             for i, seq in enumerate(sequences)
             if not seq.sampling.greedy
             and not seq.sampling.logprobs
             and not needs_adjusting(seq.sampling, self._forbidden(seq))
         }
+
+    def _point(self, seq: Sequence) -> float:
+        """The random number of the sequence's next token."""
+        return self._streams[seq.id].number(len(seq.output_ids))
 
     def _draw(
         self, logits: Tensor, best: Tensor, sequences: Seq[Sequence], points: dict[int, float]
@@ -84,36 +119,36 @@ class Sampler:
         tokens, sure = table.tolist()
         return tokens, [bool(flag) for flag in sure]
 
-    def _pick(
-        self, row: Tensor, best: int, seq: Sequence, point: float | None, *, done: bool
-    ) -> SampledToken:
+    def _pick(self, row: Tensor, best: int, seq: Sequence, *, done: bool) -> SampledToken:
         """Choose the token of one row.
 
         best: the most likely token; with `done`, the token that was drawn on the device.
-        point: random number that was already taken from the row's stream; None: none was.
         """
-        if done:
+        params, forbidden = seq.sampling, self._forbidden(seq)
+        adjusts = needs_adjusting(params, forbidden)
+        if done or (params.greedy and not adjusts and not params.logprobs):
             return SampledToken(best)
-        params = seq.sampling
-        forbidden = self._forbidden(seq)
+        row = adjusted = repair(row)
         token = best
-        if needs_adjusting(params, forbidden):
-            adjusted = adjust(row, params, seq.prompt_ids, seq.output_ids, forbidden)
+        if adjusts:
+            seen = self._seen_tokens(seq, row) if params.repetition_penalty != 1.0 else None
+            adjusted = adjust(row, params, seen, seq.output_ids, forbidden)
             token = int(adjusted.argmax())
-        else:
-            adjusted = row
         if not params.greedy:
-            ids, probabilities = distribution(adjusted, params)
-            bounds = probabilities.cumsum(0)
-            point = self._streams[seq.id].random() if point is None else point
-            place = int(torch.searchsorted(bounds, point * float(bounds[-1]), right=True))
-            token = int(ids[min(place, ids.shape[0] - 1)])
+            token = choose(*distribution(adjusted, params), self._point(seq))
         if not params.logprobs:
             return SampledToken(token)
         logprobs = torch.log_softmax(row, -1)
-        values, ids = logprobs.topk(params.top_logprobs) if params.top_logprobs else (row[:0], row[:0])
-        top = tuple(zip(ids.int().tolist(), values.tolist(), strict=True))
-        return SampledToken(token, float(logprobs[token]), top)
+        values, ids = logprobs.topk(min(params.top_logprobs, len(row)))
+        top = tuple(zip(ids.tolist(), values.clamp(min=LOWEST_LOGPROB).tolist(), strict=True))
+        return SampledToken(token, max(LOWEST_LOGPROB, float(logprobs[token])), top)
+
+    def _seen_tokens(self, seq: Sequence, row: Tensor) -> Tensor:
+        """Distinct tokens of prompt and answer."""
+        seen = self._seen.get(seq.id)
+        if seen is None:
+            seen = self._seen[seq.id] = SeenTokens(seq.prompt_ids, row.shape[0], row.device)
+        return seen.update(seq.output_ids)
 
     def _forbidden(self, seq: Sequence) -> frozenset[int]:
         if len(seq.output_ids) >= seq.sampling.min_tokens:
