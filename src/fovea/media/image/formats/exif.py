@@ -9,6 +9,9 @@ _BYTE_ORDERS = {b"II": "<", b"MM": ">"}
 _VALUE_KINDS = {3: "H", 4: "I"}
 
 
+MAX_BYTES = 1 << 16
+"""Most bytes of an EXIF block that are read. A block in a JPEG cannot be larger, so no writer needs more."""
+
 SIDEWAYS = range(5, 9)
 """Orientations that exchange width and height."""
 
@@ -16,9 +19,10 @@ SIDEWAYS = range(5, 9)
 def orientation(blob: bytes) -> int:
     """Return the orientation, 1 to 8 (EXIF 2.3, section 4.6.4 A).
 
-    If it is unreadable, return 1 (upright), as viewers do.
+    If it is unreadable, return 1 (upright), as viewers do. The time is bounded by MAX_BYTES: a directory may
+    claim 65,535 entries, but only those within the block are read.
     """
-    tiff = blob.removeprefix(b"Exif\0\0")
+    tiff = blob[:MAX_BYTES].removeprefix(b"Exif\0\0")
     order = _BYTE_ORDERS.get(tiff[:2])
     if order is None:
         return 1

@@ -63,15 +63,16 @@ def _scan(data: bytes) -> Facts:
     mode = _MODES.get((depth, colour))
     if mode is None:
         raise InvalidImage(f"the PNG is corrupt: bit depth {depth} with colour type {colour} does not exist")
-    frames, orientation, in_pixels = 1, 1, False
+    frames, in_pixels = 1, False
+    orientation: int | None = None
     for name, start, end in _chunks(data):
         in_pixels = in_pixels or name == b"IDAT"
         # An acTL chunk after the first pixels is not an animation control (PNG 11.3.4.1).
         if name == b"acTL" and not in_pixels and end - start >= 4:
             frames = max(1, int.from_bytes(data[start : start + 4], "big"))
-        elif name == b"eXIf":
-            orientation = exif.orientation(data[start:end])
-    return Facts(width, height, mode, frames, orientation)
+        elif name == b"eXIf" and orientation is None:  # a file has one at most (PNG 11.3.4.2)
+            orientation = exif.orientation(data[start : min(end, start + exif.MAX_BYTES)])
+    return Facts(width, height, mode, frames, orientation or 1)
 
 
 def _essence(data: bytes) -> bytes:
@@ -105,9 +106,14 @@ def _scaled_key(body: bytes, depth: int, colour: int) -> bytes:
     Pillow widens 2-bit and 4-bit grey to 8 bits and narrows 16-bit RGB to 8 bits, but it compares the pixels
     with the key as it is stored. It leaves 16-bit grey unchanged, so its key stays unchanged, too.
     """
-    if depth in (1, 8) or (depth == 16 and colour == 0) or len(body) % 2:
+    channels = 1 if colour == 0 else 3
+    if len(body) != 2 * channels:
+        raise InvalidImage(
+            f"the PNG is corrupt: its transparent colour has {len(body)} bytes; accepted: {2 * channels}"
+        )
+    if depth in (1, 8) or (depth == 16 and colour == 0):
         return body
-    key = struct.unpack(f">{len(body) // 2}H", body)
+    key = struct.unpack(f">{channels}H", body)
     most = (1 << depth) - 1
     scaled = [value >> 8 if depth == 16 else (value & most) * 255 // most for value in key]
     return struct.pack(f">{len(scaled)}H", *scaled)

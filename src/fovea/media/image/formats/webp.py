@@ -47,15 +47,16 @@ def _scan(data: bytes) -> Facts:
     if len(data) < 30:
         raise IncompleteHeader
     width, height, mode, animated = _canvas(data)
-    frames, orientation = 0, 1
+    frames = 0
+    orientation: int | None = None
     for name, start, end in _chunks(data):
         if name == b"ANMF":
             frames += 1
-        elif name == b"EXIF":
-            orientation = exif.orientation(data[start:end])
+        elif name == b"EXIF" and orientation is None:  # further ones are ignored (RFC 9649, 2.7.1.5)
+            orientation = exif.orientation(data[start : min(end, start + exif.MAX_BYTES)])
     if animated and len(data) < _size(data):
         frames = max(2, frames)  # a prefix of an animation: the frames are still to come
-    return Facts(width, height, mode, max(1, frames) if animated else 1, orientation)
+    return Facts(width, height, mode, max(1, frames) if animated else 1, orientation or 1)
 
 
 def _canvas(data: bytes) -> tuple[int, int, str, bool]:
