@@ -3,7 +3,8 @@
 They need AVX-512 with BF16, VNNI and VBMI2 (Sapphire Rapids, Zen 4, and later) and GCC as a C++17 compiler.
 If the processor lacks these instructions, Fovea uses torch's kernels. If only the compiler is missing, it
 does so, too, and logs a warning. The library is in the user's cache folder (`$XDG_CACHE_HOME/fovea`). Its
-name is a digest of its sources and flags.
+name is a digest of its sources and flags. It is loaded only from a folder that no other user can change;
+otherwise it is compiled into a folder of this process.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fovea.core.hardware import kernel_flags
+from fovea.core.private_files import private_folder, read_private, temporary_folder
 
 log = logging.getLogger("fovea.kernels")
 SOURCES = Path(__file__).parent / "cpu"
@@ -79,7 +81,9 @@ def _build() -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             output = _compile(files, openmp, Path(scratch))
             checksum = Path(scratch) / "checksum"
-            checksum.write_text(_digest(output))
+            checksum.write_text(_digest(output.read_bytes()))
+            output.chmod(0o700)
+            checksum.chmod(0o600)
             # Renaming is atomic. Several processes may build at once, and each of them finds complete files.
             output.rename(target)
             checksum.rename(_checksum_file(target))
@@ -87,13 +91,15 @@ def _build() -> Path:
 
 
 def _is_complete(library: Path) -> bool:
-    """Whether the library matches its checksum file.
+    """Whether the library matches its checksum file, and both can be changed by this user only.
 
     A full disk or a power failure can leave a truncated library. Loading it would end the process instead of
-    failing.
+    failing. Files of other users may be left from a time when they could write to the folder.
     """
     try:
-        return _checksum_file(library).read_text() == _digest(library)
+        return read_private(_checksum_file(library)).decode("ascii", "replace") == _digest(
+            read_private(library)
+        )
     except OSError:
         return False
 
@@ -102,8 +108,8 @@ def _checksum_file(library: Path) -> Path:
     return library.with_suffix(".sha256")
 
 
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _compile(files: list[Path], openmp: str, scratch: Path) -> Path:
@@ -136,11 +142,16 @@ def _openmp() -> str:
 
 
 def _cache_folder() -> Path:
+    """Return the folder of libraries. Raises OSError if there is none that only this user can change."""
     try:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = base / "fovea"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except (OSError, RuntimeError):  # there is no home folder, or it is not writable
-        return Path(tempfile.mkdtemp(prefix="fovea-"))
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fovea"
+    except RuntimeError:  # there is no home folder
+        return temporary_folder()
+    reason = private_folder(folder)
+    if reason is None:
+        return folder
+    log.warning(
+        "the CPU kernels are compiled for this process alone, because the cache folder is not used: %s",
+        reason,
+    )
+    return temporary_folder()
