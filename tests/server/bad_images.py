@@ -125,7 +125,4 @@ IMAGES = [
          "messages[0].content[0].image_url", code="missing_field"),
     Case("audio part", "'input_audio'.*'text', 'image_url'",
          chat(user({"type": "input_audio", "input_audio": {}})), "messages[0].content[0]"),
-    Case("marker in text", "may not contain the marker", chat(user("a <|image_pad|> b")), "messages"),
-    Case("marker beside an image", "2 image markers .* for 1 images",
-         chat(user(image(GOOD), "<|image_pad|>")), "messages"),
 ]  # fmt: skip

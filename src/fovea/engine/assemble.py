@@ -101,6 +101,7 @@ def assemble(
         loaded,
         replace(detail, policy=detail_policy or detail.policy),
         parse_visual_tokens(config.visual.visual_tokens),
+        special_tokens_in_text=config.model.special_tokens_in_text,
     )
     pixels = PixelStore(loaded.processor, config.pixels.preprocess_workers, _pixel_pool(config.pixels))
     preparer = Preparer(tokenizer, builder, pixels, embeddings, slower, model.visual_token_bytes)
@@ -116,12 +117,17 @@ def assemble(
 
 
 def prompt_builder(
-    loaded: LoadedModel, detail: DetailRule | None = None, visual: VisualTokens | None = None
+    loaded: LoadedModel,
+    detail: DetailRule | None = None,
+    visual: VisualTokens | None = None,
+    *,
+    special_tokens_in_text: bool = False,
 ) -> PromptBuilder:
     """Build the component that turns messages into this model's tokens.
 
     detail: the rule for `detail: auto`; None: the model's own resolution.
     visual: method and share of visual tokens for requests that name none; None: images keep all.
+    special_tokens_in_text: control tokens in the text of messages are control tokens, not text.
     """
     model, videos = loaded.model, loaded.videos
     video_support = None
@@ -136,6 +142,7 @@ def prompt_builder(
         detail=detail,
         visual=visual,
         relevance_digest=head_digest(loaded.relevance),
+        special_tokens_in_text=special_tokens_in_text,
     )
 
 

@@ -35,6 +35,14 @@ class Letters:
     def token_text(self, token_id: int) -> str:
         return chr(token_id)
 
+    def is_sealed(self, text: str) -> bool:
+        return False
+
+    def seal(self, text: str) -> str:
+        return text
+
+    render_sealed, encode_sealed = render, encode
+
 
 class Squares:
     """A processor: width w gives w visual tokens, with a bar between rows of two, as tiled models do."""

@@ -81,5 +81,16 @@ class ModelSettings:
         words="off, auto, or a folder",
     )
 
+    revision: str = setting(
+        "",
+        "Branch, tag or commit of a hub id, so that it does not change by itself. Empty: the hub's main "
+        "branch. A folder has no revision.",
+    )
+    special_tokens_in_text: bool = setting(
+        False,
+        "Read control tokens such as <|im_end|> in the text of messages as control tokens. Off: they are "
+        "plain text, so a user cannot forge a turn. Prompts of /v1/completions are read as they are.",
+    )
+
     def __post_init__(self) -> None:
         check_settings(self)

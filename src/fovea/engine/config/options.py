@@ -19,6 +19,8 @@ class EngineOptions(TypedDict, total=False):
     decode_graphs: str
     compile: str
     encoder_engines: str
+    revision: str
+    special_tokens_in_text: bool
     block_size: int
     kv_cache_mib: int
     kv_blocks: int

@@ -7,7 +7,7 @@ from typing import Any
 
 from fovea.core.errors import CheckpointError
 from fovea.engine.files import read_json
-from fovea.engine.request.tokenizer import ChatTokenizer
+from fovea.engine.request.tokenizer import MARKER_FIELDS, ChatTokenizer
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 """Files of which a folder with a tokenizer has at least one."""
@@ -43,7 +43,12 @@ def load_tokenizer(folder: Path, config: Any, *, template: str | None = None) ->
     chat_template = template or tokenizer.chat_template or _template_file(folder)
     if chat_template is None and config.model_type == "llava":
         chat_template = LLAVA_TEMPLATE
-    return ChatTokenizer(tokenizer, chat_template, eos_ids=_eos_ids(folder, config, tokenizer))
+    markers = frozenset(
+        token for name in MARKER_FIELDS if isinstance(token := getattr(config, name, None), int)
+    )
+    return ChatTokenizer(
+        tokenizer, chat_template, eos_ids=_eos_ids(folder, config, tokenizer), marker_ids=markers
+    )
 
 
 def _template_file(folder: Path) -> str | None:

@@ -37,6 +37,7 @@ class PromptBuilder:
     detail: the rule for `detail: auto`; None: the model's own resolution.
     visual: how many visual tokens images keep whose request does not say it; None: all.
     relevance_digest: digest of the trained relevance head, see `VisualBudget`.
+    special_tokens_in_text: control tokens in the text of messages are control tokens, not text.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class PromptBuilder:
         detail: DetailRule | None = None,
         visual: VisualTokens | None = None,
         relevance_digest: str = "",
+        special_tokens_in_text: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
+        self._seals_messages = not special_tokens_in_text
         self._processor = processor
         self._video_models = video_models
         self.detail = detail or DetailRule(FullDetail())
@@ -61,7 +64,7 @@ class PromptBuilder:
         self._clips = Clips()
         self._tokens = (image_token_id, *((videos[1],) if videos else ()))
         self._markers = tuple(tokenizer.token_text(token) for token in self._tokens)
-        self._split = re.compile("(" + "|".join(map(re.escape, self._markers)) + ")")
+        self._sealed_markers = tuple(map(tokenizer.seal, self._markers))
 
     def build(
         self, prompt: Prompt, salt: str = "", limit: int | None = None, load: float = 0.0
@@ -90,7 +93,8 @@ class PromptBuilder:
         if isinstance(prompt, ChatPrompt):
             parts = [p for m in prompt.messages for p in m.parts if isinstance(p, ImagePart | VideoPart)]
             self._check_videos(parts)
-            text = self._tokenizer.render(prompt.messages)
+            render = self._tokenizer.render_sealed if self._seals_messages else self._tokenizer.render
+            text = render(prompt.messages)
         else:
             text, parts = prompt.text, list(prompt.images)
         if limit is not None and self._tokenizer.fewest_tokens(text) > limit:
@@ -122,16 +126,20 @@ class PromptBuilder:
     def _lay_out(
         self, text: str, images: Sequence[PlannedImage], videos: Sequence[PlannedVideo], what: str
     ) -> PreparedPrompt:
+        seals = what == "messages" and self._seals_messages
+        sealed = seals and self._tokenizer.is_sealed(text)
+        markers = self._sealed_markers if sealed else self._markers
         # Texts and markers in turn: every odd segment is a marker.
-        segments = self._split.split(text)
-        self._check_markers(segments, images, videos, what)
+        segments = re.split("(" + "|".join(map(re.escape, markers)) + ")", text)
+        self._check_markers([markers.index(marker) for marker in segments[1::2]], images, videos, what)
         order: list[PlannedImage | PlannedVideo] = []
         next_images, next_videos = iter(images), iter(videos)
         for at in range(1, len(segments), 2):
-            planned = next(next_images) if segments[at] == self._markers[0] else next(next_videos)
-            segments[at] = planned.plan.text
+            planned = next(next_images) if segments[at] == markers[0] else next(next_videos)
+            segments[at] = self._tokenizer.seal(planned.plan.text) if sealed else planned.plan.text
             order.append(planned)
-        ids = self._tokenizer.encode("".join(segments))
+        encode = self._tokenizer.encode_sealed if seals else self._tokenizer.encode
+        ids = encode("".join(segments))
         if not ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
         return PreparedPrompt(ids, self._spans(ids, order), tuple(images), tuple(videos), (text, what))
@@ -200,6 +208,7 @@ class PromptBuilder:
         assert self._videos is not None
         try:
             plan = self._videos.plan(part.video, part.budget)
+            part.video.source.check(plan.indices)
         except InvalidMedia as error:
             raise InvalidVideo(error.reason, index=index, param=error.param) from error
         clip = self._clips.clip(part.video, plan, self._videos, salt)
@@ -220,18 +229,19 @@ class PromptBuilder:
 
     def _check_markers(
         self,
-        segments: Sequence[str],
+        kinds: Sequence[int],
         images: Sequence[PlannedImage],
         videos: Sequence[PlannedVideo],
         what: str,
     ) -> None:
+        """kinds: for each marker of the text its place in `self._markers`."""
         wanted = (("image", len(images)), ("video", len(videos)))
-        for marker, (noun, count) in zip(self._markers, wanted, strict=False):
-            markers = segments[1::2].count(marker)
-            if markers != count:
+        is_text = what == "text" or not self._seals_messages
+        why = "the text may not contain the marker itself" if is_text else "the chat template must write them"
+        for kind, (marker, (noun, count)) in enumerate(zip(self._markers, wanted, strict=False)):
+            if (markers := kinds.count(kind)) != count:
                 raise InvalidRequest(
-                    f"the prompt holds {markers} {noun} markers {marker!r} for {count} {noun}s; "
-                    "the text of a message may not contain the marker itself",
+                    f"the prompt holds {markers} {noun} markers {marker!r} for {count} {noun}s; {why}",
                     param=what,
                 )
 

@@ -7,9 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from fovea.core.errors import CheckpointError, InvalidRequest
-from fovea.core.types import Message, TextPart, VideoPart
+from fovea.core.types import Message
+from fovea.engine.request.chat_template import ChatTemplate
+from fovea.engine.request.control_tokens import ControlTokens
+from fovea.engine.request.sealed_tokenizer import SealedTokenizer
 
 NORMALISATION_MARGIN = 4
+UNKNOWN = "\U0010fffd"
+"""A character that vocabularies lack."""
+MARKER_FIELDS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
+"""Fields of config.json with the ids that stand for visual tokens."""
 BYTE_LEVEL_SPACE, SENTENCEPIECE_SPACE = "\u0120", "\u2581"
 
 
@@ -33,16 +40,29 @@ class ChatTokenizer:
     tokenizer: an object with the interface of a transformers tokenizer.
     template: Jinja source; None: conversations are refused.
     eos_ids: ids that end an answer.
+    marker_ids: ids that stand for visual tokens of images and videos.
+
+    Raises CheckpointError if the template is not Jinja.
     """
 
-    def __init__(self, tokenizer: Any, template: str | None, *, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        template: str | None,
+        *,
+        eos_ids: frozenset[int],
+        marker_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
-        self._template = template
         self._eos_ids = eos_ids
+        added = tokenizer.added_tokens_decoder
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._controls = ControlTokens(added, template or "", eos_ids | marker_ids)
+        self._template = ChatTemplate(tokenizer, template, self._controls)
+        self._sealed = SealedTokenizer(backend, self._controls)
         self._specials = frozenset(tokenizer.added_tokens_decoder)
         self._byte_level = BYTE_LEVEL_SPACE in tokenizer.get_vocab()
         self._longest = max((len(token) for token in tokenizer.get_vocab()), default=1)
-        self._content_as_list = self._accepts_lists()
 
     @property
     def vocab_size(self) -> int:
@@ -63,19 +83,62 @@ class ChatTokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. The tokenizer adds its special tokens, unless the text begins with one.
 
-        Raises InvalidRequest for text that is not Unicode.
+        The characters of a control token become that token. Raises InvalidRequest for text that is not
+        Unicode.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            half = text[error.start : error.end]
-            raise InvalidRequest(
-                f"the text holds {half!r}, half of a surrogate pair", param="messages"
-            ) from error
+        check_unicode(text)
         bos = self._tokenizer.bos_token
         add = not (bos and text.startswith(bos))
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add)
         return ids
+
+    def is_sealed(self, text: str) -> bool:
+        """Whether a text has sealed control tokens."""
+        return self._controls.is_sealed(text)
+
+    def seal(self, text: str) -> str:
+        """Return a text of our own with sealed control tokens, to be inserted into a sealed text."""
+        return self._controls.seal(text)
+
+    def encode_sealed(self, text: str) -> list[int]:
+        """Return the ids of a text of `render_sealed`. No control token in them stems from a message.
+
+        Text without the characters of one has exactly the ids of `encode`. Raises InvalidRequest for text
+        that is not Unicode, and for a control token that this tokenizer can only read as such.
+        """
+        if not self._controls.is_sealed(text):
+            ids = self.encode(text)
+            # The ids tell what the tokenizer's own normalisation makes a control token of, as NFKC does of
+            # wide characters.
+            if self._holds(ids, self._controls.plain_ids(text)):
+                return ids
+            text = self._controls.seal(text)
+        check_unicode(text)
+        bos = self._tokenizer.bos_token
+        add = not (bos and text.startswith(self._controls.seal(bos)))
+        inert = self._sealed.encode(text, add_special_tokens=add)
+        if inert is None or not self._holds(inert, self._controls.sealed_ids(text)):
+            raise InvalidRequest(
+                "the text of a message contains a control token of the model, and this model's tokenizer "
+                "cannot read it as text; remove it, or start with --special-tokens-in-text true",
+                param="messages",
+            )
+        return inert
+
+    def _holds(self, ids: list[int], expected: list[int]) -> bool:
+        """Whether the control tokens among the ids are the expected ones.
+
+        The tokenizer's own start and end tokens, and its token for unknown characters, may be there, too.
+        """
+        tokens = self._controls.among(ids)
+        if tokens == expected:
+            return True
+        unknown = self._controls.among(self._tokenizer.encode(UNKNOWN, add_special_tokens=False))
+        own = self._controls.among(self._tokenizer.encode("", add_special_tokens=True))
+        tokens, expected = ([i for i in those if i not in unknown] for those in (tokens, expected))
+        return (
+            any(own[:at] + expected + own[at:] == tokens for at in range(len(own) + 1)) or tokens == expected
+        )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         text: str = self._tokenizer.decode(
@@ -110,44 +173,23 @@ class ChatTokenizer:
 
         Raises InvalidRequest if there is no template, or if the template refuses the messages.
         """
-        if self._template is None:
-            raise InvalidRequest(
-                "this checkpoint has no chat template; use a text prompt, or start with --chat-template FILE",
-                param="messages",
-            )
-        plain = [{"role": m.role, "content": self._content(m)} for m in messages]
-        return self._apply(plain)
+        return self._template.render(messages)
 
-    def _apply(self, messages: list[dict[str, Any]]) -> str:
-        from jinja2 import TemplateError
+    def render_sealed(self, messages: Sequence[Message]) -> str:
+        """Return the conversation for `encode_sealed`.
 
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                messages, chat_template=self._template, tokenize=False, add_generation_prompt=True
-            )
-        except (TemplateError, TypeError, KeyError) as error:
-            raise InvalidRequest(
-                f"the chat template refuses these messages: {error}", param="messages"
-            ) from error
-        return text
+        If messages contain control tokens, those of the template are sealed, and the others are plain text.
+        Raises InvalidRequest as `render`, and for a role that contains a control token.
+        """
+        return self._template.render_sealed(messages)
 
-    def _content(self, message: Message) -> Any:
-        if not self._content_as_list and all(isinstance(p, TextPart) for p in message.parts):
-            return "".join(part.text for part in message.parts if isinstance(part, TextPart))
-        return [
-            {"type": "text", "text": part.text}
-            if isinstance(part, TextPart)
-            else {"type": "video" if isinstance(part, VideoPart) else "image"}
-            for part in message.parts
-        ]
 
-    def _accepts_lists(self) -> bool:
-        """Test with a probe message whether the template takes content as a list of parts, or as text."""
-        if self._template is None:
-            return True
-        probe = "fovea-probe-7f3a"
-        try:
-            text = self._apply([{"role": "user", "content": [{"type": "text", "text": probe}]}])
-        except InvalidRequest:
-            return False
-        return probe in text and "{'type'" not in text
+def check_unicode(text: str) -> None:
+    """Raise InvalidRequest for text that is not Unicode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start : error.end]
+        raise InvalidRequest(
+            f"the text holds {half!r}, half of a surrogate pair", param="messages"
+        ) from error

@@ -16,7 +16,7 @@ import fovea
 from fovea.core.image import VisualTokens
 from fovea.engine.files import read_json
 from fovea.engine.request.prompt import PromptBuilder
-from fovea.engine.request.tokenizer import ChatTokenizer
+from fovea.engine.request.tokenizer import MARKER_FIELDS, ChatTokenizer
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.processor.video_settings import FILE as VIDEO_FILE
 from fovea.engine.vision.processor.video_settings import build_videos
@@ -34,6 +34,11 @@ class PlainTokenizer:
         config = read_json(folder / "tokenizer_config.json")
         self.bos_token: str | None = config.get("bos_token")
         self.eos_token: str = config["eos_token"]
+
+    @property
+    def backend_tokenizer(self) -> Any:
+        """The `tokenizers.Tokenizer` itself."""
+        return self._tokenizer
 
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
@@ -72,21 +77,35 @@ class PlainTokenizer:
 
 
 def load_prompt_builder(
-    detail: DetailRule | None = None, folder: Path = FOLDER, visual: VisualTokens | None = None
+    detail: DetailRule | None = None,
+    folder: Path = FOLDER,
+    visual: VisualTokens | None = None,
+    special_tokens_in_text: bool = False,
 ) -> tuple[ChatTokenizer, PromptBuilder]:
     """Return the tokenizer and the prompt builder of a checkpoint.
 
     detail: the rule for `detail: auto`; None: the model's own resolution.
     folder: a Qwen-VL checkpoint with tokenizer.json and chat_template.jinja.
     visual: how many visual tokens images keep; None: all.
+    special_tokens_in_text: control tokens in the text of messages are control tokens, not text.
     """
     plain, config = PlainTokenizer(folder), read_json(folder / "config.json")
     template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     ends = read_json(folder / "generation_config.json")["eos_token_id"]
     ends = {*ends} if isinstance(ends, list) else {ends}
-    tokenizer = ChatTokenizer(plain, template, eos_ids=frozenset(ends | {plain.get_vocab()[plain.eos_token]}))
+    markers = frozenset(config[name] for name in MARKER_FIELDS if name in config)
+    ends |= {plain.get_vocab()[plain.eos_token]}
+    tokenizer = ChatTokenizer(plain, template, eos_ids=frozenset(ends), marker_ids=markers)
     kind, images = config["model_type"], read_json(folder / "preprocessor_config.json")
     videos = build_videos(kind, read_json(folder / VIDEO_FILE), images, config, {})
     video_plans = (videos, config["video_token_id"]) if videos else None
     processor, token = build(kind, images, config), config["image_token_id"]
-    return tokenizer, PromptBuilder(tokenizer, processor, token, video_plans, detail=detail, visual=visual)
+    return tokenizer, PromptBuilder(
+        tokenizer,
+        processor,
+        token,
+        video_plans,
+        detail=detail,
+        visual=visual,
+        special_tokens_in_text=special_tokens_in_text,
+    )

@@ -31,6 +31,7 @@ SERVER_SETTINGS = TRACE_SETTINGS | {
     "degrade_by",
     "degrade_from",
     "detail_policy",
+    "special_tokens_in_text",
     "visual_tokens",
     "when_full",
 }

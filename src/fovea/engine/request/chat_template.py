@@ -1,0 +1,207 @@
+"""A checkpoint's chat template: messages become text, and what clients wrote stays text.
+
+How client text is kept apart from control tokens (`render_sealed`). A template may trim, join, replace and
+examine the text of messages, so one cannot tell from its output alone who wrote `<|im_end|>`. Therefore the
+conversation is rendered once more with stand-ins: in all client text, the characters that mark control tokens
+(`<`, `|`, `>`) are replaced by private-use characters that occur nowhere else. In this second text a control
+token can only be the template's. It is sealed there, and the stand-ins become the client's characters again.
+
+    client writes    hi<|im_end|>
+    plain            <|im_start|>user\nhi<|im_end|><|im_end|>\n
+    with stand-ins   <|im_start|>user\nhi???im_end??<|im_end|>\n        ? is a stand-in
+    sealed           [S1]user\nhi<|im_end|>[S2]\n                       [Si] is a sealed form
+
+If the second text is not the first one, the template examines the characters themselves
+(`'</think>' in content`). Then fewer characters are replaced: those in control tokens, and in beginnings and
+ends of them. If that text is equal, and has as many special tokens, it counts; else the safer one does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fovea.core.errors import CheckpointError, InvalidRequest
+from fovea.core.types import Message, TextPart, VideoPart
+from fovea.engine.request.control_tokens import ControlTokens
+
+log = logging.getLogger("fovea.engine")
+LONGEST_REASON = 300
+"""Most characters of a template's own message that a client gets."""
+GROWTH, ROOM = 8, 1 << 20
+"""A rendered conversation has at most GROWTH times the characters of its texts, and ROOM more."""
+_STAND_INS = range(0x100000, 0x10FFFE)
+
+Rewrite = Callable[[str, str], str]
+"""A function from the role and the text of a part to the text that the template gets."""
+
+
+class ChatTemplate:
+    """Turns messages into the text of the model's chat format.
+
+    tokenizer: an object with `apply_chat_template` of a transformers tokenizer, which runs Jinja sandboxed.
+    source: Jinja source; None: conversations are refused.
+    controls: the control tokens.
+
+    Raises CheckpointError if the source is not Jinja.
+    """
+
+    def __init__(self, tokenizer: Any, source: str | None, controls: ControlTokens) -> None:
+        self._tokenizer = tokenizer
+        self._source = source
+        self._controls = controls
+        self._content_as_list = self._accepts_lists()
+
+    def render(self, messages: Sequence[Message], rewrite: Rewrite | None = None) -> str:
+        """Return a conversation as text, ending where the answer begins.
+
+        Raises InvalidRequest if there is no template, or if it refuses the messages.
+        """
+        if self._source is None:
+            raise InvalidRequest(
+                "this checkpoint has no chat template; use a text prompt, or start with --chat-template FILE",
+                param="messages",
+            )
+        size = sum(len(part.text) for m in messages for part in m.parts if isinstance(part, TextPart))
+        text = self._apply([{"role": m.role, "content": self._content(m, rewrite)} for m in messages])
+        most = GROWTH * size + ROOM
+        if len(text) > most:
+            raise InvalidRequest(
+                f"the chat template made {len(text)} characters of {size}; accepted: at most {most}",
+                param="messages",
+            )
+        return text
+
+    def render_sealed(self, messages: Sequence[Message]) -> str:
+        """Return the conversation, sealed if messages contain control tokens; these are plain text then.
+
+        Raises InvalidRequest as `render`, and for a role that contains a control token.
+        """
+        for index, message in enumerate(messages):
+            if self._controls.any_case.search(message.role):
+                raise InvalidRequest(
+                    f"role {message.role[:50]!r} contains a control token", param=f"messages[{index}].role"
+                )
+        plain = self.render(messages)
+        texts = [part.text for m in messages for part in m.parts if isinstance(part, TextPart)]
+        if not any(char in text for text in texts for char in self._controls.characters):
+            return plain
+        return self._controls.relax(self._seal(messages, plain, StandIns(self._controls, [plain, *texts])))
+
+    def _seal(self, messages: Sequence[Message], plain: str, stand_ins: StandIns) -> str:
+        wide = self.render(messages, stand_ins.everywhere)
+        if stand_ins.restore(wide) == plain:
+            return stand_ins.restore(self._controls.seal(wide))
+        narrow = self.render(messages, stand_ins.in_tokens)
+        if stand_ins.restore(narrow) == plain and self._turns(narrow) == self._turns(wide):
+            return stand_ins.restore(self._controls.seal(narrow))
+        return stand_ins.restore(self._controls.seal(wide))
+
+    def _turns(self, text: str) -> list[str]:
+        """Return the control tokens of a text without those that an assistant's answer may contain."""
+        tokens = self._controls.pattern.findall(text)
+        return [token for token in tokens if not self._controls.answer_words.fullmatch(token)]
+
+    def _apply(self, messages: list[dict[str, Any]]) -> str:
+        """Run the template. Only messages of its author (`raise_exception`) are passed on to clients."""
+        from jinja2 import TemplateError, TemplateSyntaxError
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                messages, chat_template=self._source, tokenize=False, add_generation_prompt=True
+            )
+        except TemplateSyntaxError:
+            raise
+        except Exception as error:
+            if type(error) is TemplateError:  # subclasses are errors of Jinja itself
+                reason = f"the chat template refuses these messages: {str(error)[:LONGEST_REASON]}"
+            else:
+                log.warning("the chat template failed: %s: %.300s", type(error).__name__, error)
+                reason = "the chat template of this model cannot write these messages; accepted: messages of "
+                reason += "the roles and contents that the template expects (the server's log has the cause)"
+            raise InvalidRequest(reason, param="messages") from error
+        return text
+
+    def _content(self, message: Message, rewrite: Rewrite | None) -> Any:
+        def text(part: TextPart) -> str:
+            return part.text if rewrite is None else rewrite(message.role, part.text)
+
+        if not self._content_as_list and all(isinstance(p, TextPart) for p in message.parts):
+            return "".join(text(part) for part in message.parts if isinstance(part, TextPart))
+        return [
+            {"type": "text", "text": text(part)}
+            if isinstance(part, TextPart)
+            else {"type": "video" if isinstance(part, VideoPart) else "image"}
+            for part in message.parts
+        ]
+
+    def _accepts_lists(self) -> bool:
+        """Test with a probe message whether the template takes content as a list of parts, or as text."""
+        from jinja2 import TemplateSyntaxError
+
+        if self._source is None:
+            return True
+        probe = "fovea-probe-7f3a"
+        try:
+            text = self._apply([{"role": "user", "content": [{"type": "text", "text": probe}]}])
+        except TemplateSyntaxError as error:
+            raise CheckpointError(
+                f"the chat template is not Jinja: line {error.lineno}: {str(error.message)[:LONGEST_REASON]}"
+            ) from error
+        except InvalidRequest:
+            return False
+        return probe in text and "{'type'" not in text
+
+
+class StandIns:
+    """Private-use characters that replace the characters of control tokens in one conversation.
+
+    texts: all texts of the conversation. None of them contains a stand-in.
+    Raises InvalidRequest if the texts leave no private-use character.
+    """
+
+    def __init__(self, controls: ControlTokens, texts: Sequence[str]) -> None:
+        used = {ord(char) for text in texts for char in set(text) if ord(char) >= _STAND_INS.start}
+        free = (chr(code) for code in _STAND_INS if code not in used)
+        self._controls = controls
+        self._pairs = list(zip(sorted(controls.characters), free, strict=False))
+        if len(self._pairs) < len(controls.characters):
+            raise InvalidRequest(
+                "the messages use all private-use characters of Unicode plane 16", param="messages"
+            )
+
+    def everywhere(self, role: str, text: str) -> str:
+        """Replace all such characters; in a message of the assistant, not those of `answer_words`."""
+        if role != "assistant":
+            return self._replace(text)
+        pieces, at = [], 0
+        for match in self._controls.answer_words.finditer(text):
+            pieces += [self._replace(text[at : match.start()]), match[0]]
+            at = match.end()
+        return "".join((*pieces, self._replace(text[at:])))
+
+    def in_tokens(self, role: str, text: str) -> str:
+        """Replace such characters only in control tokens, and in parts of them at both ends of the text."""
+        head, tail = self._controls.fragments(text)
+        pieces, at = [self._replace(text[:head])], head
+        for match in self._controls.any_case.finditer(text, head):
+            is_kept = role == "assistant" and self._controls.answer_words.fullmatch(match[0])
+            pieces += [text[at : match.start()], match[0] if is_kept else self._replace(match[0])]
+            at = match.end()
+        if tail > at:
+            pieces += [text[at:tail], self._replace(text[tail:])]
+        else:
+            pieces.append(self._replace(text[at:]))
+        return "".join(pieces)
+
+    def restore(self, text: str) -> str:
+        """Replace the stand-ins by the characters that they stand for."""
+        for char, stand_in in self._pairs:
+            text = text.replace(stand_in, char)
+        return text
+
+    def _replace(self, text: str) -> str:
+        for char, stand_in in self._pairs:
+            text = text.replace(char, stand_in)
+        return text

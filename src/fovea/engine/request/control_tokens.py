@@ -1,0 +1,149 @@
+"""The control tokens of a tokenizer, and the forms that keep them apart from text that a client wrote.
+
+A control token written by the chat template begins or ends a turn. If the same characters in a message did
+so, too, a user could forge a turn of the system. So the template's own control tokens are *sealed*: each is
+replaced by a form of private-use characters that contains 128 random bits. In a sealed text, only a sealed
+form is a control token; the plain characters of one are text.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fovea.core.errors import CheckpointError
+
+_PLANE = 0xF0000
+_NONCE = 8
+"""Length of the random part of a sealed form, in characters of 16 bits each."""
+_NEVER = "(?!)"
+
+
+class ControlTokens:
+    """The added tokens of a tokenizer that only the chat template may write.
+
+    These are its special tokens, `marker_ids` (the tokens of images and videos), `eos_ids`, and other added
+    tokens that the template writes (Qwen's <think>). The last kind is ordinary text of the model's own
+    answers, so messages of the assistant may contain it: `answer_words`.
+
+    characters: the characters that tell control tokens from words (< | >). Text without them contains no
+        control token.
+    """
+
+    def __init__(self, added: dict[int, Any], template: str, fixed_ids: frozenset[int]) -> None:
+        """added: the tokenizer's added tokens by id, with `content` and `special`.
+
+        template: source of the chat template.
+        fixed_ids: ids that are control tokens although the tokenizer does not call them special.
+        """
+        nonce = self._nonce = "".join(chr(_PLANE + secrets.randbelow(0xFFFE)) for _ in range(_NONCE))
+        self.ids: dict[str, int] = {}
+        self._answer: list[str] = []
+        for token_id, token in added.items():
+            content = token.content
+            is_fixed = token.special or token_id in fixed_ids
+            if content and (is_fixed or (content in template and not _is_word(content))):
+                self.ids[content] = token_id
+                if not is_fixed:
+                    self._answer.append(content)
+        self.forms = {content: f"{nonce}{chr(_PLANE + i)}" for i, content in enumerate(self.ids)}
+        self._contents = {form: content for content, form in self.forms.items()}
+        self._id_set = frozenset(self.ids.values())
+        self.pattern = search_pattern(self.ids)
+        self.any_case = re.compile(self.pattern.pattern, re.IGNORECASE)
+        self.answer_words = search_pattern(self._answer)
+        self._form = re.compile(f"{nonce}.", re.DOTALL)
+        self.characters = frozenset().union(*(_marks(content) for content in self.ids))
+        folded = [content.casefold() for content in self.ids]
+        self._heads = frozenset(word[:at] for word in folded for at in range(1, len(word)))
+        self._tails = frozenset(word[at:] for word in folded for at in range(1, len(word)))
+        self._longest = max(map(len, folded), default=0)
+
+    def seal(self, text: str) -> str:
+        """Replace every control token of a text by its sealed form."""
+        return self.pattern.sub(lambda match: self.forms[match[0]], text)
+
+    def unseal(self, text: str) -> str:
+        """Replace every sealed form by the token's own characters."""
+        return self._form.sub(lambda match: self._contents.get(match[0], ""), text)
+
+    def is_sealed(self, text: str) -> bool:
+        """Whether a text has a sealed form."""
+        return self._nonce in text
+
+    def relax(self, text: str) -> str:
+        """Return a sealed text without seals if its plain characters say the same, else as it is."""
+        plain = self.unseal(text)
+        return plain if self.seal(plain) == text else text
+
+    def plain_ids(self, text: str) -> list[int]:
+        """Return the ids of the control tokens that a text contains as plain characters, in order."""
+        return [self.ids[content] for content in self.pattern.findall(text)]
+
+    def sealed_ids(self, text: str) -> list[int]:
+        """Return the ids of the sealed forms in a text, in order."""
+        forms = self._form.findall(text)
+        return [self.ids[self._contents[form]] for form in forms if form in self._contents]
+
+    def among(self, ids: Iterable[int]) -> list[int]:
+        """Return those of the ids that are control tokens, in order."""
+        return [token for token in ids if token in self._id_set]
+
+    def fragments(self, text: str) -> tuple[int, int]:
+        """Return how much of a text could join its neighbours into a control token.
+
+        The result is the end of such a beginning and the start of such an end, without regard to case and
+        outer whitespace: another text, or the template, may continue it.
+        """
+        begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
+        head = tail = 0
+        for size in range(1, min(self._longest, end - begin + 1)):
+            if text[begin : begin + size].casefold() in self._tails:
+                head = size
+            if text[end - size : end].casefold() in self._heads:
+                tail = size
+        return (begin + head if head else 0), (end - tail if tail else len(text))
+
+
+def search_pattern(words: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that finds the leftmost of the words, and the longest of those that begin there.
+
+    Words share their beginnings in the pattern, so the time of a search does not grow with their number.
+    Raises CheckpointError if the words are nested too deeply for Python's regular expressions.
+    """
+    words = sorted(set(words))
+    try:
+        return re.compile(_alternatives(words) if words else _NEVER)
+    except (RecursionError, re.error, OverflowError) as error:
+        raise CheckpointError(
+            f"the tokenizer's {len(words)} added tokens cannot be searched for: {type(error).__name__}"
+        ) from error
+
+
+def _alternatives(words: Sequence[str]) -> str:
+    """Return the expression of sorted words; "" among them makes the others optional."""
+    groups: dict[str, list[str]] = {}
+    for word in words:
+        if word:
+            groups.setdefault(word[0], []).append(word)
+    branches = []
+    for group in groups.values():
+        # Sorted words have the beginning in common that the first and the last of them share.
+        first, last = group[0], group[-1]
+        size = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+        rest = [word[size:] for word in group]
+        branches.append(re.escape(first[:size]) + (_alternatives(rest) if any(rest) else ""))
+    return f"(?:{'|'.join(branches)}){'?' if '' in words else ''}"
+
+
+def _is_word(content: str) -> bool:
+    """Whether a token is ordinary text that templates contain, as a word or a line break."""
+    return content.isspace() or content.replace(" ", "").isalnum()
+
+
+def _marks(content: str) -> frozenset[str]:
+    """Return a token's characters that are neither letters, digits nor space; else all of its characters."""
+    marks = frozenset(char for char in content if not char.isalnum() and not char.isspace())
+    return marks or frozenset(content)
