@@ -44,7 +44,10 @@ class Counting:
     fails: bool = False
     before: Callable[[], None] = lambda: None
 
-    def read(self, indices: Sequence[int]) -> Iterator[bytes]:
+    def check(self, indices: Sequence[int]) -> None:
+        """Any number of frames is accepted."""
+
+    def read(self, indices: Sequence[int], abandoned: Callable[[], bool] = lambda: False) -> Iterator[bytes]:
         self.readings.append(tuple(indices))
         self.before()
         if self.fails:

@@ -10,15 +10,24 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fovea.core.errors import EngineError, Forbidden, FoveaError, InvalidImage, InvalidRequest
+from fovea.core.errors import (
+    EngineError,
+    Forbidden,
+    FoveaError,
+    InvalidImage,
+    InvalidRequest,
+    Overloaded,
+)
 from fovea.media import load as load_module
+from fovea.media.budget import MediaBudget
 from fovea.media.bundle import MediaTimings, VideoBundle
 from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.decode import decode
-from fovea.media.image.probe import probe
+from fovea.media.image.probe import ImageHeader, probe
 from fovea.media.kind import IMAGE, Kind
 from fovea.media.limits import MediaLimits
 from fovea.media.load import MediaLoader
+from fovea.media.sandbox.decoder import LocalDecoder
 from tests.media.samples import FORMATS, MEDIA_TYPES, animation, png_header, sample
 
 
@@ -58,15 +67,39 @@ class Shelf:
         self.closed = True
 
 
+class Decoder(LocalDecoder):
+    """A decoder that notes how many images it decodes, and may fail instead."""
+
+    def __init__(self, error: FoveaError | None = None) -> None:
+        super().__init__(MediaLimits())
+        self.error = error
+        self.calls = 0
+
+    def decode_image(self, data: bytes, header: ImageHeader) -> bytes:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        return super().decode_image(data, header)
+
+
 async def fails(loader: MediaLoader, urls: list[str], kind: type[FoveaError], *fragments: str) -> FoveaError:
+    """Load images and read their pixels, as the engine does after admission; return the error."""
     params = [f"messages[0].content[{index}].image_url" for index in range(len(urls))]
     with pytest.raises(kind) as caught:
-        await loader.load_all(urls, params)
+        await load_pixels(loader, urls, params)
     await loader.aclose()
     assert type(caught.value) is kind
     for fragment in fragments:
         assert fragment in caught.value.message
     return caught.value
+
+
+async def load_pixels(loader: MediaLoader, urls: list[str], params: list[str]) -> None:
+    for index, image in enumerate(await loader.load_all(urls, params)):
+        try:
+            assert image.rgb
+        except InvalidImage as error:
+            raise error.at(index, params[index]) from error
 
 
 async def test_all_formats_in_order() -> None:
@@ -133,21 +166,23 @@ async def test_too_many_images() -> None:
     assert error.param == "messages[0].content[2].image_url"
 
 
-async def test_the_sum_of_pixels_is_checked_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object) -> None:
-        raise AssertionError("decoded")
-
-    monkeypatch.setattr(load_module, "decode", never)
-    loader = MediaLoader(MediaLimits(max_request_pixels=3000))
+async def test_the_sum_of_pixels_is_checked_before_decoding() -> None:
+    decoder = Decoder()
+    loader = MediaLoader(MediaLimits(max_request_pixels=3000), decoder=decoder)
     await fails(loader, [data_url(sample())] * 3, InvalidRequest, "3600 pixels together", "at most 3000")
+    assert decoder.calls == 0
 
 
-async def test_headers_are_read_before_pixels_are_decoded() -> None:
-    loader = MediaLoader(MediaLimits())
-    (encoded,) = await loader.read_all([data_url(sample("JPEG"), "JPEG")])
-    assert (encoded.header.media_type, encoded.header.pixels) == ("image/jpeg", 1200)
-    loaded = await loader.decode_all([encoded])
-    assert loaded.images[0] == decode(sample("JPEG"), MediaLimits())
+async def test_pixels_are_decoded_when_they_are_read_and_not_kept() -> None:
+    """In the past, requests held their decoded images until the last token: six small ones took 6 GB."""
+    decoder = Decoder()
+    loader = MediaLoader(MediaLimits(), decoder=decoder)
+    (image,) = await loader.load_all([data_url(sample("JPEG"), "JPEG")])
+    assert (image.width, image.height, decoder.calls) == (40, 30, 0)
+    assert image.rgb == decode(sample("JPEG"), MediaLimits()).rgb
+    assert image.decode_s > 0
+    assert image.rgb == image.rgb
+    assert decoder.calls == 3, "nothing was kept: this loader has no cache of decoded images"
     await loader.aclose()
 
 
@@ -155,7 +190,7 @@ async def test_timings_use_the_clock_argument() -> None:
     ticks = iter(range(100))
     loader = MediaLoader(MediaLimits(), clock=lambda: float(next(ticks)))
     loaded = await loader.load_timed([data_url(sample())])
-    assert loaded.timings == (MediaTimings(fetch_s=1.0, decode_s=1.0),)
+    assert loaded.timings == (MediaTimings(fetch_s=1.0, decode_s=0.0),)
     await loader.aclose()
 
 
@@ -178,7 +213,7 @@ async def test_cancelling_the_request_cancels_its_fetches() -> None:
     await loader.aclose()
 
 
-async def test_decoding_never_runs_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_checking_and_hashing_never_run_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: set[str] = set()
 
     def record_thread(function: Callable[..., object]) -> Callable[..., object]:
@@ -188,7 +223,7 @@ async def test_decoding_never_runs_on_the_event_loop(monkeypatch: pytest.MonkeyP
 
         return call
 
-    monkeypatch.setattr(load_module, "decode", record_thread(decode))
+    monkeypatch.setattr(load_module, "identify", record_thread(load_module.identify))
     monkeypatch.setattr(load_module, "probe", record_thread(probe))
     loader = MediaLoader(MediaLimits(decode_threads=2))
     await loader.load_all([data_url(sample())] * 8)
@@ -197,12 +232,9 @@ async def test_decoding_never_runs_on_the_event_loop(monkeypatch: pytest.MonkeyP
     assert all(name.startswith("fovea-media") for name in threads)
 
 
-async def test_an_engine_error_does_not_become_the_clients_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def defect(*_: object) -> None:
-        raise EngineError("defect")
-
-    monkeypatch.setattr(load_module, "decode", defect)
-    await fails(MediaLoader(MediaLimits()), [data_url(sample())], EngineError, "defect")
+async def test_an_engine_error_does_not_become_the_clients_error() -> None:
+    loader = MediaLoader(MediaLimits(), decoder=Decoder(EngineError("defect")))
+    await fails(loader, [data_url(sample())], EngineError, "defect")
 
 
 async def test_aclose_closes_only_what_the_loader_created() -> None:
@@ -220,27 +252,91 @@ async def test_wait_of_a_request() -> None:
     assert load_module.ImageBundle((), ()).wait == VideoBundle((), ()).wait == (0.0, 0.0)
 
 
-async def test_a_picture_from_several_sources_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str | None] = []
-
-    def record(data: bytes, limits: MediaLimits, identity: str | None = None) -> object:
-        calls.append(identity)
-        return decode(data, limits, identity)
-
-    monkeypatch.setattr(load_module, "decode", record)
-    cache = DecodedImageCache(1 << 20)
-    loader = MediaLoader(MediaLimits(), Shelf({"https://a.example/1": sample()}), image_cache=cache)
+async def test_a_picture_from_several_sources_is_decoded_once() -> None:
+    decoder, cache = Decoder(), DecodedImageCache(1 << 20)
+    shelf = Shelf({"https://a.example/1": sample()})
+    loader = MediaLoader(MediaLimits(), shelf, image_cache=cache, decoder=decoder)
     urls = [data_url(sample()), data_url(sample()), "https://a.example/1"]
     images = await loader.load_all(urls)
     assert images == (decode(sample(), MediaLimits()),) * 3
-    assert all(image.rgb is images[0].rgb for image in images)
-    assert await loader.load_all(urls) == images
-    assert calls == [images[0].identity]
-    await loader.load_all([data_url(sample(width=41))])
-    assert len(calls) == 2
+    first = images[0].rgb
+    assert all(image.rgb is first for image in images)
+    assert all(image.rgb is first for image in await loader.load_all(urls))
+    assert decoder.calls == 1
+    (other,) = await loader.load_all([data_url(sample(width=41))])
+    assert other.rgb
+    assert decoder.calls == 2
     loaded = await loader.load_timed(urls[:1], scope="another")
-    assert loaded.images == images[:1]
-    assert len(calls) == 3
+    assert loaded.images[0].rgb == first
+    assert decoder.calls == 3
+    await loader.aclose()
+
+
+def test_threads_that_need_one_picture_decode_it_once() -> None:
+    cache, started, calls = DecodedImageCache(), threading.Barrier(4), []
+
+    def work() -> bytes:
+        calls.append(1)
+        while cache.cache.hits < 3:  # the others have arrived
+            pass
+        return b"pixels"
+
+    def ask(_: int) -> bytes:
+        started.wait()
+        return cache.get("name", work)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, range(4))) == [b"pixels"] * 4
+    assert len(calls) == 1
+
+
+def test_a_failed_decoding_fails_everybody_who_waits_and_is_not_stored() -> None:
+    cache = DecodedImageCache(1 << 20)
+
+    def broken() -> bytes:
+        raise InvalidImage("broken")
+
+    for _ in range(2):
+        with pytest.raises(InvalidImage, match="broken"):
+            cache.get("name", broken)
+    assert cache.get("name", lambda: b"pixels") == b"pixels"
+
+
+async def test_files_of_requests_in_flight_have_a_ceiling() -> None:
+    """A request holds the files of its images until it ends. All together have a ceiling, so that many
+    requests in the queue cannot fill the memory; a large file finds the room full earlier than a small one.
+    """
+    budget = MediaBudget(1000)
+    requests = [Holder() for _ in range(7)]
+    for request in requests:
+        budget.hold(request, 100)
+    with pytest.raises(
+        Overloaded, match="100 bytes has no room.* 700 bytes; accepted: at most 750"
+    ) as caught:
+        budget.hold(Holder(), 100)
+    assert caught.value.code == "media_full"
+    for _ in range(10):
+        requests.append(Holder())
+        budget.hold(requests[-1], 30)
+    with pytest.raises(Overloaded):
+        budget.hold(Holder(), 30)
+    del requests, request
+    assert budget.held == 0
+    last = Holder()
+    budget.hold(last, 5000)
+    assert budget.held == 5000, "a single file may be larger than the ceiling"
+
+
+class Holder:
+    """Holds a file in the test of the ceiling."""
+
+
+async def test_no_room_for_a_file_names_the_image() -> None:
+    loader = MediaLoader(MediaLimits(max_media_mib=1))
+    loader.budget.hold(loader, (1 << 20) - len(sample()))
+    with pytest.raises(Overloaded, match="image 1: a file of") as caught:
+        await loader.load_all([data_url(sample())] * 2, ["first", "second"])
+    assert (caught.value.retry_after, caught.value.param) == (1.0, "second")
     await loader.aclose()
 
 
@@ -248,7 +344,8 @@ async def test_a_hit_is_checked_like_a_miss() -> None:
     """Headers are checked before the lookup, and the request's sum of pixels includes cached images."""
     cache = DecodedImageCache(1 << 20)
     wide = MediaLoader(MediaLimits(), image_cache=cache)
-    await wide.load_all([data_url(sample())])
+    (image,) = await wide.load_all([data_url(sample())])
+    assert image.rgb
     await wide.aclose()
     assert len(cache.cache) == 1
     for limits in (MediaLimits(max_pixels=100), MediaLimits(max_side=20), MediaLimits(max_bytes=50)):
@@ -264,10 +361,12 @@ async def test_fetched_bytes_that_are_invalid_are_dropped(data: bytes) -> None:
     loader = MediaLoader(MediaLimits(), shelf)
     for count in (1, 2):
         with pytest.raises(InvalidImage):
-            await loader.load_all(["https://a.example/1"])
+            assert (await loader.load_all(["https://a.example/1"]))[0].rgb
+        await asyncio.sleep(0)
         assert shelf.dropped == ["https://a.example/1"] * count
     with pytest.raises(InvalidImage):
-        await loader.load_all([data_url(data)])
+        assert (await loader.load_all([data_url(data)]))[0].rgb
+    await asyncio.sleep(0)
     assert len(shelf.dropped) == 2
     await loader.aclose()
 

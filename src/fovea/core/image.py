@@ -1,6 +1,7 @@
 """Images as the media package hands them to the engine, and the client's settings for each of them.
 
-Pixels are plain bytes, so that the packages need not agree on an array library.
+Pixels are plain bytes, so that the packages need not agree on an array library. They need not exist yet: an
+image that a client sent is decoded only when its pixels are read.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from fovea.core.errors import InvalidRequest
+from fovea.core.errors import InvalidImage, InvalidRequest
 
 Level = Literal["low", "medium", "high"]
 LEVELS: tuple[Level, ...] = ("low", "medium", "high")
@@ -19,24 +20,60 @@ Detail = Literal["auto", "low", "medium", "high"]
 DETAILS: tuple[Detail, ...] = ("auto", *LEVELS)
 
 
+class PixelSource(Protocol):
+    """Decodes the pixels of one image when they are needed. Thread-safe."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that decoding took the last time; 0 if nothing was decoded yet."""
+        ...
+
+    def read(self) -> bytes:
+        """Return the RGB bytes of the image. CPU-bound: call in a worker thread. Raises InvalidImage."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A decoded RGB image.
+    """An RGB image, decoded or about to be.
 
     identity: 64 hex digits, a 256-bit hash of the source bytes with their type and dimensions
         (`media.image.identity`). It names the image in every cache.
     width, height: pixels.
-    rgb: `height * width * 3` bytes, row-major, channels last.
+    pixels: `height * width * 3` bytes, row-major, channels last; or the source that decodes them.
     """
 
     identity: str
     width: int
     height: int
-    rgb: bytes = field(repr=False, compare=False)
+    pixels: bytes | PixelSource = field(repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if len(self.rgb) != self.width * self.height * 3:
-            raise ValueError(f"rgb holds {len(self.rgb)} bytes, {self.width}x{self.height}x3 needed")
+        if isinstance(self.pixels, bytes) and len(self.pixels) != self.rgb_bytes:
+            raise ValueError(f"rgb holds {len(self.pixels)} bytes, {self.width}x{self.height}x3 needed")
+
+    @property
+    def rgb(self) -> bytes:
+        """The pixels as bytes; without a reference to them, they are decoded again at the next call.
+
+        Raises InvalidImage if they cannot be decoded.
+        """
+        if isinstance(self.pixels, bytes):
+            return self.pixels
+        rgb = self.pixels.read()
+        if len(rgb) != self.rgb_bytes:
+            raise InvalidImage(f"its decoder returned {len(rgb)} bytes, {self.rgb_bytes} are needed")
+        return rgb
+
+    @property
+    def rgb_bytes(self) -> int:
+        """The size of the decoded pixels in bytes."""
+        return self.width * self.height * 3
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds that decoding took the last time; 0 for an image whose pixels were given."""
+        return 0.0 if isinstance(self.pixels, bytes) else self.pixels.seconds
 
 
 @dataclass(frozen=True, slots=True)

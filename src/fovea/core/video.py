@@ -8,7 +8,7 @@ cost.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,14 +19,30 @@ FRAMES_PER_SECOND = 2.0
 """The frame rate of a video that is sent as pictures without a rate."""
 
 
+def _never() -> bool:
+    return False
+
+
+class Abandoned(Exception):
+    """The frames of a video are not wanted any more; decoding has stopped."""
+
+
 class FrameSource(Protocol):
     """Reads the frames of a video. Thread-safe: calls of `read` are independent of each other."""
 
-    def read(self, indices: Sequence[int]) -> Iterator[bytes]:
+    def check(self, indices: Sequence[int]) -> None:
+        """Check, before anything is decoded, that reading these frames is not too much work.
+
+        Raises InvalidVideo with the amount of work and the limit.
+        """
+        ...
+
+    def read(self, indices: Sequence[int], abandoned: Callable[[], bool] = _never) -> Iterator[bytes]:
         """Yield the RGB bytes (height * width * 3, row-major) of each frame in `indices`.
 
         indices: ascending; a repeated index yields its frame again.
-        Raises InvalidVideo if a frame cannot be decoded.
+        abandoned: asked again and again while frames are decoded; True stops it.
+        Raises InvalidVideo if a frame cannot be decoded, Abandoned if nobody wants the frames any more.
         """
         ...
 
@@ -82,7 +98,10 @@ class _DecodedFrames:
 
     images: tuple[Image, ...]
 
-    def read(self, indices: Sequence[int]) -> Iterator[bytes]:
+    def check(self, indices: Sequence[int]) -> None:
+        """Nothing: the frames are there."""
+
+    def read(self, indices: Sequence[int], abandoned: Callable[[], bool] = _never) -> Iterator[bytes]:
         return (self.images[index].rgb for index in indices)
 
 

@@ -15,12 +15,12 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
-from fovea.core.errors import Overloaded
+from fovea.core.errors import FoveaError, InvalidImage, Overloaded
 from fovea.core.types import Delta, GenerationRequest, ModelInfo
 from fovea.engine.config import MIB
 from fovea.engine.events import Event, Sink
 from fovea.engine.job import Job
-from fovea.engine.request.admission import Admission, request_size
+from fovea.engine.request.admission import Admission, leave_at_end, request_size
 from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.pixel_pool import Claim
 from fovea.engine.request.prepare import Preparer, ReadyRequest, RequestOutline
@@ -30,7 +30,8 @@ from fovea.relevance.pipeline import Realization
 
 log = logging.getLogger("fovea.engine")
 
-Steps = Generator[Callable[[], Any] | Future[Any], Any, None]
+Step = Callable[[], Any] | Future[Any]
+Steps = Generator[Step, Any, None]
 
 
 class Intake:
@@ -76,8 +77,8 @@ class Visit:
         self.request = request
         self.arrival = time.monotonic()
         self._intake = intake
-        self._sink = sink
         self._ticket = intake.admission.enter(request.sampling.n)
+        self._sink = leave_at_end(self._ticket, sink)
         self._claim: Claim | None = None
         self._ready: ReadyRequest | None = None
         self._answer: AnswerState | None = None
@@ -106,13 +107,19 @@ class Visit:
         yield claim.granted
         prompt = yield preparer.settle(outline.prompt)
         ready: ReadyRequest = yield partial(preparer.read, outline, prompt, claim)
-        futures = [task.start() for task in ready.needed_tasks]
-        for future in futures:  # noqa: UP028 - `yield from` a list cannot receive results
-            yield future
+        futures = [(task.start(), number) for task, number in ready.needed_tasks]
+        for future, number in futures:
+            try:
+                yield future
+            except InvalidImage as error:
+                raise error.at(number or 0) from error
         pixels_s = time.monotonic() - built_at
+        decode_s = max((task.decode_s for task, _ in ready.needed_tasks), default=0.0)
         self._ready = ready
         self._answer = AnswerState(ready.prompt, request.sampling.n, intake.find_realization)
-        self._jobs = preparer.jobs(request, outline, ready, claim, self._sink, self.arrival, pixels_s)
+        self._jobs = preparer.jobs(
+            request, outline, ready, claim, self._sink, self.arrival, pixels_s, min(decode_s, pixels_s)
+        )
         intake.loop.submit(self._jobs)
 
     @property
@@ -164,13 +171,18 @@ async def walk_async(steps: Steps, workers: Executor, timeout: float | None) -> 
     """
     loop = asyncio.get_running_loop()
     async with request_timeout(timeout):
-        result: Any = None
-        while (step := _next(steps, result)) is not None:
-            if isinstance(step, Future):
-                await wait_for_shared(step)
-                result = step.result()
+        step = _next(steps, None)
+        while step is not None:
+            try:
+                if isinstance(step, Future):
+                    await wait_for_shared(step)
+                    result = step.result()
+                else:
+                    result = await loop.run_in_executor(workers, step)
+            except FoveaError as error:
+                step = _fail(steps, error)
             else:
-                result = await loop.run_in_executor(workers, step)
+                step = _next(steps, result)
 
 
 def walk(steps: Steps, deadline: float | None) -> None:
@@ -179,14 +191,27 @@ def walk(steps: Steps, deadline: float | None) -> None:
     deadline: on the monotonic clock; None: no deadline.
     Raises DeadlineExceeded after the deadline, and the error of a step.
     """
-    result: Any = None
-    while (step := _next(steps, result)) is not None:
-        result = result_before(deadline, step) if isinstance(step, Future) else step()
+    step = _next(steps, None)
+    while step is not None:
+        try:
+            result = result_before(deadline, step) if isinstance(step, Future) else step()
+        except FoveaError as error:
+            step = _fail(steps, error)
+        else:
+            step = _next(steps, result)
 
 
-def _next(steps: Steps, result: Any) -> Callable[[], Any] | Future[Any] | None:
+def _next(steps: Steps, result: Any) -> Step | None:
     """Send the result of the last step into the generator, and return the next step; None: there is none."""
     try:
         return steps.send(result)
+    except StopIteration:
+        return None
+
+
+def _fail(steps: Steps, error: FoveaError) -> Step | None:
+    """Raise the error of the last step in the generator, which may name the image that it concerns."""
+    try:
+        return steps.throw(error)
     except StopIteration:
         return None

@@ -43,7 +43,8 @@ class Job:
 
     sink: receives the job's events.
     text: turns the job's tokens into text.
-    preprocess_s: from the request's arrival in the engine on: template, tokens and pixels.
+    fetch_s, media_decode_s: spent before the request arrived in the engine.
+    decode_s, preprocess_s: spent after it: decoding images; template, tokens and pixels.
     encode_s: time that the encoder spent on the images for which this job was the first to wait.
     encoded_before_s: the part of encode_s that was spent before the sequence was admitted.
     """
@@ -54,6 +55,7 @@ class Job:
     text: TextStream
     fetch_s: float = 0.0
     media_decode_s: float = 0.0
+    decode_s: float = 0.0
     preprocess_s: float = 0.0
     encode_s: float = 0.0
     encoded_before_s: float = 0.0
@@ -69,11 +71,12 @@ class Job:
     def timings(self) -> StageTimings:
         admitted = self.admitted or self.seq.arrival
         first = self.first_token or self.last_token
+        prepared_s = self.decode_s + self.preprocess_s
         return StageTimings(
             fetch=self.fetch_s,
-            media_decode=self.media_decode_s,
+            media_decode=self.media_decode_s + self.decode_s,
             preprocess=self.preprocess_s,
-            queue=max(0.0, admitted - self.seq.arrival - self.preprocess_s - self.encoded_before_s),
+            queue=max(0.0, admitted - self.seq.arrival - prepared_s - self.encoded_before_s),
             encode=self.encode_s,
             prefill=max(0.0, first - admitted - (self.encode_s - self.encoded_before_s)),
             decode=self.last_token - first,

@@ -1,4 +1,4 @@
-"""Media input: from the URLs of a request to decoded images with a content identity, and to open videos.
+"""Media input: from the URLs of a request to images with a content identity, and to open videos.
 
 The steps of one image, by module; `load` runs them for all images and videos of a request:
 
@@ -7,14 +7,15 @@ The steps of one image, by module; `load` runs them for all images and videos of
     files               reads a local file
     image.probe         reads and checks the header (image.formats)
     image.identity      names the image by its content
-    image.cache         returns stored pixels, or decodes them with image.decode (image.colour)
+    budget              counts the bytes that requests hold
+    image.pixels        decodes the pixels once they are read: image.cache, then sandbox, then image.decode
 
 This floor knows no model, no tokens and no HTTP server. Input is treated as hostile until it is decoded.
 """
 
 from __future__ import annotations
 
-from fovea.media.bundle import EncodedImage, ImageBundle, MediaTimings
+from fovea.media.bundle import ImageBundle, MediaTimings
 from fovea.media.fetch.fetcher import Fetcher
 from fovea.media.image.decode import decode
 from fovea.media.image.identity import from_array, from_pil
@@ -23,7 +24,6 @@ from fovea.media.limits import MediaLimits
 from fovea.media.load import MediaLoader
 
 __all__ = [
-    "EncodedImage",
     "Fetcher",
     "ImageHeader",
     "ImageBundle",

@@ -65,8 +65,36 @@ class MediaLimits:
     max_video_frame_pixels: int = setting(
         9_000_000, "Width times height of a video's frames, by its header.", low=1, high=PILLOW_MAX_PIXELS
     )
+    max_video_decode_mpx: int = setting(
+        20_000,
+        "Megapixels that may be decoded for the frames of one video. To read a frame, all frames since the "
+        "last key frame are decoded.",
+        low=1,
+        high=1 << 30,
+    )
+    max_media_mib: int = setting(
+        1024, "MiB of encoded images and videos that requests in flight may hold.", low=1, high=1 << 20
+    )
     decode_threads: int = setting(
-        4, "Threads that read and decode media; the event loop does neither.", low=1, high=256
+        4, "Threads that read and check media; the event loop does neither.", low=1, high=256
+    )
+    image_workers: int = setting(
+        3, "Processes that decode images. 0: the server itself, without protection.", low=0, high=256
+    )
+    video_workers: int = setting(
+        2, "Processes that decode videos. 0: the server itself, without protection.", low=0, high=256
+    )
+    image_decode_s: float = setting(
+        20.0, "Seconds that decoding one image may take; then its process is ended.", low=0.1, high=3600
+    )
+    video_decode_s: float = setting(
+        60.0,
+        "Seconds that decoding one video's frames may take; then its process is ended.",
+        low=0.1,
+        high=3600,
+    )
+    decode_memory_mib: int = setting(
+        1536, "MiB that a decoding process may take beyond what it has at its start.", low=64, high=1 << 20
     )
     allowed_schemes: tuple[str, ...] = setting(
         SCHEMES, "Accepted URL schemes, out of data, http, https, file.", choices=SCHEMES
@@ -99,7 +127,25 @@ class MediaLimits:
     connect_timeout_s: float = setting(
         3.0, "Seconds for one TCP and TLS connection, within fetch_timeout_s.", low=0.001, high=600
     )
+    resolve_timeout_s: float = setting(
+        3.0, "Seconds for the lookup of a host name, within fetch_timeout_s.", low=0.001, high=600
+    )
+    max_lookups: int = setting(
+        32, "Simultaneous lookups of host names; one site gets an eighth of them.", low=1, high=1024
+    )
     max_concurrent_fetches: int = setting(64, "Simultaneous downloads; further ones wait.", low=1, high=4096)
+    max_fetches_per_host: int = setting(
+        16,
+        "Simultaneous downloads from one site, which is a domain with all names beneath it.",
+        low=1,
+        high=4096,
+    )
+    max_fetching_mib: int = setting(
+        256,
+        "MiB of all unfinished downloads together. Beyond that, the largest one is refused.",
+        low=1,
+        high=1 << 20,
+    )
     file_root: Path | None = setting(
         None, "Folder beneath which file:// URLs may read. none refuses every file:// URL.", check=_file_root
     )
@@ -109,4 +155,11 @@ class MediaLimits:
         if self.min_side > self.max_side:
             raise ConfigError(
                 f"min_side is {self.min_side}; accepted: at most max_side ({self.max_side})", param="min_side"
+            )
+        largest = max(self.max_bytes, self.max_video_bytes)
+        if self.allow_remote and self.max_fetching_mib * MIB < largest:
+            raise ConfigError(
+                f"max_fetching_mib is {self.max_fetching_mib}; accepted: at least {-(-largest // MIB)}, so "
+                "that one file of max_bytes or max_video_bytes fits",
+                param="max_fetching_mib",
             )

@@ -1,9 +1,9 @@
-"""Loads the images and videos of a request from their URLs: first all headers, then the pixels of the images.
+"""Loads the images and videos of a request from their URLs: their bytes, their checked headers, their names.
 
-There are two phases, `read_all` and `decode_all`, so that a caller can admit or refuse a request by the sizes
-in the headers before any pixel is decoded. `load_all` runs both. The event loop only waits: a bounded pool of
-threads reads base64 and files, decodes and hashes. The first image that fails cancels the others.
-Videos are only opened here. The model chooses the frames to decode after admission.
+Pixels are decoded later: those of an image when the engine has room for them, the frames of a video after the
+model has chosen them. So a request is admitted or refused by the sizes in its headers. The event loop only
+waits: a bounded pool of threads reads base64 and files, checks and hashes, and decoders run in a sandbox. The
+first image that fails cancels the others.
 """
 
 from __future__ import annotations
@@ -12,25 +12,32 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import NoReturn, Protocol, TypeVar
 
-from fovea.core.errors import InvalidMedia, InvalidRequest, RequestError
+from fovea.core.errors import InvalidMedia, InvalidRequest, Overloaded, RequestError
 from fovea.core.image import Image
+from fovea.core.payload import Payload
 from fovea.core.stage import stage
 from fovea.core.video import Video
-from fovea.media.bundle import EncodedImage, ImageBundle, MediaTimings, VideoBundle
+from fovea.media.budget import MediaBudget
+from fovea.media.bundle import ImageBundle, MediaTimings, VideoBundle
 from fovea.media.fetch.cache import FetchCache
 from fovea.media.fetch.fetcher import Fetcher
 from fovea.media.image.cache import DecodedImageCache
-from fovea.media.image.decode import decode, identify
+from fovea.media.image.decode import identify
+from fovea.media.image.pixels import EncodedPixels
 from fovea.media.image.probe import ImageHeader, check_still, probe
 from fovea.media.kind import IMAGE, VIDEO, Kind
-from fovea.media.limits import MediaLimits
+from fovea.media.limits import MIB, MediaLimits
+from fovea.media.sandbox.decoder import LocalDecoder, MediaDecoder
 from fovea.media.source import FileSource, InlineSource, RemoteSource, parse_source
-from fovea.media.video.decode import open_video
 
 T = TypeVar("T")
+Url = str | Payload
+LARGE_PIXELS = 16_000_000
+"""Images of more pixels are decoded one at a time. Pictures of phones have 12 million."""
 
 
 class MediaFetcher(Protocol):
@@ -49,9 +56,11 @@ class MediaLoader:
     fetcher: None: a `FetchCache` that stores nothing.
     executor: None: a pool of limits.decode_threads threads.
     image_cache: None: decoded images are not stored.
+    decoder: None: files are decoded in this process.
     clock: returns the time in seconds.
+    budget: counts the bytes of the files that requests hold.
 
-    `aclose` closes the fetcher and the executor only if they were created here. Cached bytes and images are
+    `aclose` closes fetcher, executor and decoder only if they were created here. Cached bytes and images are
     shared only between requests with the same `scope`.
     """
 
@@ -62,21 +71,28 @@ class MediaLoader:
         executor: ThreadPoolExecutor | None = None,
         *,
         image_cache: DecodedImageCache | None = None,
+        decoder: MediaDecoder | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.limits = limits
         self._owns_fetcher, self._owns_executor = fetcher is None, executor is None
+        self._owns_decoder = decoder is None
         self._fetcher = fetcher or FetchCache(Fetcher(limits))
         self._executor = executor or ThreadPoolExecutor(limits.decode_threads, "fovea-media")
+        # Opening a video waits for a process that may be decoding another one. Images do not wait with it.
+        self._video_executor = ThreadPoolExecutor(max(1, limits.video_workers), "fovea-videos")
         self._image_cache = image_cache or DecodedImageCache()
+        self._decoder = decoder or LocalDecoder(limits)
+        self._large = asyncio.Semaphore(1)
+        self.budget = MediaBudget(limits.max_media_mib * MIB)
         self._clock = clock
 
-    async def load_all(self, urls: Sequence[str], params: Sequence[str] | None = None) -> tuple[Image, ...]:
+    async def load_all(self, urls: Sequence[Url], params: Sequence[str] | None = None) -> tuple[Image, ...]:
         """Load the images of one request, in order. Raises as `load_timed` does."""
         return (await self.load_timed(urls, params)).images
 
     async def load_timed(
-        self, urls: Sequence[str], params: Sequence[str] | None = None, scope: str = ""
+        self, urls: Sequence[Url], params: Sequence[str] | None = None, scope: str = ""
     ) -> ImageBundle:
         """Load the images of one request with their timings, in order.
 
@@ -84,13 +100,24 @@ class MediaLoader:
         Raises InvalidRequest or InvalidImage for images that cannot be used, Forbidden for URLs that the
         limits exclude. An error of one image names its index and its path.
         """
-        return await self.decode_all(await self.read_all(urls, params, scope), params, scope)
+        if len(urls) > self.limits.max_images:
+            raise InvalidRequest(
+                f"the request has {len(urls)} images; accepted: at most {self.limits.max_images}",
+                param=params[self.limits.max_images] if params else None,
+                code="too_many_images",
+            )
+        timed = await _gather([self._load(url, scope) for url in urls], params)
+        pixels = sum(image.width * image.height for image, _ in timed)
+        if pixels > self.limits.max_request_pixels:
+            raise InvalidRequest(
+                f"the request's {len(urls)} images have {pixels} pixels together; "
+                f"accepted: at most {self.limits.max_request_pixels}",
+                code="image_too_large",
+            )
+        return ImageBundle(tuple(image for image, _ in timed), tuple(timings for _, timings in timed))
 
-    async def read(self, url: str, scope: str = "") -> EncodedImage:
-        """Read the bytes of one image and check its header; its pixels are not decoded.
-
-        Raises InvalidImage or Forbidden, without an index.
-        """
+    async def _load(self, url: Url, scope: str) -> tuple[Image, MediaTimings]:
+        """Read the bytes of one image and check its header."""
         started = self._clock()
         source = parse_source(url, self.limits)
         remote = source.url if isinstance(source, RemoteSource) else ""
@@ -100,34 +127,26 @@ class MediaLoader:
                 header, identity = await self._in_thread(self._inspect, data)
         else:
             header, identity, data = await self._in_thread(self._read_local, source)
-        return EncodedImage(header, identity, data, url=remote, fetch_s=self._clock() - started)
+            if isinstance(url, Payload):
+                url.drop()
+        on_invalid = partial(self._forget_later, asyncio.get_running_loop(), remote, scope)
+        pixels = EncodedPixels(data, header, identity, self._decoder, self._image_cache, scope, on_invalid)
+        self.budget.hold(pixels, len(data))
+        image = Image(identity, header.width, header.height, pixels)
+        return image, MediaTimings(self._clock() - started, 0.0)
 
-    async def read_all(
-        self, urls: Sequence[str], params: Sequence[str] | None = None, scope: str = ""
-    ) -> tuple[EncodedImage, ...]:
-        """Read the bytes and check the header of every image.
+    async def decode(self, image: Image) -> Image:
+        """Return the image with its pixels in memory. Raises InvalidImage without an index.
 
-        Raises as `read` does, with an index, and InvalidRequest for too many images or too many pixels in
-        all.
+        Large images are decoded one after the other, so that no more than one of them is in memory.
         """
-        if len(urls) > self.limits.max_images:
-            raise InvalidRequest(
-                f"the request has {len(urls)} images; accepted: at most {self.limits.max_images}",
-                param=params[self.limits.max_images] if params else None,
-                code="too_many_images",
-            )
-        encoded = await _gather([self.read(url, scope) for url in urls], params)
-        pixels = sum(image.header.pixels for image in encoded)
-        if pixels > self.limits.max_request_pixels:
-            raise InvalidRequest(
-                f"the request's {len(urls)} images have {pixels} pixels together; "
-                f"accepted: at most {self.limits.max_request_pixels}",
-                code="image_too_large",
-            )
-        return encoded
+        lane = self._large if image.width * image.height > LARGE_PIXELS else nullcontext()
+        async with lane:
+            rgb = await self._in_thread(lambda: image.rgb)
+        return Image(image.identity, image.width, image.height, rgb)
 
     async def open_videos(
-        self, urls: Sequence[str], params: Sequence[str] | None = None, scope: str = ""
+        self, urls: Sequence[Url], params: Sequence[str] | None = None, scope: str = ""
     ) -> VideoBundle:
         """Open the videos of one request, in order.
 
@@ -142,7 +161,7 @@ class MediaLoader:
         timed = await _gather([self._open_video(url, scope) for url in urls], params, VIDEO)
         return VideoBundle(tuple(video for video, _ in timed), tuple(timings for _, timings in timed))
 
-    async def _open_video(self, url: str, scope: str) -> tuple[Video, MediaTimings]:
+    async def _open_video(self, url: Url, scope: str) -> tuple[Video, MediaTimings]:
         started = self._clock()
         source = parse_source(url, self.limits, VIDEO)
         remote = source.url if isinstance(source, RemoteSource) else ""
@@ -150,35 +169,38 @@ class MediaLoader:
             data = await self._fetcher.fetch(remote, VIDEO, scope)
         else:
             data = await self._in_thread(source.read, self.limits)
+            if isinstance(url, Payload):
+                url.drop()
         arrival = self._clock()
         with self._drop_if_invalid(remote, VIDEO, scope):
-            video = await self._in_thread(open_video, data, self.limits)
+            opening = partial(self._decoder.open_video, data)
+            video = await asyncio.get_running_loop().run_in_executor(self._video_executor, opening)
+        self.budget.hold(video.source, len(data))
         return video, MediaTimings(arrival - started, self._clock() - arrival)
 
-    async def decode_all(
-        self, encoded: Sequence[EncodedImage], params: Sequence[str] | None = None, scope: str = ""
-    ) -> ImageBundle:
-        """Decode the images that `read_all` returned. Raises InvalidImage with an index."""
-        timed = await _gather([self._decode_timed(image, scope) for image in encoded], params)
-        return ImageBundle(tuple(image for image, _ in timed), tuple(timings for _, timings in timed))
+    def warm_up(self) -> None:
+        """Start the processes that decode, so that the first request does not wait. For a worker thread."""
+        self._decoder.warm_up()
+
+    def stats(self) -> dict[str, float]:
+        """Return numbers by their names in `observe.table`."""
+        held = {"media_held_bytes": self.budget.held, "media_held_capacity_bytes": self.budget.capacity}
+        return held | self._decoder.stats()
 
     async def aclose(self) -> None:
         if self._owns_fetcher:
             await self._fetcher.aclose()
+        if self._owns_decoder:
+            self._decoder.close()
+        self._video_executor.shutdown(wait=False, cancel_futures=True)
         if self._owns_executor:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _decode_timed(self, image: EncodedImage, scope: str) -> tuple[Image, MediaTimings]:
-        started = self._clock()
-        pixels = await self._decode(image, scope)
-        return pixels, MediaTimings(image.fetch_s, self._clock() - started)
-
-    async def _decode(self, image: EncodedImage, scope: str) -> Image:
-        async def work() -> Image:
-            return await self._in_thread(decode, image.data, self.limits, image.identity)
-
-        with self._drop_if_invalid(image.url, IMAGE, scope):
-            return await self._image_cache.get(image.identity, work, scope)
+    def _forget_later(self, loop: asyncio.AbstractEventLoop, url: str, scope: str) -> None:
+        """Drop cached bytes whose pixels cannot be decoded. Called in another thread."""
+        if url:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._fetcher.forget, url, IMAGE, scope)
 
     @contextmanager
     def _drop_if_invalid(self, url: str, kind: Kind, scope: str) -> Iterator[None]:
@@ -228,6 +250,9 @@ async def _gather(
 def _raise_at(error: RequestError, index: int, param: str | None, kind: Kind) -> NoReturn:
     if isinstance(error, InvalidMedia):
         raise error.at(index, param) from error
+    if isinstance(error, Overloaded):
+        message = f"{kind.noun} {index}: {error.message}"
+        raise Overloaded(message, retry_after=error.retry_after, param=param, code=error.code) from error
     raise type(error)(
         f"{kind.noun} {index}: {error.message}", param=param or error.param, code=error.code
     ) from error

@@ -7,7 +7,8 @@ image that the client uploaded to /v1/images before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from fovea.api.content import ChatMessage
 from fovea.api.convert import image_references, video_references
@@ -43,6 +44,21 @@ async def load_media(
         first = failures.exceptions[0]
         raise first from first.__cause__
     return tasks[0].result(), tasks[1].result()
+
+
+@contextmanager
+def image_paths(messages: Sequence[ChatMessage]) -> Iterator[None]:
+    """Name the JSON path of the image in errors of the block that name an image by its number.
+
+    The engine decodes images, and does not know where in the request they stand.
+    """
+    try:
+        yield
+    except InvalidImage as error:
+        references = image_references(messages)
+        if error.param is None and error.index is not None and error.index < len(references):
+            error.param = references[error.index].param
+        raise
 
 
 async def load_images(

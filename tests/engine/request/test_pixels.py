@@ -13,6 +13,7 @@ import pytest
 
 from fovea.core.errors import Unavailable
 from fovea.core.image import Image
+from fovea.core.video import Abandoned
 from fovea.engine.request.pixel_pool import PixelPool
 from fovea.engine.request.pixels import PixelStore
 from fovea.engine.request.prompt_plan import PlannedImage
@@ -27,10 +28,12 @@ class SlowProcessor:
 
     def __init__(self) -> None:
         self.gate = threading.Event()
+        self.begun = threading.Semaphore(0)
         self.processed: list[str] = []
         self.error: Exception | None = None
 
     def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
+        self.begun.release()
         assert self.gate.wait(20)
         self.processed.append(image.identity)
         if self.error is not None:
@@ -115,6 +118,8 @@ def test_requests_that_wait_while_the_store_closes_get_unavailable(
     tasks = [store.task(planned(name)) for name in ("a", "b", "waits", "late")]
     for task in tasks[:3]:
         task.start()  # two are being computed, the third waits for a worker
+    assert slow.begun.acquire(timeout=20)
+    assert slow.begun.acquire(timeout=20)
     store.close()
     slow.gate.set()
     for task in tasks[2:]:
@@ -170,3 +175,43 @@ def test_pixels_computed_without_a_claim_go_to_the_cache(slow: SlowProcessor) ->
     assert slow.processed == ["cat"]
     assert store.pool.stats().entries == 1
     store.close()
+
+
+def test_a_request_that_joins_an_abandoned_video_gets_it(
+    store: PixelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the last request left, the decoding of its video stops. A request that came in the same moment
+    joined that computation, and must not get the other one's error.
+    """
+    runs, stopping, joined = [], threading.Event(), threading.Event()
+
+    def process(image: PlannedImage, _: object) -> ProcessedImage:
+        runs.append(image)
+        if len(runs) == 1:
+            stopping.set()
+            assert joined.wait(20)
+            raise Abandoned
+        return ProcessedImage("cat", PLAN, {})
+
+    monkeypatch.setattr("fovea.engine.request.pixels.process", process)
+    task = store.task(planned("cat"))
+    task.acquire()
+    future = task.start()
+    assert stopping.wait(20)
+    task.release()
+    task.acquire()  # the second request
+    joined.set()
+    assert task.start().result(20).identity == "cat"
+    assert len(runs) == 2
+    assert future.result(20).identity == "cat"
+
+
+def test_an_abandoned_video_ends_with_its_last_request(
+    store: PixelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def process(*_: object) -> ProcessedImage:
+        raise Abandoned
+
+    monkeypatch.setattr("fovea.engine.request.pixels.process", process)
+    with pytest.raises(Abandoned):
+        store.task(planned("cat")).start().result(20)

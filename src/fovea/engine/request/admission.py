@@ -11,6 +11,7 @@ import threading
 from dataclasses import dataclass
 
 from fovea.core.errors import InvalidRequest, Overloaded
+from fovea.engine.events import Event, Sink
 
 ASSUMED_ANSWER_TOKENS = 256
 """Assumed tokens of an answer whose request names no limit."""
@@ -160,3 +161,25 @@ class Ticket:
     def leave(self) -> None:
         """Give everything back. Leaving twice is no error."""
         self.owner.leave(self)
+
+
+def leave_at_end(ticket: Ticket, sink: Sink) -> Sink:
+    """Return a sink that gives the ticket's places back after the last event of the last choice.
+
+    They are free then even if the client reads the events slowly or never. For one thread, the loop's.
+
+    ticket: of the request. sink: gets every event.
+    """
+    unfinished = ticket.choices
+
+    def deliver(event: Event) -> None:
+        nonlocal unfinished
+        try:
+            sink(event)
+        finally:
+            if event.finish_reason is not None:
+                unfinished -= 1
+                if not unfinished:
+                    ticket.leave()
+
+    return deliver

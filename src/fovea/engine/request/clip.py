@@ -60,7 +60,7 @@ class Clip:
     def frames(self) -> list[Bytes]:
         """Return the frames, (height, width, 3) bytes each, in the order of the plan's indices.
 
-        Raises InvalidVideo.
+        Raises InvalidVideo, and Abandoned if the last claim was released meanwhile.
         """
         with self._decoding_lock:
             frames = self._frames
@@ -81,9 +81,14 @@ class Clip:
         return self._videos.group(self.video.identity, frames, plan)
 
     def _decode(self) -> Iterator[Bytes]:
+        claimed = self._claims > 0  # without any claim, the caller itself waits
+
+        def abandoned() -> bool:
+            return claimed and not self._claims
+
         video, (height, width) = self.video, self._size
         previous: tuple[int, Bytes] | None = None
-        for index, rgb in zip(self._indices, video.source.read(self._indices), strict=True):
+        for index, rgb in zip(self._indices, video.source.read(self._indices, abandoned), strict=True):
             if previous is None or previous[0] != index:
                 if len(rgb) != video.width * video.height * 3:
                     raise InvalidVideo(f"frame {index} holds {len(rgb)} bytes")

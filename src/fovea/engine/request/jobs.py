@@ -23,13 +23,15 @@ def build_jobs(
     *,
     arrival: float,
     preprocess_s: float,
+    decode_s: float = 0.0,
     inputs: Callable[[int], SequenceInputs] = SequenceInputs,
 ) -> list[Job]:
     """Return one job per choice of the request.
 
     max_tokens: length limit of each answer.
     arrival: time of arrival on the monotonic clock; deadlines count from it.
-    preprocess_s: seconds spent on template, tokens and pixels.
+    preprocess_s: seconds spent on template, tokens and pixels, without decoding images.
+    decode_s: seconds spent on decoding images after arrival.
     inputs: returns the executor's inputs of a choice, by the choice's number.
     """
     sampling = request.sampling
@@ -57,6 +59,7 @@ def build_jobs(
             fetch_s=request.fetch_s,
             media_decode_s=request.media_decode_s,
             preprocess_s=preprocess_s,
+            decode_s=decode_s,
         )
         for choice in range(sampling.n)
     ]

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from fovea.core.errors import Unavailable
+from fovea.core.video import Abandoned
 from fovea.engine.request.clip import PlannedFrames
 from fovea.engine.request.pixel_pool import PixelPool, PoolItem
 from fovea.engine.request.prompt_plan import PlannedInput, process
+from fovea.engine.request.work_queue import WorkQueue
 from fovea.engine.vision.processor.base import ImageProcessor, ProcessedImage
 
 T = TypeVar("T")
@@ -34,7 +36,7 @@ class PixelTask:
     """
 
     def __init__(
-        self, planned: PlannedInput, processor: ImageProcessor, workers: ThreadPoolExecutor, pool: PixelPool
+        self, planned: PlannedInput, processor: ImageProcessor, workers: WorkQueue, pool: PixelPool
     ) -> None:
         self._planned = planned
         self._processor = processor
@@ -50,6 +52,11 @@ class PixelTask:
         plan = self._planned.plan
         area = sum(height * width for height, width in plan.sizes) or plan.width * plan.height
         return area * BYTES_PER_PIXEL
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds that decoding the image took; 0 if its pixels were there, and for frames of a video."""
+        return 0.0 if isinstance(self._planned, PlannedFrames) else self._planned.image.decode_s
 
     @property
     def items(self) -> tuple[PoolItem, ...]:
@@ -107,10 +114,28 @@ class PixelTask:
             self._pool.keep(self._planned.pixel_key, future.result())
 
     def _submit(self) -> Future[ProcessedImage]:
+        image = None if isinstance(self._planned, PlannedFrames) else self._planned.image
+        cost = 0.0 if image is None else image.width * image.height / 1e6
         try:
-            return self._workers.submit(process, self._planned, self._processor)
+            return self._workers.submit(self._process, cost)
         except RuntimeError as error:
             raise Unavailable("the engine has stopped") from error
+
+    def _process(self) -> ProcessedImage:
+        """Compute the pixels in a worker thread.
+
+        If the last request left while a video was decoded, the frames are abandoned. A request that came in
+        this moment finds either the claim counted here or no computation to join, so it never gets the error
+        of the one that left.
+        """
+        while True:
+            try:
+                return process(self._planned, self._processor)
+            except Abandoned:
+                with self._lock:
+                    if not self._claims:
+                        self._future = None
+                        raise
 
 
 def _failed(future: Future[ProcessedImage]) -> bool:
@@ -126,33 +151,42 @@ def _future_of(pixels: ProcessedImage) -> Future[ProcessedImage]:
 class PixelStore:
     """Registry of pixel tasks: one per image for all requests, and the threads that run them.
 
+    Videos have threads of their own: decoding one takes seconds, and images must not wait for it.
+
     processor: computes pixels.
-    workers: number of threads.
+    workers: number of threads for images.
     pool: room for the pixels, and their cache.
+    video_workers: number of threads for videos.
     """
 
-    def __init__(self, processor: ImageProcessor, workers: int, pool: PixelPool) -> None:
+    def __init__(
+        self, processor: ImageProcessor, workers: int, pool: PixelPool, video_workers: int = 1
+    ) -> None:
         self.pool = pool
         self._processor = processor
-        self._workers = ThreadPoolExecutor(workers, thread_name_prefix="fovea-pixels")
+        self._workers = WorkQueue(workers, "fovea-pixels")
+        self._video_workers = WorkQueue(video_workers, "fovea-frames")
         self._lock = threading.Lock()
         self._tasks: WeakValueDictionary[str, PixelTask] = WeakValueDictionary()
 
     def task(self, planned: PlannedInput) -> PixelTask:
         """Return the task of these pixels, a new one if there is none. Thread-safe."""
+        workers = self._video_workers if isinstance(planned, PlannedFrames) else self._workers
         with self._lock:
             task = self._tasks.get(planned.pixel_key)
             if task is None:
-                task = PixelTask(planned, self._processor, self._workers, self.pool)
+                task = PixelTask(planned, self._processor, workers, self.pool)
                 self._tasks[planned.pixel_key] = task
             return task
 
-    def run(self, work: Callable[[], T]) -> Future[T]:
-        """Run other work on pixels in the same threads. Raises Unavailable when the engine has stopped."""
+    def run_with_videos(self, work: Callable[[], T]) -> Future[T]:
+        """Run other work on videos in their threads. Raises Unavailable when the engine has stopped."""
         try:
-            return self._workers.submit(work)
+            return self._video_workers.submit(work)
         except RuntimeError as error:
             raise Unavailable("the engine has stopped") from error
 
     def close(self) -> None:
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        """Cancel the computations that have not begun."""
+        self._workers.close()
+        self._video_workers.close()

@@ -54,13 +54,14 @@ class ReadyRequest:
     tasks: the computations of the pixels, by image key.
     features: encoder outputs read from slower tiers, by image key. An output leaves when the runner moves it
         into the encoder-output cache; the rest is cleared when the claim ends.
-    needed_tasks: the tasks whose pixels have to be computed.
+    needed_tasks: the tasks whose pixels have to be computed, each with the number of the first image that
+        needs it; None for frames of a video.
     """
 
     prompt: PreparedPrompt
     tasks: dict[str, PixelTask]
     features: dict[str, VisualFeatures]
-    needed_tasks: tuple[PixelTask, ...]
+    needed_tasks: tuple[tuple[PixelTask, int | None], ...]
 
 
 class Preparer:
@@ -128,7 +129,7 @@ class Preparer:
         Raises Unavailable when the engine has stopped.
         """
         if outline.unsettled_videos:
-            return self._pixels.run(partial(self.builder.settle, outline))
+            return self._pixels.run_with_videos(partial(self.builder.settle, outline))
         settled: Future[PreparedPrompt] = Future()
         settled.set_result(outline)
         return settled
@@ -149,17 +150,18 @@ class Preparer:
             planned.key for planned in missing if planned.key not in outline.tasks
         )
         features: dict[str, VisualFeatures] = {}
-        needed: dict[PixelTask, None] = {}
+        numbers = {image.key: number for number, image in reversed(list(enumerate(prompt.images)))}
+        needed: dict[PixelTask, int | None] = {}
         for planned in missing:
             key = planned.key
             output = self._slower.get(key, planned.plan.tokens) if key in stored else None
             if output is not None:
                 features[key] = output
                 continue
-            needed[tasks[key]] = None
+            needed.setdefault(tasks[key], numbers.get(key))
             for item in tasks[key].items:
                 claim.add(item, already_counted=key not in outline.tasks)
-        return ReadyRequest(prompt, tasks, features, tuple(needed))
+        return ReadyRequest(prompt, tasks, features, tuple(needed.items()))
 
     def jobs(
         self,
@@ -170,11 +172,13 @@ class Preparer:
         sink: Sink,
         arrival: float,
         pixels_s: float,
+        decode_s: float = 0.0,
     ) -> list[Job]:
         """Return one job per choice, ready for the loop.
 
         arrival: time of arrival on the monotonic clock; deadlines count from it.
         pixels_s: seconds spent on the pixels.
+        decode_s: the part of them that was spent on decoding images.
         """
         pixels: dict[str, PixelSource] = {
             planned.key: partial(_compute_pixels, ready.tasks[planned.key], planned.plan, claim)
@@ -187,7 +191,8 @@ class Preparer:
             self._tokenizer,
             sink,
             arrival=arrival,
-            preprocess_s=outline.seconds + pixels_s,
+            preprocess_s=outline.seconds + pixels_s - decode_s,
+            decode_s=decode_s,
             inputs=lambda choice: SequenceInputs(choice, pixels, ready.features),
         )
 

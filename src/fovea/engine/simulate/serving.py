@@ -18,7 +18,7 @@ from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import EngineConfig
 from fovea.engine.events import Event
 from fovea.engine.job import Job
-from fovea.engine.request.admission import Admission, request_size
+from fovea.engine.request.admission import Admission, leave_at_end, request_size
 from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.jobs import build_jobs
 from fovea.engine.request.prepare import check_lengths
@@ -49,7 +49,11 @@ class SimulatedEngine:
         self.config = config
         self.cost = cost
         visual = parse_visual_tokens(config.visual.visual_tokens)
-        self.tokenizer, self._builder = load_prompt_builder(DetailRule.of(config.visual), visual=visual)
+        self.tokenizer, self._builder = load_prompt_builder(
+            DetailRule.of(config.visual),
+            visual=visual,
+            special_tokens_in_text=config.model.special_tokens_in_text,
+        )
         self.filler = Filler(self.tokenizer)
         stepper = simulated_stepper(config, cost, self._executor)
         self.scheduler = stepper.scheduler
@@ -89,6 +93,7 @@ class SimulatedEngine:
         def sink(event: Event) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
+        deliver = leave_at_end(ticket, sink)
         jobs: list[Job] = []
         try:
             prompt, max_tokens = await self._prepare(request)
@@ -96,7 +101,7 @@ class SimulatedEngine:
             ticket.commit(request_size(len(prompt.ids), prompt.image_tokens, length, request.sampling.n))
             seconds = time.monotonic() - arrival
             jobs = build_jobs(
-                request, prompt, max_tokens, self.tokenizer, sink, arrival=arrival, preprocess_s=seconds
+                request, prompt, max_tokens, self.tokenizer, deliver, arrival=arrival, preprocess_s=seconds
             )
             self.loop.submit(jobs)
             answer = AnswerState(prompt, request.sampling.n)

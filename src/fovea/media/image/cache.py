@@ -1,24 +1,20 @@
-"""Cache of decoded images by the identity of their bytes, so that a repeated image is not decoded again.
-
-Every request checks an image's header before it uses this cache. A hit saves only the decoding.
-"""
+"""Cache of decoded images by content. Threads that need the same image at the same time decode it once."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import Future
 
-from fovea.core.image import Image
 from fovea.media.cache import ByteCache
-from fovea.media.flight import SingleFlight
 
 Key = tuple[str, str]
-"""Scope, identity."""
+"""Scope and identity of an image."""
 
 
 class DecodedImageCache:
-    """Decodes images and stores their pixels.
+    """Stores the pixels of decoded images, and shares decoding between threads. Thread-safe.
 
     capacity: ceiling in bytes; 0 stores nothing, but simultaneous requests still share one decoding.
     ttl_s: seconds for which an image is stored after it was decoded; 0: no limit.
@@ -27,27 +23,48 @@ class DecodedImageCache:
     def __init__(
         self, capacity: int = 0, ttl_s: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.cache: ByteCache[Key, Image] = ByteCache(capacity, ttl_s, clock)
-        self._flights: SingleFlight[Key, Image] = SingleFlight()
+        self.cache: ByteCache[Key, bytes] = ByteCache(capacity, ttl_s, clock)
+        self._decoding: dict[Key, Future[bytes]] = {}
+        self._lock = threading.Lock()
 
-    async def get(
-        self, identity: str, decode: Callable[[], Coroutine[Any, Any, Image]], scope: str = ""
-    ) -> Image:
-        """Return the image with that identity, from the cache or from `decode`.
+    def get(self, identity: str, decode: Callable[[], bytes], scope: str = "") -> bytes:
+        """Return the pixels of the image with that identity, from the cache or from `decode`.
 
         scope: entries are shared only between requests of one scope.
+        Raises the error of `decode`, for everybody who waits for it. An error is not stored.
         """
         key = (scope, identity)
-        image = self.cache.find(key)
-        self.cache.count(hit=image is not None or key in self._flights)
-        if image is not None:
-            return image
-        return await self._flights.run(key, lambda: self._decode(key, decode))
+        with self._lock:
+            rgb = self.cache.find(key)
+            running = self._decoding.get(key)
+            self.cache.count(hit=rgb is not None or running is not None)
+            if rgb is not None:
+                return rgb
+            if running is None:
+                own = self._decoding[key] = Future()
+        if running is not None:
+            return running.result()
+        try:
+            rgb = decode()
+        except BaseException as error:
+            self._finish(key)
+            own.set_exception(error)
+            raise
+        with self._lock:
+            self.cache.put(key, rgb, len(rgb) + sum(map(len, key)))
+        self._finish(key)
+        own.set_result(rgb)
+        return rgb
+
+    def clear(self) -> None:
+        """Empty the cache."""
+        with self._lock:
+            self.cache.clear()
 
     def stats(self) -> dict[str, float]:
-        return self.cache.stats("decoded_cache")
+        with self._lock:
+            return self.cache.stats("decoded_cache")
 
-    async def _decode(self, key: Key, decode: Callable[[], Coroutine[Any, Any, Image]]) -> Image:
-        image = await decode()
-        self.cache.put(key, image, len(image.rgb) + sum(map(len, key)))
-        return image
+    def _finish(self, key: Key) -> None:
+        with self._lock:
+            del self._decoding[key]

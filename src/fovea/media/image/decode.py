@@ -44,12 +44,17 @@ def decode(data: bytes, limits: MediaLimits, identity: str | None = None) -> Ima
     Raises only InvalidImage. CPU-bound: call in a thread.
     """
     with stage("image decode"):
-        header = probe(data, limits)
-        check_still(header, limits)
-        kind = format_of(data)
-        assert kind is not None  # `probe` would have raised
-        picture = _upright_rgb(kind, kind.essence(data), header)
+        header, picture = decode_picture(data, limits)
         return Image(identity or identify(data, header), header.width, header.height, picture.tobytes())
+
+
+def decode_picture(data: bytes, limits: MediaLimits) -> tuple[ImageHeader, Pillow.Image]:
+    """Decode a still image to its header and an upright RGB picture. Raises only InvalidImage."""
+    header = probe(data, limits)
+    check_still(header, limits)
+    kind = format_of(data)
+    assert kind is not None  # `probe` would have raised
+    return header, _upright_rgb(kind, kind.essence(data), header)
 
 
 def identify(data: bytes, header: ImageHeader) -> str:

@@ -4,14 +4,14 @@ The order matters, as with images. Signature and container come first, so that e
 no playlist or network protocol. Then the header is compared with every limit, and the packets are counted
 without decoding. Then one frame is decoded, to check the codec and to read the rotation. Later, frames are
 decoded on demand: the reader seeks to the last key frame before a requested frame, converts only requested
-frames, and holds one frame at a time.
+frames, and holds one frame at a time. How many frames that decodes is known from the packets, and bounded.
 """
 
 from __future__ import annotations
 
 import io
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,12 +20,15 @@ import numpy as np
 
 from fovea.core.errors import FoveaError, InvalidVideo, Unavailable
 from fovea.core.image import content_identity
-from fovea.core.video import Video
+from fovea.core.video import Abandoned, FrameSource, Video
 from fovea.media.image.sniff import describe
 from fovea.media.limits import MediaLimits
 from fovea.media.video.container import MEDIA_TYPES, Container, container_of, is_truncated
 
 CODECS = ("h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4")
+VIDEO_UNAVAILABLE = "video_unavailable"
+_SPARE_FRAMES = 300
+"""Frames that may be decoded beyond the expected ones: some containers find a place only roughly."""
 _DEMUXERS: dict[Container, str] = {"mp4": "mp4", "webm": "matroska"}
 _ACCEPTED = "accepted: MP4 and WebM with H.264, H.265, VP8, VP9, AV1 or MPEG-4 video"
 
@@ -56,9 +59,13 @@ def open_video(data: bytes, limits: MediaLimits) -> Video:
     Raises InvalidVideo, or Unavailable if PyAV is not installed.
     """
     header = probe_video(data, limits)
+    return video_of(data, header, EncodedFrames(data, header, limits))
+
+
+def video_of(data: bytes, header: VideoHeader, source: FrameSource) -> Video:
+    """Return the video of a file whose header was read. Hashes all bytes: call in a thread."""
     media_type = MEDIA_TYPES[header.container]
     identity = content_identity(media_type, header.width, header.height, data)
-    source = EncodedFrames(data, header, limits.max_video_frame_pixels)
     return Video(identity, header.width, header.height, len(header.stamps), header.fps, source)
 
 
@@ -98,20 +105,37 @@ def probe_video(data: bytes, limits: MediaLimits) -> VideoHeader:
     return VideoHeader(container, width, height, rotation, fps, stamps, keys)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class EncodedFrames:
     """The frames of a video file in memory, a `core.video.FrameSource`.
 
-    max_pixels: most pixels of a frame; a frame that turns out larger raises InvalidVideo.
+    limits: a frame that turns out larger than its `max_video_frame_pixels` raises InvalidVideo, and so do
+        files that need more decoding than their header says.
     """
 
     data: bytes = field(repr=False)
     header: VideoHeader
-    max_pixels: int
+    limits: MediaLimits
 
-    def read(self, indices: Sequence[int]) -> Iterator[bytes]:
+    def check(self, indices: Sequence[int]) -> None:
+        check_work(self.header, indices, self.limits)
+
+    def read(self, indices: Sequence[int], abandoned: Callable[[], bool] = lambda: False) -> Iterator[bytes]:
         header = self.header
-        with _open_stream(self.data, header.container, self.max_pixels) as (file, stream):
+        self.check(indices)
+        most = 2 * frames_to_decode(header, indices) + _SPARE_FRAMES
+
+        def wanted_still(frames: Iterator[Any]) -> Iterator[Any]:
+            nonlocal most
+            for frame in frames:
+                most -= 1
+                if most < 0:
+                    raise InvalidVideo("its key frames are not where its container says")
+                if abandoned():
+                    raise Abandoned
+                yield frame
+
+        with _open_stream(self.data, header.container, self.limits.max_video_frame_pixels) as (file, stream):
             frames: Iterator[Any] = iter(())
             at: int | None = None
             rgb = b""
@@ -121,7 +145,7 @@ class EncodedFrames:
                     key = bisect_right(header.keys, wanted) - 1
                     if at is None or (key >= 0 and header.keys[key] > at):
                         file.seek(header.keys[max(key, 0)], stream=stream)
-                        frames = file.decode(stream)
+                        frames = wanted_still(file.decode(stream))
                     frame = next((f for f in frames if f.pts is None or f.pts >= wanted), None)
                     if frame is None:
                         raise InvalidVideo(f"frame {index} of {len(header.stamps)} is missing")
@@ -137,6 +161,50 @@ class EncodedFrames:
                 f"{pixels.shape[1]}x{pixels.shape[0]} pixels on the way"
             )
         return np.ascontiguousarray(pixels).tobytes()
+
+
+def frames_to_decode(header: VideoHeader, indices: Sequence[int]) -> int:
+    """Return how many frames are decoded to read these: from the last key frame before each of them on."""
+    count, at = 0, -1
+    for index in indices:
+        if index <= at:
+            continue
+        key = bisect_right(header.keys, header.stamps[index]) - 1
+        start = bisect_left(header.stamps, header.keys[key]) if key >= 0 else 0
+        count += index - max(at, start - 1)
+        at = index
+    return count
+
+
+def check_work(header: VideoHeader, indices: Sequence[int], limits: MediaLimits) -> None:
+    """Raise InvalidVideo if reading these frames decodes more than the limits allow."""
+    count = frames_to_decode(header, indices)
+    work = count * header.width * header.height // 1_000_000
+    if work > limits.max_video_decode_mpx:
+        raise InvalidVideo(
+            f"for {len(set(indices))} frames of the video, {count} frames of {header.width}x{header.height} "
+            f"have to be decoded, {work} megapixels; accepted: at most {limits.max_video_decode_mpx}. Send "
+            "it shorter or smaller, or with more key frames",
+            code="video_too_large",
+        )
+
+
+def warm_up_decoders(limits: MediaLimits) -> None:
+    """Make a video of two frames and read it, so that PyAV has loaded all that it loads at its first use.
+
+    Raises Unavailable without PyAV.
+    """
+    av = _av()
+    out = io.BytesIO()
+    with av.open(out, "w", format="mp4") as file:
+        stream = file.add_stream("mpeg4", rate=2)
+        stream.width = stream.height = 16
+        for _ in range(2):
+            frame = av.VideoFrame.from_ndarray(np.zeros((16, 16, 3), np.uint8), format="rgb24")
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    for _ in open_video(out.getvalue(), limits).source.read([0, 1]):
+        pass
 
 
 @contextmanager
@@ -158,7 +226,7 @@ def _open_stream(data: bytes, container: Container, max_pixels: int) -> Iterator
             codec.thread_count = 1  # every frame thread would hold a frame
             codec.options = {"max_pixels": str(max_pixels)}
             yield file, stream
-    except FoveaError:
+    except (FoveaError, Abandoned):
         raise
     except Exception as error:
         # FFmpeg's errors have many Python types, and PyAV adds IndexError, StopIteration and MemoryError.
@@ -171,7 +239,7 @@ def _av() -> Any:
     except ImportError as error:
         raise Unavailable(
             "videos need PyAV, which is not installed here; install it with: pip install av",
-            code="video_unavailable",
+            code=VIDEO_UNAVAILABLE,
         ) from error
     return av
 

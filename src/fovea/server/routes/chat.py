@@ -13,12 +13,13 @@ from fovea.api.schema import ChatRequest
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import GenerationRequest
 from fovea.server.answer import Deadline, collect_answer, while_connected
+from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import GENERATES
-from fovea.server.media import load_media
+from fovea.server.media import image_paths, load_media
 from fovea.server.state import CacheScope, ServerState, cache_scope_of, state_of
 from fovea.server.streaming import stream_response
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 @router.post("/v1/chat/completions", responses=GENERATES)
@@ -26,7 +27,7 @@ async def chat_completions(body: ChatRequest, http: Request) -> Response:
     """Answer a conversation of text, images and videos."""
     state = state_of(http)
     bodies = ChatBodies(state.check_model(body.model))
-    with wire_names(body):
+    with wire_names(body), image_paths(body.messages):
         params = sampling(body, state.client.info.default_sampling)
         with state.reservations.reserve(params.n) as reservation:
             request = await while_connected(

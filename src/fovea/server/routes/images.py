@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from typing import Any
 
 from fastapi import APIRouter, Request
 
 from fovea.api.schema import ImageUpload
-from fovea.core.errors import InvalidRequest, NotFound
+from fovea.core.errors import InvalidImage, InvalidRequest, NotFound
 from fovea.core.image import PixelBudget
 from fovea.core.types import ChatPrompt, GenerationRequest, ImagePart, Message
-from fovea.media.bundle import ImageBundle
+from fovea.media.bundle import ImageBundle, MediaTimings
 from fovea.media.image.store import SCHEME, StoredImage
 from fovea.server.answer import Deadline, collect_answer, while_connected
+from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import ERRORS, NAMED
 from fovea.server.explain import shorten
 from fovea.server.reservations import Reservation
-from fovea.server.state import ServerState, cache_scope_of, state_of
+from fovea.server.state import CacheScope, ServerState, cache_scope_of, state_of
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 @router.post("/v1/images", responses=ERRORS)
@@ -30,7 +32,7 @@ async def upload(body: ImageUpload, http: Request) -> dict[str, Any]:
     """
     state = state_of(http)
     state.check_model(body.model)
-    with state.reservations.reserve(1 if body.encode else 0) as reservation:
+    with state.reservations.reserve(1) as reservation:
         return await _upload(state, body, http, reservation)
 
 
@@ -40,13 +42,12 @@ async def _upload(
     """Load, store and encode the image. The timeout is one deadline for all of these steps."""
     scope = cache_scope_of(http, body.cache_salt)
     deadline = Deadline(state.timeout(body.timeout))
-    loading = state.media.load_timed([body.url], ["url"], scope.salt)
-    bundle = await while_connected(http, deadline.limit_loading(loading))
+    bundle = await while_connected(http, deadline.limit_loading(_load(state, body, scope)))
     image = bundle.images[0]
     stored = state.image_store.put(image, scope.salt, scope.tenant)
     if stored is None:
         raise InvalidRequest(
-            f"the image takes {len(image.rgb)} bytes decoded; the store for images has "
+            f"the image takes {image.rgb_bytes} bytes decoded; the store for images has "
             f"{state.image_store.cache.capacity} in all (image_store_mib)",
             param="url",
             code="image_too_large",
@@ -59,6 +60,18 @@ async def _upload(
         )
         card |= {"encoded": True, "visual_tokens": answer.usage.image}
     return card
+
+
+async def _load(state: ServerState, body: ImageUpload, scope: CacheScope) -> ImageBundle:
+    """Load the image and decode it: it is stored with its pixels. Raises InvalidImage."""
+    bundle = await state.media.load_timed([body.url], ["url"], scope.salt)
+    started = time.perf_counter()
+    try:
+        image = await state.media.decode(bundle.images[0])
+    except InvalidImage as error:
+        raise error.at(0, "url") from error
+    timings = MediaTimings(bundle.timings[0].fetch_s, time.perf_counter() - started)
+    return ImageBundle((image,), (timings,))
 
 
 @router.get("/v1/images/{name}", responses=NAMED)
@@ -106,7 +119,7 @@ def _image_object(state: ServerState, stored: StoredImage) -> dict[str, Any]:
         "url": f"{SCHEME}{stored.id}",
         "width": stored.image.width,
         "height": stored.image.height,
-        "bytes": len(stored.image.rgb),
+        "bytes": stored.image.rgb_bytes,
         "expires_at": int(stored.expires),
         "model": state.client.info.name,
     }

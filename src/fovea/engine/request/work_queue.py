@@ -1,0 +1,108 @@
+"""Threads that compute pixels: cheap work overtakes expensive work, and never waits for all of it.
+
+Decoding and resizing a photo takes milliseconds, of 50 megapixels a second. In order of arrival, a few large
+images would hold up everybody. So work is done in the order of arrival plus a delay that grows with its cost,
+and one thread does no expensive work at all.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+DELAY_S = 0.2
+"""Delay per unit of cost: work that arrives up to this much later and costs nothing goes first."""
+EXPENSIVE = 16.0
+"""Work of more than this cost never has all threads. Pictures of phones cost 12."""
+
+
+class WorkQueue:
+    """A pool of threads with an order. Thread-safe.
+
+    The unit of cost is a megapixel of an image's own resolution.
+    """
+
+    def __init__(self, threads: int, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """threads: their number. name: beginning of their names."""
+        self._most_expensive = max(1, threads - 1)
+        self._clock = clock
+        self._cheap: list[tuple[float, int, Future[Any], Callable[[], Any]]] = []
+        self._expensive: list[tuple[float, int, Future[Any], Callable[[], Any]]] = []
+        self._running_expensive = 0
+        self._numbers = itertools.count()
+        self._closed = False
+        self._changed = threading.Condition()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, work: Callable[[], T], cost: float = 0.0) -> Future[T]:
+        """Run `work` in a thread and return the future of its result. Raises RuntimeError if closed.
+
+        cost: megapixels that it has to decode.
+        """
+        future: Future[T] = Future()
+        entry = (self._clock() + cost * DELAY_S, next(self._numbers), future, work)
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("the queue is closed")
+            heapq.heappush(self._expensive if cost > EXPENSIVE else self._cheap, entry)
+            self._changed.notify()
+        return future
+
+    def close(self) -> None:
+        """Cancel the work that has not begun, and end the threads once they are free."""
+        with self._changed:
+            self._closed = True
+            waiting = [entry[2] for entry in (*self._cheap, *self._expensive)]
+            self._cheap, self._expensive = [], []
+            self._changed.notify_all()
+        for future in waiting:
+            future.cancel()
+
+    def _run(self) -> None:
+        while (entry := self._take()) is not None:
+            expensive, future, work = entry
+            try:
+                if future.set_running_or_notify_cancel():
+                    try:
+                        future.set_result(work())
+                    except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+                        future.set_exception(error)
+            finally:
+                # Neither the work nor its result may live on in this thread while it waits.
+                del entry, future, work
+                if expensive:
+                    with self._changed:
+                        self._running_expensive -= 1
+                        self._changed.notify()
+
+    def _take(self) -> tuple[bool, Future[Any], Callable[[], Any]] | None:
+        """Wait for work: whether it is expensive, its future and its function. None: the queue is closed."""
+        with self._changed:
+            while True:
+                heap = self._next()
+                if heap is not None:
+                    _, _, future, work = heapq.heappop(heap)
+                    expensive = heap is self._expensive
+                    self._running_expensive += expensive
+                    return expensive, future, work
+                if self._closed:
+                    return None
+                self._changed.wait()
+
+    def _next(self) -> list[tuple[float, int, Future[Any], Callable[[], Any]]] | None:
+        """The heap from which to take now."""
+        heaps = [heap for heap in (self._cheap, self._expensive) if heap]
+        if self._running_expensive >= self._most_expensive:
+            heaps = [heap for heap in heaps if heap is self._cheap]
+        return min(heaps, key=lambda heap: heap[0][:2], default=None)

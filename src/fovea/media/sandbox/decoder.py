@@ -1,0 +1,233 @@
+"""The decoders of the media floor: in this process, or in a sandbox.
+
+Programs that decode their own files do it in this process. A server uses the sandbox.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any, Protocol
+
+from fovea.core.errors import FoveaError, InvalidImage, InvalidMedia, InvalidVideo, Unavailable
+from fovea.core.video import Abandoned, Video
+from fovea.media.image.decode import decode_picture
+from fovea.media.image.probe import ImageHeader
+from fovea.media.limits import MediaLimits
+from fovea.media.sandbox.messages import Message
+from fovea.media.sandbox.pool import WorkerPool
+from fovea.media.sandbox.process import WorkerFailed, WorkerVanished
+from fovea.media.video.container import MEDIA_TYPES
+from fovea.media.video.decode import VIDEO_UNAVAILABLE, VideoHeader, check_work, open_video, video_of
+
+Answer = tuple[Message, Callable[[], bytes]]
+"""An answer of a worker, and a function that copies the memory that it shares."""
+_CODE = re.compile("[a-z_]{1,40}")
+_LONGEST_MESSAGE = 300
+"""Characters of a worker's error message that are passed on."""
+
+
+class MediaDecoder(Protocol):
+    """Decodes files of clients. Thread-safe; all methods block, so call them in worker threads."""
+
+    def decode_image(self, data: bytes, header: ImageHeader) -> bytes:
+        """Return the upright RGB pixels of a file, row-major. header: as `probe` reads it from the file.
+
+        Raises InvalidImage.
+        """
+        ...
+
+    def open_video(self, data: bytes) -> Video:
+        """Read a video's header. Raises InvalidVideo, or Unavailable if PyAV is not installed."""
+        ...
+
+    def warm_up(self) -> None:
+        """Do now what the first file would wait for."""
+        ...
+
+    def stats(self) -> dict[str, float]:
+        """Return numbers by their names in `observe.table`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LocalDecoder:
+    """Decodes in this process, without protection against a decoder's defects."""
+
+    def __init__(self, limits: MediaLimits) -> None:
+        self._limits = limits
+
+    def decode_image(self, data: bytes, header: ImageHeader) -> bytes:
+        return decode_picture(data, self._limits)[1].tobytes()
+
+    def open_video(self, data: bytes) -> Video:
+        return open_video(data, self._limits)
+
+    def warm_up(self) -> None:
+        """Nothing: there is no process to start."""
+
+    def stats(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class SandboxedDecoder:
+    """Decodes in worker processes: some for images, others for videos, so that neither waits for the other.
+
+    limits: its `image_workers` and `video_workers` are the numbers of processes; a kind with 0 is decoded in
+        this process.
+    """
+
+    def __init__(self, limits: MediaLimits) -> None:
+        self._limits = limits
+        self._local = LocalDecoder(limits)
+        self.images = WorkerPool("image", limits.image_workers, limits) if limits.image_workers else None
+        self.videos = WorkerPool("video", limits.video_workers, limits) if limits.video_workers else None
+
+    def decode_image(self, data: bytes, header: ImageHeader) -> bytes:
+        if self.images is None:
+            return self._local.decode_image(data, header)
+        room = header.width * header.height * 3
+        seconds = self._limits.image_decode_s
+        try:
+            with closing(_ask(self.images, {"ask": "image"}, data, seconds, room=room)) as answers:
+                for answer, pixels in answers:
+                    if "done" in answer:
+                        return pixels()
+                    raise _error_of(answer, InvalidImage)
+        except WorkerFailed as error:
+            raise InvalidImage(f"the {header.media_type} cannot be decoded: {error}") from error
+        raise InvalidImage(f"the {header.media_type} cannot be decoded: there was no answer")
+
+    def open_video(self, data: bytes) -> Video:
+        if self.videos is None:
+            return self._local.open_video(data)
+        try:
+            with closing(_ask(self.videos, {"ask": "video"}, data, self._limits.video_decode_s)) as answers:
+                answer = next(answers)[0]
+        except WorkerFailed as error:
+            raise InvalidVideo(f"the video cannot be opened: {error}") from error
+        if "header" not in answer:
+            raise _error_of(answer, InvalidVideo)
+        header = _video_header(answer["header"], self._limits)
+        return video_of(data, header, SandboxedFrames(data, header, self._limits, self.videos))
+
+    def warm_up(self) -> None:
+        threads = [threading.Thread(target=pool.warm_up) for pool in (self.images, self.videos) if pool]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def stats(self) -> dict[str, float]:
+        pools = [pool for pool in (self.images, self.videos) if pool]
+        return {
+            "decoder_processes": sum(len(pool.processes) for pool in pools),
+            "decoder_crashes": sum(pool.crashes for pool in pools),
+        }
+
+    def close(self) -> None:
+        for pool in (self.images, self.videos):
+            if pool:
+                pool.close()
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class SandboxedFrames:
+    """The frames of a video file, decoded in a worker process: a `core.video.FrameSource`."""
+
+    data: bytes = field(repr=False)
+    header: VideoHeader
+    limits: MediaLimits
+    pool: WorkerPool = field(repr=False)
+
+    def check(self, indices: Sequence[int]) -> None:
+        check_work(self.header, indices, self.limits)
+
+    def read(self, indices: Sequence[int], abandoned: Callable[[], bool] = lambda: False) -> Iterator[bytes]:
+        self.check(indices)
+
+        def stop_if_abandoned() -> None:
+            if abandoned():
+                raise Abandoned
+
+        question = {"ask": "frames", "header": _plain(self.header), "indices": list(indices)}
+        room = self.header.width * self.header.height * 3
+        seconds = self.limits.video_decode_s
+        missing = len(indices)
+        try:
+            answers = _ask(self.pool, question, self.data, seconds, room=room, each_wait=stop_if_abandoned)
+            with closing(answers):
+                for answer, pixels in answers:
+                    if "frame" in answer and missing:
+                        missing -= 1
+                        yield pixels()
+                    elif "done" not in answer:
+                        raise _error_of(answer, InvalidVideo)
+        except WorkerFailed as error:
+            raise InvalidVideo(f"the video cannot be decoded: {error}") from error
+        if missing:
+            raise InvalidVideo(f"the video cannot be decoded: {missing} of its frames are missing")
+
+
+def _ask(
+    pool: WorkerPool,
+    question: Message,
+    data: bytes,
+    seconds: float,
+    *,
+    room: int = 0,
+    each_wait: Callable[[], None] | None = None,
+) -> Generator[Answer, None, None]:
+    """Yield a worker's answers. A worker that ended while it was free is replaced by another one."""
+    while True:
+        with pool.lease(each_wait or (lambda: None)) as worker:
+            try:
+                yield from worker.ask(question, data, seconds, room=room, each_wait=each_wait)
+            except WorkerVanished:
+                continue
+        return
+
+
+def _error_of(answer: Message, kind: type[InvalidMedia]) -> FoveaError:
+    """The error that a worker answered with."""
+    code = str(answer.get("code"))
+    message = str(answer.get("error", f"the {kind.noun} cannot be decoded"))[:_LONGEST_MESSAGE]
+    if code == VIDEO_UNAVAILABLE:
+        return Unavailable(message, code=code)
+    return kind(message, code=code if _CODE.fullmatch(code) else None)
+
+
+def _plain(header: VideoHeader) -> Message:
+    return asdict(header)
+
+
+def _video_header(values: Any, limits: MediaLimits) -> VideoHeader:
+    """Check the header that a worker read. Raises InvalidVideo for what no honest worker answers."""
+    try:
+        fields: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        header = VideoHeader(**fields)
+        numbers = (header.width, header.height, header.rotation, *header.stamps, *header.keys)
+        good = (
+            header.container in MEDIA_TYPES
+            and all(type(number) is int for number in numbers)
+            and min(header.width, header.height) > 0
+            and header.width * header.height <= limits.max_video_frame_pixels
+            and header.rotation in (0, 90, 180, 270)
+            and 0 < float(header.fps) < math.inf
+            and 0 < len(header.stamps) <= limits.max_video_frames
+            and all(a <= b for times in (header.stamps, header.keys) for a, b in pairwise(times))
+        )
+    except (TypeError, ValueError, AttributeError):
+        good = False
+    if not good:
+        raise InvalidVideo("the video cannot be opened: its decoder answered with an impossible header")
+    return header

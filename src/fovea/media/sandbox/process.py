@@ -1,0 +1,146 @@
+"""One worker process, seen from the server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Literal
+
+from fovea.media.limits import MIB, MediaLimits
+from fovea.media.sandbox.messages import Channel, Message, TooSlow, WorkerGone, file_of, read_room, room_for
+
+log = logging.getLogger("fovea.media")
+
+WorkerKind = Literal["image", "video"]
+START_S = 60.0
+"""Seconds in which a new process has to be ready. Its imports take a fraction of a second."""
+
+
+class WorkerFailed(Exception):
+    """The worker ended, or was ended, while it answered. The message tells why, for clients."""
+
+
+class WorkerVanished(WorkerFailed):
+    """The worker had ended before it was asked, so the file is not the cause."""
+
+
+class WorkerProcess:
+    """A process that decodes files of one kind, one at a time. For one thread at a time.
+
+    measures: what it gave up, see `jail.enter`.
+    answered: number of files that it has decoded or refused.
+    """
+
+    def __init__(self, kind: WorkerKind, limits: MediaLimits) -> None:
+        """Start the process. Raises WorkerFailed if it does not become ready."""
+        self.answered = 0
+        ours, theirs = socket.socketpair()
+        self._channel = Channel(ours)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "fovea.media.sandbox.worker", str(theirs.fileno()), kind],
+                env={"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1", "LANG": "C.UTF-8"},
+                cwd="/",
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in a terminal is for the server, which ends its workers
+            )
+        values = {name: value for name, value in asdict(limits).items() if name != "file_root"}
+        try:
+            self._channel.send({"limits": values, "memory_bytes": limits.decode_memory_mib * MIB})
+            ready, _ = self._channel.receive(time.monotonic() + START_S)
+        except (WorkerGone, TooSlow) as error:
+            self.end()
+            raise WorkerFailed("the decoder process did not start") from error
+        self.measures: tuple[str, ...] = tuple(ready["ready"])
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(
+        self,
+        question: Message,
+        data: bytes,
+        seconds: float,
+        *,
+        room: int = 0,
+        each_wait: Callable[[], None] | None = None,
+    ) -> Generator[tuple[Message, Callable[[], bytes]], None, None]:
+        """Ask about a file, and yield each answer with a function that copies the shared memory.
+
+        data: the file.
+        seconds: time limit for all answers together.
+        room: bytes of memory that the worker shares with the server for its answers.
+        each_wait: called again and again while the worker works; it may raise.
+
+        A generator that is closed before its end, and any error, ends the process, because nobody knows what
+        it does now. Raises WorkerFailed.
+        """
+        deadline = time.monotonic() + seconds
+        fds: list[int] = []
+        done = False
+        try:
+            fds.append(file_of(data))
+            if room:
+                fds.append(room_for(room))
+            self._send_question({**question, "size": len(data), "seconds": seconds}, fds)
+            while not done:
+                answer, extra = self._channel.receive(deadline, each_wait)
+                if extra:
+                    raise WorkerGone
+                done = "frame" not in answer
+                yield answer, lambda: read_room(fds[1], room)
+                if not done:
+                    self._channel.send({"next": True})
+            self.answered += 1
+        except WorkerGone as error:
+            raise WorkerFailed(f"the decoder crashed on it ({self._reason()})") from error
+        except TooSlow as error:
+            raise WorkerFailed(f"decoding it takes longer than {seconds:g} s") from error
+        finally:
+            for fd in fds:
+                os.close(fd)
+            if not done:
+                self.end()
+
+    def kill(self) -> None:
+        """Kill the process; the thread that uses it notices. Thread-safe."""
+        with suppress(OSError):
+            self._process.kill()
+
+    def end(self) -> None:
+        """Kill the process and close its socket. Ending it twice is no error."""
+        self._channel.close()
+        self.kill()
+        self._process.wait()
+
+    def _send_question(self, question: Message, fds: list[int]) -> None:
+        try:
+            self._channel.send(question, fds)
+        except WorkerGone as error:
+            raise WorkerVanished("the decoder process has ended") from error
+
+    def _reason(self) -> str:
+        """The signal or status with which the process ended, in words."""
+        try:
+            status = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "its answer cannot be read"
+        if status >= 0:
+            return f"exit status {status}"
+        return signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"

@@ -1,0 +1,118 @@
+"""The process that decodes: `python -m fovea.media.sandbox.worker FD KIND`, started by `process`.
+
+It answers one question at a time on its socket, FD, and ends when the socket is closed. KIND is "image" or
+"video". Nothing that it holds is secret: it gets no environment, and files only as anonymous memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import mmap
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from PIL import Image as Pillow
+
+from fovea.core.errors import FoveaError
+from fovea.media.image.decode import decode_picture
+from fovea.media.limits import MediaLimits
+from fovea.media.sandbox import jail
+from fovea.media.sandbox.messages import Channel, Message, WorkerGone
+from fovea.media.video.decode import EncodedFrames, VideoHeader, probe_video, warm_up_decoders
+
+_ROWS = 256
+"""Rows that are copied to the server's memory at once, so that the picture is not in memory twice."""
+_SPARE_S = 5.0
+"""Seconds after its time limit at which a worker ends itself, in case the server is gone."""
+
+
+def main() -> None:
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    setup, _ = channel.receive()
+    limits = MediaLimits(**{name: _value(value) for name, value in setup["limits"].items()})
+    _warm_up(sys.argv[2])
+    channel.send({"ready": jail.enter(setup["memory_bytes"])})
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    with contextlib.suppress(WorkerGone):
+        while True:
+            message, fds = channel.receive()
+            signal.setitimer(signal.ITIMER_REAL, message["seconds"] + _SPARE_S)
+            try:
+                _ANSWERS[message["ask"]](channel, message, fds, limits)
+            except FoveaError as error:
+                channel.send({"error": error.message, "code": error.code})
+            except MemoryError:
+                channel.send({"error": "not enough memory for its pixels", "code": None})
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                for fd in fds:
+                    os.close(fd)
+
+
+def _value(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _warm_up(kind: str) -> None:
+    """Use every decoder once, so that everything that it imports or opens is there before the jail."""
+    if kind == "video":
+        with contextlib.suppress(FoveaError):  # PyAV is not installed: each video will say so
+            warm_up_decoders(MediaLimits())
+        return
+    for name in ("PNG", "JPEG", "WEBP", "GIF", "BMP"):
+        out = io.BytesIO()
+        Pillow.new("RGB", (16, 16)).save(out, name)
+        decode_picture(out.getvalue(), MediaLimits())
+
+
+def _image(channel: Channel, message: Message, fds: list[int], limits: MediaLimits) -> None:
+    _, picture = decode_picture(_input(message, fds), limits)
+    row = picture.width * 3
+    with mmap.mmap(fds[1], picture.height * row) as room:
+        for top in range(0, picture.height, _ROWS):
+            bottom = min(top + _ROWS, picture.height)
+            band = picture.crop((0, top, picture.width, bottom))
+            room[top * row : bottom * row] = band.tobytes()
+    channel.send({"done": True})
+
+
+def _video(channel: Channel, message: Message, fds: list[int], limits: MediaLimits) -> None:
+    channel.send({"header": asdict(probe_video(_input(message, fds), limits))})
+
+
+def _frames(channel: Channel, message: Message, fds: list[int], limits: MediaLimits) -> None:
+    """Decode frames one by one; each waits in the shared memory until the server has taken it."""
+    values = message["header"]
+    header = VideoHeader(**{name: _value(value) for name, value in values.items()})
+    source = EncodedFrames(_input(message, fds), header, limits)
+    with mmap.mmap(fds[1], header.width * header.height * 3) as room:
+        previous: bytes | None = None
+        for rgb in source.read(message["indices"]):
+            if rgb is not previous:
+                room[:] = rgb
+                previous = rgb
+            channel.send({"frame": True})
+            channel.receive()
+    channel.send({"done": True})
+
+
+def _input(message: Message, fds: list[int]) -> bytes:
+    size = message["size"]
+    with mmap.mmap(fds[0], size, mmap.MAP_SHARED, mmap.PROT_READ) as data:
+        return data[:]
+
+
+_ANSWERS: dict[str, Callable[[Channel, Message, list[int], MediaLimits], None]] = {
+    "image": _image,
+    "video": _video,
+    "frames": _frames,
+}
+
+if __name__ == "__main__":
+    main()

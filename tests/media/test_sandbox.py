@@ -1,0 +1,268 @@
+"""Decoding in processes of its own: equal results, and what happens when a decoder crashes, hangs or lies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fovea.core.errors import InvalidImage, InvalidVideo, Unavailable
+from fovea.core.video import Abandoned
+from fovea.media.image.probe import probe
+from fovea.media.limits import MediaLimits
+from fovea.media.sandbox import decoder as decoder_module
+from fovea.media.sandbox.decoder import LocalDecoder, SandboxedDecoder
+from fovea.media.sandbox.process import WorkerProcess
+from fovea.media.video.decode import VideoHeader, check_work, frames_to_decode, open_video
+from tests.media.samples import FORMATS, png_header, sample
+from tests.support.clips import clip
+
+LIMITS = MediaLimits(image_workers=1, video_workers=1)
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[SandboxedDecoder]:
+    decoder = SandboxedDecoder(LIMITS)
+    yield decoder
+    decoder.close()
+
+
+def decode(decoder: SandboxedDecoder | LocalDecoder, data: bytes) -> bytes:
+    return decoder.decode_image(data, probe(data, LIMITS))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_images_are_those_of_this_process(sandbox: SandboxedDecoder, kind: str) -> None:
+    data = sample(kind, width=70, height=600)  # more rows than are copied at once
+    assert decode(sandbox, data) == decode(LocalDecoder(LIMITS), data)
+
+
+def test_videos_are_those_of_this_process(sandbox: SandboxedDecoder) -> None:
+    data = clip(96, rate=24)
+    video, local = sandbox.open_video(data), open_video(data, LIMITS)
+    assert video == local
+    assert list(video.source.read([0, 5, 5, 90])) == list(local.source.read([0, 5, 5, 90]))
+
+
+def test_errors_are_those_of_this_process(sandbox: SandboxedDecoder) -> None:
+    for data in (sample()[:-20], png_header(9, 9)):
+        with pytest.raises(InvalidImage) as local:
+            decode(LocalDecoder(LIMITS), data)
+        with pytest.raises(InvalidImage) as remote:
+            decode(sandbox, data)
+        assert (remote.value.message, remote.value.code) == (local.value.message, local.value.code)
+    with pytest.raises(InvalidVideo) as error:
+        sandbox.open_video(b"hello there, not a video")
+    assert error.value.code == "unsupported_video_type"
+
+
+def test_a_crash_harms_its_own_file_only(sandbox: SandboxedDecoder) -> None:
+    """A defect of a decoder library once took the whole server with it."""
+    assert sandbox.images is not None
+    crashes = sandbox.images.crashes
+    with sandbox.images.lease() as worker:
+        answers = worker.ask({"ask": "image"}, sample(), 20, room=40 * 30 * 3)
+        os.kill(worker.pid, signal.SIGSEGV)
+        with pytest.raises(Exception, match="SIGSEGV|has ended"):
+            next(answers)
+    assert decode(sandbox, sample()) == decode(LocalDecoder(LIMITS), sample())
+    assert sandbox.images.crashes == crashes + 1
+
+
+def test_a_worker_that_was_killed_while_it_was_free_is_replaced(sandbox: SandboxedDecoder) -> None:
+    """For example by the kernel, for want of memory. The next file is not to blame."""
+    assert sandbox.images is not None
+    decode(sandbox, sample())
+    (worker,) = sandbox.images.processes
+    os.kill(worker.pid, signal.SIGKILL)
+    assert decode(sandbox, sample()) == decode(LocalDecoder(LIMITS), sample())
+
+
+def test_a_decoder_that_hangs_is_ended(sandbox: SandboxedDecoder) -> None:
+    assert sandbox.images is not None
+    decode(sandbox, sample())
+    (worker,) = sandbox.images.processes
+    os.kill(worker.pid, signal.SIGSTOP)
+    impatient = SandboxedDecoder(replace(LIMITS, image_decode_s=0.2))
+    assert impatient.images is not None
+    impatient.images = sandbox.images
+    with pytest.raises(InvalidImage, match="cannot be decoded: decoding it takes longer than 0.2 s"):
+        decode(impatient, sample())
+    assert not worker.alive
+    assert decode(sandbox, sample())
+
+
+def test_an_image_that_needs_too_much_memory_is_refused() -> None:
+    """The limit holds for the address space of the process, so the server's memory is never in danger."""
+    limits = replace(LIMITS, decode_memory_mib=64)
+    small = SandboxedDecoder(limits)
+    try:
+        data = sample("PNG", width=6000, height=6000)
+        with pytest.raises(InvalidImage, match="not enough memory"):
+            small.decode_image(data, probe(data, limits))
+        assert decode(small, sample())
+    finally:
+        small.close()
+
+
+def test_nobody_waits_for_an_abandoned_video(sandbox: SandboxedDecoder) -> None:
+    """One 7 MiB webm was decoded for five minutes after its client had gone."""
+    video = sandbox.open_video(clip(96, rate=24))
+    assert sandbox.videos is not None
+    (worker,) = sandbox.videos.processes
+    os.kill(worker.pid, signal.SIGSTOP)  # decoding takes for ever
+    gone = threading.Event()
+    threading.Timer(0.1, gone.set).start()
+    with pytest.raises(Abandoned):
+        list(video.source.read([0, 90], gone.is_set))
+    assert not worker.alive
+    assert len(list(video.source.read([0, 90]))) == 2
+
+
+def test_a_reader_that_waits_for_a_worker_may_leave(sandbox: SandboxedDecoder) -> None:
+    video = sandbox.open_video(clip(24))
+    assert sandbox.videos is not None
+    with sandbox.videos.lease(), pytest.raises(Abandoned):
+        list(video.source.read([0], lambda: True))
+
+
+def test_frames_to_decode_are_counted_before_any_is_decoded() -> None:
+    """36,000 frames of 2944x2944 pixels with one key frame stopped all images for 307 seconds."""
+    header = VideoHeader("webm", 2944, 2944, 0, 60.0, tuple(range(36_000)), (0,))
+    assert frames_to_decode(header, [0]) == 1
+    assert frames_to_decode(header, [35_999]) == 36_000
+    assert frames_to_decode(header, [10, 10, 20]) == 21
+    with pytest.raises(InvalidVideo, match="36000 frames of 2944x2944 have to be decoded, 312016 megapixels"):
+        check_work(header, [0, 35_999], LIMITS)
+    keyed = replace(header, keys=tuple(range(0, 36_000, 100)))
+    assert frames_to_decode(keyed, [0, 350, 360, 35_999]) == 1 + 51 + 10 + 100
+    check_work(keyed, [0, 350, 360, 35_999], LIMITS)
+
+
+def test_a_video_whose_key_frames_are_invented_is_given_up() -> None:
+    """A container may call every frame a key frame. Then far more frames are decoded than were counted."""
+    video = open_video(clip(96, rate=24), LIMITS)
+    source: Any = video.source
+    header = replace(source.header, keys=source.header.stamps)
+    liar = replace(source, header=header)
+    module = sys.modules["fovea.media.video.decode"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_SPARE_FRAMES", 2)
+        with pytest.raises(InvalidVideo, match="key frames are not where its container says"):
+            list(liar.read([95]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"width": 10**6}, {"width": -1}, {"stamps": [2, 1]}, {"stamps": ["a"]}, {"fps": 0},
+     {"fps": float("nan")}, {"container": "exe"}, {"rotation": 45}, {"more": 1}, {"stamps": []},
+     {"keys": [True]}],
+)  # fmt: skip
+def test_a_worker_that_lies_about_a_video_is_not_believed(change: dict[str, Any]) -> None:
+    """A decoder that was taken over can answer whatever it wants."""
+    good = {
+        "container": "mp4",
+        "width": 64,
+        "height": 48,
+        "rotation": 0,
+        "fps": 12.0,
+        "stamps": [0, 1],
+        "keys": [0],
+    }
+    assert decoder_module._video_header(good, LIMITS).width == 64
+    with pytest.raises(InvalidVideo, match="impossible header"):
+        decoder_module._video_header(good | change, LIMITS)
+
+
+def test_a_closed_decoder_refuses_and_leaves_no_process() -> None:
+    decoder = SandboxedDecoder(LIMITS)
+    decode(decoder, sample())
+    assert decoder.images is not None
+    (worker,) = decoder.images.processes
+    decoder.close()
+    with pytest.raises(Unavailable, match="shutting down"):
+        decode(decoder, sample())
+    assert worker._process.wait(20) == -signal.SIGKILL
+
+
+def test_without_workers_this_process_decodes() -> None:
+    decoder = SandboxedDecoder(replace(LIMITS, image_workers=0, video_workers=0))
+    assert decode(decoder, sample()) == decode(LocalDecoder(LIMITS), sample())
+    assert decoder.open_video(clip(24)).frames == 24
+    assert decoder.stats()["decoder_processes"] == 0
+
+
+JAILED = """
+import os, socket, sys
+from fovea.media.sandbox import jail
+measures = jail.enter(256 << 20)
+def refused(action):
+    try:
+        action()
+    except (OSError, MemoryError) as error:
+        return type(error).__name__
+    return "allowed"
+report = [
+    refused(lambda: open("/etc/hostname")), refused(lambda: open("/tmp/made", "w")),
+    refused(lambda: socket.socket()), refused(lambda: os.fork()), refused(lambda: os.kill(os.getppid(), 0)),
+    refused(lambda: os.execv("/bin/true", ["true"])), refused(lambda: bytearray(1 << 30)), os.geteuid() == 0,
+]
+os.write(1, repr((measures, report)).encode())
+"""
+
+
+def test_the_jail() -> None:
+    """A decoder that was taken over reads no file, opens no connection, and starts and reaches no process."""
+    done = subprocess.run([sys.executable, "-c", JAILED], capture_output=True, timeout=60)
+    measures, report = eval(done.stdout)
+    assert "resource limits" in measures
+    assert report[6:] == ["MemoryError", False]
+    if "seccomp" in measures:
+        assert report[:6] == ["PermissionError"] * 6
+
+
+def test_a_worker_gets_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOVEA_API_KEY", "secret")
+    worker = WorkerProcess("image", LIMITS)
+    try:
+        with open(f"/proc/{worker.pid}/environ", "rb") as file:
+            assert b"secret" not in file.read()
+        assert {os.readlink(f"/proc/{worker.pid}/fd/{n}").split(":")[0] for n in range(3)} == {"/dev/null"}
+        assert len(os.listdir(f"/proc/{worker.pid}/fd")) == 4
+    finally:
+        worker.end()
+
+
+def test_a_worker_ends_with_its_server() -> None:
+    """Killed servers leave no decoders behind: their sockets close."""
+    code = (
+        "import sys, time\n"
+        "from fovea.media.limits import MediaLimits\n"
+        "from fovea.media.sandbox.process import WorkerProcess\n"
+        "print(WorkerProcess('image', MediaLimits()).pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        pid = int(server.stdout.readline())
+        server.kill()
+    deadline = time.monotonic() + 20
+    while os.path.exists(f"/proc/{pid}") and b"\nState:\tZ" not in status(pid):
+        assert time.monotonic() < deadline, "the worker lives on"
+        time.sleep(0.01)
+
+
+def status(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            return file.read()
+    except OSError:
+        return b"\nState:\tZ"
