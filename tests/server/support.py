@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-import uvicorn
+import uvloop
 from fastapi import FastAPI
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
@@ -23,6 +23,7 @@ from fovea import Engine
 from fovea.core.protocols import CacheStage, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
 from fovea.server.app import create_app
+from fovea.server.background import serving
 from fovea.server.settings import ServerSettings
 
 PATIENCE = 60.0
@@ -94,21 +95,8 @@ class Server:
 def running(engine: Engine, settings: ServerSettings, files: Path) -> Iterator[Server]:
     """Run a server on a free port, in a thread with an event loop of its own, until the block ends."""
     app = create_app(SharedEngine(engine), settings)
-    config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, log_level="warning", access_log=False, loop="uvloop", http="httptools",
-        timeout_graceful_shutdown=5,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, name="test-server", daemon=True)
-    thread.start()
-    until(lambda: server.started or not thread.is_alive())
-    assert server.started
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield Server(f"http://127.0.0.1:{port}", engine, app, files)
-    finally:
-        server.should_exit = True
-        thread.join(PATIENCE)
+    with serving(app, uvloop.new_event_loop) as url:
+        yield Server(url, engine, app, files)
 
 
 @contextlib.contextmanager

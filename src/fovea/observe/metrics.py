@@ -95,6 +95,14 @@ class Metrics:
         """Count a request that got an error instead of an answer."""
         self._count("refused", 1, code)
 
+    def count_refused_connection(self, reason: str) -> None:
+        """Count a connection or request that was refused before any route saw it."""
+        self._count("connections_refused", 1, reason)
+
+    def count_connection_timeout(self, kind: str) -> None:
+        """Count a connection that the server closed because its client was too slow."""
+        self._count("connection_timeouts", 1, kind)
+
     def count_images(self, count: int) -> None:
         self._count("images", count)
 

@@ -69,6 +69,9 @@ GAUGES = {
     "embed_disk_leaving_bytes": "bytes of encoder outputs that wait to be handed to the disk's writer",
     "embed_disk_entries": "encoder outputs on disk",
     "embed_disk_off": "1 if the disk failed and is no longer used",
+    "connections_open": "open connections of clients",
+    "connections_idle": "open connections that wait for their next request",
+    "connections_capacity": "most open connections",
     "fetch_cache_bytes": "bytes of cached downloads",
     "fetch_cache_capacity_bytes": "ceiling of cached downloads in bytes",
     "fetch_cache_entries": "URLs whose bytes are cached",
@@ -113,6 +116,7 @@ COUNTERS = {
     "embed_disk_evictions": "encoder outputs evicted from disk for lack of room",
     "embed_disk_expired": "encoder outputs on disk that expired",
     "embed_disk_corrupt": "files that were damaged and removed",
+    "connections_accepted": "connections of clients that were accepted",
     "fetch_cache_hits": "URLs that needed no download: cached, or in download for another request",
     "fetch_cache_misses": "URLs that were downloaded",
     "fetch_cache_evictions": "cached downloads evicted for lack of room",
@@ -171,6 +175,10 @@ STAGES = ("fetch", "media_decode", "preprocess", "queue", "encode", "prefill", "
 TOTALS = {
     "fovea:requests": Total("finished HTTP requests", ("route", "status")),
     "fovea:refused": Total("requests refused, by error code", ("code",)),
+    "fovea:connections_refused": Total(
+        "connections and requests refused before any route, or closed to make room, by reason", ("reason",)
+    ),
+    "fovea:connection_timeouts": Total("connections closed because the client was too slow", ("kind",)),
     "fovea:images": Total("images in requests"),
     "fovea:videos": Total("videos in requests"),
     "fovea:tokens": Total("tokens by kind; cached and image are parts of prompt", ("kind",)),

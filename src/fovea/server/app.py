@@ -19,6 +19,11 @@ from fovea.observe.metrics import Metrics
 from fovea.server import errors
 from fovea.server.answer import ClientGone
 from fovea.server.guard import Guard
+from fovea.server.http.address import Proxies
+from fovea.server.http.descriptors import allowed_connections
+from fovea.server.http.settings import HttpSettings
+from fovea.server.http.table import Connections
+from fovea.server.open_answers import OpenAnswers
 from fovea.server.reservations import Reservations
 from fovea.server.routes import caches, chat, completions, models
 from fovea.server.routes import images as images_api
@@ -36,21 +41,22 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
     fetch_cache = FetchCache(Fetcher(settings.media), settings.fetch_cache_mib * MIB, settings.fetch_ttl)
     decoded_cache = DecodedImageCache(settings.decoded_cache_mib * MIB, settings.decoded_ttl)
     state = ServerState(
-        client=client,
+        client=OpenAnswers(client),
         settings=settings,
         media=MediaLoader(settings.media, fetch_cache, image_cache=decoded_cache),
-        metrics=Metrics(lambda: state.stats(), client.info.name, __version__),
+        metrics=Metrics(lambda: {**connections.stats(), **state.stats()}, client.info.name, __version__),
         fetch_cache=fetch_cache,
         decoded_cache=decoded_cache,
         image_store=ImageStore(settings.image_store_mib * MIB, settings.image_ttl),
         reservations=Reservations(client),
     )
+    connections = _connections(settings.http, state.metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         state.draining = True
-        await client.close(settings.drain_seconds)
+        await state.client.close(settings.drain_seconds)
         await state.media.aclose()
         await fetch_cache.aclose()
 
@@ -61,12 +67,22 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         lifespan=lifespan,
     )
     app.state.fovea = state
+    app.state.connections = connections
     for routes in (chat, completions, images_api, models, caches):
         app.include_router(routes.router)
     errors.install_handlers(app)
     app.add_middleware(_IgnoreClientGone)
     app.add_middleware(Guard, state=state)
     return app
+
+
+def _connections(settings: HttpSettings, metrics: Metrics) -> Connections:
+    return Connections(
+        allowed_connections(settings.max_connections),
+        settings.max_connections_per_address,
+        exempt=Proxies(settings.trusted_proxies).__contains__,
+        observer=metrics,
+    )
 
 
 class _IgnoreClientGone:

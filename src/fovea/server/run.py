@@ -1,49 +1,25 @@
-"""uvicorn with draining: after SIGTERM it refuses new requests, finishes the running ones, and exits with 0.
+"""Runs a server in the main thread until a signal arrives or its engine dies.
 
-uvicorn alone waits until all connections are closed before it runs the application's shutdown. Here the
-server's state is set to draining as soon as the signal arrives. The next request of a keep-alive client is
-then refused, and /ready answers with 503 at once.
+After SIGTERM the port stays open for `lame_duck_s` and as long as requests run: /ready and new requests
+answer 503. Running requests have `drain_seconds` to finish. `http/drain.py` has the whole order.
 """
 
 from __future__ import annotations
 
-import logging
-import math
 import os
 import signal
 import socket
 from collections.abc import Callable
-from types import FrameType
 
-import uvicorn
 from fastapi import FastAPI
 
+from fovea.core.protocols import EngineClient
+from fovea.server.http.listener import bind
+from fovea.server.http.server import Hooks, Server
+from fovea.server.http.settings import HttpSettings
+from fovea.server.http.table import Connections
+from fovea.server.open_answers import OpenAnswers
 from fovea.server.state import ServerState
-
-log = logging.getLogger("fovea.server")
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, state: ServerState, on_start: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._state = state
-        self._on_start = on_start
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._on_start()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self._state.draining and self._state.client.status == "ready":
-            log.info(
-                "%s: draining for up to %g s", signal.Signals(sig).name, self._state.settings.drain_seconds
-            )
-        self._state.draining = True
-        super().handle_exit(sig, frame)
-        # uvicorn raises captured signals again at its end, which would change the exit code of a drained
-        # server.
-        self._captured_signals.clear()
 
 
 def stop() -> None:
@@ -51,20 +27,75 @@ def stop() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def serve(app: FastAPI, host: str, port: int, *, on_start: Callable[[], None] = lambda: None) -> None:
-    """Run a server until SIGTERM or SIGINT.
+def serve(app: FastAPI, host: str, port: int, *, on_start: Callable[[], None] = lambda: None) -> int:
+    """Run a server until SIGTERM or SIGINT, and return the exit status for the process.
 
-    on_start: called once the port is open. Raises OSError if the port is in use.
+    The status is 0 after a signal, and 70 if the engine has died.
+
+    app: an application of `create_app`.
+    on_start: called once the port is open.
+    Raises OSError if the port is in use, ConfigError for a TLS certificate that cannot be used.
     """
     state: ServerState = app.state.fovea
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=max(1, math.ceil(state.settings.drain_seconds)),
-        loop="uvloop",
-        http="httptools",
+    server = server_of(app, bind(host, port), on_start=on_start, drain_s=state.settings.drain_seconds)
+    server.run()
+    return server.exit_status
+
+
+def server_of(
+    app: FastAPI,
+    sockets: list[socket.socket],
+    *,
+    on_start: Callable[[], None] = lambda: None,
+    drain_s: float = 0.0,
+    loop: str = "uvloop",
+) -> Server:
+    """Return a server for an application.
+
+    app: an application of `create_app`, or any other; the other one has no engine to watch.
+    sockets: listening sockets.
+    on_start: called once connections are accepted.
+    drain_s: seconds that running requests have at the end.
+    loop: "uvloop", or "none" if the caller runs the event loop.
+    """
+    state: ServerState | None = getattr(app.state, "fovea", None)
+    if state is None:
+        settings = HttpSettings()
+        hooks = Hooks(on_start=on_start, drain_s=drain_s)
+        return Server(app, sockets, settings, Connections(settings.max_connections), hooks, loop=loop)
+    client = state.client
+
+    def begin_drain() -> None:
+        state.draining = True
+
+    def cut(reason: str) -> None:
+        if isinstance(client, OpenAnswers):
+            client.cut(reason)
+
+    hooks = Hooks(
+        on_start=on_start,
+        on_drain=begin_drain,
+        on_cut=cut,
+        is_ready=lambda: client.status == "ready",
+        has_died=EngineWatch(client).has_died,
+        drain_s=drain_s,
     )
-    _Server(config, state, on_start).run()
+    table: Connections = app.state.connections
+    return Server(app, sockets, state.settings.http, table, hooks, loop=loop)
+
+
+class EngineWatch:
+    """Notices that an engine has stopped on its own.
+
+    An engine that never was ready is still loading, or could not be loaded; others report that.
+    """
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._was_ready = False
+
+    def has_died(self) -> bool:
+        """Tell whether the engine was ready once and has stopped."""
+        status = self._client.status
+        self._was_ready = self._was_ready or status == "ready"
+        return self._was_ready and status == "stopped"

@@ -1,0 +1,218 @@
+"""uvicorn's server with our own listener, limits and end.
+
+uvicorn runs the application's lifespan and answers requests. Connections are accepted, counted and timed out
+here, and a server ends in the order of `drain.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from uvicorn.config import STARTUP_FAILURE
+
+from fovea.server.http.drain import CUT_S, Drain, Stage
+from fovea.server.http.listener import Listener
+from fovea.server.http.notices import log
+from fovea.server.http.protocol import HttpProtocol
+from fovea.server.http.rules import Rules
+from fovea.server.http.settings import HttpSettings
+from fovea.server.http.table import Connections
+from fovea.server.http.tls import Certificate
+
+TICK_S = 0.1
+"""Seconds between two looks at deadlines, signals and the engine."""
+DEAD_DRAIN_S = 5.0
+"""Seconds that open requests have to get their errors after the engine has died."""
+ENGINE_DIED = 70
+"""Exit status of a server whose engine has died: EX_SOFTWARE of sysexits.h."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """The application's part in the life of a server.
+
+    on_start: called once the port is open.
+    on_drain: called when the server begins to drain.
+    on_cut: called with the reason when running requests have to end.
+    is_ready: whether the application serves requests; a server that never did ends without a lame-duck time.
+    has_died: whether the application can never answer again.
+    drain_s: seconds that running requests have after a signal.
+    """
+
+    on_start: Callable[[], None] = lambda: None
+    on_drain: Callable[[], None] = lambda: None
+    on_cut: Callable[[str], None] = lambda reason: None
+    is_ready: Callable[[], bool] = lambda: True
+    has_died: Callable[[], bool] = lambda: False
+    drain_s: float = 0.0
+
+
+class Server(uvicorn.Server):
+    """One server on some listening sockets.
+
+    exit_status: status for the process after `serve`: 0, or ENGINE_DIED.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        sockets: Sequence[socket.socket],
+        settings: HttpSettings,
+        table: Connections,
+        hooks: Hooks | None = None,
+        *,
+        loop: str = "uvloop",
+    ) -> None:
+        """app: the ASGI application.
+
+        sockets: listening sockets; the server closes them.
+        settings, table: limits and counts of connections.
+        hooks: the application's part; None: it has none.
+        loop: "uvloop", or "none" if the caller runs the event loop.
+
+        Raises ConfigError for a certificate that cannot be used.
+        """
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                http=HttpProtocol,
+                ws="none",
+                proxy_headers=False,
+                server_header=False,
+                loop=loop,
+            )
+        )
+        self.exit_status = 0
+        self._listening = sockets
+        self._settings = settings
+        self._table = table
+        self._rules = Rules(settings)
+        self._hooks = hooks or Hooks()
+        self._certificate = Certificate.of(settings)
+        self._tls = None if self._certificate is None else self._certificate.context()
+        self._drain = Drain()
+        self._signals: list[int] = []
+        self._cut = False
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the server's addresses: "http" or "https"."""
+        return "http" if self._tls is None else "https"
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            self._close_sockets()
+            sys.exit(STARTUP_FAILURE)
+        self._listener = Listener(self._listening, self._table, self._rules, self._make_protocol, self._tls)
+        self._listener.start()
+        self.started = True
+        self._hooks.on_start()
+
+    async def main_loop(self) -> None:
+        """Serve until the server has drained."""
+        watch = None
+        if self._certificate is not None:
+            watch = asyncio.create_task(self._certificate.watch(self._install))
+        ticks = 0
+        while not self._is_over(time.monotonic()):
+            await super().on_tick(ticks)  # the Date header
+            self._table.sweep(time.monotonic())
+            await asyncio.sleep(TICK_S)
+            ticks += 1
+        if watch is not None:
+            watch.cancel()
+
+    def _is_over(self, now: float) -> bool:
+        if self._drain.stage is Stage.SERVING:
+            self._look_for_an_end(now)
+        elif len(self._signals) > 1:
+            self._drain.hurry(now)
+        stage = self._drain.advance(now, len(self.server_state.tasks))
+        if stage is Stage.CUTTING and not self._cut:
+            self._cut_answers()
+        return stage is Stage.ENDED
+
+    def _look_for_an_end(self, now: float) -> None:
+        """Begin to drain if a signal has arrived, the program wants to stop, or the engine has died."""
+        hooks = self._hooks
+        if self._signals:
+            # A person at a terminal (SIGINT) has no load balancer that needs time to notice.
+            lame = self._signals[0] == signal.SIGTERM and hooks.is_ready()
+            name = signal.Signals(self._signals[0]).name
+            log.info("%s: draining for up to %g s", name, hooks.drain_s)
+            self._begin(now, hooks.drain_s, self._settings.lame_duck_s if lame else 0.0)
+        elif self.should_exit:
+            self._begin(now, hooks.drain_s, 0.0)
+        elif hooks.has_died():
+            log.error("the engine has stopped, so this server ends with status %d", ENGINE_DIED)
+            self.exit_status = ENGINE_DIED
+            self._table.draining = True
+            self._drain.begin(now, DEAD_DRAIN_S, 0.0)
+
+    def _begin(self, now: float, drain_s: float, lame_duck_s: float) -> None:
+        self._table.draining = True
+        self._hooks.on_drain()
+        self._drain.begin(now, drain_s, lame_duck_s)
+
+    def _cut_answers(self) -> None:
+        self._cut = True
+        reason = "the engine has stopped" if self.exit_status else "the server is shutting down"
+        log.warning("%d requests get an error: %s", len(self.server_state.tasks), reason)
+        self._hooks.on_cut(reason)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port and all connections, then end the application."""
+        self._listener.close()
+        for entry in self._table:
+            entry.owner.shutdown()
+        await self._until(lambda: not self.server_state.tasks, 0.0)
+        for task in self.server_state.tasks:
+            task.cancel()
+        await self._until(lambda: not self.server_state.tasks, CUT_S)
+        await self._until(lambda: not len(self._table), CUT_S)
+        for entry in self._table:
+            entry.owner.abort()
+        await self.lifespan.shutdown()
+
+    async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Wait until a condition is true, or for some seconds. Requests get one turn in any case."""
+        end = time.monotonic() + seconds
+        await asyncio.sleep(0)
+        while not condition() and time.monotonic() < end:
+            await asyncio.sleep(TICK_S / 5)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Note a signal. The second one ends the drain, the third one the process."""
+        self._signals.append(sig)
+        if len(self._signals) == 1:
+            self._hooks.on_drain()
+        elif len(self._signals) > 2:
+            signal.signal(sig, signal.SIG_DFL)
+            os.kill(os.getpid(), sig)
+
+    def _make_protocol(self, address: str, tls: bool) -> HttpProtocol:
+        return HttpProtocol(
+            self.config, self.server_state, self.lifespan.state, self._table, self._rules, address, tls=tls
+        )
+
+    def _install(self, context: Any) -> None:
+        self._listener.tls = context
+
+    def _close_sockets(self) -> None:
+        for sock in self._listening:
+            with suppress(OSError):
+                sock.close()
