@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from fovea.bench.client import Client
+from fovea.bench.client import Client, record_event
 from fovea.bench.sample import BenchRequest, Sample
 from fovea.bench.settings import Target
 from fovea.core.errors import ConfigError, Unavailable
@@ -94,6 +94,25 @@ async def test_failure_kinds(script: Scripted, kind: str, text: str) -> None:
     assert failure is not None
     assert failure.kind == kind
     assert text in failure.text
+
+
+@pytest.mark.parametrize(
+    ("payload", "kind"),
+    [
+        ("[" * 5000, "bad answer"),
+        ('{"choices": [null]}', "bad answer"),
+        ('{"choices": 1}', "bad answer"),
+        ('{"error": [1]}', "broken stream"),
+        ('{"choices": [{"delta": [1]}]}', ""),
+        ('{"choices": [{"delta": {"content": 5}}], "usage": {"prompt_tokens_details": 1}}', ""),
+    ],
+)
+def test_events_of_a_strange_server_do_not_end_the_run(payload: str, kind: str) -> None:
+    """Fuzzing sent such events. Each ended a whole run with an AttributeError or a RecursionError."""
+    sample = Sample(0.0, "", 0, 1)
+    failure = record_event(payload, 0.0, sample)
+    assert (failure.kind if failure else "") == kind
+    assert not sample.text_pieces
 
 
 async def test_timeout_of_a_request() -> None:

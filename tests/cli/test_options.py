@@ -211,6 +211,7 @@ def test_an_error_about_a_default_names_no_source() -> None:
         ("media = 1", "unknown key 'media'"),
         ("max_queue = = 3", "is not TOML: "),
         ("max_queue = 3\nmax_queue = 4", "is not TOML: "),
+        ("max_queue = " + "[" * 3000, "is not TOML: its values are nested too deeply"),
     ],
 )
 def test_the_error_for_a_wrong_file_names_its_path(text: str, message: str, tmp_path: Path) -> None:

@@ -131,7 +131,8 @@ class Client:
                 param="api_key",
             )
         cards = _json(answer.content).get("data")
-        served = [card["id"] for card in cards if "id" in card] if isinstance(cards, list) else []
+        cards = cards if isinstance(cards, list) else []
+        served = [card["id"] for card in cards if isinstance(card, dict) and "id" in card]
         if not served:
             if self.target.model:
                 return self.target.model
@@ -189,7 +190,7 @@ def record_event(payload: str, at: float, sample: Sample) -> Failure | None:
         return None
     try:
         chunk = json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         chunk = None
     if not isinstance(chunk, dict):
         return Failure("bad answer", f"an event is no JSON object: {payload[:MAX_TEXT]!r}")
@@ -197,30 +198,41 @@ def record_event(payload: str, at: float, sample: Sample) -> Failure | None:
         return Failure("broken stream", _message(chunk))
     if isinstance(usage := chunk.get("usage"), dict):
         _record_usage(usage, sample)
-    for choice in chunk.get("choices") or []:
-        delta = choice.get("delta") or {}
+    choices = chunk.get("choices") or []
+    for choice in choices if isinstance(choices, list) else [choices]:
+        if not isinstance(choice, dict):
+            return Failure("bad answer", f"a choice is no JSON object: {payload[:MAX_TEXT]!r}")
+        delta = _object(choice.get("delta"))
         piece = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
-        if piece:
+        if isinstance(piece, str) and piece:
             sample.events.append(at)
             sample.text_pieces.append(piece)
-        sample.finish_reason = choice.get("finish_reason") or sample.finish_reason
+        sample.finish_reason = str(choice.get("finish_reason") or sample.finish_reason)
     return None
 
 
 def _record_usage(usage: dict[str, Any], sample: Sample) -> None:
-    details = usage.get("prompt_tokens_details") or {}
-    sample.tokens = usage.get("completion_tokens")
-    sample.prompt_tokens = usage.get("prompt_tokens")
-    sample.image_tokens = details.get("image_tokens")
-    sample.cached_tokens = details.get("cached_tokens")
+    details = _object(usage.get("prompt_tokens_details"))
+    sample.tokens = _count(usage.get("completion_tokens"))
+    sample.prompt_tokens = _count(usage.get("prompt_tokens"))
+    sample.image_tokens = _count(details.get("image_tokens"))
+    sample.cached_tokens = _count(details.get("cached_tokens"))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _json(content: bytes) -> dict[str, Any]:
     try:
         value = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}
+    return _object(value)
 
 
 def _describe(response: httpx.Response) -> str:

@@ -134,6 +134,8 @@ def read_file(path: str | None, known: Sequence[str]) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is not TOML: its values are nested too deeply") from error
     for name in values:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
