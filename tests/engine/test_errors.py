@@ -25,6 +25,7 @@ from fovea.core.errors import (
 )
 from fovea.core.image import Image, PixelBudget
 from fovea.core.types import GenerationRequest, TextPrompt, TokenPrompt
+from fovea.engine.sample import sampler
 from tests.support.engines import all_at_once, ask, assert_idle, engine, picture
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
@@ -163,7 +164,7 @@ def test_an_image_that_fails_to_encode_ends_only_its_own_requests(
 
 
 def test_an_encoder_with_a_wrong_number_of_tokens_is_detected(
-    machine: Engine, monkeypatch: pytest.MonkeyPatch
+    machine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = machine.runner.model
     other = model.encode_slices
@@ -173,29 +174,65 @@ def test_an_encoder_with_a_wrong_number_of_tokens_is_detected(
         return type(features)(features.embeds[:-1], features.deepstack)
 
     monkeypatch.setattr(model, "encode_slices", short)
-    with pytest.raises(EngineError, match="5 visual tokens encoded, 6 planned"):
+    with pytest.raises(EngineError, match="failed inside the engine"):
         machine.generate(ask("?", picture(1)), **GREEDY)
+    assert "5 visual tokens encoded, 6 planned" in caplog.text
     monkeypatch.undo()
     still_answers(machine)
 
 
-def test_a_step_that_fails_ends_the_requests_of_that_step(
+def test_a_step_that_fails_ends_only_the_request_that_makes_it_fail(
     machine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failing = iter([Broken("a defect")])
-    runner = machine.runner
-    execute = runner.execute
+    """Every request of a failed step ended. Now they continue apart, until the guilty one is found.
 
-    def once(*plan: Any) -> Any:
-        for error in failing:
-            raise error
-        return execute(*plan)
+    Its error has no text of the exception, which may hold file paths or shapes.
+    """
+    prompts = [ask("one", picture(1)), ask("two"), ask("a poisoned one"), ask("three", picture(1))]
+    truth = [machine.generate(prompt, **GREEDY).token_ids[0] for prompt in prompts]
+    poison = asyncio.run(machine.tokenize(prompts[2]))
+    forward = machine.runner._forward
 
-    monkeypatch.setattr(runner, "execute", once)
+    def broken(work: list[Any]) -> Any:
+        if any(item.seq.prompt_ids == poison and len(item.seq.output_ids) == 3 for item in work):
+            raise Broken("a defect in /srv/secret")
+        return forward(work)
+
+    monkeypatch.setattr(machine.runner, "_forward", broken)
     with caplog.at_level(logging.CRITICAL, "fovea.engine"):
-        found = outcomes(machine, [ask("one", picture(1)), ask("two"), ask("three", picture(1))])
-    assert all(isinstance(error, EngineError) and "a defect" in str(error) for error in found)
+        found = outcomes(machine, prompts)
+    error = found.pop(2)
+    assert isinstance(error, EngineError)
+    assert "secret" not in str(error)
+    assert found == [truth[0], truth[1], truth[3]]
+    assert 1 <= machine.stats()["failed_steps"] <= 3
     assert machine.status == "ready"
+    still_answers(machine)
+
+
+def test_ten_tokens_that_cannot_be_chosen_end_ten_requests_and_not_the_engine(
+    machine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of the ten small requests of an attack, whose parameters left no token to choose from.
+
+    Each failed its whole step, and after ten of them the engine stopped for everybody.
+    """
+    choose = sampler.distribution
+
+    def broken(row: Any, params: Any) -> Any:
+        if params.seed == 13:
+            raise IndexError("index 0 is out of bounds")
+        return choose(row, params)
+
+    monkeypatch.setattr(sampler, "distribution", broken)
+    truth = machine.generate(ask("hello"), **GREEDY).token_ids[0]
+    with caplog.at_level(logging.CRITICAL, "fovea.engine"):
+        for _ in range(12):
+            with pytest.raises(EngineError, match="failed inside the engine") as caught:
+                machine.generate(ask("hello"), temperature=1, seed=13, max_tokens=4)
+            assert "out of bounds" not in str(caught.value)
+    assert machine.stats()["failed_steps"] == 0
+    assert machine.generate(ask("hello"), **GREEDY).token_ids[0] == truth
     still_answers(machine)
 
 

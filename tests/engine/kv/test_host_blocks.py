@@ -92,7 +92,8 @@ def test_after_a_failed_step_its_blocks_are_not_reused() -> None:
     plan = brain.schedule()
     assert {move.kind for move in plan.moves} == {"load"}
     assert {move.owner for move in plan.moves} == {"again"}
-    brain.abandon()
+    brain.abandon(plan)
+    assert (seq.computed_tokens, seq.blocks, brain.waiting) == (0, [], [seq])
     brain.finish(seq, "error")
     brain.check_integrity()
     assert len(brain.kv.host) == 0

@@ -235,7 +235,7 @@ async def test_a_failing_step_ends_its_requests_and_the_engine_continues(
         return execute(*arguments)
 
     monkeypatch.setattr(engine.loop.stepper.executor, "execute", broken)
-    with pytest.raises(EngineError, match="the step failed: on purpose"):
+    with pytest.raises(EngineError, match="the request failed inside the engine"):
         await whole(engine, ask())
     assert engine.stats()["failed_steps"] == 1
     assert (await whole(engine, ask(max_tokens=3))).usage.completion == 3

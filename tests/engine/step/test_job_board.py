@@ -200,12 +200,14 @@ def test_an_image_that_fails_ends_its_job_and_no_other(
         result.sampled.pop("bad:0", None)
         result.failures["bad:0"] = ValueError("these are no pixels")
 
-    with caplog.at_level(logging.CRITICAL, "fovea.engine"):
-        machine.step(fail)
-        machine.run()
+    machine.step(fail)
+    machine.run()
     (event,) = machine.events["bad"]
     assert isinstance(event.error, EngineError)
-    assert "these are no pixels" in str(event.error)
+    assert "these are no pixels" not in str(event.error), "internal errors are for the log"
+    assert str(event.error).endswith("the server's log has the details under bad")
+    assert "request bad failed" in caplog.text
+    assert "these are no pixels" in caplog.text
     assert machine.events["good"][-1].finish_reason == "length"
 
 

@@ -207,14 +207,19 @@ def test_a_step_names_all_sequences_that_a_failure_concerns() -> None:
     assert Step(plan).involved == {"computes", "waits", "also waits", "moves"}
 
 
-def test_an_abandoned_step_is_forgotten() -> None:
-    engine, seq = Engine(), sequence("a", 6)
-    engine.add(seq)
+def test_an_abandoned_step_is_forgotten_and_its_halves_are_tried() -> None:
+    engine = Engine()
+    first, second = sequence("a", 6), sequence("b", [9, 8, 7], arrival=1.0)
+    engine.add(second, first)
+    assert engine.stepper.abandon(engine.stepper.plan(0.0)) is None
+    assert (engine.stepper.steps, first.computed_tokens, second.computed_tokens) == (0, 0, 0)
     step = engine.stepper.plan(0.0)
-    engine.stepper.abandon()
-    for name in step.involved:
-        engine.stepper.finish(engine.stepper.sequences[name], "error")
-    assert (engine.stepper.idle, engine.stepper.steps, seq.computed_tokens) == (True, 0, 0)
+    assert step.involved == {"a"}, "the one that arrived first is tried first"
+    assert engine.stepper.abandon(step) == "a", "it failed alone"
+    engine.stepper.finish(first, "error")
+    assert engine.step().involved == {"b"}
+    assert second.output_ids == [TOKEN]
+    engine.stepper.finish(second, "length")
     engine.scheduler.check_integrity()
 
 

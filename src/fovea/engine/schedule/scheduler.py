@@ -24,6 +24,7 @@ except those whose blocks are still cached.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Collection
 from typing import Any
 
 from fovea.core.types import FinishReason
@@ -101,23 +102,30 @@ class Scheduler:
         newest = max((seq.arrival_step for seq in pending), default=self.steps)
         return sum(s.decoding and (not s.spans or s.first_token_step <= newest) for s in self.running)
 
-    def schedule(self, prompt_tokens: int | None = None, running: int | None = None) -> StepPlan:
+    def schedule(
+        self,
+        prompt_tokens: int | None = None,
+        running: int | None = None,
+        only: Collection[str] | None = None,
+    ) -> StepPlan:
         """Plan the next step.
 
         prompt_tokens: most tokens beside the decodes; None for no bound except the configured one.
         running: no sequence joins while this many run; None for the configured maximum.
+        only: ids of the sequences that the step may take; None for all.
         """
         self._most = min(self.config.max_running, running or self.config.max_running)
         tokens = self.config.max_step_tokens
         self.steps += 1
-        self.images.begin(self.running, self.waiting)
+        current, waiting = _among(self.running, only), _among(self.waiting, only)
+        self.images.begin(current, waiting)
         if prompt_tokens is not None:
             tokens = min(tokens, self.decodes + prompt_tokens)
         budget = Budget(tokens, self.config.max_step_visual_tokens)
-        for seq in sorted(self.running, key=lambda s: (not s.decoding, s.arrival, s.id)):
+        for seq in sorted(current, key=lambda s: (not s.decoding, s.arrival, s.id)):
             if seq.status is Status.RUNNING and budget.tokens > 0:
                 self._continue(seq, budget)
-        self._admit_waiting(budget)
+        self._admit_waiting(_among(self.waiting, only), budget)
         work = sorted(budget.work.values(), key=lambda w: not w.seq.decoding)
         return StepPlan(
             tuple(work),
@@ -144,9 +152,16 @@ class Scheduler:
                 seq.first_token_step = seq.first_token_step or self.steps
                 seq.output_ids.append(sampled[seq.id])
 
-    def abandon(self) -> None:
-        """The step failed: forget its moves. The caller ends the sequences of the step."""
+    def abandon(self, plan: StepPlan) -> None:
+        """The step failed: forget its moves.
+
+        Sequences whose blocks should have been filled by these moves start again from the queue. All others
+        keep their computed tokens, and can be in the next step as if this one had not been.
+        """
         self.kv.abandon_moves()
+        owners = {move.owner for move in plan.moves}
+        for seq in [seq for seq in self.running if seq.id in owners]:
+            self._send_back(seq)
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End a sequence in any state and release everything that it holds. Ending it twice is no error."""
@@ -179,13 +194,14 @@ class Scheduler:
                 return
         self._take(seq, count, budget)
 
-    def _admit_waiting(self, budget: Budget) -> None:
+    def _admit_waiting(self, waiting: list[Sequence], budget: Budget) -> None:
+        """waiting: the sequences that may join, the oldest first."""
         room = not budget.preempted
         position = 0
-        oldest = self.waiting[0] if self.waiting else None
+        oldest = waiting[0] if waiting else None
         if oldest is not None:
             self._request_first_image(oldest, budget)
-        for seq in self.policy.order(tuple(self.waiting), self.images.ready):
+        for seq in self.policy.order(tuple(waiting), self.images.ready):
             room = room and len(self.running) < self._most and budget.tokens > 0
             position += 1
             if not room and position > LOOKAHEAD:
@@ -245,6 +261,10 @@ class Scheduler:
     def _preempt(self, seq: Sequence, budget: Budget) -> None:
         budget.refund(seq)
         budget.preempted.append(seq.id)
+        self._send_back(seq)
+
+    def _send_back(self, seq: Sequence) -> None:
+        """Let a running sequence release its blocks and wait again."""
         self._free(seq)
         seq.preemptions += 1
         self.preemptions += 1
@@ -258,6 +278,11 @@ class Scheduler:
     def _wait(self, seq: Sequence) -> None:
         seq.status = Status.WAITING
         insort(self.waiting, seq, key=lambda s: (s.arrival, s.id))
+
+
+def _among(sequences: list[Sequence], only: Collection[str] | None) -> list[Sequence]:
+    """The sequences that a step may take, in their order. only: their ids; None for all."""
+    return sequences if only is None else [seq for seq in sequences if seq.id in only]
 
 
 def _passes(seq: Sequence, other: Sequence) -> bool:

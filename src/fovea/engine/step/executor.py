@@ -28,7 +28,8 @@ class StepResult:
     """The result of one step.
 
     sampled: the new token of each sequence that got one, by sequence id.
-    failures: the error of each sequence whose image could not be encoded, by sequence id.
+    failures: the error of each sequence whose image could not be encoded, or for which no token could be
+        chosen, by sequence id. The other sequences of the step are not affected.
     encoded: for each image whose encoding ended in this step, by span key, the seconds that the encoder spent
         on it in all steps.
     encode_s: seconds of this step that went into encoding. On CUDA the encoder runs beside the decoder, and

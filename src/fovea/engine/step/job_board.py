@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from fovea.core.errors import EngineError, FoveaError, InvalidRequest
+from fovea.core.errors import EngineError, FoveaError, InvalidRequest, RequestError, Unavailable
 from fovea.core.stage import stage
 from fovea.core.types import FinishReason, StageTimings, TokenLogprob
 from fovea.engine.events import Event
@@ -23,13 +23,14 @@ class JobBoard:
 
     jobs: by sequence id.
     generated_tokens: number of tokens that were sampled.
+    tokenizer: turns tokens into text.
     """
 
     def __init__(self, stepper: Stepper, tokenizer: ChatTokenizer) -> None:
         self.jobs: dict[str, Job] = {}
         self.generated_tokens = 0
         self._stepper = stepper
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Add jobs to the scheduler. A job that cannot be added ends with an error event."""
@@ -42,9 +43,8 @@ class JobBoard:
                 continue
             try:
                 self._stepper.add(job.seq, job.inputs)
-            except Exception as error:
-                log.exception("a request could not be added")
-                self._refuse(job, EngineError(f"the request could not be added: {error}"))
+            except Exception as error:  # noqa: BLE001 - any error refuses this job alone
+                self._refuse(job, _public(error, job))
                 continue
             self.jobs[job.seq.id] = job
 
@@ -56,13 +56,12 @@ class JobBoard:
                 self._end(job, "abort", Event(job.choice, finish_reason="abort"))
 
     def fail(self, sequence_ids: Iterable[str], error: Exception) -> None:
-        """End jobs with an error event."""
-        if not isinstance(error, FoveaError):
-            error = EngineError(f"the request failed: {error}")
+        """End jobs with an error event. An internal error goes to the log; clients get its place there."""
         for seq_id in sequence_ids:
             job = self.jobs.get(seq_id)
             if job is not None:
-                self._end(job, "error", Event(job.choice, finish_reason="error", error=error))
+                event = Event(job.choice, finish_reason="error", error=_public(error, job))
+                self._end(job, "error", event)
 
     def fail_all(self, error: EngineError) -> None:
         """Send an error to every client when the engine is dead.
@@ -96,14 +95,12 @@ class JobBoard:
             if job is not None:
                 job.encode_s += result.encoded.get(encode.span.key, 0.0)
         for seq_id, failure in result.failures.items():
-            log.error("an image could not be encoded", exc_info=failure)
             self.fail([seq_id], failure)
         for seq_id, pick in result.sampled.items():
             try:
                 self._send_token(self.jobs[seq_id], pick, now)
-            except Exception as error:
-                log.exception("a token could not be sent")
-                self.fail([seq_id], EngineError(f"the request failed: {error}"))
+            except Exception as error:  # noqa: BLE001 - any error ends this job alone
+                self.fail([seq_id], error)
 
     @staticmethod
     def _mark_admitted(job: Job, now: float) -> None:
@@ -147,7 +144,7 @@ class JobBoard:
         if len(seq.output_ids) >= params.min_tokens:
             if token in params.stop_token_ids:
                 return "stop"
-            if not params.ignore_eos and token in self._tokenizer.eos_ids:
+            if not params.ignore_eos and token in self.tokenizer.eos_ids:
                 return "stop"
         return "length" if len(seq.output_ids) >= seq.max_tokens else None
 
@@ -175,4 +172,17 @@ class JobBoard:
         return (TokenLogprob(pick.token, self._written(pick.token), pick.logprob, top),)
 
     def _written(self, token: int) -> str:
-        return self._tokenizer.token_bytes(token).decode("utf-8", "surrogateescape")
+        return self.tokenizer.token_bytes(token).decode("utf-8", "surrogateescape")
+
+
+def _public(error: Exception, job: Job) -> FoveaError:
+    """Return the error that a client gets.
+
+    Errors about the request are sent as they are. The text of any other error may hold file paths, or numbers
+    of other requests. It only goes to the log, with the request's id, and the client gets this id.
+    """
+    if isinstance(error, RequestError | Unavailable):
+        return error
+    name = job.seq.id.rpartition(":")[0]
+    log.error("request %s failed", name, exc_info=error)
+    return EngineError(f"the request failed inside the engine; the server's log has the details under {name}")

@@ -1,8 +1,13 @@
 """The engine's thread: take commands, plan a step, execute it, apply its result, send events.
 
 Everything that touches the scheduler or the model happens in this thread, so neither needs a lock. Other
-threads put commands into the inbox and get events through sinks. An error in a step ends the requests of that
-step and leaves the others running. An error in the loop itself ends all requests, and `alive` becomes false.
+threads put commands into the inbox and get events through sinks.
+
+An error ends as few requests as possible. An error in one image or one token ends its own request. An error
+of a whole step ends the one request that causes it: the step's sequences are tried again in smaller groups
+until it is found (`suspects`). If steps keep failing, a trivial sequence of the loop's own is tried
+(`probe`). If that fails, too, the device is dead. Only this, and an error in the loop itself, ends all
+requests, and `alive` becomes false.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from fovea.engine.job import Job
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.step.executor import StepResult
 from fovea.engine.step.job_board import JobBoard
+from fovea.engine.step.probe import PROBE, probe_job
 from fovea.engine.step.stepper import Step, Stepper
 
 log = logging.getLogger("fovea.engine")
@@ -28,7 +34,11 @@ STALL_S = 0.002
 CALL_TIMEOUT_S = 60.0
 """Seconds that `EngineLoop.call` waits for its action."""
 FATAL_FAILURES = 10
-"""After so many failed steps in a row the device is considered dead, and the loop ends."""
+"""After so many failed steps in a row a probe is computed. If it fails, too, the loop ends."""
+
+
+class DeadDevice(Exception):
+    """Steps fail for every sequence, also for a trivial one."""
 
 
 class EngineLoop:
@@ -165,28 +175,47 @@ class EngineLoop:
         try:
             result = self.stepper.executor.execute(step.plan, step.encode_s)
         except Exception as error:
-            log.exception("a step failed")
+            log.exception("a step failed; its sequences: %s", ", ".join(sorted(step.involved)))
             self._abandon(step, error)
             return
-        self._failures_in_a_row = 0
         self._finish_step(step, result, time.perf_counter() - started)
 
     def _finish_step(self, step: Step, result: StepResult, seconds: float) -> None:
         self.stepper.apply(step, result, seconds if result.seconds is None else result.seconds)
         self.board.end_step(step, result, time.monotonic())
+        if PROBE in result.failures:
+            raise DeadDevice from result.failures[PROBE]
+        if result.encoded or any(item.seq.id not in result.failures for item in step.plan.work):
+            self._failures_in_a_row = 0
+        elif result.failures:
+            self._count_failure()  # on a dead device, every image fails, each for itself
 
     def _abandon(self, step: Step, error: Exception) -> None:
-        """End the sequences of a failed step.
+        """Give up a failed step, and end the sequence that is to blame, if that is known.
 
-        A broken device fails every step. After FATAL_FAILURES in a row the loop ends, so that the process can
-        be restarted.
+        Requests alone never end the loop, however many of them make steps fail. It ends if the probe fails,
+        so that the process can be restarted.
         """
-        self.stepper.abandon()
-        self.failed_steps += 1  # before the clients get their errors, which may read the counter at once
-        self.board.fail(step.involved, EngineError(f"the step failed: {error}"))
+        self.failed_steps += 1  # before a client gets its error, and may read the counter at once
+        guilty = self.stepper.abandon(step)
+        if guilty == PROBE:
+            raise DeadDevice from error
+        if guilty is not None:
+            self.board.fail([guilty], error)
+        self._count_failure()
+
+    def _count_failure(self) -> None:
+        """Count a step in which nothing succeeded. After FATAL_FAILURES in a row, try the probe, alone.
+
+        The probe counts as the oldest sequence, so that it need not wait and is not preempted.
+        """
         self._failures_in_a_row += 1
-        if self._failures_in_a_row >= FATAL_FAILURES:
-            raise RuntimeError(f"{FATAL_FAILURES} steps in a row failed")
+        if self._failures_in_a_row < FATAL_FAILURES:
+            return
+        if PROBE not in self.board.jobs:
+            arrivals = [seq.arrival for seq in self.stepper.sequences.values()]
+            self.board.add([probe_job(self.board.tokenizer, min(arrivals, default=time.monotonic()) - 1)])
+        self.stepper.suspects.try_next(PROBE)
 
     def _audit(self) -> None:
         """Check once whenever the engine becomes idle that nothing is held.

@@ -3,6 +3,7 @@
     plan(now)                       which tokens, and how many seconds of encoding
     executor.execute(...)           computes the step, or estimates its duration
     apply(step, result, seconds)    notes computed and new tokens, and updates the pace's estimates
+    abandon(step)                   in place of apply, if the step failed: who is to blame?
 
 The engine's loop, the simulated server and the virtual clock of `fovea simulate` all run on this one class.
 """
@@ -19,6 +20,7 @@ from fovea.engine.schedule.plan import StepPlan
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import Executor, StepResult
+from fovea.engine.step.suspects import Suspects
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Stepper:
     """Scheduler, pace and batch control over an executor. For one thread.
 
     sequences: all unfinished sequences, by id.
+    suspects: the sequences of a failed step, until the guilty one is found.
     steps, computed_tokens, encoded_images, encode_seconds: counters since the start.
     """
 
@@ -63,6 +66,7 @@ class Stepper:
         self.pace = Pace(config.pace, config.target_itl_ms / 1000, config.max_step_tokens)
         self.batch: BatchControl = control or DecodeBound(config.target_itl_ms / 1000, config.max_running)
         self.sequences: dict[str, Sequence] = {}
+        self.suspects = Suspects()
         self.steps = 0
         self.computed_tokens = 0
         self.encoded_images = 0
@@ -104,17 +108,20 @@ class Stepper:
         streams = self.scheduler.streams_to_protect
         others = len(self.sequences) - self.scheduler.decodes
         tokens = self.pace.prompt_tokens(streams, others, encoding=self.executor.encoding)
-        plan = self.scheduler.schedule(tokens, self.batch.allowed())
+        plan = self.scheduler.schedule(tokens, self.batch.allowed(), self.suspects.group)
+        if not plan:
+            self.suspects.clear(())
         decodes = plan.decodes
         prompt_tokens = plan.tokens - decodes
         encode_s = self.pace.encode_s(streams, others, prompt_tokens)
         return Step(plan, encode_s, decodes, prompt_tokens, expired)
 
     def apply(self, step: Step, result: StepResult, seconds: float) -> None:
-        """Take in the result of a step. Sequences whose image could not be encoded are ended.
+        """Take in the result of a step. Sequences that failed are ended.
 
         seconds: duration of the step.
         """
+        self.suspects.clear(step.involved)
         self.pace.observe(step.decodes, step.prompt_tokens, seconds, result.encode_s)
         prompt_and_image_s = result.encode_s + self.pace.prompt_s(step.prompt_tokens)
         self.batch.observe(step.decodes, seconds, prompt_and_image_s)
@@ -127,6 +134,11 @@ class Stepper:
                 self.finish(self.sequences[seq_id], "error")
         self.scheduler.update(step.plan, {seq_id: pick.token for seq_id, pick in result.sampled.items()})
 
-    def abandon(self) -> None:
-        """Give up a step that failed. The caller then ends the sequences in `Step.involved`."""
-        self.scheduler.abandon()
+    def abandon(self, step: Step) -> str | None:
+        """Give up a step that failed as a whole. Its sequences continue, in smaller groups.
+
+        Returns the id of the sequence that is to blame, which the caller then ends; None: not known yet.
+        """
+        self.scheduler.abandon(step.plan)
+        involved = [self.sequences[name] for name in step.involved if name in self.sequences]
+        return self.suspects.fail([seq.id for seq in sorted(involved, key=lambda s: (s.arrival, s.id))])
