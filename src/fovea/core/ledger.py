@@ -15,6 +15,8 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from fovea.core.owners import Owners
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -67,11 +69,22 @@ class Ledger(Generic[K, V]):
         self._is_pinned = is_pinned
         self._rank = rank
         self._reserved = 0
+        self._owners: Owners[K, V] | None = None
         self._entries: OrderedDict[K, Entry[V]] = OrderedDict()
         # Heap of (created, number, key). Items of replaced or removed entries stay in it until they are
         # compacted.
         self._ages: list[tuple[float, int, K]] = []
         self._numbers = itertools.count()
+
+    def divide(self, owner_of: Callable[[K, V], str], share_of: Callable[[str], float]) -> None:
+        """Give every entry an owner, for `evict_over_share`. The arguments are those of `Owners`."""
+        self._owners = Owners(owner_of, share_of)
+        for key, entry in self._entries.items():
+            self._owners.add(key, entry.value, entry.size)
+
+    def fits_share(self, key: K, value: V, size: int) -> bool:
+        """Whether an entry alone is within its owner's share."""
+        return self._owners is None or size <= self._owners.allowed(key, value, self.capacity)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -111,18 +124,24 @@ class Ledger(Generic[K, V]):
         created = self._clock() if created is None else created
         self._entries[key] = Entry(value, size, created)
         self.bytes += size
+        if self._owners is not None:
+            self._owners.add(key, value, size)
         if self.ttl_s is not None:
             heapq.heappush(self._ages, (created, next(self._numbers), key))
 
     def touch(self, key: K) -> None:
         """Make an entry the most recently used one. Raises KeyError if there is none."""
         self._entries.move_to_end(key)
+        if self._owners is not None:
+            self._owners.touch(key, self._entries[key].value)
 
     def remove(self, key: K) -> Entry[V] | None:
         """Remove an entry, pinned or not. Returns it, or None if there was none."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self.bytes -= entry.size
+            if self._owners is not None:
+                self._owners.remove(key, entry.value)
             if len(self._ages) > 64 + 2 * len(self._entries):
                 self._compact()
         return entry
@@ -181,6 +200,18 @@ class Ledger(Generic[K, V]):
             self.remove(key)
         self.evictions += len(victims)
         return victims
+
+    def evict_over_share(self, key: K) -> None:
+        """Remove the oldest entries of an entry's owner, except pinned ones, until it is within its share."""
+        if self._owners is None:
+            return
+        value = self._entries[key].value
+        victims = self._owners.victims(
+            key, value, self.capacity, lambda other: self._is_pinned(self._entries[other].value)
+        )
+        for victim in victims:
+            self.remove(victim)
+        self.evictions += len(victims)
 
     def check_integrity(self, name: str) -> None:
         """Raise RuntimeError unless the bytes add up. name: the store's name, for the message."""

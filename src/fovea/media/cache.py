@@ -35,13 +35,26 @@ class ByteCache(LedgerStore[K, V]):
         self.misses = 0
         super().__init__(Ledger(capacity, ttl_s=ttl_s or None, clock=clock))
 
+    def divide(self, owner_of: Callable[[K, V], str], share_of: Callable[[str], float]) -> None:
+        """Bound the bytes of every owner's entries. One over its share evicts its own oldest entries first.
+
+        owner_of: returns the owner of an entry by its key and value.
+        share_of: returns the part of the capacity that an owner may fill, from 0 to 1.
+        """
+        self._ledger.divide(owner_of, share_of)
+
     def put(self, key: K, value: V, size: int) -> bool:
-        """Store a value of `size` bytes in place of an older one. False: it is larger than the cache."""
+        """Store a value of `size` bytes in place of an older one.
+
+        False: it is larger than the cache, or than its owner's share of it.
+        """
         self._ledger.remove(key)
-        if size + ENTRY_BYTES > self.capacity:
+        size += ENTRY_BYTES
+        if size > self.capacity or not self._ledger.fits_share(key, value, size):
             return False
-        self._ledger.add(key, value, size + ENTRY_BYTES)
+        self._ledger.add(key, value, size)
         self._ledger.expire()
+        self._ledger.evict_over_share(key)
         self._ledger.evict()
         return True
 
