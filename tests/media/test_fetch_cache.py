@@ -276,8 +276,9 @@ async def test_invalid_bytes_are_dropped_and_downloaded_again() -> None:
     answers = {"/": Answer(broken, headers=("Cache-Control: max-age=60",))}
     async with serving(answers, cache) as web:
         loader = MediaLoader(LOCAL, cache)
+        (image,) = await loader.load_all([web.url("/")])
         with pytest.raises(InvalidImage, match="truncated"):
-            await loader.load_all([web.url("/")])
+            await loader.decode(image)
         answers["/"] = picture("Cache-Control: max-age=60")
         (image,) = await loader.load_all([web.url("/")])
         assert image.width == 40, "the broken bytes were dropped"

@@ -13,7 +13,6 @@ import pytest
 
 from fovea.core.errors import Unavailable
 from fovea.core.image import Image
-from fovea.core.video import Abandoned
 from fovea.engine.request.pixel_pool import PixelPool
 from fovea.engine.request.pixels import PixelStore
 from fovea.engine.request.prompt_plan import PlannedImage
@@ -177,41 +176,19 @@ def test_pixels_computed_without_a_claim_go_to_the_cache(slow: SlowProcessor) ->
     store.close()
 
 
-def test_a_request_that_joins_an_abandoned_video_gets_it(
-    store: PixelStore, monkeypatch: pytest.MonkeyPatch
+def test_a_request_that_comes_after_the_last_one_left_does_not_join_its_computation(
+    store: PixelStore, slow: SlowProcessor
 ) -> None:
-    """When the last request left, the decoding of its video stops. A request that came in the same moment
-    joined that computation, and must not get the other one's error.
+    """When the last request leaves, the decoding of its video stops. The next request begins anew: otherwise
+    it would get the error of one that has left.
     """
-    runs, stopping, joined = [], threading.Event(), threading.Event()
-
-    def process(image: PlannedImage, _: object) -> ProcessedImage:
-        runs.append(image)
-        if len(runs) == 1:
-            stopping.set()
-            assert joined.wait(20)
-            raise Abandoned
-        return ProcessedImage("cat", PLAN, {})
-
-    monkeypatch.setattr("fovea.engine.request.pixels.process", process)
     task = store.task(planned("cat"))
     task.acquire()
-    future = task.start()
-    assert stopping.wait(20)
+    abandoned = task.start()
+    assert slow.begun.acquire(timeout=20)
     task.release()
-    task.acquire()  # the second request
-    joined.set()
+    task.acquire()
+    assert task.start() is not abandoned
+    slow.gate.set()
     assert task.start().result(20).identity == "cat"
-    assert len(runs) == 2
-    assert future.result(20).identity == "cat"
-
-
-def test_an_abandoned_video_ends_with_its_last_request(
-    store: PixelStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def process(*_: object) -> ProcessedImage:
-        raise Abandoned
-
-    monkeypatch.setattr("fovea.engine.request.pixels.process", process)
-    with pytest.raises(Abandoned):
-        store.task(planned("cat")).start().result(20)
+    task.release()

@@ -11,11 +11,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from fovea.core.errors import Unavailable
-from fovea.core.video import Abandoned
 from fovea.engine.request.clip import PlannedFrames
 from fovea.engine.request.pixel_pool import PixelPool, PoolItem
 from fovea.engine.request.prompt_plan import PlannedInput, process
@@ -117,25 +117,9 @@ class PixelTask:
         image = None if isinstance(self._planned, PlannedFrames) else self._planned.image
         cost = 0.0 if image is None else image.width * image.height / 1e6
         try:
-            return self._workers.submit(self._process, cost)
+            return self._workers.submit(partial(process, self._planned, self._processor), cost)
         except RuntimeError as error:
             raise Unavailable("the engine has stopped") from error
-
-    def _process(self) -> ProcessedImage:
-        """Compute the pixels in a worker thread.
-
-        If the last request left while a video was decoded, the frames are abandoned. A request that came in
-        this moment finds either the claim counted here or no computation to join, so it never gets the error
-        of the one that left.
-        """
-        while True:
-            try:
-                return process(self._planned, self._processor)
-            except Abandoned:
-                with self._lock:
-                    if not self._claims:
-                        self._future = None
-                        raise
 
 
 def _failed(future: Future[ProcessedImage]) -> bool:
