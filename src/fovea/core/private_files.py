@@ -14,6 +14,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 
 MOST_LINKS = 40
@@ -21,15 +22,17 @@ MOST_LINKS = 40
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def exposure(path: Path) -> str | None:
+def exposure(path: Path, *, may_be_link: bool = False) -> str | None:
     """Return why another user could change a file or folder, or None if nobody else can.
 
     The path need not exist; then its existing parents are checked. Symbolic links are followed, and every
-    folder on the way is checked. The path itself may not be a link.
+    folder on the way is checked.
+
+    may_be_link: whether the path itself may be a link.
     """
     whole = Path.cwd() / path
     try:
-        if whole.is_symlink():
+        if not may_be_link and whole.is_symlink():
             return f"{whole} is a symbolic link"
         for step, status, is_last in _walk(whole):
             reason = _exposed(step, status, is_last)
@@ -40,9 +43,9 @@ def exposure(path: Path) -> str | None:
     return None
 
 
-def private_folder(path: Path) -> str | None:
+def private_folder(path: Path, *, may_be_link: bool = False) -> str | None:
     """Create a folder for this user alone (mode 0700) unless it exists, and return its `exposure`."""
-    reason = exposure(path)
+    reason = exposure(path, may_be_link=may_be_link)
     if reason is not None:
         return reason
     try:
@@ -51,7 +54,7 @@ def private_folder(path: Path) -> str | None:
             pass
     except OSError as error:
         return f"{path} cannot be written: {error.strerror}"
-    return exposure(path)
+    return exposure(path, may_be_link=may_be_link)
 
 
 def temporary_folder() -> Path:
@@ -67,14 +70,24 @@ def temporary_folder() -> Path:
     return folder
 
 
-def read_private(path: Path) -> bytes:
-    """Return the content of a file that nobody else can change.
+def open_private(path: Path) -> BufferedReader:
+    """Open a file that nobody else can change, to read it. The folder must be known to be private.
 
-    The folder must be known to be private. Raises OSError, also for a link and for a file of another user.
+    Raises OSError, also for a link and for a file of another user.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        check_owner(descriptor)
+    # NONBLOCK: to open a pipe would otherwise wait for ever.
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    try:
+        check_owner(file.fileno())
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def read_private(path: Path) -> bytes:
+    """Return the content of a file as by `open_private`. Raises OSError."""
+    with open_private(path) as file:
         return file.read()
 
 

@@ -12,6 +12,7 @@ from fovea.core.errors import ConfigError
 from fovea.core.hardware import NATIVE_KERNELS_VARIABLE
 from fovea.kernels.attention import ChunkAttention, Heads, prefill_each
 from fovea.kernels.base import Kernels
+from fovea.kernels.compile_caches import secure_gpu_caches
 from fovea.kernels.flash import attention as flash
 from fovea.kernels.native.build import library
 from fovea.kernels.native.kernels import NativeKernels
@@ -62,6 +63,7 @@ def _triton(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -
             "%s; torch's kernels are used instead, which read gathered copies of the KV cache", obstacle
         )
         return TorchKernels()
+    secure_gpu_caches()
     from fovea.kernels.triton.kernels import TritonKernels
 
     return TritonKernels(device, _chunks(name, device, dtype, heads))

@@ -6,7 +6,6 @@ else is foreign, also links and folders with such names: it is neither counted n
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -17,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from fovea.core.private_files import check_owner
 from fovea.engine.cache.arrays import VERSION, BadFile
 
 SUFFIX = ".fovea.safetensors"
@@ -74,14 +74,14 @@ def read_file(path: str, limit: int, now: float) -> bytearray:
     """Read an entry and mark it as used at `now`.
 
     Returns a writable buffer that belongs to the caller, so it can be viewed as a tensor without a copy.
-    Raises OSError, and BadFile if the file is larger than `limit` bytes or ends early.
+    Raises OSError, also for a file that another user can change, and BadFile if the file is larger than
+    `limit` bytes or ends early.
     """
     # NONBLOCK: to open a pipe with this name would otherwise wait for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb", buffering=0) as file:
+        check_owner(descriptor)
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
         if status.st_size > limit:
             raise BadFile(f"it has {status.st_size} bytes, and the whole cache may have {limit}")
         data = bytearray(status.st_size)

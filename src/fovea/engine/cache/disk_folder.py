@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fovea.core.private_files import exposure
 from fovea.engine.cache.disk_files import CacheFile, measure, path_of, read_file, scan, write_file
 
 ABANDONED_S = 600.0
@@ -81,6 +82,10 @@ class DiskFolder:
         os.listdir(self.path)
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise PermissionError("it cannot be written")
+        # Whoever can write here decides what the model sees.
+        reason = exposure(self.path, may_be_link=True)
+        if reason is not None:
+            raise PermissionError(reason)
 
     def usage(self) -> Usage:
         with self._usage_lock:

@@ -18,6 +18,7 @@ from fovea.core.errors import ConfigError
 from fovea.engine.compile_modes import CompileModes
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.kernels.base import Kernels
+from fovea.kernels.compile_caches import secure_torch_cache
 from fovea.kernels.native.build import compiler
 
 Rowwise = Callable[..., Tensor]
@@ -50,6 +51,8 @@ def compile_modules(model: VisionLanguageModel, modes: CompileModes) -> None:
 
     torch compiles a method when it is called for the first time.
     """
+    if modes.active:
+        secure_torch_cache()
     projector = {layer for module in model.projector_modules() for layer in module.modules()}
     encoder = [
         layer for module in model.encoder_modules() for layer in module.modules() if layer not in projector

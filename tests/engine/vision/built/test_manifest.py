@@ -116,3 +116,27 @@ def test_the_digest_covers_what_decides_outputs(manifest: Manifest) -> None:
         replace(manifest, checksums=dict(manifest.checksums) | {"first.pt2": "0" * 64}),
     ]
     assert len({manifest.digest, *(other.digest for other in others)}) == 4
+
+
+@pytest.mark.parametrize("name", ["", NAME, "later.pt2"])
+def test_encoders_that_another_user_can_change_are_not_used(
+    folder: Path, manifest: Manifest, name: str
+) -> None:
+    """They are machine code: whoever could write to the folder could run code in the server."""
+    (folder / name).chmod(0o777)
+    with pytest.raises(UnusableEngine, match="others may write to"):
+        Manifest.read(folder).check(folder, manifest.grids[0])
+
+
+@pytest.mark.parametrize("name", [NAME, "first.pt2"])
+def test_links_in_the_place_of_encoders_are_not_followed(folder: Path, manifest: Manifest, name: str) -> None:
+    (folder / name).rename(folder / "elsewhere")
+    (folder / name).symlink_to("elsewhere")
+    with pytest.raises(UnusableEngine, match="cannot be read"):
+        Manifest.read(folder).check(folder, manifest.grids[0])
+
+
+def test_a_manifest_of_deep_lists_is_not_json(folder: Path) -> None:
+    (folder / NAME).write_text("[" * 100_000)
+    with pytest.raises(UnusableEngine, match="is not JSON"):
+        Manifest.read(folder)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fovea.core.errors import ConfigError
 from fovea.engine.vision.built.format import RunSegment
+from fovea.kernels.compile_caches import secure_torch_cache
 from fovea.kernels.native.build import compiler
 
 
@@ -49,6 +50,7 @@ class Aot:
         return dtype
 
     def build(self, segment: nn.Module, x: Tensor, path: Path) -> None:
+        secure_torch_cache()
         bare = _InputWeights(segment)
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore", FutureWarning)  # torch warns about its own code

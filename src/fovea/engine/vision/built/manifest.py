@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from fovea.core.private_files import exposure, open_private, read_private
+
 VERSION = 1
 NAME = "manifest.json"
 Grid = tuple[int, int, int]
@@ -100,12 +102,15 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read and check the manifest of a folder. Raises UnusableEngine."""
+        """Read and check the manifest of a folder that no other user can change. Raises UnusableEngine."""
+        reason = exposure(folder, may_be_link=True)
+        if reason is not None:
+            raise UnusableEngine(f"its files are machine code, and {reason}")
         try:
-            values = json.loads((folder / NAME).read_text(encoding="utf-8"))
+            values = json.loads(read_private(folder / NAME))
         except OSError as error:
-            raise UnusableEngine(f"its {NAME} cannot be read: {error.strerror}") from error
-        except ValueError as error:
+            raise UnusableEngine(f"its {NAME} cannot be read: {error.strerror or error}") from error
+        except (ValueError, RecursionError) as error:
             raise UnusableEngine(f"its {NAME} is not JSON: {error}") from error
         if not isinstance(values, dict) or values.get("version") != VERSION:
             raise UnusableEngine(f"its {NAME} is not of version {VERSION}")
@@ -167,12 +172,15 @@ class Manifest:
         return None
 
     def check(self, folder: Path, grid: BuiltGrid) -> None:
-        """Raise UnusableEngine if a file of the grid is not the one that was built."""
+        """Raise UnusableEngine if a file of the grid is not the one that was built.
+
+        Nobody else can change the files afterwards, because `read` has checked the folder.
+        """
         for name in dict.fromkeys(grid.parts):
             try:
                 actual = checksum(folder / name)
             except OSError as error:
-                raise UnusableEngine(f"{name} cannot be read: {error.strerror}") from error
+                raise UnusableEngine(f"{name} cannot be read: {error.strerror or error}") from error
             if actual != self.checksums[name]:
                 raise UnusableEngine(f"{name} is not the file that was built")
 
@@ -188,8 +196,11 @@ class Manifest:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits. Raises OSError."""
-    with path.open("rb") as file:
+    """SHA-256 of a file, in hexadecimal digits.
+
+    Raises OSError, also for a link and for a file that another user can change.
+    """
+    with open_private(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
