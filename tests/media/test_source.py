@@ -82,18 +82,18 @@ def test_refuses_to_parse(url: str, kind: type[FoveaError], fragment: str) -> No
     ],
 )
 def test_refuses_broken_base64(encoded: str, fragment: str) -> None:
-    source = InlineSource("image/png", encoded)
+    source = InlineSource("image/png", encoded.encode())
     expect_error(source.read, InvalidImage, [fragment], LIMITS)
 
 
 def test_size_is_checked_before_decoding() -> None:
-    exactly = InlineSource("image/png", base64.b64encode(bytes(100)).decode())
+    exactly = InlineSource("image/png", base64.b64encode(bytes(100)))
     assert exactly.read(MediaLimits(max_bytes=100)) == bytes(100)
     error = expect_error(
         exactly.read, InvalidImage, ["holds 100 bytes", "at most 99"], MediaLimits(max_bytes=99)
     )
     assert error.code == "image_too_large"
-    garbage = InlineSource("image/png", "!" * 400)  # the size is checked before the content
+    garbage = InlineSource("image/png", b"!" * 400)  # the size is checked before the content
     expect_error(garbage.read, InvalidImage, ["holds 300 bytes"], MediaLimits(max_bytes=99))
 
 
