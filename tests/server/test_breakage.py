@@ -10,6 +10,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
+from fovea.api.responses import DEFECT
 from fovea.core.errors import DeadlineExceeded, EngineError, Unavailable
 from fovea.core.protocols import EngineStatus
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
@@ -34,7 +35,7 @@ def events(answer: httpx.Response) -> list[str]:
 @pytest.mark.parametrize(
     ("error", "status", "code", "says"),
     [
-        (EngineError("the step failed: boom"), 500, "engine_error", "boom"),
+        (EngineError("the step failed: boom"), 500, "engine_error", "see its log"),
         (Unavailable("the engine has stopped"), 503, "unavailable", "stopped"),
         (
             DeadlineExceeded("the request's timeout ran out", param="timeout"),
@@ -146,7 +147,7 @@ async def test_client_disconnects_as_its_stream_begins(disconnect_at: str) -> No
 async def test_failure_of_one_of_several_prompts() -> None:
     async with client_of(Script(EngineError("boom"))) as client:
         answer = await client.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
-    assert (answer.status_code, answer.json()["error"]["message"]) == (500, "boom")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (500, DEFECT)
 
 
 @pytest.mark.parametrize(("status", "says"), [("loading", "still loading"), ("stopped", "has stopped")])

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Integer, Number, Text, Wire, Word
+from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Integer, Number, Text, Url, Wire, Word
 
 Detail = Literal["auto", "low", "medium", "high"]
 NO_EFFECT = "Accepted, without effect."
@@ -25,9 +25,7 @@ MIN_PIXELS = "Extension. Lower bound on the pixels of the image after resizing. 
 class ImageURL(Wire):
     """An image of a message, and its resolution."""
 
-    url: str = Field(
-        min_length=1, description=f"{URL}, or fovea-image://ID for an image that was sent to /v1/images."
-    )
+    url: Url = Field(description=f"{URL}, or fovea-image://ID for an image that was sent to /v1/images.")
     detail: Detail = Field(default="auto", description=DETAIL)
     max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=MAX_PIXELS)
     min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=MIN_PIXELS)
@@ -39,7 +37,7 @@ class VideoURL(Wire):
     By default, the model's own video settings apply.
     """
 
-    url: str = Field(min_length=1, description=f"{URL}.")
+    url: Url = Field(description=f"{URL}.")
     fps: Number | None = Field(
         default=None, gt=0, le=240, description="Extension. Frames sampled per second of video."
     )
@@ -85,6 +83,7 @@ class VideoContent(Wire):
     video_url: VideoURL
 
 
+# Lists fail at their first wrong entry: an error for each of thousands would take long and tell nothing more.
 Content = Annotated[TextContent | ImageContent | VideoContent, Field(discriminator="type")]
 
 
@@ -94,7 +93,7 @@ class ChatMessage(Wire):
     role: Literal["system", "developer", "user", "assistant"] = Field(
         description="Author of the message. developer means the same as system."
     )
-    content: Text | Annotated[list[Content], Field(max_length=MAX_ITEMS)] | None = Field(
+    content: Text | Annotated[list[Content], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = Field(
         default=None, description="Text, or a list of at least one part. null is refused."
     )
     name: Word | None = Field(default=None, description=NO_EFFECT)

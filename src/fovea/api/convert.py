@@ -14,6 +14,7 @@ from fovea.api.schema import ChatRequest, CompletionRequest, Sampling, VisualTok
 from fovea.api.wire import Wire
 from fovea.core.errors import InvalidRequest, PromptTooLong, RequestError
 from fovea.core.image import Image, ImageUse, PixelBudget, VisualTokens
+from fovea.core.payload import Payload
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import (
     ChatPrompt,
@@ -40,7 +41,7 @@ class MediaReference:
     url: the URL that the client sent. param: its JSON path in the request, for errors.
     """
 
-    url: str
+    url: str | Payload
     param: str
 
 
@@ -77,10 +78,10 @@ def chat_prompt(body: ChatRequest, images: Sequence[Image], videos: Sequence[Vid
 
     Raises InvalidRequest for an empty message, media outside user messages, or contradicting `visual_tokens`.
     """
-    if body.visual_tokens is not None:
-        visual_tokens(body.visual_tokens)  # check it even if the request has no image
+    visual = None if body.visual_tokens is None else visual_tokens(body.visual_tokens)
     media = iter(images), iter(videos)
-    return ChatPrompt(tuple(_message(m, f"messages[{i}]", media, body) for i, m in enumerate(body.messages)))
+    messages = tuple(_message(m, f"messages[{i}]", media, body) for i, m in enumerate(body.messages))
+    return ChatPrompt(messages, visual)
 
 
 def _message(
@@ -158,7 +159,7 @@ def completion_prompts(body: CompletionRequest) -> list[Prompt]:
     if not prompt:
         raise InvalidRequest("prompt is empty; accepted: a string, strings, or token ids", param="prompt")
     if isinstance(prompt[0], int):
-        return [TokenPrompt(tuple(i for i in prompt if isinstance(i, int)))]
+        return [TokenPrompt(tuple(prompt))]  # validated: all of one kind
     return [_one_prompt(part) for part in prompt]
 
 

@@ -10,10 +10,28 @@ from fovea.api.convert import extension_body, usage_body
 from fovea.core.errors import FoveaError
 from fovea.core.types import Completion, Delta, TokenLogprob, Usage
 
+LONGEST_MESSAGE = 500
+LONGEST_PARAM = 200
+DEFECT = "the server failed on this request; see its log"
+
 
 def error_body(error: FoveaError) -> dict[str, Any]:
-    """The body of an error, in OpenAI's form."""
-    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+    """The body of an error, in OpenAI's form.
+
+    Its length is bounded, whatever of the request it repeats. The message of a defect stays in the server's
+    log, because it may tell about the server's files and memory.
+    """
+    message = DEFECT if error.status == 500 else clip(error.message, LONGEST_MESSAGE)
+    param = None if error.param is None else clip(error.param, LONGEST_PARAM)
+    return {"error": {"message": message, "type": error.kind, "param": param, "code": error.code}}
+
+
+def clip(text: str, longest: int) -> str:
+    """Leave out the middle of a text that is longer than so many characters."""
+    if len(text) <= longest:
+        return text
+    end = longest // 3
+    return f"{text[: longest - end - 3]}...{text[-end:]}"
 
 
 class ChatBodies:

@@ -13,7 +13,21 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fovea.api.content import DETAIL, MAX_PIXELS, MIN_PIXELS, NO_EFFECT, URL, ChatMessage, Detail
-from fovea.api.wire import MAX_COUNT, MAX_ITEMS, MAX_PROMPTS, Body, Flag, Integer, Number, Text, Wire, Word
+from fovea.api.wire import (
+    MAX_COUNT,
+    MAX_IDS,
+    MAX_ITEMS,
+    MAX_PROMPTS,
+    Body,
+    Flag,
+    Integer,
+    Number,
+    Text,
+    Url,
+    Wire,
+    Word,
+)
+from fovea.core.sampling import MAX_REPETITION_PENALTY, MAX_STOP_STRINGS, MIN_REPETITION_PENALTY
 
 MODEL = "Name of the served model. May be omitted."
 MAX_TOKENS = (
@@ -27,6 +41,8 @@ ALL_MAX_PIXELS = "Extension. `max_pixels` of every image that has none of its ow
 ALL_MIN_PIXELS = "Extension. `min_pixels` of every image that has none of its own."
 ALL_PRUNING = "Extension. `video_pruning_rate` of every video that has none of its own. Default: 0."
 VISUAL_TOKENS = "Extension. Reduces the number of visual tokens of every image."
+
+_Ids = Annotated[list[Integer], Field(max_length=MAX_IDS, fail_fast=True)]
 
 
 class StreamOptions(Wire):
@@ -67,7 +83,7 @@ class Sampling(Body):
         default=False, description="Send the answer as server-sent events while it is generated."
     )
     stream_options: StreamOptions | None = None
-    stop: Word | Annotated[list[Word], Field(max_length=64)] | None = Field(
+    stop: Word | Annotated[list[Word], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = Field(
         default=None,
         description="Up to 16 non-empty strings that end the answer. The answer does not include them.",
     )
@@ -110,8 +126,8 @@ class Sampling(Body):
     )
     repetition_penalty: Number | None = Field(
         default=None,
-        gt=0,
-        le=10,
+        ge=MIN_REPETITION_PENALTY,
+        le=MAX_REPETITION_PENALTY,
         description="Extension. Divides positive and multiplies negative logits of all tokens that the "
         "prompt or the answer contains. 1: no effect.",
     )
@@ -121,7 +137,7 @@ class Sampling(Body):
         le=MAX_COUNT,
         description="Extension. The answer does not end before this many tokens.",
     )
-    stop_token_ids: list[Integer] | None = Field(
+    stop_token_ids: Annotated[list[Integer], Field(fail_fast=True)] | None = Field(
         default=None, max_length=64, description="Extension. Token ids that end the answer."
     )
     ignore_eos: Flag | None = Field(
@@ -144,15 +160,15 @@ class Sampling(Body):
     )
 
 
-class ImageUpload(Wire):
+class ImageUpload(Body):
     """An image that later requests name by the URL fovea-image://ID.
 
     `detail`, `max_pixels`, `min_pixels` and `cache_salt` should have the values of these requests. A request
     with other values encodes the image again.
     """
 
-    url: str = Field(min_length=1, description=f"{URL}.")
-    model: str | None = Field(default=None, description=MODEL)
+    url: Url = Field(description=f"{URL}.")
+    model: Word | None = Field(default=None, description=MODEL)
     detail: Detail = Field(default="auto", description=DETAIL)
     max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=MAX_PIXELS)
     min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=MIN_PIXELS)
@@ -203,7 +219,7 @@ class ChatRequest(Sampling):
     OpenAI's default.
     """
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_ITEMS)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1, max_length=MAX_ITEMS)
     max_completion_tokens: Integer | None = Field(
         default=None, ge=1, le=MAX_COUNT, description="OpenAI's newer name of `max_tokens`."
     )
@@ -237,9 +253,9 @@ class CompletionRequest(Sampling):
 
     prompt: (
         Text
-        | Annotated[list[Text], Field(max_length=MAX_PROMPTS)]
-        | list[Integer]
-        | Annotated[list[list[Integer]], Field(max_length=MAX_PROMPTS)]
+        | Annotated[list[Text], Field(max_length=MAX_PROMPTS, fail_fast=True)]
+        | _Ids
+        | Annotated[list[_Ids], Field(max_length=MAX_PROMPTS, fail_fast=True)]
     ) = Field(description="One prompt or a list of prompts, each as text or as token ids.")
     logprobs: Integer | None = Field(
         default=None,
@@ -257,13 +273,14 @@ class TokenizeRequest(Body):
 
     model: Word | None = Field(default=None, description=MODEL)
     prompt: Text | None = Field(default=None, description="Text, as in /v1/completions.")
-    messages: list[ChatMessage] | None = Field(
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = Field(
         default=None, min_length=1, max_length=MAX_ITEMS, description="Messages, as in /v1/chat/completions."
     )
     max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MAX_PIXELS)
     min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MIN_PIXELS)
     video_pruning_rate: Number | None = Field(default=None, ge=0, le=0.95, description=ALL_PRUNING)
     visual_tokens: VisualTokensBody | None = Field(default=None, description=VISUAL_TOKENS)
+    cache_salt: str | None = Field(default=None, max_length=256, description=SALT)
 
 
 UNSUPPORTED = {

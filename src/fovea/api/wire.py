@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, core_schema
+
+from fovea.core.errors import InvalidRequest
+from fovea.core.payload import Payload
 
 MAX_TEXT = 4_000_000
 MAX_WORD = 4096
+MAX_URL = 16_384
+"""Longest URL in characters, except of data: URLs."""
 MAX_COUNT = 2**31
 MAX_ITEMS = 4096
-MAX_VALUES = 50_000
-MAX_PROMPTS = 1024
+MAX_VALUES = 30_000
+"""Most entries of all lists and objects of a body together, not counting token ids."""
+MAX_KEYS = 1100
+"""Most keys of one object. The largest that a field accepts has 1024."""
+MAX_PROMPTS = 64
+MAX_IDS = 200_000
+"""Most token ids of a prompt."""
 
 
 def _real_number(value: Any) -> Any:
@@ -26,6 +37,25 @@ Flag = Annotated[bool, Field(strict=True)]
 # The length limit also makes pydantic refuse half of a surrogate pair, which no tokenizer can encode.
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Word = Annotated[str, Field(max_length=MAX_WORD)]
+
+
+class _UrlSchema:
+    """Lets pydantic accept a Payload beside a text. The OpenAPI description says text."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(_url, core_schema.str_schema(min_length=1))
+
+
+def _url(value: Any, text: core_schema.ValidatorFunctionWrapHandler) -> str | Payload:
+    if isinstance(value, Payload):
+        return value
+    url: str = text(value)
+    if len(url) > MAX_URL and not url[:MAX_URL].lstrip()[:5].lower() == "data:":
+        raise ValueError(f"a URL that is not a data: URL has at most {MAX_URL} characters")
+    return url
+
+
+Url = Annotated[str | Payload, _UrlSchema()]
 
 
 class Wire(BaseModel):
@@ -44,24 +74,35 @@ class Body(Wire):
     @model_validator(mode="before")
     @classmethod
     def _not_too_many_values(cls, value: Any) -> Any:
-        if not _at_most(MAX_VALUES, value):
-            raise ValueError(f"too many values; accepted: at most {MAX_VALUES}, not counting token ids")
+        check_count(value)
         return value
 
 
-def _at_most(limit: int, value: Any) -> bool:
-    """Whether all lists and objects in `value` have together at most `limit` entries.
+def too_many_values() -> InvalidRequest:
+    """The error for a body with too many values."""
+    return InvalidRequest(
+        f"the body: too many values; accepted: at most {MAX_VALUES}, not counting token ids"
+    )
+
+
+def check_count(value: Any) -> None:
+    """Raise InvalidRequest if the lists and objects in `value` have too many entries, or one too many keys.
 
     Integers in lists do not count.
     """
     count, inner = 0, [value]
-    while inner and count <= limit:
+    while inner:
         node = inner.pop()
         entries: list[Any] = []
         if isinstance(node, dict):
+            if len(node) > MAX_KEYS:
+                raise InvalidRequest(
+                    f"the body: an object has {len(node)} fields; accepted: at most {MAX_KEYS}"
+                )
             entries = list(node.values())
         elif isinstance(node, list):
             entries = [entry for entry in node if type(entry) is not int]
         count += len(entries)
+        if count > MAX_VALUES:
+            raise too_many_values()
         inner += entries
-    return count <= limit

@@ -10,10 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from fovea.api import schema
-from fovea.api.content import ChatMessage, ImageURL
 from fovea.api.responses import error_body
-from fovea.api.wire import Wire
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest, NotFound, Overloaded
 from fovea.observe.metrics import Metrics
 from fovea.server.explain import explain, shorten
@@ -54,11 +51,13 @@ def install_handlers(app: FastAPI) -> None:
 
     async def on_fovea_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, FoveaError)
+        if error.status == 500:  # the client gets no details
+            log.error("a request failed: %s", error.message)
         return respond(request, error)
 
     async def on_invalid_body(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return respond(request, explain(error.errors(), _fields_of(request)))
+        return respond(request, explain(error.errors(), ()))
 
     async def on_http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -72,7 +71,7 @@ def install_handlers(app: FastAPI) -> None:
             )
             answer.headers.update(error.headers or {})
             return answer
-        return respond(request, _unreadable(error.__cause__) or InvalidRequest(str(error.detail)))
+        return respond(request, InvalidRequest(f"the request is not accepted: {shorten(error.detail)}"))
 
     async def on_defect(request: Request, error: Exception) -> JSONResponse:
         log.error("a request failed", exc_info=error)
@@ -82,34 +81,3 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, on_invalid_body)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, on_defect)
-
-
-def _unreadable(cause: BaseException | None) -> FoveaError | None:
-    """The reason why a body could not be read.
-
-    FastAPI's message does not contain it, only the error's cause does.
-    """
-    if isinstance(cause, FoveaError):
-        return cause
-    if isinstance(cause, UnicodeDecodeError):
-        return InvalidRequest("the body is not JSON: it is not UTF-8", code="invalid_json")
-    if isinstance(cause, RecursionError):
-        return InvalidRequest("the body is nested too deeply", code="invalid_json")
-    if isinstance(cause, ValueError):
-        return InvalidRequest("the body holds a number with too many digits", code="invalid_json")
-    return None
-
-
-def _fields_of(request: Request) -> tuple[str, ...]:
-    path = request.url.path
-    model: type[Wire] = schema.ChatRequest
-    if path.endswith("/tokenize"):
-        model = schema.TokenizeRequest
-    elif path.endswith("/v1/completions"):
-        model = schema.CompletionRequest
-    nested = (
-        *ChatMessage.model_fields,
-        *ImageURL.model_fields,
-        *schema.StreamOptions.model_fields,
-    )
-    return (*model.model_fields, *nested)

@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fovea.api import schema
+from fovea.api.content import ChatMessage, ImageURL
+from fovea.api.responses import clip
+from fovea.api.wire import Wire
 from fovea.core.errors import InvalidRequest
 
 CAUSES = (
@@ -29,6 +32,8 @@ OBJECT = ("model_type", "model_attributes_type", "dict_type")
 EXPECTED = "Input should be "
 LONGEST = 64
 """Longest text from a request that is repeated in a message, in characters."""
+LONGEST_PATH = 200
+"""Longest JSON path in a message, in characters. The middle of a longer one is left out."""
 
 Problem = Mapping[str, Any]
 _SHORT = reprlib.Repr()
@@ -81,7 +86,17 @@ def path_of(location: Sequence[Any]) -> str:
             name = part if len(part) <= LONGEST else f"{part[:LONGEST]}..."
             path += f".{name}" if path else name
             tagged = False
-    return path
+    return clip(path, LONGEST_PATH)
+
+
+def fields_of(model: type[Wire]) -> tuple[str, ...]:
+    """The names of all fields of a body and of its messages, for hints at misspelled ones."""
+    return (
+        *model.model_fields,
+        *ChatMessage.model_fields,
+        *ImageURL.model_fields,
+        *schema.StreamOptions.model_fields,
+    )
 
 
 def shorten(value: Any) -> str:

@@ -1,0 +1,131 @@
+"""The memory that all request bodies may take together, and who has to give way when it is full.
+
+Bytes are counted as they arrive, because a client can announce a large body at no cost. A body that arrived
+is counted until its images and videos were read. If there is no room for new bytes, the largest body that is
+still arriving is refused: of the client that holds more than half of all bytes, if there is one. So many slow
+uploads keep nobody else out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from fovea.core.errors import Overloaded
+
+FREE = 64 * 1024
+"""Bytes of every body that are not counted, so that small bodies always pass. Connections are limited."""
+RETRY_S = 2.0
+
+
+class BodyBudget:
+    """Counts the bytes of all bodies. Not thread-safe: for the event loop's thread.
+
+    capacity: most bytes of all bodies together.
+    largest: most bytes of one body.
+    held: bytes that are counted now.
+    refused: number of bodies that had to give way so far.
+    """
+
+    def __init__(self, capacity: int, largest: int) -> None:
+        self.capacity = capacity
+        self.largest = largest
+        self.held = 0
+        self.refused = 0
+        self._claims: dict[int, Claim] = {}
+
+    @contextmanager
+    def claim(self, owner: str, refuse: Callable[[], None]) -> Iterator[Claim]:
+        """Count one body until the block ends.
+
+        owner: the client. refuse: called if the body has to give way, while it is arriving.
+        """
+        claim = Claim(self, owner, refuse)
+        self._claims[id(claim)] = claim
+        try:
+            yield claim
+        finally:
+            claim.release()
+            del self._claims[id(claim)]
+
+    def overloaded(self) -> Overloaded:
+        """The error for a body that had to give way."""
+        return Overloaded(
+            f"the bodies of requests fill the {self.capacity >> 20} MiB that they may take (max_bodies_mib); "
+            "try again later",
+            retry_after=RETRY_S,
+            code="bodies_full",
+        )
+
+    def stats(self) -> dict[str, float]:
+        """Return numbers by their names in `observe.table`."""
+        return {
+            "body_bytes": self.held,
+            "body_capacity_bytes": self.capacity,
+            "bodies_refused": self.refused,
+        }
+
+    def make_room(self) -> None:
+        """Refuse arriving bodies until the others fit."""
+        while self.held > self.capacity and (victim := self._victim()) is not None:
+            self.refused += 1
+            victim.give_way()
+
+    def _victim(self) -> Claim | None:
+        arriving = [claim for claim in self._claims.values() if claim.arriving and claim.size]
+        owners: dict[str, int] = {}
+        for claim in self._claims.values():
+            owners[claim.owner] = owners.get(claim.owner, 0) + claim.size
+        heavy = [claim for claim in arriving if 2 * owners[claim.owner] > self.held]
+        return max(heavy or arriving, key=lambda claim: claim.size, default=None)
+
+
+class Claim:
+    """The bytes of one body.
+
+    owner: the client that sends it.
+    size: bytes that are counted now.
+    arriving: whether it is not complete yet, so that it can be refused.
+    refused: whether it had to give way.
+    """
+
+    def __init__(self, budget: BodyBudget, owner: str, refuse: Callable[[], None]) -> None:
+        self.owner = owner
+        self.size = 0
+        self.arriving = True
+        self.refused = False
+        self._received = 0
+        self._budget = budget
+        self._refuse = refuse
+
+    def add(self, count: int) -> None:
+        """Count bytes that arrived. Raises Overloaded if this body has to give way."""
+        before = max(0, self._received - FREE)
+        self._received += count
+        self._grow(max(0, self._received - FREE) - before)
+        self._budget.make_room()
+        if self.refused:
+            raise self._budget.overloaded()
+
+    def arrived(self) -> None:
+        """Note that the body is complete: it is not refused any more."""
+        self.arriving = False
+
+    def shrink(self, count: int) -> None:
+        """Give back bytes that are not in memory any more."""
+        self._grow(-min(count, self.size))
+
+    def release(self) -> None:
+        """Give everything back."""
+        self.arriving = False
+        self._grow(-self.size)
+
+    def give_way(self) -> None:
+        """Give everything back and stop the request."""
+        self.refused = True
+        self.release()
+        self._refuse()
+
+    def _grow(self, count: int) -> None:
+        self.size += count
+        self._budget.held += count

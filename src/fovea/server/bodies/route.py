@@ -1,0 +1,157 @@
+"""Routes whose bodies are received, cut, parsed and validated without stopping other clients.
+
+FastAPI would join a body, parse it and validate it in the event loop. These routes give FastAPI a body that
+is validated already. Bodies over `LARGE` are parsed and validated in one thread, in steps that are short,
+because no other thread runs during a call of Python's parser.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
+from typing import Any, cast
+
+from fastapi import Request
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+from pydantic import ValidationError
+from starlette.datastructures import Headers
+
+from fovea.api.wire import Wire
+from fovea.core.errors import InvalidRequest, PayloadTooLarge
+from fovea.server.answer import ClientGone
+from fovea.server.bodies.budget import BodyBudget, Claim
+from fovea.server.bodies.cutter import Cutter
+from fovea.server.bodies.texts import restore
+from fovea.server.explain import explain, fields_of
+from fovea.server.state import caller_of, state_of
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+MIB = 1024 * 1024
+SLICE = 64 * 1024
+"""Bytes that are cut between two turns of the event loop, a millisecond or two at most."""
+LARGE = 64 * 1024
+# One thread: several would take the interpreter in turns, and the event loop would wait for all of them.
+_PARSER = ThreadPoolExecutor(1, "fovea-bodies")
+
+
+class UnsupportedEncoding(InvalidRequest):
+    """The body is compressed."""
+
+    status = 415
+    default_code = "unsupported_encoding"
+
+
+class BodyRoute(APIRoute):
+    """A route that takes a JSON body. To be set as `route_class` of a router."""
+
+    def get_route_handler(self) -> Handler:
+        handler: Handler = super().get_route_handler()
+        if self.body_field is None:
+            return handler
+        model = cast(type[Wire], self.body_field.field_info.annotation)
+
+        async def handle(request: Request) -> Response:
+            state = state_of(request)
+            _check_headers(request.headers, state.bodies.largest)
+            waiting = asyncio.timeout(None)
+            with state.bodies.claim(caller_of(request).client.name, lambda: waiting.reschedule(0)) as claim:
+                try:
+                    async with waiting:
+                        arrived = [await _receive(request, claim, state.bodies)]
+                        claim.arrived()
+                except TimeoutError:
+                    raise state.bodies.overloaded() from None
+                value = await _parse(arrived.pop(), model, claim)  # nothing else holds the bytes any more
+                return await handler(_Received(request, value))
+
+        return handle
+
+
+class _Received(Request):
+    """A request whose body is a validated value. FastAPI's own validation returns it as it is."""
+
+    def __init__(self, request: Request, value: Wire | None) -> None:
+        super().__init__(request.scope, request.receive)
+        self._value = value
+
+    async def body(self) -> bytes:
+        return b"" if self._value is None else b"{}"
+
+    async def json(self) -> Any:
+        return self._value
+
+
+def _check_headers(headers: Headers, largest: int) -> None:
+    """Refuse a body by its headers, before any of it is read."""
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedEncoding(
+            f"the body has the Content-Encoding {encoding[:40]!r}; accepted: bodies that are not compressed"
+        )
+    kind = Message()
+    kind["content-type"] = headers.get("content-type", "text/plain")
+    subtype = kind.get_content_subtype()
+    if kind.get_content_maintype() != "application" or not (subtype == "json" or subtype.endswith("+json")):
+        raise InvalidRequest(
+            "the body must be JSON, sent as Content-Type: application/json", code="invalid_json"
+        )
+    length = headers.get("content-length", "0")
+    if length.isdigit() and int(length) > largest:
+        raise PayloadTooLarge(
+            f"the body has {int(length)} bytes; accepted: at most {largest} bytes ({largest // MIB} MiB)"
+        )
+
+
+async def _receive(request: Request, claim: Claim, budget: BodyBudget) -> Cutter:
+    """Cut the body while it arrives.
+
+    Raises PayloadTooLarge, InvalidRequest, Overloaded, and ClientGone if the client disconnects.
+    """
+    cutter = Cutter()
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        data = message.get("body", b"")
+        if cutter.size + len(data) > budget.largest:
+            raise PayloadTooLarge(
+                f"the body has more than {budget.largest} bytes ({budget.largest // MIB} MiB)"
+            )
+        claim.add(len(data))
+        for at in range(0, len(data), SLICE):
+            if at:
+                await asyncio.sleep(0)
+            cutter.feed(data[at : at + SLICE])
+        if not message.get("more_body", False):
+            return cutter
+
+
+async def _parse(cutter: Cutter, model: type[Wire], claim: Claim) -> Wire | None:
+    """Parse and validate a body. None if it is empty. Raises InvalidRequest."""
+    if not cutter.size:
+        return None
+    loop = asyncio.get_running_loop()
+    if cutter.size <= LARGE:
+        return _validated(cutter, model, claim.shrink)
+    return await loop.run_in_executor(_PARSER, _validated, cutter, model, claim.shrink)
+
+
+def _validated(cutter: Cutter, model: type[Wire], on_drop: Callable[[int], None]) -> Wire:
+    """Return the validated body. Raises InvalidRequest.
+
+    on_drop: called when an image or video of it was read.
+    """
+    try:
+        value = restore(cutter.finish(), on_drop)
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not JSON: {error.msg}", code="invalid_json") from None
+    except UnicodeDecodeError:
+        raise InvalidRequest("the body is not JSON: it is not UTF-8", code="invalid_json") from None
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise explain(error.errors(include_url=False), fields_of(model)) from None
