@@ -11,7 +11,7 @@ import pytest
 
 from fovea import __version__
 from fovea.core.errors import Forbidden, FoveaError, InvalidImage
-from fovea.media.fetch.fetcher import Fetcher, resolve_host
+from fovea.media.fetch.fetcher import Fetcher
 from fovea.media.limits import MediaLimits
 from tests.media.internet import PNG, PUBLIC, Internet, fails
 
@@ -202,11 +202,6 @@ async def test_the_timeout_includes_name_resolution() -> None:
 
     fetcher = Fetcher(MediaLimits(fetch_timeout_s=0.05), resolve=slow)
     await fails(fetcher, "http://a.example/", InvalidImage, "did not arrive within 0.05 s")
-
-
-async def test_system_resolver() -> None:
-    assert list(await resolve_host("127.0.0.1", 80)) == ["127.0.0.1"]
-    assert list(await resolve_host("2130706433", 80)) == ["127.0.0.1"]
 
 
 async def test_user_agent_of_a_source_tree_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

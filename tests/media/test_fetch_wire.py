@@ -6,11 +6,11 @@ import asyncio
 import ssl
 from pathlib import Path
 
-import httpx
 import pytest
 
 from fovea.core.errors import Forbidden, InvalidImage
 from fovea.media.fetch.fetcher import Fetcher
+from fovea.media.fetch.wire import WireTransport
 from fovea.media.limits import MediaLimits
 from tests.media.internet import PNG, Internet, fails
 from tests.media.samples import png_header
@@ -126,8 +126,7 @@ async def test_certificates_are_verified_against_the_name(name: str, verified: b
     client_side = ssl.create_default_context(cafile=str(PEM))
     net = Internet({name: ["127.0.0.1"]})
     async with serve({"/": Answer(PNG)}, tls=server_side) as web:
-        transport = httpx.AsyncHTTPTransport(verify=client_side, trust_env=False)
-        fetcher = Fetcher(LOCAL, resolve=net.resolve, transport=transport)
+        fetcher = Fetcher(LOCAL, resolve=net.resolve, transport=WireTransport(client_side))
         if verified:
             assert await fetcher.fetch(f"https://{name}:{web.port}/") == PNG
         else:

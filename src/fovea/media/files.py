@@ -9,10 +9,12 @@ from pathlib import Path
 from fovea.core.errors import Forbidden
 from fovea.media.kind import IMAGE, Kind
 from fovea.media.limits import MediaLimits
+from fovea.media.text import quote
 
 _STEP = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 # O_NONBLOCK: opening a FIFO must not wait for a writer.
 _LEAF = _STEP | os.O_NONBLOCK
+_PART = 1 << 20
 
 
 def read_beneath(path: Path, limits: MediaLimits, kind: Kind = IMAGE) -> bytes:
@@ -31,16 +33,17 @@ def read_beneath(path: Path, limits: MediaLimits, kind: Kind = IMAGE) -> bytes:
         inner = path.resolve().relative_to(root)
     except (OSError, RuntimeError, ValueError):  # a loop of links, a name too long, or not beneath the root
         raise outside from None
+    name = quote(str(inner))
     try:
         leaf = _open_beneath(root, inner.parts)
+        try:
+            return _read(leaf, name, limits, kind)
+        finally:
+            os.close(leaf)
     except OSError as error:
         raise kind.invalid(
-            f"the file {inner} cannot be read: {error.strerror}", "{noun}_fetch_failed"
+            f"the file {name} cannot be read: {error.strerror}", "{noun}_fetch_failed"
         ) from None
-    try:
-        return _read(leaf, inner, limits, kind)
-    finally:
-        os.close(leaf)
 
 
 def _open_beneath(root: Path, parts: tuple[str, ...]) -> int:
@@ -55,16 +58,19 @@ def _open_beneath(root: Path, parts: tuple[str, ...]) -> int:
     return at
 
 
-def _read(leaf: int, inner: Path, limits: MediaLimits, kind: Kind) -> bytes:
+def _read(leaf: int, name: str, limits: MediaLimits, kind: Kind) -> bytes:
     most = kind.max_bytes(limits)
     status = os.fstat(leaf)
     if not stat.S_ISREG(status.st_mode):
-        raise Forbidden(f"the file {inner} is not a regular file", code="url_not_allowed")
-    with os.fdopen(leaf, "rb", closefd=False) as file:
-        data = file.read(most + 1)  # the file may grow after fstat
-    if len(data) > most:
+        raise Forbidden(f"the file {name} is not a regular file", code="url_not_allowed")
+    data = bytearray()
+    size = status.st_size
+    # The file may grow after fstat, and files of the system (/proc) state no size.
+    while size <= most and (part := os.read(leaf, _PART)):
+        data += part
+        size = max(size, len(data))
+    if size > most:
         raise kind.invalid(
-            f"the file {inner} holds {max(status.st_size, len(data))} bytes; accepted: at most {most}",
-            "{noun}_too_large",
+            f"the file {name} holds {size} bytes; accepted: at most {most}", "{noun}_too_large"
         )
-    return data
+    return bytes(data)

@@ -7,6 +7,9 @@ followed here, and each target passes the same checks. The transport is used wit
 no cookies, no proxies from the environment, no credentials, no state between two downloads. The result tells
 on what terms it may be cached (`freshness`); `cache` stores it.
 
+No server can take more than a part of what downloads share: slots (`slots`), threads for lookups (`resolve`),
+memory (`arrivals`) and turns of the event loop (`wire`).
+
 All I/O goes through two parameters that a test can replace: `resolve` and `transport`.
 """
 
@@ -14,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -24,11 +26,16 @@ from typing import TYPE_CHECKING
 
 from fovea.core.errors import Forbidden
 from fovea.media.fetch.address import is_public
+from fovea.media.fetch.arrivals import Arrivals
 from fovea.media.fetch.freshness import Terms, read_terms
 from fovea.media.fetch.receive import fetch_error, receive
+from fovea.media.fetch.resolve import Resolver
+from fovea.media.fetch.site import site_of
+from fovea.media.fetch.slots import Slots
 from fovea.media.fetch.url import follow, host_of, parse_remote, port_of
 from fovea.media.kind import IMAGE, Kind
-from fovea.media.limits import MediaLimits
+from fovea.media.limits import MIB, MediaLimits
+from fovea.media.text import quote
 
 if TYPE_CHECKING:
     import httpx
@@ -48,16 +55,6 @@ def _user_agent() -> str:
         return "fovea"
 
 
-async def resolve_host(host: str, port: int) -> Sequence[str]:
-    """Resolve a host name with the system's resolver.
-
-    It also resolves unusual spellings of IPv4 (2130706433, 0x7f.1), so that their addresses are checked, too.
-    """
-    loop = asyncio.get_running_loop()
-    entries = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
-
-
 @dataclass(frozen=True, slots=True)
 class FetchResult:
     """The result of a download.
@@ -70,25 +67,34 @@ class FetchResult:
     terms: Terms
 
 
+@dataclass(frozen=True, slots=True)
+class _Redirect:
+    """The checked target of a redirect, and the seconds for which the redirect may be reused."""
+
+    url: httpx.URL
+    fresh_s: float
+
+
 class Fetcher:
     """Downloads within `limits`. Use one per process, and close it with `aclose`.
 
-    resolve: resolves host names.
-    transport: sends requests; None: an HTTP transport of httpx, created at the first download.
+    resolve: resolves host names; None: the system's resolver, in threads of its own.
+    transport: sends requests; None: `wire.WireTransport`, created at the first download.
     """
 
     def __init__(
         self,
         limits: MediaLimits,
         *,
-        resolve: Resolve = resolve_host,
+        resolve: Resolve | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._limits = limits
-        self._resolve = resolve
+        self._resolve = resolve or Resolver(limits.resolve_timeout_s, limits.max_lookups).resolve
         self._transport = transport
         self._user_agent = _user_agent()
-        self._slots = asyncio.Semaphore(limits.max_concurrent_fetches)
+        self._slots = Slots(limits.max_concurrent_fetches, limits.max_fetches_per_host)
+        self._arrivals = Arrivals(limits.max_fetching_mib * MIB)
 
     def check(self, url: str, kind: Kind = IMAGE) -> httpx.URL:
         """Check the text of a URL; return it without its fragment. Raises Forbidden or InvalidMedia."""
@@ -100,7 +106,8 @@ class Fetcher:
         """Download the bytes behind an http or https URL, within the limits.
 
         Raises Forbidden (code url_not_allowed) for a URL or host that the limits exclude, InvalidMedia for a
-        failed download, and for data that is too large or of a type that is not accepted.
+        failed download, and for data that is too large or of a type that is not accepted. Raises Overloaded
+        if there is no room for the download now.
         """
         result = await self.get(url, kind)
         assert result.data is not None  # it is None only for a revalidation
@@ -112,45 +119,54 @@ class Fetcher:
         cached: terms of the bytes that the caller has.
         Raises as `fetch` does.
         """
-        checked = self.check(url, kind)
-        async with self._slots:
-            try:
-                async with asyncio.timeout(self._limits.fetch_timeout_s):
-                    return await self._follow(checked, kind, cached)
-            except TimeoutError:
-                raise fetch_error(
-                    kind, f"the {kind.noun} did not arrive within {self._limits.fetch_timeout_s:g} s"
-                ) from None
+        target = self.check(url, kind)
+        loop = asyncio.get_running_loop()
+        left_s, fresh_s = self._limits.fetch_timeout_s, math.inf
+        for _ in range(self._limits.max_redirects + 1):
+            # Each redirect takes a slot of its own site. Otherwise links on many sites that redirect to one
+            # slow server would take all slots. Waiting for a slot is not part of the download's time.
+            async with self._slots.hold(site_of(host_of(target))):
+                started = loop.time()
+                try:
+                    async with asyncio.timeout(left_s):
+                        outcome = await self._request_once(target, kind, cached)
+                except TimeoutError:
+                    raise fetch_error(
+                        kind, f"the {kind.noun} did not arrive within {self._limits.fetch_timeout_s:g} s"
+                    ) from None
+                left_s -= loop.time() - started
+            if isinstance(outcome, FetchResult):
+                return FetchResult(outcome.data, outcome.terms.limit(fresh_s))
+            target, fresh_s = outcome.url, min(fresh_s, outcome.fresh_s)
+        raise fetch_error(kind, f"the {kind.noun} URL redirects more than {self._limits.max_redirects} times")
 
     async def aclose(self) -> None:
         if self._transport is not None:
             await self._transport.aclose()
 
-    async def _follow(self, url: httpx.URL, kind: Kind, cached: Terms | None) -> FetchResult:
-        fresh_s = math.inf
-        for _ in range(self._limits.max_redirects + 1):
-            # The terms belong to the URL that answered last time: other URLs on the way are not asked to
-            # revalidate.
-            terms_here = cached if cached is not None and cached.url == str(url) else None
-            async with self._get(url, kind, terms_here) as response:
-                if terms_here is not None and response.status_code == 304:
-                    return FetchResult(None, terms_here.renew(response.headers, time.time()).limit(fresh_s))
-                terms = read_terms(str(url), response.headers, time.time()).limit(fresh_s)
-                if response.status_code not in _REDIRECTS:
-                    return FetchResult(await receive(response, kind, self._limits), terms)
-                fresh_s = terms.fresh_s
-                location = response.headers.get("location")
-            if not location:
-                raise fetch_error(
-                    kind, f"{_host(url)} answered {response.status_code} without a Location header"
-                )
-            url = follow(url, location, self._limits, kind)
-        raise fetch_error(kind, f"the {kind.noun} URL redirects more than {self._limits.max_redirects} times")
+    async def _request_once(
+        self, url: httpx.URL, kind: Kind, cached: Terms | None
+    ) -> FetchResult | _Redirect:
+        # The terms belong to the URL that answered last time: other URLs on the way are not asked to
+        # revalidate.
+        terms_here = cached if cached is not None and cached.url == str(url) else None
+        async with self._get(url, kind, terms_here) as response:
+            if terms_here is not None and response.status_code == 304:
+                return FetchResult(None, terms_here.renew(response.headers, time.time()))
+            terms = read_terms(str(url), response.headers, time.time())
+            if response.status_code not in _REDIRECTS:
+                return FetchResult(await receive(response, kind, self._limits, self._arrivals), terms)
+            location = response.headers.get("location")
+        if not location:
+            raise fetch_error(kind, f"{_host(url)} answered {response.status_code} without a Location header")
+        return _Redirect(follow(url, location, self._limits, kind), terms.fresh_s)
 
     @asynccontextmanager
     async def _get(self, url: httpx.URL, kind: Kind, cached: Terms | None) -> AsyncIterator[httpx.Response]:
         """Yield a response before its body arrives. Connection and protocol errors become InvalidMedia."""
         import httpx
+
+        from fovea.media.fetch.wire import TransferRefused
 
         addresses = await self._checked_addresses(url, kind)
         try:
@@ -161,8 +177,10 @@ class Fetcher:
                 await response.aclose()
         except httpx.TimeoutException:
             raise fetch_error(kind, f"{_host(url)} did not answer in time") from None
+        except TransferRefused as error:
+            raise fetch_error(kind, f"{_host(url)} {error}") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            # Only the error's class: its text may contain the address of the connection.
+            # Only the class of other errors: their text may contain the address of the connection.
             raise fetch_error(
                 kind, f"the transfer from {_host(url)} failed ({type(error).__name__})"
             ) from None
@@ -170,6 +188,10 @@ class Fetcher:
     async def _checked_addresses(self, url: httpx.URL, kind: Kind) -> Sequence[str]:
         try:
             addresses = await self._resolve(host_of(url), port_of(url))
+        except TimeoutError:
+            raise fetch_error(
+                kind, f"{_host(url)} was not resolved within {self._limits.resolve_timeout_s:g} s"
+            ) from None
         except (OSError, UnicodeError):
             addresses = ()
         if not addresses:
@@ -193,19 +215,14 @@ class Fetcher:
 
     def _open_transport(self) -> httpx.AsyncBaseTransport:
         if self._transport is None:
-            import httpx
+            from fovea.media.fetch.wire import WireTransport
 
-            # No idle connections: the pool stores them by address. A connection whose certificate was
-            # verified for one name would be reused, unverified, for another name at the same address.
-            self._transport = httpx.AsyncHTTPTransport(
-                trust_env=False, retries=0, limits=httpx.Limits(max_keepalive_connections=0)
-            )
+            self._transport = WireTransport()
         return self._transport
 
     def _request(self, url: httpx.URL, address: str, kind: Kind, cached: Terms | None) -> httpx.Request:
         import httpx
 
-        timeout_s = self._limits.fetch_timeout_s
         return httpx.Request(
             "GET",
             url.copy_with(host=address),
@@ -219,15 +236,10 @@ class Fetcher:
             },
             extensions={
                 "sni_hostname": host_of(url),
-                "timeout": {
-                    "connect": self._limits.connect_timeout_s,
-                    "read": timeout_s,
-                    "write": timeout_s,
-                    "pool": timeout_s,
-                },
+                "connect_timeout_s": self._limits.connect_timeout_s,
             },
         )
 
 
 def _host(url: httpx.URL) -> str:
-    return f"the host {host_of(url)[:100]!r}"
+    return f"the host {quote(host_of(url))}"

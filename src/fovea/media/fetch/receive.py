@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, cast
 
 from fovea.core.errors import InvalidMedia
+from fovea.media.fetch.arrivals import Arrivals
 from fovea.media.image.probe import peek
 from fovea.media.image.sniff import describe
 from fovea.media.kind import IMAGE, Kind
@@ -16,15 +18,49 @@ if TYPE_CHECKING:
     import httpx
 
 _FIRST_PEEK = 64
+_LAST_PEEK = 256 * 1024
+"""Most bytes that are examined while a download arrives, because that blocks the event loop.
+
+An image whose size comes later in the file, after much metadata, is examined in a thread once it is complete.
+"""
 
 
-async def receive(response: httpx.Response, kind: Kind, limits: MediaLimits) -> bytes:
+async def receive(response: httpx.Response, kind: Kind, limits: MediaLimits, arrivals: Arrivals) -> bytes:
     """Receive the body of a response.
 
     Raises InvalidMedia for a status other than 200, a content encoding, a body above the kind's ceiling, a
-    type that is not accepted, and for an image whose header breaks a limit.
+    type that is not accepted, and for an image whose header breaks a limit. Raises Overloaded if all
+    downloads together have too many bytes and this one is the largest.
     """
     most = kind.max_bytes(limits)
+    _check_head(response, kind, most)
+    body = io.BytesIO()  # unlike a bytearray, it gives away its bytes without a copy
+    size = 0
+    next_peek: int | None = _FIRST_PEEK
+    async with arrivals.open() as arrival:
+        async for chunk in cast("AsyncIterator[bytes]", response.stream):
+            size += len(chunk)
+            if size > most:
+                raise _too_large(kind, "more", most)
+            arrival.add(len(chunk))
+            body.write(chunk)
+            if next_peek is not None and size >= next_peek:
+                # Refuses a web page or a decompression bomb before it is downloaded completely. Doubling the
+                # distance between the checks keeps them cheap.
+                with body.getbuffer() as view:
+                    start = bytes(view[:_LAST_PEEK])
+                done = _check_start(start, kind, limits) or size >= _LAST_PEEK
+                next_peek = None if done else 2 * size
+    if not size:
+        raise fetch_error(kind, f"the {kind.noun}'s server answered with an empty body")
+    return body.getvalue()
+
+
+def fetch_error(kind: Kind, message: str) -> InvalidMedia:
+    return kind.invalid(message, "{noun}_fetch_failed")
+
+
+def _check_head(response: httpx.Response, kind: Kind, most: int) -> None:
     if response.status_code != 200:
         raise fetch_error(kind, f"the {kind.noun}'s server answered {response.status_code}; accepted: 200")
     encoding = response.headers.get("content-encoding", "identity")
@@ -35,24 +71,6 @@ async def receive(response: httpx.Response, kind: Kind, limits: MediaLimits) -> 
     announced = response.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > most:
         raise _too_large(kind, f"{announced[:20]} bytes", most)
-    received = bytearray()
-    next_peek: int | None = _FIRST_PEEK
-    async for chunk in cast("AsyncIterator[bytes]", response.stream):
-        received += chunk
-        if len(received) > most:
-            raise _too_large(kind, "more", most)
-        if next_peek is not None and len(received) >= next_peek:
-            # Refuses a web page or a decompression bomb before it is downloaded completely. Doubling the
-            # distance between the checks keeps them cheap.
-            complete = _check_start(bytes(received), kind, limits)
-            next_peek = None if complete else 2 * len(received)
-    if not received:
-        raise fetch_error(kind, f"the {kind.noun}'s server answered with an empty body")
-    return bytes(received)
-
-
-def fetch_error(kind: Kind, message: str) -> InvalidMedia:
-    return kind.invalid(message, "{noun}_fetch_failed")
 
 
 def _check_start(start: bytes, kind: Kind, limits: MediaLimits) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fovea.core.errors import Forbidden
 from fovea.media.kind import IMAGE, Kind
 from fovea.media.limits import MediaLimits
+from fovea.media.text import quote
 
 if TYPE_CHECKING:
     import httpx
@@ -37,7 +38,9 @@ def parse_remote(text: str, limits: MediaLimits, kind: Kind = IMAGE) -> httpx.UR
     try:
         url = httpx.URL(text).copy_with(fragment=None)
     except (httpx.InvalidURL, ValueError, UnicodeError) as error:
-        raise kind.invalid(f"the {kind.noun} URL is malformed: {error}", "invalid_{noun}_url") from None
+        raise kind.invalid(
+            f"the {kind.noun} URL is malformed: {quote(str(error))}", "invalid_{noun}_url"
+        ) from None
     return check_remote(url, limits, kind)
 
 
@@ -45,6 +48,12 @@ def follow(url: httpx.URL, location: str, limits: MediaLimits, kind: Kind = IMAG
     """Return the checked target of a redirect; `location` may be relative. Raises as `parse_remote` does."""
     import httpx
 
+    if len(location) > _MAX_LENGTH:
+        raise kind.invalid(
+            f"the {kind.noun} URL redirects to a URL of {len(location)} characters; "
+            f"accepted: at most {_MAX_LENGTH}",
+            "{noun}_fetch_failed",
+        )
     try:
         target = str(url.join(location))
     except (httpx.InvalidURL, ValueError, UnicodeError):
@@ -76,7 +85,7 @@ def check_remote(url: httpx.URL, limits: MediaLimits, kind: Kind = IMAGE) -> htt
         raise _refusal(f"the {kind.noun} URL has port {url.port}; accepted: {ports or 'none'}")
     if limits.allowed_hosts is not None and not _matches_any(host_of(url), limits.allowed_hosts):
         raise _refusal(
-            f"{kind.noun}s from {host_of(url)[:100]!r} are not accepted here; it is not an allowed host"
+            f"{kind.noun}s from {quote(host_of(url))} are not accepted here; it is not an allowed host"
         )
     return url
 
