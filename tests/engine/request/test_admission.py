@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fovea.core.errors import InvalidRequest, Overloaded
-from fovea.engine.request.admission import ASSUMED_ANSWER_TOKENS, Admission, RequestSize, request_size
+from fovea.engine.events import Event
+from fovea.engine.request.admission import (
+    ASSUMED_ANSWER_TOKENS,
+    Admission,
+    RequestSize,
+    leave_at_end,
+    request_size,
+)
 
 
 def admission(room: int = 4, tokens: int = 1000, *, refuse: bool = True) -> Admission:
@@ -90,3 +97,33 @@ def test_a_ticket_that_leaves_gives_back_what_it_counted(steps: list[tuple[int, 
     for ticket in inside:
         ticket.leave()
     assert (crowd.in_flight, crowd.load) == (0, 0.0)
+
+
+def test_places_are_free_after_the_last_event_of_the_last_choice() -> None:
+    """A client that did not read its stream kept its places after the answer had ended, for as long as it
+    liked: 320 such clients shut everybody else out.
+    """
+    crowd = admission()
+    ticket = crowd.enter(2)
+    ticket.commit(RequestSize(10, 0, 4))
+    seen: list[Event] = []
+    deliver = leave_at_end(ticket, seen.append)
+    deliver(Event(0, text="a"))
+    deliver(Event(0, finish_reason="stop"))
+    assert crowd.in_flight == 2
+    deliver(Event(1, finish_reason="length"))
+    assert (crowd.in_flight, crowd.load, len(seen)) == (0, 0.0, 3)
+    ticket.leave()
+    assert crowd.in_flight == 0
+
+
+def test_places_are_free_even_if_the_client_cannot_be_reached() -> None:
+    crowd = admission()
+
+    def broken(event: Event) -> None:
+        raise RuntimeError("the event loop is closed")
+
+    deliver = leave_at_end(crowd.enter(1), broken)
+    with pytest.raises(RuntimeError):
+        deliver(Event(0, finish_reason="stop"))
+    assert crowd.in_flight == 0

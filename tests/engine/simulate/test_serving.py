@@ -304,3 +304,13 @@ async def test_fewer_visual_tokens() -> None:
     (use,) = builder.build().images
     assert (use.method, use.tokens) == ("dart", -(-(use.full or 0) // 4))
     await engine.close()
+
+
+async def test_a_client_that_does_not_read_gives_its_place_back(engine: SimulatedEngine) -> None:
+    """The place belongs to the answer, not to the client who reads it."""
+    stream = engine.stream(ask(max_tokens=5))
+    await anext(stream)
+    async with asyncio.timeout(20):
+        while engine._admission.in_flight:
+            await asyncio.sleep(0.001)
+    assert [delta.finish_reason async for delta in stream][-1] == "length"
