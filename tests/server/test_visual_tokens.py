@@ -250,8 +250,8 @@ def test_explanation_only_on_request_and_for_relevance(server: Server) -> None:
 @pytest.mark.parametrize(
     ("wish", "param", "message"),
     [
-        ({"method": "half"}, "visual_tokens", "there is no method 'half'; accepted: resize, uniform, "),
-        ({"method": ""}, "visual_tokens", "there is no method ''; accepted: resize, uniform, "),
+        ({"method": "half"}, "visual_tokens.method", "there is no method 'half'; accepted: resize, uniform"),
+        ({"method": ""}, "visual_tokens.method", "there is no method ''; accepted: resize, uniform, "),
         ({"keep": 0.5, "budget": 10}, "visual_tokens", "keep and budget say the same; send one"),
         ({"keep": 0}, "visual_tokens.keep", "visual_tokens.keep: must be greater than 0"),
         ({"keep": 1.5}, "visual_tokens.keep", "visual_tokens.keep: must be less than or equal to 1"),
@@ -271,8 +271,13 @@ def test_explanation_only_on_request_and_for_relevance(server: Server) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("route", ["/v1/chat/completions", "/tokenize"])
-def test_errors_name_the_wrong_field(server: Server, route: str, wish: Any, param: str, message: str) -> None:
-    messages = [user(image(data_url(picture(320, 320))), "what?")]
+@pytest.mark.parametrize("with_image", [True, False])
+def test_errors_name_the_wrong_field(
+    server: Server, route: str, with_image: bool, wish: Any, param: str, message: str
+) -> None:
+    """Without an image, an unknown method was accepted."""
+    images = [image(data_url(picture(320, 320)))] if with_image else []
+    messages = [user(*images, "what?")]
     reply = server.post(route, {"messages": messages, "visual_tokens": wish})
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fovea.core.image import Image, ImageUse, PixelBudget
+from fovea.core.image import Image, ImageUse, PixelBudget, VisualTokens
 from fovea.core.sampling import SamplingParams
 from fovea.core.video import Video, VideoBudget
 
@@ -48,9 +48,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, which the model's own chat template turns into text."""
+    """A conversation, which the model's own chat template turns into text.
+
+    visual: the request's wish for the visual tokens of all of its images, which their budgets repeat. It is
+        checked also if the request has no image. None: the request names none.
+    """
 
     messages: tuple[Message, ...]
+    visual: VisualTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,8 +300,12 @@ def test_positions_of_one_number(llava: Pair, method: str) -> None:
 def test_methods_that_a_model_does_not_support_are_refused(llava: Pair, method: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
         llava.engine.generate(reduced_prompt("what is it?", SMALL, method=method, keep=0.5), **GREEDY)
-    assert caught.value.param == "visual_tokens"
+    assert caught.value.param == "visual_tokens.method"
     assert f"accepted: {', '.join(WITHOUT_TOWER)}" in caught.value.message
+    with pytest.raises(InvalidRequest, match=message):  # also without an image, where once it was accepted
+        llava.engine.generate("what is it?", budget=reduced_budget(method, keep=0.5), **GREEDY)
+    assert llava.engine.generate("what is it?", budget=reduced_budget(method, keep=1), **GREEDY).text
+    assert llava.engine.generate("what is it?", budget=reduced_budget(method, budget=9), **GREEDY).text
     assert llava.engine.generate(reduced_prompt("what?", SMALL, method=method, keep=1), **GREEDY).text
 
 
@@ -348,7 +352,7 @@ def test_text_between_tiles_is_never_left_out(
     with engine(checkpoint(architecture), kv_blocks=64) as machine:
         with pytest.raises(InvalidRequest, match="text between the tiles") as caught:
             machine.generate(reduced_prompt("what is it?", SMALL, method=method, keep=0.5), **GREEDY)
-        assert caught.value.param == "visual_tokens"
+        assert caught.value.param == "visual_tokens.method"
         assert machine.generate(reduced_prompt("what?", SMALL, method=method, keep=1), **GREEDY).text
 
 

@@ -50,7 +50,7 @@ def test_a_ratio_outside_its_range_is_refused(ratio: float) -> None:
 def test_an_unknown_name_is_refused_and_the_error_lists_the_known_names() -> None:
     with pytest.raises(InvalidRequest, match="no method 'dart2'") as caught:
         find_method("dart2")
-    assert caught.value.param == "visual_tokens"
+    assert caught.value.param == "visual_tokens.method"
     assert all(name in caught.value.message for name in METHODS)
 
 

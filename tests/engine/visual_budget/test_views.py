@@ -225,7 +225,7 @@ def test_models_whose_images_cannot_be_made_smaller_refuse_it(
     with engine(checkpoint(architecture), kv_blocks=64) as machine:
         with pytest.raises(InvalidRequest, match=message) as caught:
             machine.generate(reduced_prompt("?", *small, method=VIEWS, keep=0.5), **GREEDY)
-        assert caught.value.param == "visual_tokens"
+        assert caught.value.param == "visual_tokens.method"
         assert machine.generate(reduced_prompt("?", *small, method=VIEWS, keep=1), **GREEDY).text
     with pytest.raises(ConfigError, match=f"visual_tokens: this model.*{message}"):
         engine(checkpoint(architecture), visual_tokens="views:0.5")

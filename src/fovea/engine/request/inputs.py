@@ -192,14 +192,15 @@ def to_prompt(
             VideoPart(_video_at(index, video), video_budget or VideoBudget())
             for index, video in enumerate(videos)
         )
-        return ChatPrompt((Message("user", (*pictures, *clips, TextPart(prompt))),))
+        return ChatPrompt((Message("user", (*pictures, *clips, TextPart(prompt))),), budget.visual)
     for kind, media in (("image", images), ("video", videos)):
         if media:
             raise InvalidRequest(f"with messages, {kind}s are content parts of type {kind}", param=f"{kind}s")
     if not isinstance(prompt, Sequence) or not prompt:
         raise InvalidRequest("a prompt is text, messages (at least one), or a Prompt", param="messages")
     conversation = _Conversation(budget, video_budget or VideoBudget())
-    return ChatPrompt(tuple(_message(m, f"messages[{i}]", conversation) for i, m in enumerate(prompt)))
+    messages = tuple(_message(m, f"messages[{i}]", conversation) for i, m in enumerate(prompt))
+    return ChatPrompt(messages, budget.visual)
 
 
 @dataclass(slots=True)

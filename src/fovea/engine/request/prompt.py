@@ -93,6 +93,8 @@ class PromptBuilder:
         if isinstance(prompt, ChatPrompt):
             parts = [p for m in prompt.messages for p in m.parts if isinstance(p, ImagePart | VideoPart)]
             self._check_videos(parts)
+            if prompt.visual is not None:
+                self._visual_budget.check_wish(prompt.visual)
             render = self._tokenizer.render_sealed if self._seals_messages else self._tokenizer.render
             text = render(prompt.messages)
         else:

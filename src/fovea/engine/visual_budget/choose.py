@@ -89,6 +89,19 @@ class VisualBudget:
         if refusal is not None:
             raise ConfigError(f"{setting}: {refusal}", param=setting)
 
+    def check_wish(self, wish: VisualTokens) -> None:
+        """Check a request's wish without an image.
+
+        Raises InvalidRequest for an unknown method, for numbers beside a preset, and for a method that this
+        model's images do not support, unless the wish may keep all tokens of an image.
+        """
+        resolved = resolve_preset(wish, self._methods)
+        if resolved is None or resolved.budget is not None or resolved.keep == 1:
+            return
+        refusal = _refusal(self._methods, resolved.method)
+        if refusal is not None and METHODS[resolved.method].kind != "views":
+            raise InvalidRequest(f"{PARAM}: {refusal}", param=f"{PARAM}.method")
+
     def reduce_all(
         self, pictures: Sequence[ImagePart], plans: Sequence[VisualPlan], context: RequestContext
     ) -> list[ReducedPlan | None]:
@@ -137,7 +150,7 @@ class VisualBudget:
             return None
         refusal = _refusal(self._methods, method.name)
         if refusal is not None:
-            raise InvalidRequest(f"{PARAM}: {refusal}", param=PARAM)
+            raise InvalidRequest(f"{PARAM}: {refusal}", param=f"{PARAM}.method")
         if method.kind == "resize":
             return self._plan_smaller(image, plan, budget, keep, context)
         self._check_fewest(plan, method, keep)
@@ -187,7 +200,7 @@ class VisualBudget:
         name = "views"
         refusal = _refusal(self._methods, name)
         if refusal is not None:
-            raise InvalidRequest(f"{PARAM}: {refusal}", param=PARAM)
+            raise InvalidRequest(f"{PARAM}: {refusal}", param=f"{PARAM}.method")
         if total < least:
             raise InvalidRequest(
                 f"{PARAM}: {total} tokens for {least} images; {name} gives each image a token or more; "

@@ -117,7 +117,7 @@ def find_method(name: str) -> Method:
     """The method of that name. Raises InvalidRequest for an unknown name."""
     if name not in METHODS:
         raise InvalidRequest(
-            f"{PARAM}: there is no method {name!r}; accepted: {', '.join(METHODS)}", param=PARAM
+            f"{PARAM}: there is no method {name!r}; accepted: {', '.join(METHODS)}", param=f"{PARAM}.method"
         )
     return METHODS[name]
 
