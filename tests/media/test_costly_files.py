@@ -96,6 +96,12 @@ def test_the_loop_over_parts_ends(parts: Callable[[bytes], Iterator[object]], da
     assert next(turns) <= most
 
 
+def test_data_after_the_end_of_a_png_is_ignored() -> None:
+    """Zeros after IEND looked like 350,000 chunks of an empty name, so that a padded file was refused."""
+    data = sample()
+    assert decode(data + bytes(SIZE), LIMITS).rgb == decode(data, LIMITS).rgb
+
+
 def test_fill_bytes_before_a_marker_are_accepted() -> None:
     """The standard allows them (T.81, B.1.1.2), and some encoders write a few."""
     data = sample("JPEG")

@@ -106,6 +106,11 @@ async def test_odd_spellings_of_loopback_with_the_real_resolver(host: str) -> No
         ("http://images.example/\r\nX-Evil: 1", InvalidImage, "control character"),
         ("http://images.example/\x00", InvalidImage, "control character"),
         ("http://images.example/" + "a" * 9000, InvalidImage, "accepted: at most 8192"),
+        ("http://images.example/" + "ß" * 8000, InvalidImage, "has 48022 characters"),
+        ("http://images.example/\ud800" + "ß" * 8000, InvalidImage, "has 48031 characters"),
+        ("http://" + "ß" * 1000 + "/", InvalidImage, "malformed"),
+        ("http://images.example:" + "9" * 8000, InvalidImage, "malformed"),
+        ("http://" + "a" * 8000 + ".example/", InvalidImage, "cannot be resolved"),
         ("http://unknown.example/", InvalidImage, "'unknown.example' cannot be resolved"),
         ("http://empty.example/", InvalidImage, "cannot be resolved"),
         ("http://xn--/", InvalidImage, "cannot be resolved"),
@@ -116,6 +121,7 @@ async def test_urls_refused(url: str, kind: type[FoveaError], fragment: str) -> 
     error = await fails(net.fetcher(), url, kind, fragment)
     assert net.requests == []
     assert "secret" not in error.message
+    assert len(error.message) < 250
 
 
 async def test_allowed_hosts() -> None:

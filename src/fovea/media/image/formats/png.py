@@ -40,7 +40,7 @@ def _matches(head: bytes) -> bool:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (name, start of body, end of body) of every complete chunk."""
+    """Yield (name, start of body, end of body) of every complete chunk. Data after IEND is ignored."""
     at = len(SIGNATURE)
     for _ in range(MAX_PARTS):
         if at + 12 > len(data):
@@ -50,6 +50,8 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
         if end + 4 > len(data):
             return
         yield name, at + 8, end
+        if name == b"IEND":
+            return
         at = end + 4
     raise fragmentation_error("PNG")
 
