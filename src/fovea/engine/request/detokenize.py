@@ -11,12 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fovea.engine.request.stop_strings import StopSearch
+
 Decode = Callable[[Sequence[int]], str]
 REPLACEMENT = "\ufffd"
 LONGEST_CHARACTER = 4
 """Bytes of the longest character in UTF-8, so also the most tokens that one character takes."""
 MOST_INCOMPLETE = 64
-"""Most tokens held back as an incomplete character. After that, replacement characters are emitted."""
+"""Most tokens held back as an incomplete character. After that, replacement characters are emitted.
+
+It is also the most tokens without text that are kept at the beginning of an answer.
+"""
 
 
 class TextStream:
@@ -31,7 +36,7 @@ class TextStream:
 
     def __init__(self, decode: Decode, stop: Sequence[str] = (), *, min_tokens: int = 0) -> None:
         self._decode = decode
-        self._stop = tuple(stop)
+        self._stops = StopSearch(stop)
         self._min_tokens = min_tokens
         self._count = 0
         # The window: tokens whose text is still needed. The text of its first `_emitted_ids` tokens was
@@ -39,7 +44,6 @@ class TextStream:
         self._ids: list[int] = []
         self._emitted_ids = 0
         self._emitted_chars = 0
-        self._held_text = ""
         self.stopped = False
 
     def push(self, token_id: int) -> str:
@@ -57,17 +61,14 @@ class TextStream:
         text = window[self._emitted_chars :]
         if text:
             self._slide(len(self._ids))
-        elif window:
+        elif window or len(self._ids) > MOST_INCOMPLETE:
             self._ids.pop()  # a token without text, such as a special token that is skipped
         return self._release(text)
 
     def finish(self) -> str:
         """End the answer. Returns the text that was held back for an incomplete character or stop string."""
         text = self._release(self._decode(self._ids)[self._emitted_chars :])
-        if self.stopped:
-            return text
-        text, self._held_text = text + self._held_text, ""
-        return text
+        return text if self.stopped else text + self._stops.finish()
 
     def _slide(self, emitted: int) -> None:
         """Drop the tokens emitted earlier; the others of the first `emitted` ones stay as context."""
@@ -91,19 +92,5 @@ class TextStream:
             return ""
         if self._count < self._min_tokens:
             return text
-        text = self._held_text + text
-        matches = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
-        if matches:
-            self.stopped, self._held_text = True, ""
-            return text[: min(matches)]
-        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
-        self._held_text = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` with which `stop` begins."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
+        text, self.stopped = self._stops.push(text)
+        return text
