@@ -23,7 +23,7 @@ ADDRESS = "127.0.0.1"
 
 @dataclass
 class Log:
-    """What one client experienced: seconds of every request, and failures by kind."""
+    """The experience of one client: seconds of every request, and failures by kind."""
 
     seconds: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)

@@ -37,7 +37,7 @@ class Origin:
         return f"http://127.0.0.1:{self.port}/{kind}/{number}"
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.CancelledError):
             line = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1].decode("latin-1")
             _, kind, number = line.split("/")
             await getattr(self, f"_{kind}")(writer, int(number))

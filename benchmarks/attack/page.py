@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from innocent import Log
 from result import SLACK_S, Result
@@ -48,12 +50,15 @@ def _times(log: Log | None) -> str:
     return " / ".join(f"{1000 * seconds:.0f}" for seconds in (log.at(50), log.at(99), log.worst))
 
 
-def write(path: Path, results: Sequence[Result], seconds: float, command: str) -> None:
-    """Write the page of results."""
+def write(path: Path, results: Sequence[Result], seconds: float, before: Path | None) -> None:
+    """Write the page of results.
+
+    before: JSON of an earlier run, which gets a table of its own; None: there is none.
+    """
     failed = sum(bool(result.problems) for result in results)
     text = f"""# Attacks on a running server
 
-{datetime.date.today()}, `{command}` at {_commit()}: {_processor()}, {_cores()} cores, {platform.system()}.
+{datetime.date.today()}, `make attack` at {commit()}: {_processor()}, {_cores()} cores, {platform.system()}.
 {len(results)} attacks, {failed} failed.
 
 Each attack runs for {seconds:g} seconds against a `fovea serve` of its own: the bundled model, API keys, and
@@ -77,11 +82,31 @@ answer, "refused" those that it did not accept.
 |---|---|
 {chr(10).join(f"| {result.name} | {result.story} |" for result in results)}
 """
+    if before is not None:
+        text += _earlier(json.loads(before.read_text()))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
 
-def _commit() -> str:
+def _earlier(run: dict[str, Any]) -> str:
+    """The section about an earlier run."""
+    lines = [
+        f"\n## Before\n\nThe same attacks at {run['commit']}, on the same machine, with other work on it:\n",
+        "| attack | errors | text worst, ms | image worst, ms | memory, MiB | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in run["results"]:
+        logs = row["innocents"]
+        errors = sum(sum(log["failures"].values()) for log in logs.values()) if logs else ""
+        worst = [f"{1000 * logs[kind]['worst_s']:.0f}" if logs else "" for kind in ("text", "image")]
+        memory = f"{row['baseline_mib']:.0f} -> {row['peak_mib']:.0f}" if row["peak_mib"] else ""
+        verdict = row["verdict"].split(":")[0]
+        lines.append(f"| {row['name']} | {errors} | {worst[0]} | {worst[1]} | {memory} | {verdict} |")
+    return "\n".join(lines) + "\n"
+
+
+def commit() -> str:
+    """The commit of the working tree, shortened."""
     try:
         return subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True

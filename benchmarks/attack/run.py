@@ -20,7 +20,7 @@ from catalogue import ATTACKS
 from catalogue.base import Attack
 from innocent import Innocent, Log, ask, measure, picture
 from lame_duck import check
-from page import table, write
+from page import commit, table, write
 from result import Result
 from serving import INNOCENT_KEYS, MemoryWatch, Server
 
@@ -50,9 +50,10 @@ def main() -> int:
         print(f"{name:20} {result.verdict}", flush=True)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps([result.as_json() for result in results], indent=2) + "\n")
+        rows = {"commit": commit(), "seconds": args.seconds, "results": [row.as_json() for row in results]}
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
     if args.page:
-        write(args.page, results, args.seconds, "make attack")
+        write(args.page, results, args.seconds, args.before)
     print(f"\n{table(results)}\n\n{time.monotonic() - started:.0f} s")
     return 1 if any(result.problems for result in results) else 0
 
@@ -68,6 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="list the attacks and end")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the page of results")
+    parser.add_argument("--before", type=Path, metavar="FILE", help="JSON of an earlier run, for the page")
     parser.add_argument(
         "--ceiling-mib", type=float, default=0.0,
         help="most memory of the server's processes in MiB (default: 2048 above its start)",
@@ -142,6 +144,8 @@ def _attack(
             result.problems.insert(0, f"the server died: {server.last_words()[-200:]}")
         elif after:
             result.problems.append(after)
+    except RuntimeError as error:
+        result.problems.append(str(error))
     finally:
         server.stop()
     return result

@@ -30,7 +30,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Setup:
-    """What an attack changes about the server, which otherwise has its default settings.
+    """Settings of the server that an attack changes. All others have their defaults.
 
     flags: further flags of `fovea serve`.
     files: RLIMIT_NOFILE of the server; 0: the limit of this process.

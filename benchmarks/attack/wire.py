@@ -126,6 +126,20 @@ class Battle:
             for _ in range(count):
                 group.create_task(holder())
 
+    async def pour(self, begin: bytes, drip: bytes, pause: float = 0.01) -> None:
+        """Send `begin`, then `drip` without end, until the server closes the connection or answers."""
+        try:
+            line = await self.connect()
+        except (OSError, TimeoutError):
+            self.tally["refused"] += 1
+            await asyncio.sleep(0.2)
+            return
+        with contextlib.suppress(OSError, TimeoutError):
+            loop = asyncio.get_running_loop()
+            await asyncio.wait_for(loop.sock_sendall(line, begin), max(0.1, self.left))
+        self.tally[await self._dripping(line, drip, pause)] += 1
+        await asyncio.sleep(0.05)
+
     async def _dripping(self, line: socket.socket, drip: bytes, pause: float) -> str:
         loop = asyncio.get_running_loop()
         reader = asyncio.ensure_future(status_of(line))

@@ -1,15 +1,16 @@
-"""Attacks with connections, headers and framing. None of them needs a key."""
+"""Attacks with connections, headers and framing. Most of them need no key."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 
 from serving import ATTACKER_KEY, Setup
 from wire import Battle, request
 
 from catalogue.base import Attack
 
-CROWD = 2000
+CROWD, GUESSERS = 2000, 10
 HALF = b"GET /health HTTP/1.1\r\nHost: server\r\nX-Half: "
 CHUNKED = "Transfer-Encoding: chunked\r\n"
 
@@ -31,14 +32,21 @@ async def many_headers(battle: Battle) -> None:
     await battle.hold(CROWD, battle.payload, b"X-More: 1\r\n", at_once=20)
 
 
+def _chunked(number: int) -> bytes:
+    """The head of a chunked request: every second one has a key, the others ask for a path without keys."""
+    if number % 2:
+        return request("/health", method="GET", key="", headers=CHUNKED)
+    return request("/v1/chat/completions", headers=CHUNKED)
+
+
 async def endless_trailers(battle: Battle) -> None:
-    head = request("/v1/chat/completions", key="", headers=CHUNKED)
-    await battle.hold(8, head + b"2\r\n{}\r\n0\r\n", b"X-Trailer: aaaaaaaa\r\n" * 4000, pause=0.01)
+    trailers = b"X-Trailer: aaaaaaaa\r\n" * 4000
+    await battle.crowd(8, lambda number: battle.pour(_chunked(number) + b"2\r\n{}\r\n0\r\n", trailers))
 
 
 async def endless_extensions(battle: Battle) -> None:
-    head = request("/v1/chat/completions", key="", headers=CHUNKED)
-    await battle.hold(8, head + b"2;", b"extension=aaaaaaaa;" * 4000, pause=0.01)
+    extensions = b"extension=aaaaaaaa;" * 4000
+    await battle.crowd(8, lambda number: battle.pour(_chunked(number) + b"2;", extensions))
 
 
 async def half_headers(battle: Battle) -> None:
@@ -71,15 +79,15 @@ async def connect_flood(battle: Battle) -> None:
 
 
 async def wrong_keys(battle: Battle) -> None:
-    """Try keys: 5,000 of them, or as many as the time allows."""
+    """Try 5,000 keys, evenly over the time: more would measure how fast a processor answers 401."""
+    pause = GUESSERS * battle.seconds / 5000
 
     async def guess(number: int) -> None:
-        if number < 5000:
-            await battle.ask(request("/v1/chat/completions", b"{}", key=f"guess-{number}"))
-        else:
-            await battle.ask(request("/v1/models", method="GET", key=f"guess-{number}"))
+        due = time.monotonic() + pause
+        await battle.ask(request("/v1/chat/completions", b"{}", key=f"guess-{number}"))
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
 
-    await battle.crowd(10, guess)
+    await battle.crowd(GUESSERS, guess)
 
 
 ATTACKS = [
@@ -97,11 +105,13 @@ ATTACKS = [
         many_headers,
         _small_headers,
     ),
-    Attack("trailers", "no key", "8 chunked bodies end with trailers that never end", endless_trailers),
+    Attack(
+        "trailers", "no key", "8 clients send chunked bodies with trailers that never end", endless_trailers
+    ),
     Attack(
         "chunk-extensions",
         "no key",
-        "8 chunked bodies have a chunk extension that never ends",
+        "8 clients send chunked bodies with chunk extensions that never end",
         endless_extensions,
     ),
     Attack("slow-headers", "no key", "2,000 connections hold half a header (slow loris)", half_headers),
@@ -120,5 +130,5 @@ ATTACKS = [
         setup=Setup(files=256),
     ),
     Attack("connect-flood", "no key", "10 clients connect and leave, as fast as they can", connect_flood),
-    Attack("wrong-keys", "no key", "10 clients guess API keys, as fast as they can", wrong_keys),
+    Attack("wrong-keys", "no key", "10 clients guess 5,000 API keys", wrong_keys),
 ]
