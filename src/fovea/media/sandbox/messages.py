@@ -115,35 +115,28 @@ class Channel:
         return data
 
 
-def file_of(data: bytes) -> int:
-    """Return the descriptor of a new memory file that holds these bytes. The caller closes it."""
-    fd = os.memfd_create("fovea-input", os.MFD_CLOEXEC)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+class SharedMemory:
+    """An anonymous file of a fixed size, mapped for reading and writing. Nobody can resize it.
 
+    fd: its descriptor, to be sent to the other side.
+    size: bytes.
+    """
 
-def room_for(size: int) -> int:
-    """Return the descriptor of a new memory file of `size` bytes that nobody can resize."""
-    fd = os.memfd_create("fovea-output", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, size)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    def __init__(self, size: int) -> None:
+        self.fd = os.memfd_create("fovea", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, size)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            self.bytes = mmap.mmap(self.fd, size)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.size = size
 
-
-def read_room(fd: int, size: int) -> bytes:
-    """Return a copy of the memory file's bytes."""
-    with mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ) as room:
-        return room[:]
+    def close(self) -> None:
+        """Unmap and close the file. It lives on while the other side has it mapped."""
+        self.bytes.close()
+        os.close(self.fd)
 
 
 def _close(fds: Iterable[int]) -> None:

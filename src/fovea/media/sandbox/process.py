@@ -15,11 +15,13 @@ from dataclasses import asdict
 from typing import Literal
 
 from fovea.media.limits import MIB, MediaLimits
-from fovea.media.sandbox.messages import Channel, Message, TooSlow, WorkerGone, file_of, read_room, room_for
+from fovea.media.sandbox.messages import Channel, Message, SharedMemory, TooSlow, WorkerGone
 
 log = logging.getLogger("fovea.media")
 
 WorkerKind = Literal["image", "video"]
+KEPT_BYTES = 64 << 20
+"""Shared memory up to this size stays for the next file: pages that are new each time cost milliseconds."""
 START_S = 60.0
 """Seconds in which a new process has to be ready. Its imports take a fraction of a second."""
 
@@ -42,6 +44,7 @@ class WorkerProcess:
     def __init__(self, kind: WorkerKind, limits: MediaLimits) -> None:
         """Start the process. Raises WorkerFailed if it does not become ready."""
         self.answered = 0
+        self._memory: SharedMemory | None = None
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
         with theirs:
@@ -81,30 +84,27 @@ class WorkerProcess:
         room: int = 0,
         each_wait: Callable[[], None] | None = None,
     ) -> Generator[tuple[Message, Callable[[], bytes]], None, None]:
-        """Ask about a file, and yield each answer with a function that copies the shared memory.
+        """Ask about a file, and yield each answer with a function that copies the worker's output.
 
         data: the file.
         seconds: time limit for all answers together.
-        room: bytes of memory that the worker shares with the server for its answers.
+        room: bytes of the worker's output. File and output are in shared memory.
         each_wait: called again and again while the worker works; it may raise.
 
         A generator that is closed before its end, and any error, ends the process, because nobody knows what
         it does now. Raises WorkerFailed.
         """
         deadline = time.monotonic() + seconds
-        fds: list[int] = []
         done = False
         try:
-            fds.append(file_of(data))
-            if room:
-                fds.append(room_for(room))
-            self._send_question({**question, "size": len(data), "seconds": seconds}, fds)
+            memory = self._send_question({**question, "seconds": seconds, "room": room}, data)
+            begin, end = len(data), len(data) + room
             while not done:
-                answer, extra = self._channel.receive(deadline, each_wait)
-                if extra:
-                    raise WorkerGone
+                answer, fds = self._channel.receive(deadline, each_wait)
+                for fd in fds:
+                    os.close(fd)
                 done = "frame" not in answer
-                yield answer, lambda: read_room(fds[1], room)
+                yield answer, lambda: memory.bytes[begin:end]
                 if not done:
                     self._channel.send({"next": True})
             self.answered += 1
@@ -113,10 +113,10 @@ class WorkerProcess:
         except TooSlow as error:
             raise WorkerFailed(f"decoding it takes longer than {seconds:g} s") from error
         finally:
-            for fd in fds:
-                os.close(fd)
             if not done:
                 self.end()
+            elif self._memory is not None and self._memory.size > KEPT_BYTES:
+                self._drop_memory()
 
     def kill(self) -> None:
         """Kill the process; the thread that uses it notices. Thread-safe."""
@@ -124,16 +124,35 @@ class WorkerProcess:
             self._process.kill()
 
     def end(self) -> None:
-        """Kill the process and close its socket. Ending it twice is no error."""
+        """Kill the process and close what is shared with it. Ending it twice is no error."""
         self._channel.close()
         self.kill()
         self._process.wait()
+        self._drop_memory()
 
-    def _send_question(self, question: Message, fds: list[int]) -> None:
+    def _send_question(self, question: Message, data: bytes) -> SharedMemory:
+        """Put the file into shared memory, larger one if need be, and send the question.
+
+        Raises WorkerVanished if the process ended earlier.
+        """
+        needed = len(data) + question["room"]
+        memory = self._memory
+        if memory is None or memory.size < needed:
+            self._drop_memory()
+            size = max(1 << 22, 1 << (needed - 1).bit_length())
+            memory = self._memory = SharedMemory(size if size <= KEPT_BYTES else needed)
+            question["memory"] = memory.size
+        memory.bytes[: len(data)] = data
         try:
-            self._channel.send(question, fds)
+            self._channel.send({**question, "size": len(data)}, [memory.fd] if "memory" in question else ())
         except WorkerGone as error:
             raise WorkerVanished("the decoder process has ended") from error
+        return memory
+
+    def _drop_memory(self) -> None:
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
 
     def _reason(self) -> str:
         """The signal or status with which the process ended, in words."""

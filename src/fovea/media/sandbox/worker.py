@@ -31,6 +31,8 @@ _ROWS = 256
 _SPARE_S = 5.0
 """Seconds after its time limit at which a worker ends itself, in case the server is gone."""
 
+_NO_MEMORY = {"error": "not enough memory for its pixels", "code": None}
+
 
 def main() -> None:
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
@@ -39,20 +41,29 @@ def main() -> None:
     _warm_up(sys.argv[2])
     channel.send({"ready": jail.enter(setup["memory_bytes"])})
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    memory: mmap.mmap | None = None
     with contextlib.suppress(WorkerGone):
         while True:
             message, fds = channel.receive()
+            if fds:
+                if memory is not None:
+                    memory.close()
+                try:
+                    memory = mmap.mmap(fds[0], message["memory"])
+                except OSError:
+                    channel.send(_NO_MEMORY)
+                    return
+                os.close(fds[0])
+            assert memory is not None  # the first question brings it
             signal.setitimer(signal.ITIMER_REAL, message["seconds"] + _SPARE_S)
             try:
-                _ANSWERS[message["ask"]](channel, message, fds, limits)
+                _ANSWERS[message["ask"]](channel, message, memory, limits)
             except FoveaError as error:
                 channel.send({"error": error.message, "code": error.code})
             except MemoryError:
-                channel.send({"error": "not enough memory for its pixels", "code": None})
+                channel.send(_NO_MEMORY)
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                for fd in fds:
-                    os.close(fd)
 
 
 def _value(value: Any) -> Any:
@@ -71,44 +82,37 @@ def _warm_up(kind: str) -> None:
         decode_picture(out.getvalue(), MediaLimits())
 
 
-def _image(channel: Channel, message: Message, fds: list[int], limits: MediaLimits) -> None:
-    _, picture = decode_picture(_input(message, fds), limits)
-    row = picture.width * 3
-    with mmap.mmap(fds[1], picture.height * row) as room:
-        for top in range(0, picture.height, _ROWS):
-            bottom = min(top + _ROWS, picture.height)
-            band = picture.crop((0, top, picture.width, bottom))
-            room[top * row : bottom * row] = band.tobytes()
-    channel.send({"done": True})
-
-
-def _video(channel: Channel, message: Message, fds: list[int], limits: MediaLimits) -> None:
-    channel.send({"header": asdict(probe_video(_input(message, fds), limits))})
-
-
-def _frames(channel: Channel, message: Message, fds: list[int], limits: MediaLimits) -> None:
-    """Decode frames one by one; each waits in the shared memory until the server has taken it."""
-    values = message["header"]
-    header = VideoHeader(**{name: _value(value) for name, value in values.items()})
-    source = EncodedFrames(_input(message, fds), header, limits)
-    with mmap.mmap(fds[1], header.width * header.height * 3) as room:
-        previous: bytes | None = None
-        for rgb in source.read(message["indices"]):
-            if rgb is not previous:
-                room[:] = rgb
-                previous = rgb
-            channel.send({"frame": True})
-            channel.receive()
-    channel.send({"done": True})
-
-
-def _input(message: Message, fds: list[int]) -> bytes:
+def _image(channel: Channel, message: Message, memory: mmap.mmap, limits: MediaLimits) -> None:
     size = message["size"]
-    with mmap.mmap(fds[0], size, mmap.MAP_SHARED, mmap.PROT_READ) as data:
-        return data[:]
+    _, picture = decode_picture(memory[:size], limits)
+    row = picture.width * 3
+    for top in range(0, picture.height, _ROWS):
+        bottom = min(top + _ROWS, picture.height)
+        band = picture.crop((0, top, picture.width, bottom))
+        memory[size + top * row : size + bottom * row] = band.tobytes()
+    channel.send({"done": True})
 
 
-_ANSWERS: dict[str, Callable[[Channel, Message, list[int], MediaLimits], None]] = {
+def _video(channel: Channel, message: Message, memory: mmap.mmap, limits: MediaLimits) -> None:
+    channel.send({"header": asdict(probe_video(memory[: message["size"]], limits))})
+
+
+def _frames(channel: Channel, message: Message, memory: mmap.mmap, limits: MediaLimits) -> None:
+    """Decode frames one by one; each waits in the shared memory until the server has taken it."""
+    values, size = message["header"], message["size"]
+    header = VideoHeader(**{name: _value(value) for name, value in values.items()})
+    source = EncodedFrames(memory[:size], header, limits)
+    previous: bytes | None = None
+    for rgb in source.read(message["indices"]):
+        if rgb is not previous:
+            memory[size : size + len(rgb)] = rgb
+            previous = rgb
+        channel.send({"frame": True})
+        channel.receive()
+    channel.send({"done": True})
+
+
+_ANSWERS: dict[str, Callable[[Channel, Message, mmap.mmap, MediaLimits], None]] = {
     "image": _image,
     "video": _video,
     "frames": _frames,
