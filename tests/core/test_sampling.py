@@ -67,6 +67,8 @@ def test_the_ends_of_every_range_are_accepted(params: dict[str, Any]) -> None:
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", r"\[0, 20\]"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ({"seed": 2**63}, "seed", "seed must be in"),
+        ({"seed": 10**400}, "seed", r"got 10+\.\.\."),
+        ({"temperature": 10**5000}, "temperature", "got a number of thousands of digits"),
         ({"stop": ("",)}, "stop", "non-empty"),
         ({"stop": "END"}, "stop", r"takes several strings: \('END',\)"),
         ({"stop": ("x",) * 17}, "stop", "up to 16"),

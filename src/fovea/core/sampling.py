@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -21,10 +20,21 @@ MAX_REPETITION_PENALTY = 10.0
 
 
 def _within(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value > high or value < low or (open_low and value == low):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not low <= value <= high or (open_low and value == low):  # NaN is in no range
         bracket = "(" if open_low else "["
-        raise InvalidRequest(f"{name} must be in {bracket}{low:g}, {high:g}], got {value!r}", param=name)
+        raise InvalidRequest(
+            f"{name} must be in {bracket}{low:g}, {high:g}], got {_brief(value)}", param=name
+        )
+
+
+def _brief(value: object) -> str:
+    """A value as an error shows it. Python refuses to write whole numbers of more than 4,300 digits."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= 64 else f"{text[:64]}..."
 
 
 def _whole(name: str, value: float, low: int, high: int) -> None:

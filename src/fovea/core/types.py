@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fovea.core.errors import InvalidRequest
 from fovea.core.image import Image, ImageUse, PixelBudget, VisualTokens
 from fovea.core.sampling import SamplingParams
 from fovea.core.video import Video, VideoBudget
 
+MAX_SALT = 1024
+"""Longest cache salt, in characters."""
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -91,6 +95,8 @@ class GenerationRequest:
     fetch_s: seconds spent to download images and videos and to read the images' headers, before the engine
         got the request.
     media_decode_s: seconds spent to decode images and to open videos, before the engine got the request.
+
+    Raises InvalidRequest for values that clocks, queues and hashes cannot take.
     """
 
     id: str
@@ -103,6 +109,27 @@ class GenerationRequest:
     usual_tokens: int | None = None
     fetch_s: float = 0.0
     media_decode_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not abs(self.timeout) < math.inf:
+            raise InvalidRequest(
+                f"timeout is {self.timeout!r}; accepted: a number of seconds", param="timeout"
+            )
+        if not isinstance(self.priority, int):
+            raise InvalidRequest(f"priority is {self.priority!r}; accepted: a whole number", param="priority")
+        if len(self.cache_salt) > MAX_SALT or not _is_unicode(self.cache_salt):
+            raise InvalidRequest(
+                f"cache_salt takes Unicode text of up to {MAX_SALT} characters", param="cache_salt"
+            )
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text has no half of a surrogate pair, which no hash can take."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
