@@ -20,7 +20,7 @@ from fovea.media.image.probe import probe
 from fovea.media.limits import MediaLimits
 from fovea.media.sandbox import decoder as decoder_module
 from fovea.media.sandbox.decoder import LocalDecoder, SandboxedDecoder
-from fovea.media.sandbox.process import WorkerProcess
+from fovea.media.sandbox.process import WorkerCrashed, WorkerProcess
 from fovea.media.video.decode import VideoHeader, check_work, frames_to_decode, open_video
 from tests.media.samples import FORMATS, png_header, sample
 from tests.support.clips import clip
@@ -71,10 +71,29 @@ def test_a_crash_harms_its_own_file_only(sandbox: SandboxedDecoder) -> None:
     with sandbox.images.lease() as worker:
         answers = worker.ask({"ask": "image"}, sample(), 20, room=40 * 30 * 3)
         os.kill(worker.pid, signal.SIGSEGV)
-        with pytest.raises(Exception, match="SIGSEGV|has ended"):
+        with pytest.raises(WorkerCrashed, match="the decoder crashed on it .SIGSEGV."):
             next(answers)
     assert decode(sandbox, sample()) == decode(LocalDecoder(LIMITS), sample())
     assert sandbox.images.crashes == crashes + 1
+
+
+def test_a_file_that_crashes_its_decoder_is_tried_twice_and_refused(
+    sandbox: SandboxedDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[WorkerProcess] = []
+
+    def crash(self: WorkerProcess, *_: Any, **__: Any) -> Iterator[Any]:
+        asked.append(self)
+        self.end()
+        raise WorkerCrashed("the decoder crashed on it (SIGSEGV)")
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkerProcess, "ask", crash)
+        with pytest.raises(InvalidImage, match="image/png cannot be decoded: the decoder crashed on it"):
+            decode(sandbox, sample())
+    assert len(set(asked)) == 2
+    assert decode(sandbox, sample())
 
 
 def test_a_worker_that_was_killed_while_it_was_free_is_replaced(sandbox: SandboxedDecoder) -> None:
@@ -246,7 +265,7 @@ def test_a_worker_ends_with_its_server() -> None:
     code = (
         "import sys, time\n"
         "from fovea.media.limits import MediaLimits\n"
-        "from fovea.media.sandbox.process import WorkerProcess\n"
+        "from fovea.media.sandbox.process import WorkerCrashed, WorkerProcess\n"
         "print(WorkerProcess('image', MediaLimits()).pid, flush=True)\n"
         "time.sleep(60)\n"
     )

@@ -21,7 +21,7 @@ from fovea.media.image.probe import ImageHeader
 from fovea.media.limits import MediaLimits
 from fovea.media.sandbox.messages import Message
 from fovea.media.sandbox.pool import WorkerPool
-from fovea.media.sandbox.process import WorkerFailed, WorkerVanished
+from fovea.media.sandbox.process import WorkerCrashed, WorkerFailed
 from fovea.media.video.container import MEDIA_TYPES
 from fovea.media.video.decode import VIDEO_UNAVAILABLE, VideoHeader, check_work, open_video, video_of
 
@@ -187,14 +187,22 @@ def _ask(
     room: int = 0,
     each_wait: Callable[[], None] | None = None,
 ) -> Generator[Answer, None, None]:
-    """Yield a worker's answers. A worker that ended while it was free is replaced by another one."""
-    while True:
+    """Yield a worker's answers. If a worker dies before its first one, the file is tried once more.
+
+    Raises WorkerFailed.
+    """
+    for attempt in (1, 2):
         with pool.lease(each_wait or (lambda: None)) as worker:
+            answered = False
             try:
-                yield from worker.ask(question, data, seconds, room=room, each_wait=each_wait)
-            except WorkerVanished:
-                continue
-        return
+                for answer in worker.ask(question, data, seconds, room=room, each_wait=each_wait):
+                    answered = True
+                    yield answer
+            except WorkerCrashed:
+                if answered or attempt == 2:
+                    raise
+            else:
+                return
 
 
 def _error_of(answer: Message, kind: type[InvalidMedia]) -> FoveaError:

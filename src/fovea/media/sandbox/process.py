@@ -30,8 +30,8 @@ class WorkerFailed(Exception):
     """The worker ended, or was ended, while it answered. The message tells why, for clients."""
 
 
-class WorkerVanished(WorkerFailed):
-    """The worker had ended before it was asked, so the file is not the cause."""
+class WorkerCrashed(WorkerFailed):
+    """The worker died. Its file may not be the cause: the system may have ended it for want of memory."""
 
 
 class WorkerProcess:
@@ -107,16 +107,17 @@ class WorkerProcess:
                 yield answer, lambda: memory.bytes[begin:end]
                 if not done:
                     self._channel.send({"next": True})
-            self.answered += 1
         except WorkerGone as error:
-            raise WorkerFailed(f"the decoder crashed on it ({self._reason()})") from error
+            raise WorkerCrashed(f"the decoder crashed on it ({self._reason()})") from error
         except TooSlow as error:
             raise WorkerFailed(f"decoding it takes longer than {seconds:g} s") from error
         finally:
-            if not done:
+            if done:
+                self.answered += 1
+                if "error" in answer or memory.size > KEPT_BYTES:
+                    self._drop_memory()
+            else:
                 self.end()
-            elif self._memory is not None and self._memory.size > KEPT_BYTES:
-                self._drop_memory()
 
     def kill(self) -> None:
         """Kill the process; the thread that uses it notices. Thread-safe."""
@@ -131,10 +132,7 @@ class WorkerProcess:
         self._drop_memory()
 
     def _send_question(self, question: Message, data: bytes) -> SharedMemory:
-        """Put the file into shared memory, larger one if need be, and send the question.
-
-        Raises WorkerVanished if the process ended earlier.
-        """
+        """Put the file into shared memory, larger if need be, and send the question. Raises WorkerGone."""
         needed = len(data) + question["room"]
         memory = self._memory
         if memory is None or memory.size < needed:
@@ -143,10 +141,7 @@ class WorkerProcess:
             memory = self._memory = SharedMemory(size if size <= KEPT_BYTES else needed)
             question["memory"] = memory.size
         memory.bytes[: len(data)] = data
-        try:
-            self._channel.send({**question, "size": len(data)}, [memory.fd] if "memory" in question else ())
-        except WorkerGone as error:
-            raise WorkerVanished("the decoder process has ended") from error
+        self._channel.send({**question, "size": len(data)}, [memory.fd] if "memory" in question else ())
         return memory
 
     def _drop_memory(self) -> None:

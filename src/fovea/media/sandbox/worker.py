@@ -48,12 +48,14 @@ def main() -> None:
             if fds:
                 if memory is not None:
                     memory.close()
+                    memory = None
                 try:
                     memory = mmap.mmap(fds[0], message["memory"])
                 except OSError:
-                    channel.send(_NO_MEMORY)
-                    return
-                os.close(fds[0])
+                    channel.send(_NO_MEMORY)  # after an error, the server sends new memory
+                    continue
+                finally:
+                    os.close(fds[0])
             assert memory is not None  # the first question brings it
             signal.setitimer(signal.ITIMER_REAL, message["seconds"] + _SPARE_S)
             try:
