@@ -113,7 +113,8 @@ def test_a_server_set_up_by_file_and_variables(tiny: Path, folder: Path) -> None
                 )
         server.process.send_signal(signal.SIGINT)
         ended = finish(server.process)
-    assert (ended.code, ended.out, ended.err) == (0, "", "")
+    assert (ended.code, ended.out) == (0, "")
+    assert ["fovea.audit refused" in line for line in ended.err.splitlines()] == [True] * 4
 
 
 def test_a_taken_port_is_an_error_before_a_model_is_loaded(fovea: Caller, folder: Path) -> None:
@@ -185,7 +186,7 @@ def test_the_error_for_a_wrong_variable_is_one_line(
 
 
 @pytest.mark.parametrize("value", ['""', "[]", '["one", ""]', "7", '[" "]', "false"])
-@pytest.mark.parametrize("name", ["api_key", "admin_key"])
+@pytest.mark.parametrize("name", ["api_key", "admin_key", "metrics_key"])
 def test_a_server_with_an_empty_key_does_not_start(
     name: str, value: str, fovea: Caller, folder: Path
 ) -> None:

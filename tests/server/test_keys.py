@@ -1,4 +1,4 @@
-"""API keys: /v1 and /tokenize need them, the routes for operators do not."""
+"""API keys: every route needs one of the right kind, except those for probes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,23 @@ def locked(engine: Engine, files: Path) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/openapi.json"])
-def test_operator_routes_need_no_key(locked: Server, path: str) -> None:
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_probes_need_no_key(locked: Server, path: str) -> None:
     assert locked.get(path).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/v1/none", "/tokenize"])
+@pytest.mark.parametrize("path", ["/metrics", "/version", "/openapi.json", "/docs", "/redoc"])
+def test_operator_routes_need_a_key_if_there_are_keys(locked: Server, server: Server, path: str) -> None:
+    """In the past, everyone could read the metrics of a server with keys: names of models, load, times."""
+    assert locked.get(path).status_code == 401
+    assert locked.get(path, headers=bearer("first-key")).status_code == 200
+    assert server.get(path).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/models", "/v1/models/tiny", "/v1/none", "/tokenize", "/tokenize/", "/v1", "/none", "/v2/chat"],
+)
 def test_other_routes_need_a_key(locked: Server, path: str) -> None:
     answer = locked.get(path)
     assert answer.status_code == 401
@@ -95,6 +106,11 @@ def bearer(key: str) -> dict[str, str]:
         ("/admin/none", "user", 401),
         ("/v1/models", "user", 200),
         ("/v1/models", "admin", 401),
+        ("/metrics", "admin", 200),
+        ("/metrics", "user", 401),
+        ("/version", "user", 200),
+        ("/version", "admin", 200),
+        ("/docs", "wrong", 401),
     ],
 )
 def test_admin_key_opens_only_admin_routes(administered: Server, path: str, key: str, status: int) -> None:
@@ -156,6 +172,7 @@ def test_every_refusal_is_counted_by_its_code(locked: Server) -> None:
 
 
 def refusals(server: Server) -> dict[str, float]:
-    families = text_string_to_metric_families(server.get("/metrics").text)
+    text = server.get("/metrics", headers=bearer("first-key")).text
+    families = text_string_to_metric_families(text)
     refused = (sample for family in families for sample in family.samples if "code" in sample.labels)
     return {sample.labels["code"]: sample.value for sample in refused if sample.name.endswith("_total")}

@@ -13,7 +13,8 @@ import pytest
 from fovea import Engine
 from fovea.core.errors import ConfigError
 from fovea.media.limits import MediaLimits
-from fovea.server.keys import tenant_of_key
+from fovea.server.access.keys import tenant_of_key
+from fovea.server.access.settings import AccessSettings
 from fovea.server.settings import ServerSettings
 from tests.server.conftest import Web
 from tests.server.support import Json, Server, chat, data_url, image, picture, running, user
@@ -22,17 +23,19 @@ CHAT = "/v1/chat/completions"
 KEYS = ("first", "second")
 STAGES = ("fetch_cache", "decoded_cache", "embed_cache")
 LIMITS = MediaLimits(allow_private_hosts=True)
+OPEN = AccessSettings(open_metrics=True)
 
 
 @pytest.fixture(scope="module")
 def separate(engine: Engine, files: Path) -> Iterator[Server]:
-    with running(engine, ServerSettings(api_keys=KEYS, cache_scope="key", media=LIMITS), files) as server:
+    settings = ServerSettings(api_keys=KEYS, cache_scope="key", access=OPEN, media=LIMITS)
+    with running(engine, settings, files) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def shared(engine: Engine, files: Path) -> Iterator[Server]:
-    with running(engine, ServerSettings(api_keys=KEYS, media=LIMITS), files) as server:
+    with running(engine, ServerSettings(api_keys=KEYS, access=OPEN, media=LIMITS), files) as server:
         yield server
 
 
@@ -54,7 +57,7 @@ def cache_hits(server: Server, web: Web, key: str, salt: str = "") -> list[bool]
         misses = [after[name] > before[name] for name in miss_names]
         assert [*map(bool.__xor__, hits, misses)] == [True] * 3
     else:
-        hits[2] = True  # a cached prefix needs no encoder output
+        hits[1] = hits[2] = True  # a cached prefix needs neither pixels nor an encoder output
     return [*hits, usage["prompt_tokens_details"]["cached_tokens"] > 0]
 
 
@@ -62,7 +65,7 @@ def cache_hits(server: Server, web: Web, key: str, salt: str = "") -> list[bool]
 def fresh(web: Web, separate: Server, shared: Server) -> Web:
     web.headers = {"Cache-Control": "max-age=60"}
     for server in (separate, shared):
-        server.app.state.fovea.decoded_cache.cache.clear()
+        server.app.state.fovea.decoded_cache.clear()
         server.engine.clear_caches()
     return web
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DEFAULT_MODEL = "fovea-tiny"
 OWN_KEYS = (
-    "model", "host", "port", "api_key", "admin_key", "log_level", "chat_template", "served_model_name",
-    "simulate", "cost",
+    "model", "host", "port", "api_key", "admin_key", "metrics_key", "log_level", "chat_template",
+    "served_model_name", "simulate", "cost",
 )  # fmt: skip
 ALL_KEYS = (*OWN_KEYS, *options.setting_names(EngineConfig, ServerSettings))
 LOG_LEVELS = ("debug", "info", "warning", "error")

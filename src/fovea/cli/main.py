@@ -21,6 +21,7 @@ COMMANDS = (
     "evaluate",
     "models",
     "caches",
+    "keys",
     "simulate",
     "bench",
     "profile",

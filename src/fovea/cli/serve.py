@@ -73,6 +73,13 @@ def register(commands: Any) -> None:
         metavar="KEY",
         help="open /admin only to this key; may be given several times (or FOVEA_ADMIN_KEY)",
     )
+    parser.add_argument(
+        "--metrics-key",
+        action="append",
+        metavar="KEY",
+        help="open /metrics only to this key and to admin keys; may be given several times "
+        "(or FOVEA_METRICS_KEY)",
+    )
     parser.add_argument("--log-level", choices=LOG_LEVELS, help="(default: info)")
     parser.add_argument(
         "--simulate",
@@ -89,7 +96,7 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     file = config_file(args)
     serve = options.settings(ServeSettings, args, file)
-    keys = {f"{name}s": _keys(name, args, file) for name in ("api_key", "admin_key")}
+    keys = {f"{name}s": _keys(name, args, file) for name in ("api_key", "admin_key", "metrics_key")}
     settings = options.settings(ServerSettings, args, file, **keys)
     if serve.simulate:
         return _serve_simulated(serve, settings, args, file)
@@ -184,7 +191,10 @@ def _serve_model(
 
 def _announce(settings: ServerSettings, host: str, port: int) -> None:
     shown = f"[{host}]" if ":" in host else host
-    log.info("http://%s:%d/v1  keys: %s", shown, port, len(settings.api_keys) or "none, open to all")
+    keys = [f"{len(settings.api_keys)}"] if settings.api_keys else []
+    if (file := settings.access.keys_file) is not None:
+        keys.append(f"those of {file}")
+    log.info("http://%s:%d/v1  keys: %s", shown, port, " and ".join(keys) or "none, open to all")
 
 
 def _check_folder(model: str) -> None:
@@ -204,7 +214,7 @@ def _keys(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tuple
     The variable separates several keys by commas; the file has one key or a list. An empty key is an error,
     so that a server that should be closed never starts open.
 
-    name: "api_key" or "admin_key".
+    name: "api_key", "admin_key" or "metrics_key".
     """
     value, source = options.lookup(name, args, file) or ((), "")
     keys = value.split(",") if isinstance(value, str) else value

@@ -95,6 +95,10 @@ class Metrics:
         """Count a request that got an error instead of an answer."""
         self._count("refused", 1, code)
 
+    def count_denial(self, reason: str) -> None:
+        """Count a response with status 401 or 403. reason: code of the error."""
+        self._count("denied", 1, reason)
+
     def count_refused_connection(self, reason: str) -> None:
         """Count a connection or request that was refused before any route saw it."""
         self._count("connections_refused", 1, reason)

@@ -75,6 +75,11 @@ GAUGES = {
     "fetch_cache_bytes": "bytes of cached downloads",
     "fetch_cache_capacity_bytes": "ceiling of cached downloads in bytes",
     "fetch_cache_entries": "URLs whose bytes are cached",
+    "body_bytes": "bytes of request bodies that are arriving, or whose images are not read yet",
+    "body_capacity_bytes": "ceiling of these bytes",
+    "media_held_bytes": "bytes of encoded images and videos that requests in flight hold",
+    "media_held_capacity_bytes": "ceiling of encoded images and videos of requests in flight in bytes",
+    "decoder_processes": "processes that decode images and videos",
     "decoded_cache_bytes": "bytes of cached decoded images",
     "decoded_cache_capacity_bytes": "ceiling of cached decoded images in bytes",
     "decoded_cache_entries": "cached decoded images",
@@ -87,6 +92,7 @@ GAUGES = {
     "pixel_cache_entries": "images whose processed pixels no request waits for",
 }
 COUNTERS = {
+    "bodies_refused": "request bodies that were refused for lack of room while they arrived",
     "prefix_query_tokens": "tokens looked up in the prefix cache",
     "prefix_hit_tokens": "tokens whose KV was in the prefix cache",
     "kv_evictions": "KV blocks of the prefix cache that were evicted to hold other tokens",
@@ -122,6 +128,7 @@ COUNTERS = {
     "fetch_cache_evictions": "cached downloads evicted for lack of room",
     "fetch_cache_expired": "cached downloads that expired",
     "fetch_cache_revalidations": "hits that the URL's host confirmed as unchanged",
+    "decoder_crashes": "decoding processes that died or were ended while they decoded",
     "decoded_cache_hits": "images that needed no decoding: cached, or in decoding for another request",
     "decoded_cache_misses": "images that were decoded",
     "decoded_cache_evictions": "cached decoded images evicted for lack of room",
@@ -175,6 +182,7 @@ STAGES = ("fetch", "media_decode", "preprocess", "queue", "encode", "prefill", "
 TOTALS = {
     "fovea:requests": Total("finished HTTP requests", ("route", "status")),
     "fovea:refused": Total("requests refused, by error code", ("code",)),
+    "fovea:denied": Total("requests refused with 401 or 403, by reason", ("reason",)),
     "fovea:connections_refused": Total(
         "connections and requests refused before any route, or closed to make room, by reason", ("reason",)
     ),

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 
 from fastapi import Request
@@ -13,6 +14,7 @@ from fastapi import Request
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import DeadlineExceeded, FoveaError
 from fovea.core.types import Completion, Delta, GenerationRequest
+from fovea.server.access.charge import Charge
 from fovea.server.reservations import Reservation
 from fovea.server.state import ServerState
 
@@ -59,13 +61,19 @@ class Deadline:
 
         Raises DeadlineExceeded at the deadline.
         """
+        return await self.limit(work, "its images and videos were loaded")
+
+    async def limit(self, work: Awaitable[T], step: str) -> T:
+        """Await `work` and return its result.
+
+        step: completes "the timeout ran out while ...", for the error.
+        Raises DeadlineExceeded at the deadline.
+        """
         try:
             async with asyncio.timeout(self.remaining):
                 return await work
         except TimeoutError:
-            raise DeadlineExceeded(
-                "the request's timeout ran out while its images and videos were loaded", param="timeout"
-            ) from None
+            raise DeadlineExceeded(f"the request's timeout ran out while {step}", param="timeout") from None
 
 
 async def _disconnected(request: Request) -> None:
@@ -78,16 +86,23 @@ async def _disconnected(request: Request) -> None:
 async def stream_deltas(
     state: ServerState, request: GenerationRequest, reservation: Reservation
 ) -> AsyncGenerator[Delta, None]:
-    """Yield the engine's deltas and record their times in the metrics.
+    """Yield the engine's deltas, record their times in the metrics, and charge their tokens to the client.
 
     reservation: the places of the request, which are handed over to the engine.
+    Raises InvalidRequest for a priority that the client may not use, Overloaded if it has too few tokens
+    left.
     """
     last: dict[int, float] = {}
     media_s = request.fetch_s + request.media_decode_s
     started = time.perf_counter()
     ended = False
-    reservation.hand_over(request.sampling.n)
+    caller, choices = reservation.caller, request.sampling.n
+    caller.client.check_priority(request.priority)
+    if caller.request_id:
+        request = replace(request, id=f"{caller.request_id}-{request.id}")
     stream = state.client.stream(request)
+    charge = Charge(caller, request)
+    reservation.hand_over(choices)
     try:
         async for delta in stream:
             now = time.perf_counter()
@@ -98,8 +113,11 @@ async def stream_deltas(
                 state.metrics.observe_gap(now - last[delta.index])
             last[delta.index] = now
             state.metrics.observe_delta(delta)
+            charge.add(delta)
             yield delta
     finally:
+        reservation.end(choices)
+        charge.settle()
         if not ended:
             state.metrics.count_failure()
         await stream.aclose()  # type: ignore[attr-defined]

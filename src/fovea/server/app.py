@@ -9,15 +9,21 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fovea import __version__
+from fovea.core.errors import Forbidden
 from fovea.core.protocols import EngineClient
 from fovea.media.fetch.cache import FetchCache
 from fovea.media.fetch.fetcher import Fetcher
 from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
+from fovea.media.sandbox.decoder import SandboxedDecoder
 from fovea.observe.metrics import Metrics
 from fovea.server import errors
+from fovea.server.access.access import Access
+from fovea.server.access.forbidden import on_forbidden
+from fovea.server.access.shares import divide_caches
 from fovea.server.answer import ClientGone
+from fovea.server.bodies.budget import BodyBudget
 from fovea.server.guard import Guard
 from fovea.server.http.address import Proxies
 from fovea.server.http.descriptors import allowed_connections
@@ -40,24 +46,30 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
     settings = settings or ServerSettings()
     fetch_cache = FetchCache(Fetcher(settings.media), settings.fetch_cache_mib * MIB, settings.fetch_ttl)
     decoded_cache = DecodedImageCache(settings.decoded_cache_mib * MIB, settings.decoded_ttl)
+    decoder = SandboxedDecoder(settings.media)
     state = ServerState(
         client=OpenAnswers(client),
         settings=settings,
-        media=MediaLoader(settings.media, fetch_cache, image_cache=decoded_cache),
+        media=MediaLoader(settings.media, fetch_cache, image_cache=decoded_cache, decoder=decoder),
         metrics=Metrics(lambda: {**connections.stats(), **state.stats()}, client.info.name, __version__),
         fetch_cache=fetch_cache,
         decoded_cache=decoded_cache,
         image_store=ImageStore(settings.image_store_mib * MIB, settings.image_ttl),
         reservations=Reservations(client),
+        access=Access(settings),
+        bodies=BodyBudget(settings.bodies.max_bodies_mib * MIB, settings.bodies.max_body_mib * MIB),
     )
     connections = _connections(settings.http, state.metrics)
+    divide_caches(state)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        state.draining = True
-        await state.client.close(settings.drain_seconds)
+        async with state.access.watching():
+            yield
+            state.draining = True
+            await state.client.close(settings.drain_seconds)
         await state.media.aclose()
+        decoder.close()
         await fetch_cache.aclose()
 
     app = FastAPI(
@@ -65,12 +77,15 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         version=__version__,
         description="OpenAI-compatible serving of vision-language models.",
         lifespan=lifespan,
+        redirect_slashes=False,  # a redirect would repeat the Host header, which the client chooses
+        openapi_url=None if settings.access.docs == "off" else "/openapi.json",
     )
     app.state.fovea = state
     app.state.connections = connections
     for routes in (chat, completions, images_api, models, caches):
         app.include_router(routes.router)
     errors.install_handlers(app)
+    app.add_exception_handler(Forbidden, on_forbidden)
     app.add_middleware(_IgnoreClientGone)
     app.add_middleware(Guard, state=state)
     return app

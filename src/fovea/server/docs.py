@@ -9,11 +9,11 @@ from fovea.api.response_models import ErrorEnvelope
 _TEXTS: dict[int | str, str] = {
     400: "A field, an image or a combination of fields is not accepted. `param` names the field.",
     401: "The API key is missing or wrong.",
-    403: "The server's settings do not allow this URL or path.",
+    403: "The server's settings or the key do not allow this.",
     404: "The model, image or cache does not exist.",
     408: "The request's own timeout ran out.",
     413: "The body is too large.",
-    429: "Too many requests are running or waiting. Retry-After says when to try again.",
+    429: "Too many requests run or wait, or the key is over its limit. Retry-After says when to try again.",
     500: "The server has a defect. Its log has the details.",
     503: "The server is still loading its model, or is shutting down.",
     # FastAPI would otherwise declare a status 422, which no route here sends.
@@ -29,4 +29,4 @@ GENERATES: dict[int | str, dict[str, Any]] = {
     },
     **ERRORS,
 }
-NAMED = {status: ERRORS[status] for status in (401, 404, "4XX")}
+NAMED = {status: ERRORS[status] for status in (401, 404, 429, "4XX")}

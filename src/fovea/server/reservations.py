@@ -3,57 +3,121 @@
 The engine counts a request only once the server hands it over. Without reservations, all requests that fetch
 images at the same time would find the same free place. Most of them would then be refused after they fetched
 images in vain.
+
+Each client's choices are counted, too, from the reservation to the end of the answer. If there are several
+clients, none takes all places: a client may hold at most as many as it leaves free. Alone it can use half of
+them, and there is always a place for the others. (Dynamic thresholds of buffers: Choudhury and Hahne, 1998.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+from fovea.core.errors import Overloaded
 from fovea.core.protocols import EngineClient
+from fovea.server.access.caller import Caller
+from fovea.server.access.client import RATE_LIMIT
+
+
+@dataclass(slots=True)
+class _Count:
+    reserved: int = 0
 
 
 class Reservations:
     """All reservations of a server. Not thread-safe: use it from one thread, for example the event loop's.
 
-    reserved: number of choices that hold a place now.
+    reserved: number of choices that hold a place now and that the engine does not count yet.
     """
 
     def __init__(self, client: EngineClient) -> None:
-        self.reserved = 0
         self._client = client
+        self._count = _Count()
+        self._caller = Caller()
+        self._usual_places = 0
+        self._fair = False
+
+    @property
+    def reserved(self) -> int:
+        return self._count.reserved
+
+    def of(self, caller: Caller, *, usual_places: int = 0, fair: bool = False) -> Reservations:
+        """Return the same reservations, for the requests of one caller.
+
+        usual_places: places of a client without a limit of its own; 0: no fixed number.
+        fair: whether a client may hold at most as many places as it leaves free.
+        """
+        view = Reservations(self._client)
+        view._count = self._count
+        view._caller, view._usual_places, view._fair = caller, usual_places, fair
+        return view
 
     @contextmanager
     def reserve(self, choices: int) -> Iterator[Reservation]:
         """Reserve places for this many choices, until they are handed over or the block ends.
 
-        Raises what EngineClient.check_room raises.
+        Raises what `Client.check_choices` and EngineClient.check_room raise.
         """
+        client = self._caller.client
+        client.check_choices(choices, self._usual_places)
         self._client.check_room(choices, self.reserved)
-        self.reserved += choices
-        reservation = Reservation(self, choices)
+        if self._fair and not client.limits.places:
+            self._check_share(choices)
+        self._count.reserved += choices
+        client.places += choices
+        reservation = Reservation(self._count, self._caller, choices)
         try:
             yield reservation
         finally:
-            reservation.hand_over(reservation.choices)
+            reservation.give_up()
+
+    def _check_share(self, choices: int) -> None:
+        """Raise Overloaded if the client would hold more places than it leaves free."""
+        client = self._caller.client
+        if not client.places:
+            return  # the first request of a client is always welcome, even if it leaves no place
+        try:
+            self._client.check_room(choices, self.reserved + client.places + choices)
+        except Overloaded as full:
+            raise Overloaded(
+                f"key {client.name!r} has {client.places} choices in flight and requests {choices} "
+                "more; accepted: "
+                "at most as many as stay free for other keys (max_places_per_key)",
+                retry_after=full.retry_after,
+                code=RATE_LIMIT,
+            ) from None
 
 
 class Reservation:
     """The places of one request.
 
     choices: number of places that it still holds.
+    caller: the caller of the request.
     """
 
-    def __init__(self, reservations: Reservations, choices: int) -> None:
+    def __init__(self, count: _Count, caller: Caller, choices: int) -> None:
         self.choices = choices
-        self._reservations = reservations
+        self.caller = caller
+        self._count = count
 
     def hand_over(self, choices: int) -> None:
-        """Give up places that the engine counts from now on.
+        """Give up places that the engine counts from now on. The client's count of them stays, until `end`.
 
         To be called right before the engine gets the request. An await in between would leave the place
         uncounted.
         """
         count = min(choices, self.choices)
         self.choices -= count
-        self._reservations.reserved -= count
+        self._count.reserved -= count
+
+    def end(self, choices: int) -> None:
+        """Count choices no longer that were handed over and have ended."""
+        self.caller.client.places -= choices
+
+    def give_up(self) -> None:
+        """Give up the places that were not handed over."""
+        left = self.choices
+        self.hand_over(left)
+        self.end(left)

@@ -8,7 +8,7 @@ from typing import Any
 from fovea.core.errors import ConfigError
 from fovea.core.settings import build_settings, check_settings, setting
 from fovea.media.limits import MediaLimits
-from fovea.server.access.settings import AccessSettings
+from fovea.server.access.settings import AccessSettings, check_key
 from fovea.server.bodies.settings import BodySettings
 from fovea.server.http.settings import HttpSettings
 
@@ -16,19 +16,18 @@ MIB = 1024 * 1024
 SCOPES = ("shared", "key")
 
 
-def _key(key: str) -> str:
-    return "" if key.strip() else "keys that are not empty"
-
-
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Keys, caches and limits of the HTTP server."""
 
     api_keys: tuple[str, ...] = setting(
-        (), "Keys for /v1; each opens it. Without keys, /v1 is open to all.", check=_key, internal=True
+        (), "Keys for /v1; each opens it. Without keys, /v1 is open to all.", check=check_key, internal=True
     )
     admin_keys: tuple[str, ...] = setting(
-        (), "Keys for /admin; each opens it. Without any, the api_keys open it.", check=_key, internal=True
+        (),
+        "Keys for /admin; each opens it. Without any, the api_keys open it.",
+        check=check_key,
+        internal=True,
     )
     cache_scope: str = setting(
         "shared",
@@ -40,7 +39,7 @@ class ServerSettings:
         30.0, "Seconds that running requests have to finish after SIGTERM.", low=0, high=3600
     )
     request_timeout: float = setting(
-        0.0, "Timeout of requests that name none, in seconds. 0: none.", low=0, high=86400
+        600.0, "Timeout of requests that name none, in seconds. 0: none.", low=0, high=86400
     )
     fetch_cache_mib: int = setting(
         128, "Ceiling of the cache of downloaded images and videos, in MiB. 0: no cache.", low=0, high=1 << 20
@@ -76,7 +75,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.cache_scope == "key" and not self.api_keys:
+        if self.cache_scope == "key" and not self.api_keys and self.access.keys_file is None:
             raise ConfigError(
                 "cache_scope is 'key', which separates the caches of API keys, and there are no keys",
                 param="cache_scope",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from asyncio import Lock
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fastapi import Request
@@ -15,6 +16,9 @@ from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.store import ImageStore
 from fovea.media.load import MediaLoader
 from fovea.observe.metrics import Metrics
+from fovea.server.access.access import Access
+from fovea.server.access.caller import Caller
+from fovea.server.bodies.budget import BodyBudget
 from fovea.server.explain import shorten
 from fovea.server.reservations import Reservations
 from fovea.server.settings import ServerSettings
@@ -34,6 +38,10 @@ class ServerState:
     fetch_cache, decoded_cache: bytes from URLs, and decoded images.
     image_store: images that clients sent to /v1/images.
     reservations: places in the engine's queue.
+    access: keys, clients and their limits.
+    bodies: bytes that request bodies may take.
+    caller: the caller of the request whose route uses this state; see `state_of`.
+    clearing: held while the engine clears caches, so that such requests do not fill up threads.
     draining: whether the server is shutting down and refuses new requests.
     """
 
@@ -45,6 +53,10 @@ class ServerState:
     decoded_cache: DecodedImageCache
     image_store: ImageStore
     reservations: Reservations
+    access: Access
+    bodies: BodyBudget
+    caller: Caller = field(default_factory=Caller)
+    clearing: Lock = field(default_factory=Lock)
     draining: bool = False
 
     def unavailable(self) -> str | None:
@@ -71,11 +83,20 @@ class ServerState:
     def stats(self) -> Mapping[str, float]:
         """Figures of the engine and of the server's own caches, by the names of `observe.table`."""
         caches = self.fetch_cache.stats() | self.decoded_cache.stats() | self.image_store.stats()
-        return {**caches, **self.client.stats()}
+        return {**caches, **self.media.stats(), **self.bodies.stats(), **self.client.stats()}
 
     def timeout(self, requested: float | None) -> float | None:
-        """The timeout of a request in seconds: its own one, else the server's; None: no limit."""
-        return requested or self.settings.request_timeout or None
+        """The timeout of a request in seconds: its own one, else the server's; None: no limit.
+
+        Raises InvalidRequest if it is longer than the client's key allows.
+        """
+        return self.caller.client.timeout(requested, self.settings.request_timeout)
+
+    def seen_by(self, caller: Caller) -> ServerState:
+        """Return this state with the places, the timeout and the tokens of one caller."""
+        access = self.access
+        places = self.reservations.of(caller, usual_places=access.usual_places, fair=access.fair)
+        return replace(self, caller=caller, reservations=places)
 
 
 class CacheScope(NamedTuple):
@@ -91,12 +112,27 @@ class CacheScope(NamedTuple):
 
 def cache_scope_of(request: Request, cache_salt: str | None) -> CacheScope:
     """The cache scope of an HTTP request. cache_salt: the field of its body."""
-    tenant: str = getattr(request.state, "tenant", "")
-    salt = cache_salt or ""
+    tenant, salt = caller_of(request).tenant, cache_salt or ""
     return CacheScope(tenant, f"{tenant}:{salt}" if tenant else salt)
 
 
+def tenant_of_salt(salt: str) -> str:
+    """Return the tenant of a cache scope's salt. Without tenants, it is a part of the client's own salt."""
+    return salt.partition(":")[0]
+
+
+def caller_of(request: Request) -> Caller:
+    """The caller of an HTTP request."""
+    caller: Caller | None = getattr(request.state, "caller", None)
+    return caller or Caller()
+
+
+def request_id_of(request: Request) -> str:
+    """The id of an HTTP request, from x-request-id or new. It is in logs and in the response."""
+    return caller_of(request).request_id
+
+
 def state_of(request: Request) -> ServerState:
-    """The state of the server that handles an HTTP request."""
+    """The state of the server that handles an HTTP request, as its caller may use it."""
     state: ServerState = request.app.state.fovea
-    return state
+    return state.seen_by(caller_of(request))

@@ -1,1 +1,1 @@
-"""Who may ask, how much, and what is written down about it."""
+"""Keys, the limits of their clients, and the logs about who asked for what."""

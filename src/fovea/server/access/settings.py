@@ -7,13 +7,45 @@ from pathlib import Path
 
 from fovea.core.settings import check_settings, setting
 
+DOCS = ("on", "off", "key")
+
+
+def check_key(key: str) -> str:
+    """Return an empty text if a key is accepted, otherwise the accepted keys in words."""
+    return "" if key.strip() else "keys that are not empty"
+
 
 @dataclass(frozen=True, slots=True)
 class AccessSettings:
     """Keys, their limits, and the logs about requests."""
 
+    metrics_keys: tuple[str, ...] = setting(
+        (), "Keys for /metrics; each opens it, beside the admin keys.", check=check_key, internal=True
+    )
     keys_file: Path | None = setting(
         None, "TOML file of hashed keys with their limits; it is read again when it changes. none: no file."
+    )
+    max_places_per_key: int = setting(
+        0,
+        "Choices that a client without a limit of its own may have in flight. 0: with several keys, at "
+        "most as "
+        "many as it leaves free for the others; with one key, no limit.",
+        low=0,
+        high=1_000_000,
+    )
+    open_metrics: bool = setting(
+        False, "Whether /metrics needs no key although there are keys. For closed networks only."
+    )
+    docs: str = setting(
+        "key",
+        "Who may read /docs, /redoc and /openapi.json. key: holders of any key, or everyone if there "
+        "are no keys; "
+        "on: everyone; off: no one.",
+        choices=DOCS,
+    )
+    access_log: str = setting(
+        "false",
+        "A line of JSON per request. true: in the log; a path: appended to that file; false: none.",
     )
 
     def __post_init__(self) -> None:

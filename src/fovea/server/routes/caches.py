@@ -44,14 +44,15 @@ async def clear(stage: str, http: Request) -> dict[str, Any]:
         )
     for name, cache in (
         ("fetched", state.fetch_cache.cache),
-        ("decoded", state.decoded_cache.cache),
+        ("decoded", state.decoded_cache),
         ("images", state.image_store.cache),
     ):
         if stage in (name, ALL):
             cache.clear()
     selected = [name for name in CACHE_STAGES if stage in (name, ALL)]
     if selected:
-        await asyncio.to_thread(state.client.clear_caches, *selected)
+        async with state.clearing:  # it blocks its thread until the step ends, so one thread is enough
+            await asyncio.to_thread(state.client.clear_caches, *selected)
     return {"object": "caches.cleared", "cleared": list(STAGES) if stage == ALL else [stage]}
 
 

@@ -12,13 +12,15 @@ from fovea.api.convert import chat_prompt, wire_names
 from fovea.api.schema import ChatRequest, TokenizeRequest
 from fovea.core.errors import InvalidRequest, NotFound, Unavailable
 from fovea.core.types import Prompt, TextPrompt
+from fovea.server.answer import Deadline, while_connected
+from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import ERRORS, NAMED
 from fovea.server.errors import response
 from fovea.server.explain import shorten
 from fovea.server.media import load_media
 from fovea.server.state import ServerState, cache_scope_of, state_of
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 @router.get("/v1/models", responses=NAMED)
@@ -41,28 +43,36 @@ async def model(name: str, http: Request) -> dict[str, Any]:
 
 @router.post("/tokenize", responses=ERRORS)
 async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
-    """Return the token ids of a prompt or of a conversation, visual tokens included."""
+    """Return the token ids of a prompt or of a conversation, visual tokens included.
+
+    It loads and plans images like a request for an answer. So it takes a place, has the server's timeout, and
+    ends when its client leaves.
+    """
     state = state_of(http)
     state.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("send either prompt or messages", param="prompt")
-    prompt: Prompt
-    if body.messages is not None:
-        chat = ChatRequest(
-            messages=body.messages,
-            max_pixels=body.max_pixels,
-            min_pixels=body.min_pixels,
-            video_pruning_rate=body.video_pruning_rate,
-            visual_tokens=body.visual_tokens,
-        )
-        scope = cache_scope_of(http, None)
-        images, videos = await load_media(state, chat.messages, scope)
-        prompt = chat_prompt(chat, images.images, videos.videos)
-    else:
-        prompt = TextPrompt(body.prompt or "")
-    with wire_names(body):
-        ids = await state.client.tokenize(prompt)
+    deadline = Deadline(state.timeout(None))
+    with wire_names(body), state.reservations.reserve(1):
+        prompt = await while_connected(http, deadline.limit_loading(_prompt(state, body, http)))
+        tokens = deadline.limit(state.client.tokenize(prompt), "its prompt was tokenized")
+        ids = await while_connected(http, tokens)
     return {"tokens": ids, "count": len(ids), "max_model_len": state.client.info.max_context}
+
+
+async def _prompt(state: ServerState, body: TokenizeRequest, http: Request) -> Prompt:
+    """Load the images and videos of the messages, if there are any, and build the prompt."""
+    if body.messages is None:
+        return TextPrompt(body.prompt or "")
+    chat = ChatRequest(
+        messages=body.messages,
+        max_pixels=body.max_pixels,
+        min_pixels=body.min_pixels,
+        video_pruning_rate=body.video_pruning_rate,
+        visual_tokens=body.visual_tokens,
+    )
+    images, videos = await load_media(state, chat.messages, cache_scope_of(http, body.cache_salt))
+    return chat_prompt(chat, images.images, videos.videos)
 
 
 @router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)

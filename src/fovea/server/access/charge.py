@@ -1,0 +1,67 @@
+"""The tokens of one generation, charged to its client.
+
+An estimate is taken before the engine gets the request, so that many simultaneous requests cannot exceed a
+limit together. It is replaced by the real usage at the end. A request whose client leaves has no usage. It is
+charged with the estimate or with what was generated, whichever is more: otherwise a client that always leaves
+before the end would pay nothing.
+"""
+
+from __future__ import annotations
+
+from fovea.core.types import ChatPrompt, Delta, GenerationRequest, Prompt, TextPart, TextPrompt
+from fovea.server.access.caller import Caller
+
+BYTES_PER_TOKEN = 4
+"""Usual bytes of text per token."""
+IMAGE_TOKENS = 256
+"""Assumed tokens of an image or video of a request that ends without usage."""
+
+
+class Charge:
+    """The tokens of one generation.
+
+    Raises Overloaded on construction if its client has too few left.
+    """
+
+    def __init__(self, caller: Caller, request: GenerationRequest) -> None:
+        text, media = _prompt_size(request.prompt)
+        answer = request.sampling.max_tokens or request.usual_tokens or 0
+        self._caller = caller
+        self._prompt_text = text // BYTES_PER_TOKEN
+        self._media = media * IMAGE_TOKENS
+        self._generated = 0
+        self._used: int | None = None
+        self._estimate = 0 if request.encode_only else self._prompt_text + answer * request.sampling.n
+        self._held = caller.client.hold_tokens(self._estimate)
+
+    def add(self, delta: Delta) -> None:
+        """Count a delta of the answer."""
+        self._generated += len(delta.token_ids)
+        if delta.usage is not None:
+            usage = delta.usage
+            self._used = max(usage.prompt, usage.image) + usage.completion
+            self._caller.prompt_tokens += max(usage.prompt, usage.image)
+            self._caller.completion_tokens += usage.completion
+
+    def settle(self) -> None:
+        """Replace the estimate by the real usage. To be called once, at the end."""
+        used = self._used
+        if used is None:
+            self._caller.completion_tokens += self._generated
+            used = max(self._estimate, self._prompt_text + self._generated) + self._media
+        self._caller.client.settle_tokens(self._held, used)
+
+
+def _prompt_size(prompt: Prompt) -> tuple[int, int]:
+    """Return the bytes of text of a prompt, and its number of images and videos."""
+    if isinstance(prompt, ChatPrompt):
+        parts = [part for message in prompt.messages for part in message.parts]
+        texts = [part.text for part in parts if isinstance(part, TextPart)]
+        return _bytes(texts), len(parts) - len(texts)
+    if isinstance(prompt, TextPrompt):
+        return _bytes([prompt.text]), len(prompt.images)
+    return len(prompt.ids) * BYTES_PER_TOKEN, 0
+
+
+def _bytes(texts: list[str]) -> int:
+    return sum(len(text.encode("utf-8", "replace")) for text in texts)

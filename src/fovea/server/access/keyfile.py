@@ -1,0 +1,210 @@
+"""The keys file: TOML that lists the hashes of keys with the limits of their clients.
+
+    cache_secret = "..."                # optional: names the clients' parts of the caches
+
+    [default]                           # limits of keys that state none of their own
+    requests_per_minute = 60
+
+    [[key]]
+    name = "alice"                      # keys of one name belong to one client and share its limits
+    hash = "sha256:9f86d0..."           # SHA-256 of the key, in hex
+    roles = ["api"]                     # api, admin, metrics; default: api
+    requests_per_minute = 600
+    expires = 2027-01-31                # refused from then on (UTC)
+
+A plain SHA-256 protects a key only because `new_key` draws it from 2^256: nobody can guess it and compare.
+The hash of a password would be found within hours.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import hashlib
+import os
+import re
+import secrets
+import stat
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fovea.core.errors import ConfigError
+from fovea.server.access.limits import Limits
+
+ROLES = ("api", "admin", "metrics")
+PREFIX = "sha256:"
+LARGEST_FILE = 16 * 1024 * 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+_OWN_FIELDS = ("name", "hash", "roles", "expires")
+_LIMITS = tuple(entry.name for entry in fields(Limits))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """One key of the file.
+
+    name: name of its client.
+    digest: SHA-256 of the key, 32 bytes.
+    roles: routes that it opens.
+    expires: seconds of the epoch from which it is refused; None: never.
+    """
+
+    name: str
+    digest: bytes = field(repr=False)
+    roles: frozenset[str] = frozenset(("api",))
+    limits: Limits = Limits()
+    expires: float | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFile:
+    """The contents of a keys file."""
+
+    records: tuple[KeyRecord, ...] = ()
+    cache_secret: str = field(default="", repr=False)
+
+
+def new_key() -> str:
+    """Return a random key of 256 bits."""
+    return f"fv-{secrets.token_urlsafe(32)}"
+
+
+def digest(key: bytes) -> bytes:
+    """Return the SHA-256 of a key."""
+    return hashlib.sha256(key).digest()
+
+
+def fingerprint(digest: bytes) -> str:
+    """Return the first 8 hex digits of a key's hash, which name the key in logs and lists."""
+    return digest.hex()[:8]
+
+
+def read_key_file(path: Path) -> KeyFile:
+    """Read a keys file.
+
+    Raises ConfigError if it cannot be read, if others than its owner may write to it, or if its content is
+    wrong.
+    """
+    try:
+        with path.open("rb") as file:
+            _check_mode(path, file)
+            data = file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise ConfigError(f"keys file {path} cannot be read: {error.strerror}", param="keys_file") from error
+    if len(data) > LARGEST_FILE:
+        raise ConfigError(
+            f"keys file {path} has more than {LARGEST_FILE} bytes; accepted: at most that", param="keys_file"
+        )
+    try:
+        return parse_key_file(data.decode())
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise ConfigError(f"keys file {path}: {error}", param="keys_file") from error
+
+
+def parse_key_file(text: str) -> KeyFile:
+    """Parse the text of a keys file. Raises ConfigError, which names the key of a wrong entry."""
+    try:
+        values = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"it is not TOML: {error}") from error
+    _check_fields(values, ("cache_secret", "default", "key"), "the file")
+    secret, default, entries = (
+        values.get("cache_secret", ""),
+        values.get("default", {}),
+        values.get("key", []),
+    )
+    if not isinstance(secret, str):
+        raise ConfigError("cache_secret is not a text; accepted: a text")
+    if not isinstance(default, dict) or not isinstance(entries, list):
+        raise ConfigError("accepted: a table [default], and a table [[key]] for every key")
+    _check_fields(default, _LIMITS, "[default]")
+    _limits(default, "[default]")
+    records = tuple(_record(entry, default, f"[[key]] number {i}") for i, entry in enumerate(entries, 1))
+    _check_together(records)
+    return KeyFile(records, secret)
+
+
+def _record(entry: Any, default: dict[str, Any], where: str) -> KeyRecord:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where} is not a table")
+    name = entry.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{where}: name is {name!r}; accepted: 1 to 64 letters, digits, dots, hyphens, underscores and @"
+        )
+    where = f"key {name!r}"
+    _check_fields(entry, (*_OWN_FIELDS, *_LIMITS), where)
+    hashed, roles = entry.get("hash"), entry.get("roles", ["api"])
+    if not isinstance(hashed, str) or not _HASH.fullmatch(hashed):
+        raise ConfigError(f"{where}: hash is not {PREFIX} and 64 hex digits; `fovea keys new` prints it")
+    if not isinstance(roles, list) or not roles or any(role not in ROLES for role in roles):
+        raise ConfigError(f"{where}: roles is {roles!r}; accepted: a list of {', '.join(ROLES)}")
+    own = {key: value for key, value in entry.items() if key in _LIMITS}
+    return KeyRecord(
+        name,
+        bytes.fromhex(hashed.removeprefix(PREFIX)),
+        frozenset(roles),
+        _limits(default | own, where),
+        _expires(entry.get("expires"), where),
+    )
+
+
+def _limits(values: dict[str, Any], where: str) -> Limits:
+    try:
+        return Limits(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}") from error
+
+
+def _expires(value: Any, where: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, datetime.datetime):
+        if value.tzinfo is None:
+            raise ConfigError(
+                f"{where}: expires has no time zone; accepted: 2027-01-31T12:00:00Z or 2027-01-31"
+            )
+        return value.timestamp()
+    if isinstance(value, datetime.date):
+        midnight = datetime.datetime(value.year, value.month, value.day, tzinfo=datetime.UTC)
+        return midnight.timestamp()
+    raise ConfigError(f"{where}: expires is {value!r}; accepted: a date or a time of TOML, without quotes")
+
+
+def _check_fields(values: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"accepted: {', '.join(known)}"
+            raise ConfigError(f"{where}: unknown field {name!r}; {hint}")
+
+
+def _check_together(records: tuple[KeyRecord, ...]) -> None:
+    """Raise ConfigError if a key is listed twice, or if keys of one client state different limits."""
+    digests: set[bytes] = set()
+    limits: dict[str, Limits] = {}
+    for record in records:
+        if record.digest in digests:
+            raise ConfigError(f"key {record.name!r}: the hash {record.fingerprint}... is listed twice")
+        digests.add(record.digest)
+        if limits.setdefault(record.name, record.limits) != record.limits:
+            raise ConfigError(
+                f"key {record.name!r} is listed with different limits; keys of one name share their limits"
+            )
+
+
+def _check_mode(path: Path, file: BinaryIO) -> None:
+    mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"keys file {path} has mode {mode:o}: others than its owner may write to it and add keys; "
+            "accepted: 600 (chmod 600)",
+            param="keys_file",
+        )

@@ -1,0 +1,44 @@
+"""Limits of one client, as the keys file states them for its keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fovea.core.settings import check_settings, setting
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits that all keys of one client share. The defaults are no limits."""
+
+    requests_per_minute: int = setting(
+        0, "Requests per minute. As many may come at once. 0: no limit.", low=0, high=10_000_000
+    )
+    tokens_per_minute: int = setting(
+        0,
+        "Tokens of prompts and answers per minute, visual tokens included. As many may come at once. 0: "
+        "no limit.",
+        low=0,
+        high=1_000_000_000,
+    )
+    places: int = setting(
+        0, "Choices that run or wait at one time. 0: the server's max_places_per_key.", low=0, high=1_000_000
+    )
+    cache_share: float = setting(
+        1.0,
+        "Part of each cache of downloads, decoded images and images sent ahead that the client's entries may "
+        "fill. Below 1 it needs the cache scope key.",
+        low=0,
+        high=1,
+    )
+    min_priority: int = setting(
+        -1000, "Smallest number of priority that a request may name.", low=-1000, high=1000
+    )
+    max_n: int = setting(0, "Most choices of one request, of all its prompts. 0: no limit.", low=0, high=4096)
+    max_timeout_s: float = setting(
+        0.0, "Longest timeout of a request in seconds, also of one that names none. 0: no limit.",
+        low=0, high=86400,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_settings(self)

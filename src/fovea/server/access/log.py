@@ -1,0 +1,104 @@
+"""The access log: a line of JSON per request, written by a thread, so that a slow disk delays no request.
+
+If the disk is slower than the requests, lines are left out, and a later line says how many.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import os
+import queue
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from fovea.core.errors import ConfigError
+
+NAME = "fovea.access"
+WAITING_LINES = 10_000
+"""Most lines that wait to be written."""
+_OFF, _ON = ("", "false", "off", "no", "0"), ("true", "on", "yes", "1")
+
+
+class AccessLog:
+    """Writes a line per request, if there is a place for it.
+
+    target: "false": nowhere; "true": the logger `fovea.access`; otherwise the path of a file. The file gets
+        mode
+        0600 if it is created, and is opened again when it was renamed or removed, as logrotate does.
+
+    Raises ConfigError if the file cannot be opened.
+    """
+
+    def __init__(self, target: str) -> None:
+        self._listener: logging.handlers.QueueListener | None = None
+        if target.lower() in _OFF:
+            return
+        self._handler = _Queued(queue.Queue(WAITING_LINES))
+        sink = _Forward() if target.lower() in _ON else _open(target)
+        self._listener = logging.handlers.QueueListener(self._handler.queue, sink)
+        self._listener.start()
+
+    @property
+    def on(self) -> bool:
+        return self._listener is not None
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Write one line. Characters outside of ASCII and control characters are escaped."""
+        if self._listener is not None:
+            self._handler.handle(_record(json.dumps(values)))
+
+    def close(self) -> None:
+        """Write the waiting lines and close the file."""
+        if self._listener is not None:
+            handlers = self._listener.handlers
+            self._listener.stop()
+            for handler in handlers:
+                handler.close()
+            self._listener = None
+
+
+class _Queued(logging.handlers.QueueHandler):
+    """Hands lines to the thread, and counts those for which there was no room."""
+
+    def __init__(self, lines: queue.Queue[Any]) -> None:
+        super().__init__(lines)
+        self._dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if self._dropped:
+                self.enqueue(_record(json.dumps({"dropped_lines": self._dropped})))
+                self._dropped = 0
+            self.enqueue(record)
+        except queue.Full:
+            self._dropped += 1
+
+
+class _Forward(logging.Handler):
+    """Passes lines on to the handlers of the logger `fovea.access`, whatever its level is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logging.getLogger(NAME).handle(record)
+
+
+class _PrivateFile(logging.handlers.WatchedFileHandler):
+    """A file that only its owner may read, because it holds the addresses of clients."""
+
+    def _open(self) -> IO[Any]:  # type: ignore[override]
+        return open(
+            self.baseFilename, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)
+        )
+
+
+def _open(path: str) -> logging.Handler:
+    try:
+        return _PrivateFile(Path(path).expanduser())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}", param="access_log") from error
+
+
+def _record(line: str) -> logging.LogRecord:
+    return logging.LogRecord(NAME, logging.INFO, "", 0, line, None, None)

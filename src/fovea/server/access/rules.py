@@ -1,0 +1,75 @@
+"""The rules which keys open which routes.
+
+A path without a rule of its own needs an API key, so that a route that is added later is not open by mistake.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OPEN = ("/health", "/ready")
+DOCS = ("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json")
+METRICS = "/metrics"
+VERSION = "/version"
+ADMIN = "/admin"
+ANY = frozenset(("api", "admin", "metrics"))
+NOUNS = {"metrics": "metrics key", "admin": "admin key", "api": "API key"}
+
+
+def is_limited(path: str) -> bool:
+    """Whether requests to a path count towards the limits per minute of their client."""
+    return path.startswith("/v1/") or path == "/tokenize"
+
+
+def is_measured(path: str) -> bool:
+    """Whether the metrics count the requests to a path. Probes and scrapes are not counted."""
+    return is_limited(path) or path.startswith(f"{ADMIN}/")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules of one server.
+
+    api, admin, metrics: whether there are keys of this role. A keys file counts as all three, whatever it
+        holds:
+        nothing opens when the last key of a role is removed from it.
+    open_metrics: whether /metrics needs no key.
+    docs: on, off or key.
+    """
+
+    api: bool = False
+    admin: bool = False
+    metrics: bool = False
+    open_metrics: bool = False
+    docs: str = "key"
+
+    def roles(self, path: str) -> frozenset[str]:
+        """Return the roles of which a key needs one to open a path. Empty: the path is open to all."""
+        if path in OPEN:
+            return frozenset()
+        if path == METRICS:
+            return self._metrics_roles()
+        if path == ADMIN or path.startswith(f"{ADMIN}/"):
+            return frozenset(("admin",)) if self.admin else self._api_roles()
+        if path in DOCS and self.docs == "on":
+            return frozenset()
+        if path in DOCS or path == VERSION:
+            return ANY if self.api else frozenset()
+        return self._api_roles()
+
+    def _metrics_roles(self) -> frozenset[str]:
+        if self.open_metrics:
+            return frozenset()
+        if self.admin or self.metrics:
+            return frozenset(("metrics", "admin"))
+        return self._api_roles()
+
+    def _api_roles(self) -> frozenset[str]:
+        return frozenset(("api",)) if self.api else frozenset()
+
+
+def noun(roles: frozenset[str]) -> str:
+    """Name the kind of key that one of these roles needs."""
+    if roles == ANY:
+        return "key"
+    return next(text for role, text in NOUNS.items() if role in roles)

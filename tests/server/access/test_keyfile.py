@@ -1,0 +1,139 @@
+"""Tests of the keys file: what it accepts, and the names of its errors."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from fovea.core.errors import ConfigError
+from fovea.server.access.keyfile import digest, new_key, parse_key_file, read_key_file
+from fovea.server.access.keys import Keys, keys_of_file, keys_of_flags, tenant_of_client, tenant_of_key
+from fovea.server.access.limits import Limits
+
+HASH = "sha256:" + hashlib.sha256(b"key").hexdigest()
+OTHER = "sha256:" + hashlib.sha256(b"other").hexdigest()
+
+
+def entry(name: str = "alice", hashed: str = HASH, *lines: str) -> str:
+    return "\n".join(["[[key]]", f'name = "{name}"', f'hash = "{hashed}"', *lines, ""])
+
+
+def test_a_file_with_defaults() -> None:
+    text = (
+        'cache_secret = "s"\n[default]\nrequests_per_minute = 60\nmax_n = 2\n'
+        + entry(
+            "alice", HASH, "requests_per_minute = 600", 'roles = ["api", "metrics"]', "expires = 2027-01-31"
+        )
+        + entry("bob", OTHER, "expires = 2027-01-31T12:00:00+02:00")
+    )
+    file = parse_key_file(text)
+    alice, bob = file.records
+    assert file.cache_secret == "s"
+    assert alice.limits == Limits(requests_per_minute=600, max_n=2)
+    assert bob.limits == Limits(requests_per_minute=60, max_n=2)
+    assert (alice.roles, bob.roles) == ({"api", "metrics"}, {"api"})
+    assert (alice.expires, bob.expires) == (1801353600.0, 1801389600.0)
+    assert alice.digest == digest(b"key")
+    assert "6b6579" not in repr(file)
+    assert HASH[7:] not in repr(file)
+
+
+def test_an_empty_file_has_no_keys() -> None:
+    assert parse_key_file("").records == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("key = 1", "accepted: a table"),
+        ("[[key]\n", "it is not TOML"),
+        ("[" * 100_000, "it is not TOML"),
+        ("[keys]", "the file: unknown field 'keys'; did you mean 'key'?"),
+        ("[default]\nname = 'x'", r"\[default\]: unknown field 'name'"),
+        ("[default]\nplaces = -1", r"\[default\]: places is -1; accepted: 0 to 1000000"),
+        ("[[key]]\nhash = 'x'", r"\[\[key\]\] number 1: name is None"),
+        (entry("a b"), r"number 1: name is 'a b'"),
+        (entry("api-key:1"), "name is 'api-key:1'"),
+        (entry("alice", "sha256:12"), "key 'alice': hash is not sha256: and 64 hex digits"),
+        (
+            entry("alice", HASH, "request_per_minute = 1"),
+            "key 'alice': unknown field 'request_per_minute'; did you m",
+        ),
+        (entry("alice", HASH, "requests_per_minute = 1.5"), "key 'alice': requests_per_minute is 1.5"),
+        (entry("alice", HASH, "cache_share = 2"), "key 'alice': cache_share is 2; accepted: 0 to 1"),
+        (
+            entry("alice", HASH, "roles = []"),
+            r"key 'alice': roles is \[\]; accepted: a list of api, admin, metrics",
+        ),
+        (entry("alice", HASH, "roles = ['root']"), r"key 'alice': roles is \['root'\]"),
+        (entry("alice", HASH, "roles = 'api'"), "key 'alice': roles is 'api'"),
+        (entry("alice", HASH, "roles = [['api']]"), "key 'alice': roles is"),
+        (
+            entry("alice", HASH, "expires = '2027-01-31'"),
+            "expires is '2027-01-31'; accepted: a date or a time of TOML",
+        ),
+        (entry("alice", HASH, "expires = 2027-01-31T12:00:00"), "key 'alice': expires has no time zone"),
+        (entry() + entry("bob"), "key 'bob': the hash 2c70e12b... is listed twice"),
+        (entry() + entry("alice", OTHER, "places = 3"), "key 'alice' is listed with different limits"),
+    ],
+)
+def test_wrong_files(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_key_file(text)
+
+
+def test_a_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    """Whoever can write to the file can let himself in."""
+    path = tmp_path / "keys.toml"
+    path.write_text(entry())
+    for mode in (0o666, 0o660, 0o602):
+        path.chmod(mode)
+        with pytest.raises(ConfigError, match=f"has mode {mode:o}: others than its owner may write to it"):
+            read_key_file(path)
+    path.chmod(0o644)
+    assert len(read_key_file(path).records) == 1
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_key_file(tmp_path / "none.toml")
+    path = tmp_path / "keys.toml"
+    path.write_bytes(b"\xff\xfe")
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match="keys.toml"):
+        read_key_file(path)
+
+
+def test_keys_are_long_and_random() -> None:
+    keys = {new_key() for _ in range(100)}
+    assert len(keys) == 100
+    assert {len(key) for key in keys} == {46}
+
+
+def test_a_key_is_found_by_its_hash_only() -> None:
+    keys = Keys([*keys_of_file(parse_key_file(entry())), *keys_of_flags(["one", "two"], ["one"], ["m"])])
+    found = keys.find(digest(b"key"))
+    assert found is not None
+    assert found.name == "alice"
+    both = keys.find(digest(b"one"))
+    assert both is not None
+    assert (both.name, both.roles) == ("api-key:1", {"api", "admin"})
+    assert keys.find(digest(b"ke")) is None
+    assert keys.find(bytes.fromhex(HASH[7:])[:31]) is None
+    assert keys.find(HASH.encode()) is None, "the hash itself is no key"
+
+
+def test_a_clients_part_of_the_caches_survives_a_new_key() -> None:
+    """The disk tier would be useless after every rotation if its entries were named after the key."""
+    old, new = (next(keys_of_file(parse_key_file(entry("alice", hashed)))) for hashed in (HASH, OTHER))
+    assert old.digest != new.digest
+    assert old.tenant == new.tenant == tenant_of_client("alice", "")
+    assert (
+        tenant_of_client("alice", "")
+        != tenant_of_client("alice", "secret")
+        != tenant_of_client("bob", "secret")
+    )
+    flag = next(keys_of_flags(["key"], [], []))
+    assert flag.tenant == tenant_of_key(b"key") == "6613b843da11eaa18b0b6a4c49d2feab"
