@@ -77,6 +77,7 @@ REQUESTS: list[dict[str, Any]] = [
     {"timeout": -1.0},
     {"timeout": 0.0},
     {"timeout": TINY},
+    {"timeout": 1e9},
     {"timeout": 1e300},
     {"timeout": 10**400},
     {"priority": 10**400},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,6 +12,8 @@ from fovea.core.video import Video, VideoBudget
 
 MAX_SALT = 1024
 """Longest cache salt, in characters."""
+MAX_TIMEOUT = 10**9
+"""Longest timeout, in seconds: thirty years."""
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -111,10 +112,8 @@ class GenerationRequest:
     media_decode_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.timeout is not None and not abs(self.timeout) < math.inf:
-            raise InvalidRequest(
-                f"timeout is {self.timeout!r}; accepted: a number of seconds", param="timeout"
-            )
+        if self.timeout is not None and not abs(self.timeout) <= MAX_TIMEOUT:
+            raise InvalidRequest(f"timeout must be at most {MAX_TIMEOUT} seconds", param="timeout")
         if not isinstance(self.priority, int):
             raise InvalidRequest(f"priority is {self.priority!r}; accepted: a whole number", param="priority")
         if len(self.cache_salt) > MAX_SALT or not _is_unicode(self.cache_salt):
