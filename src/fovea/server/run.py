@@ -14,6 +14,7 @@ from collections.abc import Callable
 from fastapi import FastAPI
 
 from fovea.core.protocols import EngineClient
+from fovea.server.garbage import keep_for_life
 from fovea.server.http.listener import bind
 from fovea.server.http.server import Hooks, Server
 from fovea.server.http.settings import HttpSettings
@@ -38,6 +39,7 @@ def serve(app: FastAPI, host: str, port: int, *, on_start: Callable[[], None] = 
     """
     state: ServerState = app.state.fovea
     server = server_of(app, bind(host, port), on_start=on_start, drain_s=state.settings.drain_seconds)
+    keep_for_life()
     server.run()
     return server.exit_status
 

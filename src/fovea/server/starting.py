@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from fovea.core.errors import Unavailable
 from fovea.core.protocols import CacheStage, EngineClient, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
+from fovea.server.garbage import keep_for_life
 
 log = logging.getLogger("fovea.server")
 
@@ -44,7 +45,9 @@ class StartingClient:
 
     def _run(self) -> None:
         try:
-            self._engine = self._load()
+            engine = self._load()
+            keep_for_life()
+            self._engine = engine
         except Exception as error:  # noqa: BLE001 - the code that started the server raises it again
             self.failure = error
             self._on_failure()
