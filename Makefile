@@ -3,14 +3,17 @@
 # make test-portable  repeat the tests of kernels as on a CPU without AVX-512 (a minute)
 # make check  lint, types, import walls (seconds)
 # make bench  every figure of README.md; the first time installs the engines to compare with (an hour, 12 GB)
+# make attack attack a running server in every known way, and measure what other clients see (6 minutes)
+# make fuzz   feed random data to everything that reads data from others (FUZZ_SECONDS=600; better with the extra fuzz)
 # make bench-relevance  methods of visual-token reduction compared, into docs/relevance.md (35 minutes)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 OUT ?= out
+FUZZ_SECONDS ?= 600
 
-.PHONY: help demo test test-all test-portable check format serve bench bench-relevance gpu clean
+.PHONY: help demo test test-all test-portable check format serve bench bench-relevance attack fuzz gpu clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -60,6 +63,12 @@ bench: $(VENV)/.installed-dev
 
 bench-relevance: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/relevance.py --docs docs/relevance.md
+
+attack: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/attack/run.py $(if $(PAGE),--page $(PAGE) --before benchmarks/attack/before.json) --json $(OUT)/attack.json
+
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
 
 # Uses the python that is there (a GPU machine has its own torch); results under $(OUT).
 gpu:

@@ -1,0 +1,1 @@
+"""One file per target: `target(data)` raises only on a finding."""
