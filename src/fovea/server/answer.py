@@ -115,6 +115,9 @@ async def stream_deltas(
             state.metrics.observe_delta(delta)
             charge.add(delta)
             yield delta
+    except FoveaError as error:
+        charge.refuse(error)
+        raise
     finally:
         reservation.end(choices)
         charge.settle()

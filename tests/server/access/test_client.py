@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fovea.core.errors import InvalidRequest, Overloaded
+from fovea.core.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ChatPrompt, Delta, GenerationRequest, Message, TextPart, TokenPrompt, Usage
 from fovea.server.access.caller import Caller, request_id
@@ -125,6 +125,20 @@ def test_a_client_that_leaves_before_the_end_pays_the_estimate() -> None:
     assert charged(alice, generation(), *[Delta(0, "a", (1, 2))] * 20) == (10, 50)
     tokens = GenerationRequest("id", TokenPrompt((1,) * 70), SamplingParams(max_tokens=5))
     assert charged(alice, tokens) == (75, 75)
+
+
+def test_a_request_that_the_engine_refuses_costs_nothing() -> None:
+    """A client that retries against a full server would lose its tokens to the refusals."""
+    alice = client(tokens_per_minute=1000)
+    assert alice.tokens is not None
+    errors = (Overloaded("full", retry_after=1), InvalidRequest("no"), DeadlineExceeded("late"))
+    left = []
+    for error in errors:
+        charge = Charge(Caller(alice), generation(max_tokens=50))
+        charge.refuse(error)
+        charge.settle()
+        left.append(alice.tokens.remaining)
+    assert left == [1000, 1000, 940], "a request whose timeout ran out may have computed everything"
 
 
 def test_the_sum_of_estimates_cannot_exceed_the_limit() -> None:

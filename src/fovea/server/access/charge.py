@@ -1,13 +1,15 @@
 """The tokens of one generation, charged to its client.
 
 An estimate is taken before the engine gets the request, so that many simultaneous requests cannot exceed a
-limit together. It is replaced by the real usage at the end. A request whose client leaves has no usage. It is
-charged with the estimate or with what was generated, whichever is more: otherwise a client that always leaves
-before the end would pay nothing.
+limit together. It is replaced by the real usage at the end. A request whose client leaves, or whose timeout
+runs out, has no usage. It is charged with the estimate or with what was generated, whichever is more:
+otherwise a client that always leaves before the end would pay nothing. A request that the engine refuses
+costs nothing.
 """
 
 from __future__ import annotations
 
+from fovea.core.errors import DeadlineExceeded, FoveaError
 from fovea.core.types import ChatPrompt, Delta, GenerationRequest, Prompt, TextPart, TextPrompt
 from fovea.server.access.caller import Caller
 
@@ -42,6 +44,11 @@ class Charge:
             self._used = max(usage.prompt, usage.image) + usage.completion
             self._caller.prompt_tokens += max(usage.prompt, usage.image)
             self._caller.completion_tokens += usage.completion
+
+    def refuse(self, error: Exception) -> None:
+        """Charge nothing if the engine refused the request before it began. error: the engine's error."""
+        if isinstance(error, FoveaError) and not isinstance(error, DeadlineExceeded) and not self._generated:
+            self._used = 0
 
     def settle(self) -> None:
         """Replace the estimate by the real usage. To be called once, at the end."""

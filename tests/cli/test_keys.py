@@ -1,0 +1,86 @@
+"""fovea keys: a key is printed once, its hash is in the file, and a running server can read it at any time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fovea.server.access.keyfile import digest, read_key_file
+from fovea.server.access.limits import Limits
+from tests.cli.support import Caller
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "keys.toml"
+    monkeypatch.setenv("FOVEA_KEYS_FILE", str(path))
+    return path
+
+
+def test_a_new_key_is_printed_once_and_stored_as_a_hash(file: Path, fovea: Caller) -> None:
+    outcome = fovea("keys", "new", "--name", "alice", "--requests-per-minute", 60, "--role", "api")
+    key = outcome.out.strip()
+    assert (outcome.code, len(key)) == (0, 46)
+    assert key not in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+    (record,) = read_key_file(file).records
+    assert (record.name, record.digest) == ("alice", digest(key.encode()))
+    assert record.limits == Limits(requests_per_minute=60)
+    assert len(read_key_file(file).cache_secret) == 32
+
+
+def test_a_rotation(file: Path, fovea: Caller) -> None:
+    fovea("keys", "new", "--name", "alice", "--places", 3, "--role", "admin", "--role", "api")
+    file.write_text("# ours\n[default]\nmax_n = 2\n" + file.read_text().partition("\n")[2] + "# the end\n")
+    new = fovea("keys", "new", "--name", "alice", "--expires", "2099-01-31").out.strip()
+    fovea("keys", "new", "--name", "bob")
+    old, young, bob = read_key_file(file).records
+    assert (old.limits, old.roles) == (young.limits, young.roles)
+    assert young.limits == Limits(places=3, max_n=2)
+    listed = fovea("keys", "list").out.splitlines()
+    assert (
+        listed[1] == f"alice  {young.fingerprint}  admin,api  until 2099-01-31 00:00 UTC  places=3  max_n=2"
+    )
+    assert fovea("keys", "revoke", "alice", "--older").out == f"revoked: alice {old.fingerprint}\n"
+    assert [record.digest for record in read_key_file(file).records] == [digest(new.encode()), bob.digest]
+    assert file.read_text().startswith("# ours\n[default]")
+    assert fovea("keys", "revoke", bob.fingerprint).code == 0
+    assert fovea("keys", "revoke", "alice").code == 0
+    assert read_key_file(file).records == ()
+    assert list(file.parent.iterdir()) == [file], "no temporary file is left"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("new", "--name", "a b"), "[[key]] number 1: name is 'a b'; accepted: 1 to 64 letters"),
+        (("new", "--name", 'a"\nroles = ["admin"]\nx = "'), "name is"),
+        (("new", "--name", "a", "--places", "-1"), "--places: places is -1; accepted: 0 to 1000000"),
+        (("new", "--name", "a", "--expires", "soon"), "--expires is 'soon'; accepted: a day, as 2027-01-31"),
+        (("list",), "cannot be read"),
+        (("revoke", "a"), "cannot be read"),
+    ],
+)
+def test_mistakes_write_nothing(file: Path, fovea: Caller, words: tuple[str, ...], message: str) -> None:
+    outcome = fovea("keys", *words)
+    assert outcome.code == 2
+    assert message in outcome.error_line
+    assert not file.exists()
+
+
+def test_revoking_what_is_not_there_or_cannot_be_cut_out(file: Path, fovea: Caller) -> None:
+    fovea("keys", "new", "--name", "alice")
+    assert "has no such key to revoke: 'bob'" in fovea("keys", "revoke", "bob").error_line
+    record = read_key_file(file).records[0]
+    file.write_text(f'key = [{{name = "alice", hash = "sha256:{record.digest.hex()}"}}]\n')
+    assert (
+        "is laid out in a way that this command cannot change" in fovea("keys", "revoke", "alice").error_line
+    )
+    assert len(read_key_file(file).records) == 1
+
+
+def test_a_file_of_others_is_refused(file: Path, fovea: Caller) -> None:
+    fovea("keys", "new", "--name", "alice")
+    file.chmod(0o666)
+    assert "others than its owner may write to it" in fovea("keys", "new", "--name", "bob").error_line
