@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from fovea.engine.execute.attention_plan import AttentionPlanner, by_length
 from fovea.engine.execute.encode_queue import EncodeQueue
 from fovea.engine.execute.graphs import PaddedDecodes
 from fovea.engine.execute.profile import forward_stage
+from fovea.engine.execute.prompt_arrays import PromptArrays
 from fovea.engine.job import SequenceInputs
 from fovea.engine.kv.moves import Move
 from fovea.engine.models.base import VisionLanguageModel
@@ -29,35 +29,15 @@ from fovea.engine.sample.batch import row_index
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.padding import Padding
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
-from fovea.engine.sequence import ImageSpan, Sequence
+from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import StepResult
-from fovea.engine.step.positions import mrope_positions, place, plain_positions
+from fovea.engine.step.positions import mrope_positions, plain_positions
 from fovea.engine.tiers.slower import SlowerTiers
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.slices import Slices, UpcomingImages
 from fovea.engine.vision.stream import encoder_stream
 from fovea.kernels.attention import AttentionPlan
-
-
-@dataclass(slots=True)
-class _Prompt:
-    """The prompt of a sequence as arrays.
-
-    ids: (P,) token ids.
-    positions: (3, P) with M-RoPE, else (P,).
-    delta: offset from the index of a token after the prompt to its position.
-    visual: (P,) number of visual tokens up to and including each index; empty without images.
-    inputs: pixel sources and restored features.
-    positioned: starts of the spans of reduced images whose tokens have their own positions.
-    """
-
-    ids: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    delta: int
-    visual: NDArray[np.int64]
-    inputs: SequenceInputs
-    positioned: set[int] = field(default_factory=set)
 
 
 class Runner:
@@ -102,7 +82,7 @@ class Runner:
             dtype=model.dtype,
             pin_memory=model.device.type == "cuda" and host_blocks > 0,
         )
-        self._prompts: dict[str, _Prompt] = {}
+        self._prompts: dict[str, PromptArrays] = {}
         self._encoder = EncodeQueue(
             encode or (lambda image, ahead: model.encode_slices(image)),
             encoder_stream(model.device),
@@ -141,7 +121,7 @@ class Runner:
         visual = (
             np.cumsum(self.model.visual(ids), dtype=np.int64) if seq.spans else np.zeros(0, dtype=np.int64)
         )
-        self._prompts[seq.id] = _Prompt(ids, positions, delta, visual, inputs)
+        self._prompts[seq.id] = PromptArrays(ids, positions, delta, visual, inputs)
         self.sampler.add(seq, inputs.choice)
         for key in list(inputs.features):
             self._restore(key, (seq.id,), self.embeddings.capacity)
@@ -230,9 +210,9 @@ class Runner:
 
     def _forward(self, work: list[Work]) -> Tensor:
         device = self.model.device
-        ids = np.concatenate([self._ids(item) for item in work])
+        ids = np.concatenate([self._prompts[item.seq.id].ids_of(item) for item in work])
         visual_rows, embeds, deepstack = self._visual(work)
-        positions = np.concatenate([self._positions(item) for item in work], axis=-1)
+        positions = np.concatenate([self._prompts[item.seq.id].positions_of(item) for item in work], axis=-1)
         if self._padded is not None and (rows := self._padded.padding.size(work)):
             return self._padded.run(rows, work, ids, positions)
         x = self.model.decoder.embed_tokens(torch.from_numpy(ids).to(device))
@@ -253,23 +233,6 @@ class Runner:
         hidden: Tensor = decoder(decoder.embed_tokens(ids), positions, self.kv, plan)
         return hidden
 
-    def _ids(self, item: Work) -> NDArray[np.int64]:
-        prompt = self._prompts[item.seq.id].ids
-        if item.stop <= len(prompt):
-            return prompt[item.start : item.stop]
-        return np.asarray(item.seq.tokens(item.start, item.stop), dtype=np.int64)
-
-    def _positions(self, item: Work) -> NDArray[np.int64]:
-        prompt = self._prompts[item.seq.id]
-        length = len(prompt.ids)
-        known = prompt.positions[..., item.start : min(item.stop, length)]
-        if item.stop <= length:
-            return known
-        later = np.arange(max(item.start, length), item.stop) + prompt.delta
-        if known.ndim == 2:
-            later = np.broadcast_to(later, (3, len(later)))
-        return np.concatenate((known, later), axis=-1)
-
     def _visual(self, work: list[Work]) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
         """Return the step's visual rows, their embeddings, and DeepStack's additions for these rows.
 
@@ -289,7 +252,7 @@ class Runner:
                 begin = int(prompt.visual[first + places[0]]) - 1 - before
                 rows.append(places + (base + first - item.start))
                 features = self.embeddings.get(span.key)
-                self._place(prompt, span, features)
+                prompt.place(span, features)
                 parts.append((features, slice(begin, begin + len(places))))
             base += item.count
         if not rows:
@@ -299,11 +262,3 @@ class Runner:
         levels = len(parts[0][0].deepstack)
         deepstack = [torch.cat([f.deepstack[level][where] for f, where in parts]) for level in range(levels)]
         return index, embeds, deepstack
-
-    @staticmethod
-    def _place(prompt: _Prompt, span: ImageSpan, features: VisualFeatures) -> None:
-        if not span.full_tokens or span.start in prompt.positioned:
-            return
-        assert features.places is not None
-        place(prompt.positions, span, features.places.cpu().numpy().astype(np.int64))
-        prompt.positioned.add(span.start)
