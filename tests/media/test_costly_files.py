@@ -188,6 +188,13 @@ def test_visits_follow_from_the_components_of_a_scan(
     assert sum(header.visits(bytes(components)) for components in scans) == visits
 
 
+@pytest.mark.parametrize("header", [b"", b"\x01", b"\x03\x01\x00", b"\xff" * 9])
+def test_a_damaged_scan_header_is_an_error_of_the_file(header: bytes) -> None:
+    cut = b"\xff\xd8" + frame(16, 16) + b"\xff\xda" + struct.pack(">H", 2 + len(header)) + header
+    expect_error(jpeg.FORMAT.essence, InvalidImage, ["it ends before its end-of-image marker"], cut)
+    expect_error(decode, InvalidImage, ["the JPEG"], cut + EOI, LIMITS)
+
+
 def test_two_components_with_one_name_count_as_the_larger_one() -> None:
     body = struct.pack(">BHHB", 8, 10, 10, 3) + bytes((1, 0x44, 0, 1, 0x11, 0, 1, 0x11, 0))
     assert jpeg._frame(0xC2, body).visits(b"\x01") == 100

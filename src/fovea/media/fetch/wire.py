@@ -191,4 +191,5 @@ def _client_tls() -> ssl.SSLContext:
     context = httpx.create_ssl_context(trust_env=False)
     context.set_ciphers(_CIPHERS)
     context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
     return context

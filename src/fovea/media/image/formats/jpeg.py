@@ -37,6 +37,9 @@ _FILL = re.compile(rb"\xff{0,%d}" % (_MAX_FILL + 2))
 _MAX_SEGMENTS = 4_000
 """Most segments. Real files have tens; 20 MiB of metadata in the largest segments are 320."""
 
+_SCAN_HEADER_BYTES = 9
+"""A scan has four components at most, two bytes each, after their number. More than four are an error."""
+
 _MAX_SCANS = 100
 """Most scans of a progressive JPEG. Encoders make about ten."""
 
@@ -178,13 +181,18 @@ def _essence(data: bytes) -> bytes:
             frame = _frame(marker, data[body:end])
         elif marker == _SOS and frame is not None:
             scans += 1
-            visits += frame.visits(data[body + 1 : body + 1 + 2 * data[body] : 2])
+            visits += frame.visits(_components(data[body : body + _SCAN_HEADER_BYTES]))
             _check_scans(scans, visits, frame)
         if marker not in _METADATA:
             segments.append(view[start:end])
         if marker == _EOI:
             return b"".join(segments)
     raise truncation_error("JPEG", "its end-of-image marker")
+
+
+def _components(scan_header: bytes) -> bytes:
+    """Return the ids of the components of a scan."""
+    return scan_header[1 : 1 + 2 * scan_header[0] : 2] if scan_header else b""
 
 
 def _check_scans(scans: int, visits: int, frame: _Frame) -> None:
