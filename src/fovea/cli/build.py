@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fovea.engine.vision.built.manifest import Grid
 
 RESOLUTIONS = ("448x448", "896x896")
-SETTINGS = ("dtype", "device", "threads")
+SETTINGS = ("dtype", "device", "threads", "revision")
 
 
 def register(commands: Any) -> None:
@@ -92,7 +92,7 @@ def _build(name: str, config: EngineConfig, args: argparse.Namespace) -> tuple[M
 
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
-    folder = args.out.expanduser() if args.out else resolve(name) / ENGINES_FOLDER
+    folder = args.out.expanduser() if args.out else resolve(name, config.model.revision) / ENGINES_FOLDER
     loaded = load_model(name, config)
     model = loaded.model
     format_named(args.format).check(model.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,20 +11,21 @@ from typing import Any
 
 import torch
 
-from fovea.core.errors import CheckpointError, ConfigError, InvalidRequest, UnsupportedModel
+from fovea.core.errors import CheckpointError, ConfigError, FoveaError, InvalidRequest, UnsupportedModel
 from fovea.core.hardware import has_bf16_units
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
 from fovea.engine.compile_modes import CompileModes
 from fovea.engine.config import EngineConfig
-from fovea.engine.files import read_json
+from fovea.engine.files import check_folder, read_json
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.compile import check_compile, compile_modules
+from fovea.engine.models.config_bounds import check_bounds
 from fovea.engine.models.engines import describe_site, find_engines, install
 from fovea.engine.models.recipe import RECIPES, Packer
 from fovea.engine.models.registry import architecture, build
 from fovea.engine.models.relevance_head import Head, read_head
-from fovea.engine.models.tokenizer import load_tokenizer
+from fovea.engine.models.tokenizer import load_tokenizer, reason
 from fovea.engine.models.weights import checkpoint_dtype, load_weights, shard_files
 from fovea.engine.reduce.probe import probe_modules
 from fovea.engine.request.tokenizer import ChatTokenizer
@@ -35,6 +37,7 @@ from fovea.engine.vision.processor.video_settings import build_videos
 from fovea.kernels.choose import choose
 from fovea.kernels.fp8 import check_fp8
 
+log = logging.getLogger("fovea.engine")
 BUNDLED = "fovea-tiny"
 
 
@@ -66,15 +69,21 @@ def bundled_model() -> Path:
     return Path(fovea.__file__).parent / "assets" / BUNDLED
 
 
-def resolve(name: str) -> Path:
+def resolve(name: str, revision: str = "") -> Path:
     """Return a checkpoint's folder: of the bundled model, of a local path, or of a download from the hub.
 
-    Raises CheckpointError if the name is none of these, or if the download fails.
+    revision: branch, tag or commit on the hub; "": its main branch.
+    Raises CheckpointError if the name is none of these, or if the download fails; ConfigError for a revision
+    of a folder.
     """
-    if name == BUNDLED:
-        return bundled_model()
-    path = Path(name).expanduser()
+    path = bundled_model() if name == BUNDLED else Path(name).expanduser()
     if path.is_dir():
+        if revision:
+            raise ConfigError(
+                f"revision is {revision!r}, but {name!r} is a folder; revisions are those of hub ids "
+                "(owner/name)",
+                param="revision",
+            )
         return path
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise CheckpointError(f"{name!r} is neither a folder, a hub id (owner/name) nor {BUNDLED!r}")
@@ -82,9 +91,12 @@ def resolve(name: str) -> Path:
 
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except Exception as error:
-        raise CheckpointError(f"{name!r} could not be downloaded: {error}") from error
+        wanted = f"{name!r} at revision {revision!r}" if revision else repr(name)
+        raise CheckpointError(f"{wanted} could not be downloaded: {reason(error)}") from error
+    log.info("%s: revision %s is commit %s", name, revision or "main", folder.name)
+    return folder
 
 
 def load_model(name: str, settings: EngineConfig, *, chat_template: str | None = None) -> LoadedModel:
@@ -95,7 +107,8 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     chat_template: a Jinja template that replaces the checkpoint's own.
     Raises CheckpointError, UnsupportedModel or ConfigError, naming the file, the feature or the setting.
     """
-    folder = resolve(name)
+    folder = resolve(name, settings.model.revision)
+    check_folder(folder)
     config = read_config(folder)
     entry = architecture(config.model_type)
     if getattr(config, "quantization_config", None) is not None:
@@ -108,7 +121,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     dtype = pick_dtype(settings.model.dtype, device, checkpoint_dtype(files))
     if settings.model.quantization == "fp8":
         check_fp8(device, dtype)
-    model = _build(config, device, dtype)
+    model = _build(folder, config, device, dtype)
     kernels = choose(settings.model.kernels, device, dtype, model.decoder.config.attention_heads)
     modes = CompileModes.of(settings.model.compile)
     check_compile(modes, kernels, settings.model.quantization)
@@ -151,7 +164,8 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         created=int(time.time()),
         default_sampling=_default_sampling(folder),
     )
-    return LoadedModel(model, tokenizer, processor, info, fingerprint_value, videos, read_head(folder))
+    head = read_head(folder, model.decoder.config.hidden)
+    return LoadedModel(model, tokenizer, processor, info, fingerprint_value, videos, head)
 
 
 def read_config(folder: Path) -> Any:
@@ -160,12 +174,17 @@ def read_config(folder: Path) -> Any:
 
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json")
-    model_type = read_json(folder / "config.json").get("model_type", "")
-    architecture(str(model_type))
+    content = read_json(folder / "config.json")
+    architecture(str(content.get("model_type", ""))[:100])
+    check_bounds(content, folder / "config.json")
     try:
-        return AutoConfig.from_pretrained(str(folder))
+        # Code that a checkpoint brings along is never run.
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        defaults_too = config.to_dict()
     except Exception as error:
-        raise CheckpointError(f"{folder}/config.json cannot be used: {error}") from error
+        raise CheckpointError(f"{folder}/config.json cannot be used: {reason(error)}") from error
+    check_bounds(defaults_too, folder / "config.json")
+    return config
 
 
 def pick_device(name: str) -> torch.device:
@@ -195,12 +214,20 @@ def pick_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch.dt
     return torch.bfloat16 if has_bf16_units() else torch.float32
 
 
-def _build(config: Any, device: torch.device, dtype: torch.dtype) -> VisionLanguageModel:
+def _build(folder: Path, config: Any, device: torch.device, dtype: torch.dtype) -> VisionLanguageModel:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
             return build(config).eval()
+    except FoveaError:
+        raise
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{folder}/config.json: no model can be built of its values: {reason(error)}"
+        ) from error
     finally:
         torch.set_default_dtype(before)
 
@@ -234,7 +261,14 @@ def _build_processors(folder: Path, config: Any) -> tuple[ImageProcessor, QwenVi
         raise CheckpointError(f"{folder} has no preprocessor_config.json")
     videos = read_json(folder / "video_preprocessor_config.json")
     shapes, kind = config.to_dict(), config.model_type
-    return build_processor(kind, images, shapes, joint), build_videos(kind, videos, images, shapes, joint)
+    try:
+        return build_processor(kind, images, shapes, joint), build_videos(kind, videos, images, shapes, joint)
+    except FoveaError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{folder}/preprocessor_config.json: no processor can be built of its values: {reason(error)}"
+        ) from error
 
 
 def _default_sampling(folder: Path) -> dict[str, float | int]:

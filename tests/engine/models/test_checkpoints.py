@@ -107,12 +107,12 @@ QUANTIZED = {"quantization_config": {"quant_method": "fp8"}}
 DAMAGES: dict[str, tuple[Damage, type[ModelError], str]] = {
     "missing shard": (missing_shard, CheckpointError, r"1 of 3 shards are missing: \['model-00002-of-00003"),
     "broken index": (overwrite("model.safetensors.index.json", b"{"), CheckpointError,
-        "index.json is not a weight index"),
+        "index.json is not JSON"),
     "index of another shape": (
         overwrite("model.safetensors.index.json", b'{"weight_map": {"a": 1}}'), CheckpointError,
         "index.json is not a weight index"),
     "index that is a list": (overwrite("model.safetensors.index.json", b"[]"), CheckpointError,
-        "index.json is not a weight index"),
+        "index.json must hold a JSON object"),
     "truncated file": (truncate, CheckpointError, r"model.safetensors is truncated: \d+ bytes, \d+ expected"),
     "empty file": (overwrite(WEIGHTS, b""), CheckpointError, "is not a safetensors file, or is truncated"),
     "a web page": (overwrite(WEIGHTS, b"<!doctype html><html>not found</html>"), CheckpointError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from fovea.core.settings import check_settings, setting
@@ -21,6 +22,11 @@ def _device(name: str) -> str:
 def _compile_modes(text: str) -> str:
     CompileModes.of(text)
     return ""
+
+
+def _revision(text: str) -> str:
+    plain = re.fullmatch(r"[A-Za-z0-9][\w.+-]*(/[A-Za-z0-9][\w.+-]*)*", text, re.ASCII) and ".." not in text
+    return "" if not text or plain else "a branch, a tag or a commit of the hub"
 
 
 def _encoder_engines(text: str) -> str:
@@ -85,6 +91,8 @@ class ModelSettings:
         "",
         "Branch, tag or commit of a hub id, so that it does not change by itself. Empty: the hub's main "
         "branch. A folder has no revision.",
+        check=_revision,
+        words="a branch, tag or commit",
     )
     special_tokens_in_text: bool = setting(
         False,

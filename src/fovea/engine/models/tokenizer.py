@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 from fovea.core.errors import CheckpointError
-from fovea.engine.files import read_json
+from fovea.engine.files import read_json, read_text
+from fovea.engine.models.config_bounds import BOUNDS
 from fovea.engine.request.tokenizer import MARKER_FIELDS, ChatTokenizer
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -37,10 +40,15 @@ def load_tokenizer(folder: Path, config: Any, *, template: str | None = None) ->
         # For such a folder, transformers returns an empty tokenizer, which causes wrong answers but no error.
         raise CheckpointError(f"{folder} has no usable tokenizer: none of {', '.join(VOCABULARIES)} is there")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder))
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise CheckpointError(f"{folder} has no usable tokenizer: {error}") from error
-    chat_template = template or tokenizer.chat_template or _template_file(folder)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        chat_template = template or _own_template(folder, tokenizer) or _template_file(folder)
+    except CheckpointError:
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library's Rust code is no Exception
+        raise CheckpointError(f"{folder} has no usable tokenizer: {reason(error)}") from error
+    _check_ids(folder, tokenizer)
     if chat_template is None and config.model_type == "llava":
         chat_template = LLAVA_TEMPLATE
     markers = frozenset(
@@ -51,10 +59,51 @@ def load_tokenizer(folder: Path, config: Any, *, template: str | None = None) ->
     )
 
 
+def reason(error: BaseException) -> str:
+    """Return what a library's error says, in at most 500 characters."""
+    return f"{type(error).__name__}: {str(error)[:500]}"
+
+
+def _own_template(folder: Path, tokenizer: Any) -> str | None:
+    """Return the template that transformers has found. Of several, it is the one named "default".
+
+    Raises CheckpointError.
+    """
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(
+            f"{folder}/tokenizer_config.json: chat_template is a {type(template).__name__}; accepted: text"
+        )
+    return template
+
+
+def _check_ids(folder: Path, tokenizer: Any) -> None:
+    """Raise CheckpointError if the tokenizer is empty, or an id is far outside of its vocabulary."""
+    most = BOUNDS["vocab_size"]
+    ids = {**tokenizer.get_vocab(), **_declared_ids(folder / "tokenizer.json")}
+    token, largest = max(ids.items(), key=lambda item: item[1], default=("", -1))
+    if not 0 <= largest < most:
+        raise CheckpointError(
+            f"{folder}/tokenizer.json: token {token[:50]!r} has id {largest}; accepted: 0 to {most - 1}"
+        )
+
+
+def _declared_ids(path: Path) -> dict[str, int]:
+    """Return the ids of added tokens as tokenizer.json has them. The library replaces impossible ones."""
+    match = re.search(r'"added_tokens"\s*:\s*', content := path.read_text("utf-8") if path.is_file() else "")
+    try:
+        tokens = json.JSONDecoder().raw_decode(content, match.end())[0] if match else []
+        return {str(token["content"]): int(token["id"]) for token in tokens}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}  # the library has its own view of such a file
+
+
 def _template_file(folder: Path) -> str | None:
     plain = folder / "chat_template.jinja"
     if plain.is_file():
-        return plain.read_text()
+        return read_text(plain)
     for name in ("chat_template.json", "processor_config.json"):
         path = folder / name
         if path.is_file():
@@ -67,11 +116,20 @@ def _template_file(folder: Path) -> str | None:
 def _eos_ids(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
     """All ids that end an answer: of the generation config, else of the model, and the tokenizer's own."""
     ids: set[int] = set()
-    sources = [read_json(folder / "generation_config.json").get("eos_token_id")]
-    sources += [getattr(config, "eos_token_id", None), getattr(config.text_config, "eos_token_id", None)]
-    for source in sources:
+    generation = folder / "generation_config.json"
+    sources = [(generation, read_json(generation).get("eos_token_id"))]
+    sources += [
+        (folder / "config.json", getattr(part, "eos_token_id", None)) for part in (config, config.text_config)
+    ]
+    for path, source in sources:
         if source is not None:
-            ids.update([source] if isinstance(source, int) else source)
+            ends = source if isinstance(source, list) else [source]
+            if not all(isinstance(end, int) and not isinstance(end, bool) and end >= 0 for end in ends):
+                raise CheckpointError(
+                    f"{path}: eos_token_id is {str(source)[:100]}; accepted: an id, or a list of ids",
+                    param="eos_token_id",
+                )
+            ids.update(ends)
             break
     if tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)

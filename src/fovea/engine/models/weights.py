@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fovea.core.errors import CheckpointError
+from fovea.engine.files import named_file, read_json
 from fovea.engine.models.names import ALWAYS_IGNORED, canonical
 from fovea.engine.models.relevance_head import OLD_NAME
 
@@ -46,19 +47,24 @@ class TensorEntry:
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """Return the checkpoint's safetensors files. Raises CheckpointError if any or all are missing."""
+    """Return the checkpoint's safetensors files.
+
+    Raises CheckpointError if any or all are missing, or if the index names files outside of the folder.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            missing = [name for name in names if not (folder / name).is_file()]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{index} is not a weight index: {error}") from error
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict):
+            raise CheckpointError(f"{index} is not a weight index: it has no mapping weight_map")
+        # Whatever the values are, each different one is checked once.
+        names = {repr(name): name for name in places.values()}.values()
+        shards = sorted(named_file(folder, name, index) for name in names)
+        missing = [path.name for path in shards if not path.is_file()]
         if missing:
             raise CheckpointError(
-                f"{folder}: {len(missing)} of {len(names)} shards are missing: {missing[:3]}"
+                f"{folder}: {len(missing)} of {len(shards)} shards are missing: {missing[:3]}"
             )
-        return [folder / name for name in names]
+        return shards
     files = sorted(path for path in folder.glob("*.safetensors") if path.name != OLD_NAME)
     if not files:
         others = [p.name for p in folder.glob("*.bin")][:3]

@@ -15,6 +15,8 @@ from fovea.core.errors import CheckpointError, UnsupportedModel
 from fovea.engine.vision.processor.size import Size
 
 FILE = "preprocessor_config.json"
+LARGEST = 1 << 40
+"""Largest number of pixels that a setting may ask for."""
 
 # Keys that concern how Hugging Face's processor runs. They do not change the pixels.
 _METADATA = frozenset(
@@ -87,8 +89,8 @@ class Settings:
         Floats without a fraction pass: some checkpoints store pixel counts as `1.0e6`.
         """
         whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
-        if not whole or isinstance(value, bool) or value < 1:
-            raise self.error(name, value, "a positive integer")
+        if not whole or isinstance(value, bool) or not 1 <= value <= LARGEST:
+            raise self.error(name, value, f"a positive integer up to {LARGEST}")
         return int(value)
 
     def channels(self, name: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
