@@ -94,7 +94,7 @@ class MediaLimits:
         high=3600,
     )
     decode_memory_mib: int = setting(
-        1536, "MiB that a decoding process may take beyond what it has at its start.", low=64, high=1 << 20
+        1024, "MiB that a decoding process may take beyond what it has at its start.", low=64, high=1 << 20
     )
     allowed_schemes: tuple[str, ...] = setting(
         SCHEMES, "Accepted URL schemes, out of data, http, https, file.", choices=SCHEMES

@@ -10,6 +10,8 @@ too.
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from PIL import Image as Pillow
 from PIL import (
@@ -26,6 +28,7 @@ from fovea.media.image.identity import identity_of_source
 from fovea.media.image.probe import ImageHeader, check_still, format_of, probe, upright_size
 from fovea.media.limits import MediaLimits
 
+BAND_ROWS = 256
 _TURNS: dict[int, Pillow.Transpose] = {
     2: Pillow.Transpose.FLIP_LEFT_RIGHT,
     3: Pillow.Transpose.ROTATE_180,
@@ -44,17 +47,26 @@ def decode(data: bytes, limits: MediaLimits, identity: str | None = None) -> Ima
     Raises only InvalidImage. CPU-bound: call in a thread.
     """
     with stage("image decode"):
-        header, picture = decode_picture(data, limits)
-        return Image(identity or identify(data, header), header.width, header.height, picture.tobytes())
+        header = probe(data, limits)
+        rgb = b"".join(decode_bands(data, limits))
+        return Image(identity or identify(data, header), header.width, header.height, rgb)
 
 
-def decode_picture(data: bytes, limits: MediaLimits) -> tuple[ImageHeader, Pillow.Image]:
-    """Decode a still image to its header and an upright RGB picture. Raises only InvalidImage."""
+def decode_bands(data: bytes, limits: MediaLimits) -> Iterator[bytes]:
+    """Decode a still image, and yield its upright RGB pixels from top to bottom, BAND_ROWS rows at a time.
+
+    Colours are converted band by band, because a large picture with transparency would otherwise be in memory
+    five times. Raises only InvalidImage.
+    """
     header = probe(data, limits)
     check_still(header, limits)
     kind = format_of(data)
     assert kind is not None  # `probe` would have raised
-    return header, _upright_rgb(kind, kind.essence(data), header)
+    with _errors_of(kind):
+        picture = _upright(kind, kind.essence(data), header)
+        for top in range(0, header.height, BAND_ROWS):
+            box = (0, top, header.width, min(top + BAND_ROWS, header.height))
+            yield to_rgb(picture.crop(box)).tobytes()
 
 
 def identify(data: bytes, header: ImageHeader) -> str:
@@ -62,17 +74,21 @@ def identify(data: bytes, header: ImageHeader) -> str:
     return identity_of_source(header.media_type, header.width, header.height, data)
 
 
-def _upright_rgb(kind: Format, essence: bytes, header: ImageHeader) -> Pillow.Image:
+def _upright(kind: Format, essence: bytes, header: ImageHeader) -> Pillow.Image:
+    """Decode a picture in the colours of its file."""
+    with Pillow.open(io.BytesIO(essence), formats=[kind.name]) as file:
+        turn = _TURNS.get(header.orientation)
+        if upright_size(*file.size, header.orientation) != (header.width, header.height):
+            raise InvalidImage(f"the {kind.name} is corrupt: its header contradicts itself about the size")
+        file.load()
+        return file if turn is None else file.transpose(turn)
+
+
+@contextmanager
+def _errors_of(kind: Format) -> Iterator[None]:
+    """Turn every error of a decoder into InvalidImage."""
     try:
-        with Pillow.open(io.BytesIO(essence), formats=[kind.name]) as file:
-            turn = _TURNS.get(header.orientation)
-            if upright_size(*file.size, header.orientation) != (header.width, header.height):
-                raise InvalidImage(
-                    f"the {kind.name} is corrupt: its header contradicts itself about the size"
-                )
-            file.load()
-            picture = to_rgb(file)
-            return picture if turn is None else picture.transpose(turn)
+        yield
     except FoveaError:
         raise
     except Exception as error:

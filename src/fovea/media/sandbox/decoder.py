@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from fovea.core.errors import FoveaError, InvalidImage, InvalidMedia, InvalidVideo, Unavailable
 from fovea.core.video import Abandoned, Video
-from fovea.media.image.decode import decode_picture
+from fovea.media.image.decode import decode_bands
 from fovea.media.image.probe import ImageHeader
 from fovea.media.limits import MediaLimits
 from fovea.media.sandbox.messages import Message
@@ -64,7 +64,7 @@ class LocalDecoder:
         self._limits = limits
 
     def decode_image(self, data: bytes, header: ImageHeader) -> bytes:
-        return decode_picture(data, self._limits)[1].tobytes()
+        return b"".join(decode_bands(data, self._limits))
 
     def open_video(self, data: bytes) -> Video:
         return open_video(data, self._limits)

@@ -19,15 +19,13 @@ from typing import Any
 
 from PIL import Image as Pillow
 
-from fovea.core.errors import FoveaError
-from fovea.media.image.decode import decode_picture
+from fovea.core.errors import FoveaError, InvalidImage
+from fovea.media.image.decode import decode_bands
 from fovea.media.limits import MediaLimits
 from fovea.media.sandbox import jail
 from fovea.media.sandbox.messages import Channel, Message, WorkerGone
 from fovea.media.video.decode import EncodedFrames, VideoHeader, probe_video, warm_up_decoders
 
-_ROWS = 256
-"""Rows that are copied to the server's memory at once, so that the picture is not in memory twice."""
 _SPARE_S = 5.0
 """Seconds after its time limit at which a worker ends itself, in case the server is gone."""
 
@@ -81,17 +79,18 @@ def _warm_up(kind: str) -> None:
     for name in ("PNG", "JPEG", "WEBP", "GIF", "BMP"):
         out = io.BytesIO()
         Pillow.new("RGB", (16, 16)).save(out, name)
-        decode_picture(out.getvalue(), MediaLimits())
+        for _ in decode_bands(out.getvalue(), MediaLimits()):
+            pass
 
 
 def _image(channel: Channel, message: Message, memory: mmap.mmap, limits: MediaLimits) -> None:
-    size = message["size"]
-    _, picture = decode_picture(memory[:size], limits)
-    row = picture.width * 3
-    for top in range(0, picture.height, _ROWS):
-        bottom = min(top + _ROWS, picture.height)
-        band = picture.crop((0, top, picture.width, bottom))
-        memory[size + top * row : size + bottom * row] = band.tobytes()
+    at = message["size"]
+    end = at + message["room"]
+    for band in decode_bands(memory[:at], limits):
+        if at + len(band) > end:
+            raise InvalidImage("its decoder returned more pixels than its header says")
+        memory[at : at + len(band)] = band
+        at += len(band)
     channel.send({"done": True})
 
 
