@@ -1,4 +1,4 @@
-"""fovea keys: a key is printed once, its hash is in the file, and a running server can read it at any time."""
+"""fovea keys: a key is printed once, its hash is in the file, and a running server can read it any time."""
 
 from __future__ import annotations
 
