@@ -14,6 +14,7 @@ from fovea.api.content import ChatMessage
 from fovea.api.convert import image_references, video_references
 from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.image import Image
+from fovea.core.payload import Payload
 from fovea.media.bundle import ImageBundle, MediaTimings, VideoBundle
 from fovea.media.image.store import SCHEME
 from fovea.server.explain import shorten
@@ -62,7 +63,7 @@ def image_paths(messages: Sequence[ChatMessage]) -> Iterator[None]:
 
 
 async def load_images(
-    state: ServerState, urls: Sequence[str], params: Sequence[str], scope: CacheScope
+    state: ServerState, urls: Sequence[str | Payload], params: Sequence[str], scope: CacheScope
 ) -> ImageBundle:
     """Load the images of one request, in order: uploaded ones from the store, the others from their URLs.
 
@@ -73,7 +74,7 @@ async def load_images(
     uploaded = {
         i: _uploaded_image(state, url, params[i], scope.tenant)
         for i, url in enumerate(urls)
-        if url.startswith(SCHEME)
+        if isinstance(url, str) and url.startswith(SCHEME)
     }
     limit = state.media.limits.max_images
     if uploaded and len(urls) > limit:

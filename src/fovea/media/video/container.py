@@ -6,10 +6,13 @@ Decoders decode the rest of a truncated file without an error, so this module ch
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Literal
 
 Container = Literal["mp4", "webm"]
 MEDIA_TYPES: dict[Container, str] = {"mp4": "video/mp4", "webm": "video/webm"}
+MAX_PARTS = 10_000
+"""Parts that are looked at. Real files have a few; a hostile one has millions of 8 bytes."""
 _EBML, _SEGMENT = b"\x1aE\xdf\xa3", b"\x18S\x80g"
 _IMAGE_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")
 _MP4_FIRST = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")
@@ -25,9 +28,9 @@ def container_of(data: bytes) -> Container | None:
 
 
 def is_truncated(data: bytes, container: Container) -> bool:
-    """Whether a top-level part of the file extends beyond its end."""
+    """Whether one of the file's first MAX_PARTS top-level parts extends beyond its end."""
     parts = _boxes(data) if container == "mp4" else _elements(data)
-    return any(end > len(data) for end in parts)
+    return any(end > len(data) for end in islice(parts, MAX_PARTS))
 
 
 def _boxes(data: bytes) -> Iterator[int]:
