@@ -100,7 +100,7 @@ COUNTERS = {
     "kv_host_evictions": "KV blocks of host memory that were evicted",
     "embed_cache_hits": "images whose encoder output was cached",
     "embed_cache_misses": "images that had to be encoded",
-    "failed_steps": "steps that raised an error, which their requests got",
+    "failed_steps": "steps that raised an error; only the request that caused it ends",
     "embed_cache_evictions": "encoder outputs evicted for lack of room",
     "region_cache_hits": "regions whose encoding was cached",
     "region_cache_misses": "regions that had to be encoded",

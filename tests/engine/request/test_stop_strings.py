@@ -12,7 +12,7 @@ LETTERS = st.text("ab", min_size=1, max_size=7)
 
 
 class NaiveSearch:
-    """The same search as `StopSearch`, by comparing the text with every beginning of every string."""
+    """A search like `StopSearch` that compares the text with every beginning of every string."""
 
     def __init__(self, stops: list[str]) -> None:
         self.stops, self.held = stops, ""
