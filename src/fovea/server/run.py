@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 
 from fastapi import FastAPI
@@ -38,7 +39,12 @@ def serve(app: FastAPI, host: str, port: int, *, on_start: Callable[[], None] = 
     Raises OSError if the port is in use, ConfigError for a TLS certificate that cannot be used.
     """
     state: ServerState = app.state.fovea
-    server = server_of(app, bind(host, port), on_start=on_start, drain_s=state.settings.drain_seconds)
+
+    def start() -> None:
+        threading.Thread(target=state.media.warm_up, name="fovea-warm-up", daemon=True).start()
+        on_start()
+
+    server = server_of(app, bind(host, port), on_start=start, drain_s=state.settings.drain_seconds)
     keep_for_life()
     server.run()
     return server.exit_status
