@@ -28,7 +28,7 @@ def answer(*texts: str, logprobs: tuple[TokenLogprob, ...] = ()) -> Completion:
 
 
 def test_complete_chat_answer() -> None:
-    body = ChatBodies("m").complete(answer("a", "b", logprobs=(LOGPROB,)))
+    body = ChatBodies("m").complete([answer("a", "b", logprobs=(LOGPROB,))])
     parsed = ChatCompletion.model_validate(body, strict=True)
     assert parsed.id.startswith("chatcmpl-")
     assert [choice.message.content for choice in parsed.choices] == ["a", "b"]

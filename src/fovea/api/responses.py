@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from fovea.api.convert import extension_body, usage_body
@@ -43,13 +44,14 @@ class ChatBodies:
         self.model = model
         self.created = int(time.time())
 
-    def complete(self, answer: Completion) -> dict[str, Any]:
-        """The body of a complete answer."""
+    def complete(self, answers: Sequence[Completion]) -> dict[str, Any]:
+        """The body of a complete answer. answers: exactly one."""
+        [answer] = answers
         choices = [
             {
                 "index": index,
                 "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": chat_logprobs(logprobs) if logprobs else None,
+                "logprobs": self.logprobs(logprobs),
                 "finish_reason": reason,
             }
             for index, (text, reason, logprobs) in enumerate(
@@ -63,6 +65,10 @@ class ChatBodies:
             "fovea": extension_body(answer.timings, answer.images),
         }
 
+    def logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        """Log probabilities in the form of chat completions; None if there are none."""
+        return chat_logprobs(entries) if entries else None
+
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
         """The chunks of a delta. There is none with text while the engine holds text back.
 
@@ -74,8 +80,9 @@ class ChatBodies:
             chunks.append(self._chunk(delta.index, {"role": "assistant", "content": ""}, None, None))
         if delta.text or delta.logprobs or delta.finish_reason:
             content = {"content": delta.text} if delta.text or delta.logprobs else {}
-            logprobs = chat_logprobs(delta.logprobs) if delta.logprobs else None
-            chunks.append(self._chunk(delta.index, content, logprobs, delta.finish_reason))
+            chunks.append(
+                self._chunk(delta.index, content, self.logprobs(delta.logprobs), delta.finish_reason)
+            )
         if delta.timings is not None:
             chunks[-1]["fovea"] = extension_body(delta.timings, delta.images)
         return chunks
@@ -104,22 +111,26 @@ class CompletionBodies:
         self.model = model
         self.created = int(time.time())
 
-    def complete(self, answers: list[Completion]) -> dict[str, Any]:
+    def complete(self, answers: Sequence[Completion]) -> dict[str, Any]:
         """The body of the complete answers to all prompts, in their order."""
         choices: list[dict[str, Any]] = []
         for answer in answers:
             for text, reason, logprobs in zip(
                 answer.texts, answer.finish_reasons, answer.logprobs, strict=True
             ):
-                choices.append(self._choice(len(choices), text, reason, text_logprobs(logprobs)))
+                choices.append(self._choice(len(choices), text, reason, self.logprobs(logprobs)))
         total = add_usage([answer.usage for answer in answers])
         return {**self._head(), "choices": choices, "usage": usage_body(total).model_dump()}
+
+    def logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        """Log probabilities in the form of text completions; None if there are none."""
+        return text_logprobs(entries) if entries else None
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
         """The chunks of a delta: one, or none while the engine holds text back."""
         if not (delta.text or delta.logprobs or delta.finish_reason):
             return []
-        choice = self._choice(delta.index, delta.text, delta.finish_reason, text_logprobs(delta.logprobs))
+        choice = self._choice(delta.index, delta.text, delta.finish_reason, self.logprobs(delta.logprobs))
         return [{**self._head(), "choices": [choice]}]
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
@@ -143,7 +154,7 @@ def add_usage(parts: list[Usage]) -> Usage:
     )
 
 
-def chat_logprobs(entries: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     """Log probabilities in the form of chat completions."""
     content = [
         {
@@ -169,10 +180,8 @@ def token_text(text: str) -> str:
     return token_bytes(text).decode("utf-8", "replace")
 
 
-def text_logprobs(entries: tuple[TokenLogprob, ...]) -> dict[str, Any] | None:
-    """Log probabilities in the form of text completions; None if there are none."""
-    if not entries:
-        return None
+def text_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """Log probabilities in the form of text completions."""
     return {
         "tokens": [token_text(entry.text) for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from fovea.api.convert import chat_prompt, sampling, wire_names
 from fovea.api.responses import ChatBodies
@@ -13,6 +13,7 @@ from fovea.api.schema import ChatRequest
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import GenerationRequest
 from fovea.server.answer import Deadline, collect_answer, while_connected
+from fovea.server.bodies.answers import answer_response
 from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import GENERATES
 from fovea.server.media import image_paths, load_media
@@ -35,7 +36,7 @@ async def chat_completions(body: ChatRequest, http: Request) -> Response:
             )
             if not body.stream:
                 answer = await while_connected(http, collect_answer(state, request, reservation))
-                return JSONResponse(bodies.complete(answer))
+                return await answer_response(bodies, [answer])
             return await stream_response(state, http, request, reservation, bodies, body)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from fovea.api.convert import completion_prompts, sampling, wire_names
 from fovea.api.responses import CompletionBodies
@@ -14,13 +14,14 @@ from fovea.api.schema import CompletionRequest
 from fovea.core.errors import InvalidRequest
 from fovea.core.types import Completion, GenerationRequest
 from fovea.server.answer import collect_answer, while_connected
+from fovea.server.bodies.answers import answer_response
+from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import GENERATES
 from fovea.server.reservations import Reservation
 from fovea.server.state import ServerState, cache_scope_of, state_of
 from fovea.server.streaming import stream_response
 
-router = APIRouter()
-MAX_PROMPTS = 64
+router = APIRouter(route_class=BodyRoute)
 USUAL_TOKENS = 16
 """Longest answer if `max_tokens` is omitted: OpenAI's default at this route."""
 
@@ -35,7 +36,7 @@ async def completions(body: CompletionRequest, http: Request) -> Response:
         with state.reservations.reserve(sum(request.sampling.n for request in requests)) as reservation:
             if not body.stream:
                 answers = await while_connected(http, _answer_all(state, requests, reservation))
-                return JSONResponse(bodies.complete(answers))
+                return await answer_response(bodies, answers)
             if len(requests) > 1:
                 raise InvalidRequest("a stream takes one prompt", param="prompt")
             return await stream_response(state, http, requests[0], reservation, bodies, body)
@@ -44,8 +45,6 @@ async def completions(body: CompletionRequest, http: Request) -> Response:
 def _requests(state: ServerState, body: CompletionRequest, salt: str) -> list[GenerationRequest]:
     params = sampling(body, state.client.info.default_sampling)
     prompts = completion_prompts(body)
-    if len(prompts) > MAX_PROMPTS:
-        raise InvalidRequest(f"{len(prompts)} prompts; accepted: at most {MAX_PROMPTS}", param="prompt")
     return [
         GenerationRequest(
             id=uuid.uuid4().hex,

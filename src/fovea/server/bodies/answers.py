@@ -1,0 +1,129 @@
+"""Writes complete answers as JSON without stopping other clients.
+
+Log probabilities make an answer large: 16 choices of 1000 tokens with 20 alternatives each are 20 MB.
+Building and writing them in the event loop would take seconds. A large answer is written in a thread, the log
+probabilities of a few tokens at a time: no other thread runs during a call of Python's JSON encoder, nor
+during a garbage collection, which a million objects would set off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from fovea.core.types import Completion, TokenLogprob
+
+LARGE = 500
+"""Log probabilities, alternatives included, that an answer may have to be written in the event loop."""
+BATCH = 64
+"""Longest list that is written entry by entry, and entries of a longer one that are written in one call."""
+_PIECE = 64 * 1024
+_WRITER = ThreadPoolExecutor(1, "fovea-answers")
+
+
+class Bodies(Protocol):
+    """Writer of one kind of complete answers: ChatBodies or CompletionBodies."""
+
+    def complete(self, answers: Sequence[Completion]) -> dict[str, Any]: ...
+
+    def logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _LogProbabilities:
+    """The log probabilities of a choice, of which `shape` builds the JSON value for any part of them."""
+
+    entries: tuple[TokenLogprob, ...]
+    shape: Callable[[Sequence[TokenLogprob]], dict[str, Any] | None]
+
+
+async def answer_response(bodies: Bodies, answers: Sequence[Completion]) -> Response:
+    """Return the response with the complete answers to all prompts of a request."""
+    if sum(_count(answer) for answer in answers) <= LARGE:
+        return JSONResponse(bodies.complete(answers))
+    pieces = await asyncio.get_running_loop().run_in_executor(_WRITER, _write, bodies, answers)
+    length = sum(len(piece) for piece in pieces)
+    return StreamingResponse(
+        _each(pieces), headers={"content-length": str(length)}, media_type="application/json"
+    )
+
+
+def json_pieces(value: Any) -> Iterator[str]:
+    """Yield the JSON text of a value in pieces. Together they equal the text that JSONResponse would send."""
+    if isinstance(value, _LogProbabilities):
+        yield from _log_probabilities(value)
+    elif isinstance(value, dict):
+        yield "{"
+        for number, (name, entry) in enumerate(value.items()):
+            yield f"{',' * bool(number)}{_dump(name)}:"
+            yield from json_pieces(entry)
+        yield "}"
+    elif isinstance(value, list) and len(value) > BATCH:
+        for at in range(0, len(value), BATCH):
+            yield "," if at else "["
+            yield _dump(value[at : at + BATCH])[1:-1]
+        yield "]"
+    elif isinstance(value, list):
+        yield "["
+        for number, entry in enumerate(value):
+            yield "," * bool(number)
+            yield from json_pieces(entry)
+        yield "]"
+    else:
+        yield _dump(value)
+
+
+def _log_probabilities(value: _LogProbabilities) -> Iterator[str]:
+    """Yield the JSON text of log probabilities. Every list in it has one entry per token."""
+    entries, shape = value.entries, value.shape
+    for number, (name, first) in enumerate((shape(entries[:BATCH]) or {}).items()):
+        yield f"{',' if number else '{'}{_dump(name)}:"
+        if not isinstance(first, list):
+            yield _dump(first)
+            continue
+        for at in range(0, len(entries), BATCH):
+            yield "," if at else "["
+            yield _dump((shape(entries[at : at + BATCH]) or {})[name])[1:-1]
+        yield "]"
+    yield "}"
+
+
+def _write(bodies: Bodies, answers: Sequence[Completion]) -> list[bytes]:
+    """Write a body without its log probabilities as a whole, and these in parts."""
+    plain = [replace(answer, logprobs=((),) * len(answer.logprobs)) for answer in answers]
+    body = bodies.complete(plain)
+    of_choices = [entries for answer in answers for entries in answer.logprobs]
+    for choice, entries in zip(body["choices"], of_choices, strict=True):
+        if entries:
+            choice["logprobs"] = _LogProbabilities(entries, bodies.logprobs)
+    return list(_joined(body))
+
+
+def _count(answer: Completion) -> int:
+    return sum(len(entries) * (1 + len(entries[0].top)) for entries in answer.logprobs if entries)
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _joined(value: Any) -> Iterator[bytes]:
+    """Yield the JSON text in pieces of about 64 KiB."""
+    piece = bytearray()
+    for text in json_pieces(value):
+        piece += text.encode()
+        if len(piece) >= _PIECE:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece)
+
+
+async def _each(pieces: list[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece

@@ -1,0 +1,63 @@
+"""Complete answers, small and large, are the same JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fastapi.responses import JSONResponse, StreamingResponse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fovea.api.responses import ChatBodies, CompletionBodies
+from fovea.core.types import Completion, StageTimings, TokenLogprob, Usage
+from fovea.server.bodies.answers import BATCH, answer_response, json_pieces
+
+LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4)
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(VALUES, st.sampled_from([0, 1, BATCH, BATCH + 1, 3 * BATCH]))
+def test_pieces_are_the_text_of_the_whole(value: Any, copies: int) -> None:
+    body = {"value": value, "copies": [value] * copies}
+    assert "".join(json_pieces(body)).encode() == JSONResponse(body).body
+
+
+def completion(tokens: int, alternatives: int) -> Completion:
+    top = tuple((at, f"é{at}", -1.5) for at in range(alternatives))
+    entries = tuple(TokenLogprob(7, "x", -0.5, top) for _ in range(tokens))
+    return Completion(
+        texts=("x" * tokens,) * 2,
+        token_ids=((7,) * tokens,) * 2,
+        finish_reasons=("length",) * 2,
+        usage=Usage(1, tokens),
+        timings=StageTimings(),
+        logprobs=(entries,) * 2,
+    )
+
+
+@pytest.mark.parametrize(("tokens", "kind"), [(3, JSONResponse), (300, StreamingResponse)])
+@pytest.mark.parametrize(("writer", "count"), [(ChatBodies, 1), (CompletionBodies, 3)])
+async def test_a_large_answer_equals_a_small_one(
+    tokens: int, kind: type, writer: type[ChatBodies | CompletionBodies], count: int
+) -> None:
+    """An answer with log probabilities stopped all clients while it was written, in one call, in the loop."""
+    bodies, answers = writer("m"), [completion(tokens, 20)] * count
+    body = bodies.complete(answers)
+    response = await answer_response(bodies, answers)
+    assert type(response) is kind
+    if isinstance(response, StreamingResponse):
+        pieces = [bytes(piece) async for piece in response.body_iterator]  # type: ignore[arg-type]
+        assert max(map(len, pieces)) < 1024 * 1024
+        text = b"".join(pieces)
+    else:
+        text = bytes(response.body)
+    assert json.loads(text) == body
+    assert response.headers["content-length"] == str(len(text))
+    assert response.headers["content-type"] == "application/json"
