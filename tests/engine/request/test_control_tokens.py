@@ -12,12 +12,9 @@ import transformers as hf
 from hypothesis import given, settings
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from fovea.core.errors import CheckpointError, InvalidRequest
+from fovea.core.errors import InvalidRequest
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, TextPrompt
 from fovea.engine.config import EngineConfig
-from fovea.engine.request.chat_template import LONGEST_REASON
-from fovea.engine.request.control_tokens import search_pattern
-from fovea.engine.request.sealed_tokenizer import rename_tokens
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.simulate.bundled import load_prompt_builder
 from tests.support.checkpoints import QWEN_TEMPLATE, tokenizer
@@ -194,6 +191,26 @@ def test_random_conversations_hold_the_templates_control_tokens_only(
         assert words.decode(ids, skip_special_tokens=False) == words.render(messages)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What is in the picture?",
+        "How many circles are left of the square? Answer with a number.",
+        "if (a < b || c > d) { return x |= y; } // <div class='x'>&lt;</div> <|",
+        "  two spaces, a tab\t, a line\n\n\nand Zo\u00eb, \u4f60\u597d, \U0001f600  ",
+        "<end> [INST] ### USER: <s >",
+    ],
+)
+def test_ordinary_questions_have_the_ids_that_they_had(text: str) -> None:
+    """The bundled model gets what it got when all text was read for control tokens, image included."""
+    prompt = ChatPrompt(
+        (Message("system", (TextPart(text),)), Message("user", (ImagePart(picture(1)), TextPart(text))))
+    )
+    _, now = load_prompt_builder()
+    _, before = load_prompt_builder(special_tokens_in_text=True)
+    assert now.build(prompt) == before.build(prompt)
+
+
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=40), kind=st.sampled_from(sorted(TOKENIZERS)))
 def test_text_without_control_tokens_has_the_ids_of_transformers(text: str, kind: str) -> None:
@@ -273,69 +290,3 @@ def test_a_tokenizer_that_cannot_be_copied_refuses_control_tokens() -> None:
     assert words.encode_sealed(words.render_sealed(user("a < b"))) == raw.encode(words.render(user("a < b")))
     with pytest.raises(InvalidRequest, match="contains a control token of the model"):
         words.encode_sealed(words.render_sealed(user(FORGED)))
-
-
-def test_merges_and_vocabularies_lose_the_names_of_control_tokens() -> None:
-    content: dict[str, Any] = {
-        "added_tokens": [{"id": 3, "content": "<s>", "normalized": True}],
-        "model": {
-            "vocab": {"<": 0, "s>": 1, "a": 2, "<s>": 3},
-            "merges": [["<", "s>"], "< a"],
-            "unk_token": "<s>",
-        },
-    }
-    rename_tokens(content, {"<s>": "?"})
-    assert content["added_tokens"] == [{"id": 3, "content": "?", "normalized": False}]
-    assert content["model"] == {
-        "vocab": {"<": 0, "s>": 1, "a": 2, "?": 3},
-        "merges": ["< a"],
-        "unk_token": "?",
-    }
-
-
-WORDS = st.lists(st.text("ab<|", min_size=1, max_size=5), max_size=12)
-
-
-@given(words=WORDS, text=st.text("ab<|", max_size=30))
-def test_the_pattern_finds_the_leftmost_longest_words(words: list[str], text: str) -> None:
-    expected, at = [], 0
-    while at < len(text):
-        found = max((word for word in words if text.startswith(word, at)), key=len, default="")
-        expected += [found] * bool(found)
-        at += len(found) or 1
-    assert search_pattern(words).findall(text) == expected
-
-
-def test_thousands_of_nested_tokens_are_a_checkpoint_error() -> None:
-    with pytest.raises(CheckpointError, match="cannot be searched for"):
-        search_pattern("a" * size for size in range(1, 3000))
-
-
-@pytest.mark.parametrize(
-    ("template", "says", "never"),
-    [
-        ("{{ messages[0]['content'][0]['text'] + 1 }}", "cannot write these messages", "concatenate"),
-        ("{{ messages[9]['secret'] }}", "cannot write these messages", "secret"),
-        ("{{ messages[0].content.nothing.more }}", "cannot write these messages", "more'"),
-        ("{{ 1 // 0 }}", "cannot write these messages", "division"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "cannot write these messages", "recursion"),
-        (
-            "{{ raise_exception('no ' + 'o' * 5000) }}",
-            "refuses these messages: no o",
-            "o" * (LONGEST_REASON + 1),
-        ),
-        ("{{ 'x' * 3000000 }}", "made 3000000 characters of 2", "xxx"),
-    ],
-)
-def test_a_failing_template_tells_clients_no_internals(template: str, says: str, never: str) -> None:
-    """Clients got the text of Python's TypeError or KeyError, of any length."""
-    words = chat(template=template)
-    with pytest.raises(InvalidRequest, match=says) as caught:
-        words.render(user("hi"))
-    assert never not in caught.value.message
-
-
-def test_a_template_that_is_not_jinja_ends_the_start() -> None:
-    """It was found at the first request, which got 400."""
-    with pytest.raises(CheckpointError, match="the chat template is not Jinja: line 2"):
-        chat(template="{{ messages }}\n{% if %}")

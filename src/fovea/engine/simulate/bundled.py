@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ class PlainTokenizer:
 
     def __init__(self, folder: Path) -> None:
         self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        self._compile = lru_cache(4)(environment.from_string)
         config = read_json(folder / "tokenizer_config.json")
         self.bos_token: str | None = config.get("bos_token")
         self.eos_token: str = config["eos_token"]
@@ -72,8 +74,9 @@ class PlainTokenizer:
         add_generation_prompt: bool,
     ) -> str:
         """Return messages as text. tokenize: always false here."""
-        template = self._environment.from_string(chat_template)
-        return template.render(messages=messages, add_generation_prompt=add_generation_prompt)
+        return self._compile(chat_template).render(
+            messages=messages, add_generation_prompt=add_generation_prompt
+        )
 
 
 def load_prompt_builder(
