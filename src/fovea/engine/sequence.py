@@ -8,6 +8,7 @@ preempted sequence and a decode differ only in those two numbers.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
@@ -131,5 +132,16 @@ class Sequence:
         return self.prompt_ids[start:] + self.output_ids[: stop - prompt]
 
     def spans_between(self, start: int, stop: int) -> Seq[ImageSpan]:
-        """The image spans that overlap [start, stop)."""
-        return [span for span in self.spans if span.start < stop and span.end > start]
+        """The image spans that overlap [start, stop).
+
+        Spans are in order and do not overlap, so only those are read: a video may have thousands, and this is
+        asked for every block of its prompt.
+        """
+        first = last = bisect_right(self.spans, start, key=_end)
+        while last < len(self.spans) and self.spans[last].start < stop:
+            last += 1
+        return self.spans[first:last]
+
+
+def _end(span: ImageSpan) -> int:
+    return span.end

@@ -97,8 +97,8 @@ class KVManager:
     def _part_names(self, seq: Sequence, index: int, limit: int) -> list[tuple[int, bytes]]:
         """(rows, name) for each image that ends inside block `index`, up to position `limit`."""
         start, names = index * self.block_size, []
-        for span in seq.spans:
-            if start < span.end < start + self.block_size and span.end <= limit:
+        for span in seq.spans_between(start, start + self.block_size):
+            if span.end < start + self.block_size and span.end <= limit:
                 parent = seq.block_hashes[index - 1] if index else self._root(seq)
                 touched = seq.spans_between(start, span.end)
                 names.append(
@@ -240,8 +240,8 @@ class KVManager:
         if not self.share_prefixes:
             return
         self._name_blocks(seq, after)
-        for span in seq.spans:
-            if first < span.end <= seq.computed_tokens and span.end % self.block_size:
+        for span in seq.spans_between(first, seq.computed_tokens):
+            if span.end <= seq.computed_tokens and span.end % self.block_size:
                 index = span.end // self.block_size
                 for rows, name in self._part_names(seq, index, span.end):
                     self.pool.publish_part(seq.blocks[index], name, rows)

@@ -146,7 +146,7 @@ class Scheduler:
             if seq.status is not Status.RUNNING:
                 continue
             self.kv.commit(seq, item.count)
-            if any(item.start < span.end <= seq.computed_tokens for span in seq.spans):
+            if any(span.end <= seq.computed_tokens for span in seq.spans_between(item.start, item.stop)):
                 self.images.release_computed(seq)
             if seq.id in sampled:
                 seq.first_token_step = seq.first_token_step or self.steps
