@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from email.message import Message
 from typing import Any, cast
 
@@ -20,7 +21,8 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.datastructures import Headers
 
-from fovea.api.wire import Wire
+from fovea.api.content import ChatMessage
+from fovea.api.wire import MAX_ITEMS, Wire, check_count
 from fovea.core.errors import InvalidRequest, PayloadTooLarge
 from fovea.server.answer import ClientGone
 from fovea.server.bodies.budget import BodyBudget, Claim
@@ -151,7 +153,22 @@ def _validated(cutter: Cutter, model: type[Wire], on_drop: Callable[[int], None]
         raise InvalidRequest(f"the body is not JSON: {error.msg}", code="invalid_json") from None
     except UnicodeDecodeError:
         raise InvalidRequest("the body is not JSON: it is not UTF-8", code="invalid_json") from None
+    check_count(value)
+    _validate_messages(value)
     try:
         return model.model_validate(value)
     except ValidationError as error:
         raise explain(error.errors(include_url=False), fields_of(model)) from None
+
+
+def _validate_messages(value: Any) -> None:
+    """Replace the messages of a body by validated ones, up to the first that is wrong.
+
+    Other threads run between two of them. The validation of the whole body takes them as they are, and
+    reports the wrong one.
+    """
+    messages = value.get("messages") if isinstance(value, dict) else None
+    if isinstance(messages, list):
+        with suppress(ValidationError):
+            for index, message in enumerate(messages[:MAX_ITEMS]):
+                messages[index] = ChatMessage.model_validate(message)
