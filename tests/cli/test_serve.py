@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import signal
 import socket
 from collections.abc import Iterator
@@ -95,14 +96,15 @@ def test_a_server_set_up_by_file_and_variables(tiny: Path, folder: Path) -> None
     config = folder / "fovea.toml"
     config.write_text(f'model = "{tiny}"\nmax_images = 1\nlog_level = "debug"\napi_key = "unused"\n')
     variables = {"FOVEA_API_KEY": "one, two", "FOVEA_LOG_LEVEL": "warning", "FOVEA_CONFIG": str(config)}
-    variables |= {"FOVEA_ADMIN_KEY": "boss", "FOVEA_CACHE_SCOPE": "key"}
+    variables |= {"FOVEA_ADMIN_KEY": "boss", "FOVEA_CACHE_SCOPE": "key", "FOVEA_METRICS_KEY": "watch"}
+    keys_file = folder / "keys.toml"
+    keys_file.write_text(f'[[key]]\nname = "alice"\nhash = "sha256:{hashlib.sha256(b"three").hexdigest()}"\n')
+    keys_file.chmod(0o600)
+    variables["FOVEA_KEYS_FILE"] = str(keys_file)
     with serving(**variables) as server:
-        assert [server.status("/v1/models", key) for key in ("one", "two", "unused", None)] == [
-            200,
-            200,
-            401,
-            401,
-        ]
+        keys = ("one", "two", "three", "unused", None)
+        assert [server.status("/v1/models", key) for key in keys] == [200, 200, 200, 401, 401]
+        assert [server.status("/metrics", key) for key in ("watch", "boss", "one")] == [200, 200, 401]
         assert [server.status("/admin/caches", key) for key in ("boss", "one", None)] == [200, 401, 401]
         with server.client("two") as client:
             assert ask(client, "tiny", folder / "a.png").usage.completion_tokens == 6
@@ -114,7 +116,7 @@ def test_a_server_set_up_by_file_and_variables(tiny: Path, folder: Path) -> None
         server.process.send_signal(signal.SIGINT)
         ended = finish(server.process)
     assert (ended.code, ended.out) == (0, "")
-    assert ["fovea.audit refused" in line for line in ended.err.splitlines()] == [True] * 4
+    assert ["fovea.audit refused" in line for line in ended.err.splitlines()] == [True] * 5
 
 
 def test_a_taken_port_is_an_error_before_a_model_is_loaded(fovea: Caller, folder: Path) -> None:

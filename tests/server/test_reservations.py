@@ -98,7 +98,7 @@ def test_requests_that_fetch_images_are_counted(narrow: Server, web: Web) -> Non
             assert refused.status_code == 429, refused.text
             assert "2 choices are running or waiting; at most 2 may" in refused.text
         stored = narrow.post("/v1/images", {"url": data_url(picture(seed=700)), "encode": False})
-        assert stored.status_code == 200, "an upload without encoding needs no place in the queue"
+        assert stored.status_code == 429, "an upload that is only decoded takes a place, too"
         web.released.set()
         assert [future.result().status_code for future in running_requests] == [200, 200]
     wait_until_idle(narrow)
@@ -185,8 +185,11 @@ class RecordingEngine(Script):
 async def test_timeout_covers_loading_and_the_engine_together() -> None:
     """In the past, an upload had the full timeout for loading, and again for encoding."""
     script = RecordingEngine()
-    transport = httpx.ASGITransport(create_app(script))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    app = create_app(script)
+    async with (
+        app.router.lifespan_context(app),  # at its end, the processes that decode images end, too
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
+    ):
         url = data_url(picture(640, 480))
         for timeout in (30.0, None):
             upload = {"url": url} if timeout is None else {"url": url, "timeout": timeout}

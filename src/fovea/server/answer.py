@@ -101,7 +101,7 @@ async def stream_deltas(
     if caller.request_id:
         request = replace(request, id=f"{caller.request_id}-{request.id}")
     stream = state.client.stream(request)
-    charge = Charge(caller, request)
+    charge = Charge(caller, request, check=not reservation.begun)
     reservation.hand_over(choices)
     try:
         async for delta in stream:

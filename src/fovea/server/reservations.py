@@ -95,11 +95,13 @@ class Reservation:
 
     choices: number of places that it still holds.
     caller: the caller of the request.
+    begun: whether the engine has got a part of the request already.
     """
 
     def __init__(self, count: _Count, caller: Caller, choices: int) -> None:
         self.choices = choices
         self.caller = caller
+        self.begun = False
         self._count = count
 
     def hand_over(self, choices: int) -> None:
@@ -108,6 +110,7 @@ class Reservation:
         To be called right before the engine gets the request. An await in between would leave the place
         uncounted.
         """
+        self.begun = True
         count = min(choices, self.choices)
         self.choices -= count
         self._count.reserved -= count

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,27 @@ def test_a_broken_file_keeps_the_keys_and_is_logged_once(
     keys.write(entry("bob", "b"))
     assert keys.access.reload()
     assert keys.refuses("a") == "invalid_api_key"
+
+
+async def test_a_disk_that_hangs_delays_nobody(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys file may lie on a network disk: while it hangs, the event loop and the known keys go on."""
+    keys = KeysFile(path, entry("alice", "a"))
+    hanging, released = threading.Event(), threading.Event()
+
+    def look() -> None:
+        hanging.set()
+        released.wait(60)
+
+    monkeypatch.setattr("fovea.server.access.access.CHECK_S", 0.001)
+    monkeypatch.setattr(keys.access, "_look", look)
+    async with keys.access.watching():
+        while not hanging.is_set():
+            await asyncio.sleep(0.001)
+        for _ in range(100):
+            await asyncio.sleep(0)
+            assert keys.ask("a").client.name == "alice"
+        assert not released.is_set()
+        released.set()
 
 
 def test_a_removed_or_writable_file_keeps_the_keys(path: Path, caplog: pytest.LogCaptureFixture) -> None:

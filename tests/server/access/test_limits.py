@@ -109,6 +109,19 @@ def test_a_full_answer_is_charged(limited: Server) -> None:
     assert charged[2] > 0, "visual tokens of an image sent ahead count, too"
 
 
+def test_a_request_with_many_prompts_is_checked_once(limited: Server) -> None:
+    """Otherwise its later prompts would find the bucket empty, however long the client waited before."""
+    erin = client_of(limited, "erin")
+    erin.tokens = TokenBucket(10, Clock())
+    body = {"prompt": ["a"] * 8, "max_tokens": 4, "ignore_eos": True}
+    assert ask(limited, "erin", body, "/v1/completions").status_code == 200
+    refused = ask(limited, "erin", body, "/v1/completions")
+    assert refused.status_code == 429
+    assert erin.tokens.level <= 10 - 8 * 4, "all of them are charged"
+    assert int(refused.headers["retry-after"]) >= 6 * 22
+    erin.tokens = None
+
+
 @pytest.mark.parametrize(
     ("extra", "param", "limit"),
     [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -66,14 +66,16 @@ class Access:
         )
         self._scoped = settings.cache_scope == "key"
         self._clock, self._now = clock, now
-        self._fixed = tuple(keys_of_flags(settings.api_keys, settings.admin_keys, access.metrics_keys))
+        self._fixed: tuple[Key, ...] = tuple(
+            keys_of_flags(settings.api_keys, settings.admin_keys, access.metrics_keys)
+        )
         flags = (*settings.api_keys, *settings.admin_keys, *access.metrics_keys)
         self._longest = max((LONGEST_KEY, *(len(key.encode()) for key in flags)))
         self._clients: dict[str, Client] = {}
         self._shares: dict[str, float] = {}
         self._version: Version | None = None
         self._complaint = ""
-        self._use(self._fixed if self._path is None else self._read(self._path))
+        self._use(Keys(self._fixed) if self._path is None else self._read(self._path))
 
     @property
     def fair(self) -> bool:
@@ -125,7 +127,7 @@ class Access:
             if self._path is not None:
                 self._apply(await loop.run_in_executor(thread, self._look))
 
-    def _look(self) -> tuple[Key, ...] | None:
+    def _look(self) -> Keys | None:
         """Return all keys if the keys file has changed and can be used, otherwise None.
 
         A file that cannot be used is read again at every look: its disk may have failed only for a moment.
@@ -142,18 +144,18 @@ class Access:
         self._complaint = ""
         return keys
 
-    def _apply(self, keys: tuple[Key, ...] | None) -> bool:
+    def _apply(self, keys: Keys | None) -> bool:
         if keys is None:
             return False
         self._use(keys)
         log.info("the keys file was read again: %d keys", len(keys) - len(self._fixed))
         return True
 
-    def _read(self, path: Path) -> tuple[Key, ...]:
+    def _read(self, path: Path) -> Keys:
         self._version = _version(path)  # taken before reading: a change meanwhile is seen at the next look
         file = read_key_file(path)
         self._check_shares(file)
-        return (*self._fixed, *keys_of_file(file))
+        return Keys((*self._fixed, *keys_of_file(file)))
 
     def _check_shares(self, file: KeyFile) -> None:
         for record in file.records:
@@ -165,9 +167,8 @@ class Access:
                     param="keys_file",
                 )
 
-    def _use(self, keys: Iterable[Key]) -> None:
+    def _use(self, keys: Keys) -> None:
         """Replace the table. Clients that stay keep what they have used of their limits."""
-        keys = tuple(keys)
         limits: dict[str, Limits] = {key.name: key.limits for key in keys}
         for name, values in limits.items():
             if name in self._clients:
@@ -178,7 +179,7 @@ class Access:
             del self._clients[name]
         self._shares = {key.tenant: key.limits.cache_share for key in keys}
         self._api_clients = len({key.name for key in keys if "api" in key.roles})
-        self._keys = Keys(keys)
+        self._keys = keys
 
     def _key(self, authorization: bytes, roles: frozenset[str], caller: Caller) -> Key:
         scheme, _, text = authorization.partition(b" ")

@@ -22,10 +22,14 @@ IMAGE_TOKENS = 256
 class Charge:
     """The tokens of one generation.
 
+    check: whether its client must have enough left. A request with several prompts is checked once, with the
+        first
+        of them; otherwise a request with more prompts than tokens per minute would never get through.
+
     Raises Overloaded on construction if its client has too few left.
     """
 
-    def __init__(self, caller: Caller, request: GenerationRequest) -> None:
+    def __init__(self, caller: Caller, request: GenerationRequest, *, check: bool = True) -> None:
         text, media = _prompt_size(request.prompt)
         answer = request.sampling.max_tokens or request.usual_tokens or 0
         self._caller = caller
@@ -34,7 +38,7 @@ class Charge:
         self._generated = 0
         self._used: int | None = None
         self._estimate = 0 if request.encode_only else self._prompt_text + answer * request.sampling.n
-        self._held = caller.client.hold_tokens(self._estimate)
+        self._held = caller.client.hold_tokens(self._estimate, check=check)
 
     def add(self, delta: Delta) -> None:
         """Count a delta of the answer."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fovea.core.errors import InvalidRequest, Overloaded
 from fovea.server.access.bucket import TokenBucket
-from fovea.server.access.limits import Limits
+from fovea.server.access.limits import NO_LIMITS, Limits
 
 RATE_LIMIT = "rate_limit_exceeded"
 
@@ -24,16 +24,16 @@ class Client:
     """
 
     def __init__(
-        self, name: str, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic
+        self, name: str, limits: Limits = NO_LIMITS, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.name = name
-        self.limits = Limits()
+        self.limits = limits
         self.places = 0
         self.requests: TokenBucket | None = None
         self.tokens: TokenBucket | None = None
         self._clock = clock
         self._usual_hold = 1.0
-        self.change_limits(limits or Limits())
+        self.change_limits(limits)
 
     def change_limits(self, limits: Limits) -> None:
         """Use other limits from now on. What was used of a limit per minute stays used."""
@@ -51,14 +51,19 @@ class Client:
         if self.requests is not None and (wait := self.requests.take(1)):
             self._refuse("requests_per_minute", "requests", self.requests, wait)
 
-    def hold_tokens(self, estimate: float) -> float:
+    def hold_tokens(self, estimate: float, *, check: bool = True) -> float:
         """Take the estimated tokens of a generation, and return how many were taken.
 
+        check: whether too few tokens are an error; otherwise they leave a debt.
         Raises Overloaded if too few are left.
         """
         if self.tokens is None:
             return 0.0
-        held = self._usual_hold = max(1.0, min(estimate, float(self.tokens.per_minute)))
+        held = max(1.0, min(estimate, float(self.tokens.per_minute)))
+        if not check:
+            self.tokens.charge(held)
+            return held
+        self._usual_hold = held
         if wait := self.tokens.take(held):
             self._refuse("tokens_per_minute", "tokens", self.tokens, wait)
         return held

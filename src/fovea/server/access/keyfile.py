@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fovea.core.errors import ConfigError
-from fovea.server.access.limits import Limits
+from fovea.server.access.limits import NO_LIMITS, Limits
 
 ROLES = ("api", "admin", "metrics")
 PREFIX = "sha256:"
@@ -55,7 +55,7 @@ class KeyRecord:
     name: str
     digest: bytes = field(repr=False)
     roles: frozenset[str] = frozenset(("api",))
-    limits: Limits = Limits()
+    limits: Limits = NO_LIMITS
     expires: float | None = None
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from fovea.server.access.keyfile import KeyFile, digest
-from fovea.server.access.limits import Limits
+from fovea.server.access.limits import NO_LIMITS, Limits
 
 LONGEST_KEY = 512
 
@@ -69,7 +69,7 @@ def keys_of_flags(api: Iterable[str], admin: Iterable[str], metrics: Iterable[st
     for role, texts in (("api", api), ("admin", admin), ("metrics", metrics)):
         for number, text in enumerate(texts, 1):
             key = text.strip().encode()
-            yield Key(digest(key), f"{role}-key:{number}", frozenset((role,)), Limits(), tenant_of_key(key))
+            yield Key(digest(key), f"{role}-key:{number}", frozenset((role,)), NO_LIMITS, tenant_of_key(key))
 
 
 def keys_of_file(file: KeyFile) -> Iterator[Key]:

@@ -42,3 +42,6 @@ class Limits:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+
+NO_LIMITS = Limits()
