@@ -19,6 +19,7 @@ class Result:
     innocents: log of each innocent client during the attack, by kind.
     attacker: what became of the attacker's connections.
     baseline_mib, peak_mib: memory of the server's processes before the attack, and its peak during it.
+    other_load: share of the processors that other programs took meanwhile, 0 to 1.
     problems: reasons why the server did not hold; empty: it held.
     skipped: the reason why the attack was not carried out; empty: it was.
     """
@@ -30,6 +31,7 @@ class Result:
     attacker: Counter[str] = field(default_factory=Counter)
     baseline_mib: float = 0.0
     peak_mib: float = 0.0
+    other_load: float = 0.0
     problems: list[str] = field(default_factory=list)
     skipped: str = ""
 
@@ -70,5 +72,6 @@ class Result:
             "attacker": dict(self.attacker),
             "baseline_mib": self.baseline_mib,
             "peak_mib": self.peak_mib,
+            "other_load": self.other_load,
             "verdict": self.verdict,
         }  # fmt: skip

@@ -15,12 +15,13 @@ import sys
 import time
 from pathlib import Path
 
+from attack_page import commit, table, write
 from attacker import Attacker
 from catalogue import ATTACKS
 from catalogue.base import Attack
 from innocent import Innocent, Log, ask, measure, picture
 from lame_duck import check
-from page import commit, table, write
+from load import OtherLoad
 from result import Result
 from serving import INNOCENT_KEYS, MemoryWatch, Server
 
@@ -131,10 +132,12 @@ def _attack(
             clients = [Innocent(server.port, kind) for kind in ("text", "image")]
             for client in clients:
                 client.start()
+            others = OtherLoad([os.getpid()])  # server and attacker are its descendants
             attacker.begin(server.port)
             result.attacker = attacker.end()
             time.sleep(AFTER_S)
             result.innocents = {client.kind: client.finish() for client in clients}
+            result.other_load = others.share()
             after = _recovered(server, answer)
         result.baseline_mib, result.peak_mib = memory.baseline_mib, memory.peak_mib
         result.judge(quiet, ceiling_mib)

@@ -16,7 +16,7 @@ from result import SLACK_S, Result
 
 HEAD = (
     "attack", "needs", "innocent: requests", "errors", "text p50 / p99 / worst, ms",
-    "image p50 / p99 / worst, ms", "attacker saw", "memory, MiB", "verdict",
+    "image p50 / p99 / worst, ms", "attacker saw", "memory, MiB", "other load", "verdict",
 )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def _row(result: Result) -> tuple[str, ...]:
     return (
         result.name, result.needs, f"{sum(len(log.seconds) for log in logs.values())}" if logs else "",
         str(errors) if logs else "", _times(logs.get("text")), _times(logs.get("image")), seen, memory,
-        result.verdict,
+        f"{100 * result.other_load:.0f}%" if logs else "", result.verdict,
     )  # fmt: skip
 
 
@@ -74,9 +74,10 @@ ceiling (by default 2,048 MiB above its start), and the server answers correctly
 
 {table(results)}
 
-"Memory" is the sum of the resident sizes of the server's processes, before the attack and at its peak. "held"
-counts connections that the server kept open to the end of the attack, "closed" those that it ended without an
-answer, "refused" those that it did not accept.
+"Other load" is the share of the machine's processors that other programs took during the attack: with much of
+it, waits tell little. "Memory" is the sum of the resident sizes of the server's processes, before the attack
+and at its peak. "held" counts connections that the server kept open to the end of the attack, "closed" those
+that it ended without an answer, "refused" those that it did not accept.
 
 | attack | what the attacker does |
 |---|---|
