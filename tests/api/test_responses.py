@@ -8,8 +8,8 @@ from openai.types import Completion as TextCompletion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from fovea.api import sse
-from fovea.api.responses import ChatBodies, CompletionBodies, add_usage, error_body
-from fovea.core.errors import InvalidImage, Overloaded
+from fovea.api.responses import DEFECT, ChatBodies, CompletionBodies, add_usage, error_body
+from fovea.core.errors import CheckpointError, EngineError, InvalidImage, InvalidRequest, Overloaded
 from fovea.core.types import Completion, Delta, StageTimings, TokenLogprob, Usage
 
 LOGPROB = TokenLogprob(3, "é", -0.5, ((3, "é", -0.5), (4, "x", -1.5)))
@@ -134,3 +134,18 @@ def test_event_is_one_line() -> None:
     assert event.count(b"\n") == 2
     assert b"\r" not in event
     assert json.loads(event[6:]) == payload
+
+
+def test_errors_repeat_little_of_a_request() -> None:
+    """Attack: a JSON path of a hundred long names, and an unknown path of the server, came back whole."""
+    body = error_body(InvalidRequest("x" * 10_000, param="messages[0]." + "k" * 10_000))["error"]
+    assert len(body["message"]) == 500
+    assert len(body["param"]) == 200
+    assert body["param"].startswith("messages[0].kkk")
+    short = error_body(InvalidRequest("no", param="n"))["error"]
+    assert (short["message"], short["param"]) == ("no", "n")
+
+
+def test_errors_that_are_not_for_clients_stay_in_the_log() -> None:
+    assert error_body(CheckpointError("/home/x/weights is cut off"))["error"]["message"] == DEFECT
+    assert error_body(EngineError("request 7 failed"))["error"]["message"] == "request 7 failed"

@@ -10,8 +10,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from fovea.api.responses import DEFECT
-from fovea.core.errors import DeadlineExceeded, EngineError, Unavailable
+from fovea.core.errors import CheckpointError, DeadlineExceeded, EngineError, Unavailable
 from fovea.core.protocols import EngineStatus
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
 from fovea.server.app import create_app
@@ -35,7 +34,8 @@ def events(answer: httpx.Response) -> list[str]:
 @pytest.mark.parametrize(
     ("error", "status", "code", "says"),
     [
-        (EngineError("the step failed: boom"), 500, "engine_error", "see its log"),
+        (EngineError("the request x failed"), 500, "engine_error", "the request x"),
+        (CheckpointError("/secret/weights is cut off"), 500, "bad_checkpoint", "see its log"),
         (Unavailable("the engine has stopped"), 503, "unavailable", "stopped"),
         (
             DeadlineExceeded("the request's timeout ran out", param="timeout"),
@@ -147,7 +147,7 @@ async def test_client_disconnects_as_its_stream_begins(disconnect_at: str) -> No
 async def test_failure_of_one_of_several_prompts() -> None:
     async with client_of(Script(EngineError("boom"))) as client:
         answer = await client.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
-    assert (answer.status_code, answer.json()["error"]["message"]) == (500, DEFECT)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (500, "boom")
 
 
 @pytest.mark.parametrize(("status", "says"), [("loading", "still loading"), ("stopped", "has stopped")])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fovea.api.convert import extension_body, usage_body
-from fovea.core.errors import FoveaError
+from fovea.core.errors import EngineError, FoveaError
 from fovea.core.types import Completion, Delta, TokenLogprob, Usage
 
 LONGEST_MESSAGE = 500
@@ -19,10 +19,11 @@ DEFECT = "the server failed on this request; see its log"
 def error_body(error: FoveaError) -> dict[str, Any]:
     """The body of an error, in OpenAI's form.
 
-    Its length is bounded, whatever of the request it repeats. The message of a defect stays in the server's
-    log, because it may tell about the server's files and memory.
+    Its length is bounded, whatever of the request it repeats. Errors that are not meant for clients, such as
+    those about a checkpoint, may tell about the server's files: their message stays in the server's log.
     """
-    message = DEFECT if error.status == 500 else clip(error.message, LONGEST_MESSAGE)
+    internal = error.status == 500 and not isinstance(error, EngineError)
+    message = DEFECT if internal else clip(error.message, LONGEST_MESSAGE)
     param = None if error.param is None else clip(error.param, LONGEST_PARAM)
     return {"error": {"message": message, "type": error.kind, "param": param, "code": error.code}}
 

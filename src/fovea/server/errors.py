@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from fovea.api.responses import error_body
+from fovea.api.responses import DEFECT, error_body
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest, NotFound, Overloaded
 from fovea.observe.metrics import Metrics
 from fovea.server.explain import explain, shorten
@@ -51,7 +51,7 @@ def install_handlers(app: FastAPI) -> None:
 
     async def on_fovea_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, FoveaError)
-        if error.status == 500:  # the client gets no details
+        if error.status == 500:  # its message is not always sent
             log.error("a request failed: %s", error.message)
         return respond(request, error)
 
@@ -75,7 +75,7 @@ def install_handlers(app: FastAPI) -> None:
 
     async def on_defect(request: Request, error: Exception) -> JSONResponse:
         log.error("a request failed", exc_info=error)
-        return respond(request, EngineError("the server failed on this request; see its log"))
+        return respond(request, EngineError(DEFECT))
 
     app.add_exception_handler(FoveaError, on_fovea_error)
     app.add_exception_handler(RequestValidationError, on_invalid_body)

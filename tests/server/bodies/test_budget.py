@@ -1,4 +1,4 @@
-"""Who has to give way when the memory for request bodies is full."""
+"""The choice of the body that has to give way when the memory for request bodies is full."""
 
 from __future__ import annotations
 
