@@ -72,6 +72,8 @@ GAUGES = {
     "connections_open": "open connections of clients",
     "connections_idle": "open connections that wait for their next request",
     "connections_capacity": "most open connections",
+    "keys": "keys that the server knows, expired ones included",
+    "keys_file_broken": "1 if the keys file cannot be used, so that the keys are still those of before",
     "fetch_cache_bytes": "bytes of cached downloads",
     "fetch_cache_capacity_bytes": "ceiling of cached downloads in bytes",
     "fetch_cache_entries": "URLs whose bytes are cached",

@@ -92,8 +92,10 @@ def test_a_broken_file_keeps_the_keys_and_is_logged_once(
     assert [record.message.split(":")[0] for record in caplog.records] == ["the keys stay what they were"]
     assert keys.ask("a").client.name == "alice"
     assert keys.refuses("x") == "invalid_api_key"
+    assert keys.access.stats() == {"keys": 1, "keys_file_broken": 1.0}
     keys.write(entry("bob", "b"))
     assert keys.access.reload()
+    assert keys.access.stats() == {"keys": 1, "keys_file_broken": 0.0}
     assert keys.refuses("a") == "invalid_api_key"
 
 

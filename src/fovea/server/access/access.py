@@ -94,6 +94,10 @@ class Access:
             caller.client = self._clients[key.name]
             caller.tenant = key.tenant if self._scoped else ""
 
+    def stats(self) -> dict[str, float]:
+        """Figures by the names of `observe.table`."""
+        return {"keys": len(self._keys), "keys_file_broken": float(bool(self._complaint))}
+
     def share_of(self, tenant: str) -> float:
         """Return the part of each cache that the entries of a tenant may fill; 1 for an unknown one."""
         return self._shares.get(tenant, 1.0)
