@@ -83,7 +83,13 @@ class ServerState:
     def stats(self) -> Mapping[str, float]:
         """Figures of the engine and of the server's own caches, by the names of `observe.table`."""
         caches = self.fetch_cache.stats() | self.decoded_cache.stats() | self.image_store.stats()
-        return {**caches, **self.access.stats(), **self.media.stats(), **self.bodies.stats(), **self.client.stats()}
+        return {
+            **caches,
+            **self.access.stats(),
+            **self.media.stats(),
+            **self.bodies.stats(),
+            **self.client.stats(),
+        }
 
     def timeout(self, requested: float | None) -> float | None:
         """The timeout of a request in seconds: its own one, else the server's; None: no limit.
