@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fovea.engine.vision.built.build import _replacing
 from fovea.engine.vision.built.manifest import NAME, BuiltGrid, Manifest, Site, UnusableEngine, checksum
 
 HERE = Site("a" * 40, "float32", "cpu", ("avx2", "avx512f", "fma"), {"torch": "2.13.0", "onnx": "1.0"})
@@ -134,6 +136,18 @@ def test_links_in_the_place_of_encoders_are_not_followed(folder: Path, manifest:
     (folder / name).symlink_to("elsewhere")
     with pytest.raises(UnusableEngine, match="cannot be read"):
         Manifest.read(folder).check(folder, manifest.grids[0])
+
+
+def test_a_build_is_the_users_own_whatever_the_umask(folder: Path, manifest: Manifest) -> None:
+    """With a umask of 002, common on desktops, its own build would not be used."""
+    before = os.umask(0)
+    try:
+        with _replacing(folder / "new"):
+            manifest.write(folder / "new")
+    finally:
+        os.umask(before)
+    assert Manifest.read(folder / "new") == manifest
+    assert [(folder / "new" / name).stat().st_mode & 0o777 for name in ("", NAME)] == [0o755, 0o644]
 
 
 def test_a_manifest_of_deep_lists_is_not_json(folder: Path) -> None:

@@ -18,7 +18,17 @@ from torch import Tensor
 from fovea.core.errors import ConfigError, EngineError
 from fovea.engine.vision.built.engines import run_segments
 from fovea.engine.vision.built.format import Format, RunSegment, format_named
-from fovea.engine.vision.built.manifest import NAME, BuiltGrid, Grid, Manifest, Site, UnusableEngine, checksum
+from fovea.engine.vision.built.manifest import (
+    FILE_MODE,
+    FOLDER_MODE,
+    NAME,
+    BuiltGrid,
+    Grid,
+    Manifest,
+    Site,
+    UnusableEngine,
+    checksum,
+)
 from fovea.engine.vision.built.static import StaticEncoder
 from fovea.engine.vision.slices import run_to_end
 
@@ -108,6 +118,7 @@ class Builder:
         temporary = self.folder / f".{secrets.token_hex(8)}{format.suffix}"
         try:
             format.build(segment, x, temporary)
+            temporary.chmod(FILE_MODE)
             digest = checksum(temporary)
             name = f"{stem}-{digest[:12]}{format.suffix}"
             os.replace(temporary, self.folder / name)
@@ -146,7 +157,9 @@ def _replacing(folder: Path) -> Iterator[None]:
     deleted, and the folder is as it was before. Raises ConfigError if the folder cannot be written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            folder.mkdir(parents=True)
+            folder.chmod(FOLDER_MODE)
         (probe := folder / f".{secrets.token_hex(8)}.tmp").touch()
         probe.unlink()
     except OSError as error:

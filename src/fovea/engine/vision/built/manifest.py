@@ -19,6 +19,8 @@ from fovea.core.private_files import exposure, open_private, read_private
 
 VERSION = 1
 NAME = "manifest.json"
+FILE_MODE, FOLDER_MODE = 0o644, 0o755
+"""Modes of what a build writes, whatever the umask: files that others could change would not be used."""
 Grid = tuple[int, int, int]
 
 
@@ -151,6 +153,7 @@ class Manifest:
         temporary = folder / f".{NAME}.{secrets.token_hex(8)}.tmp"
         try:
             temporary.write_text(text + "\n", encoding="utf-8")
+            temporary.chmod(FILE_MODE)
             os.replace(temporary, folder / NAME)
         finally:
             temporary.unlink(missing_ok=True)
