@@ -52,6 +52,10 @@ class Cycle(RequestResponseCycle):
         self._owner = owner
 
     async def send(self, message: ASGISendEvent) -> None:
+        if self.disconnected:
+            # Let others run: an application that only sends would otherwise never learn that the client left.
+            await asyncio.sleep(0)
+            return
         if not self.response_started and self.keep_alive and self._is_last():
             self.keep_alive = False
         await super().send(message)
@@ -60,7 +64,7 @@ class Cycle(RequestResponseCycle):
         """Tell whether the connection has to end after this answer."""
         if self._owner.entry.table.draining:
             return True
-        unread = self.more_body and self._owner.body_left() > SHORT_BODY
+        unread = self.more_body and self._owner.body_left > SHORT_BODY
         return unread or (self.more_body and self.waiting_for_100_continue)
 
     async def run_asgi(self, app: ASGI3Application) -> None:

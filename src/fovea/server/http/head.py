@@ -79,11 +79,13 @@ def _path(method: str, url: bytes, host: bytes | None) -> bytes:
         parsed = httptools.parse_url(url)
     except httptools.HttpParserInvalidURLError:
         parsed = None
-    if parsed is None or parsed.schema not in (b"http", b"https") or not parsed.host:
+    schema = b"" if parsed is None else (parsed.schema or b"").lower()
+    if parsed is None or schema not in (b"http", b"https") or not parsed.host:
         raise ValueError("its target is neither a path nor an http URL")
     authority = url.partition(b"://")[2]
     for end in b"/?#":
         authority = authority.partition(bytes([end]))[0]
     if host is None or authority.lower() != host.lower():
         raise ValueError("its target names another host than its Host header")
-    return url[url.index(b"://") + 3 + len(authority) :] or b"/"
+    path = url[url.index(b"://") + 3 + len(authority) :]
+    return path if path.startswith(b"/") else b"/" + path

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import select
 import socket
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from fovea.server.http.address import client_key
 from fovea.server.http.protocol import HttpProtocol
@@ -70,6 +72,13 @@ def prepare(sock: socket.socket) -> None:
     sock.listen(BACKLOG)
 
 
+def _has_waiting(listening: socket.socket) -> bool:
+    """Tell whether a connection waits to be accepted."""
+    poll = select.poll()
+    poll.register(listening, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 class Listener:
     """Accepts the connections of some listening sockets.
 
@@ -123,6 +132,8 @@ class Listener:
         for _ in range(BATCH):
             if not self._reading:
                 return
+            if self._table.full and not _has_waiting(listening):
+                return  # nobody needs room now
             if not self._table.make_room():
                 self._rules.notices.warn(
                     "full", f"all {self._table.capacity} connections are busy; others wait"
@@ -157,27 +168,32 @@ class Listener:
         task = self._loop.create_task(self._connect(sock, protocol))
         protocol.ending.connecting = task
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._connected, sock, protocol))
 
     async def _connect(self, sock: socket.socket, protocol: HttpProtocol) -> None:
         """Give the socket to the event loop. With TLS this lasts until the handshake ends."""
-        try:
-            if self.tls is None:
-                await self._loop.connect_accepted_socket(lambda: protocol, sock)
-            else:
-                await self._loop.connect_accepted_socket(
-                    lambda: protocol, sock, ssl=self.tls,
-                    ssl_handshake_timeout=self._rules.header_s + 1,
-                    ssl_shutdown_timeout=self._rules.write_s,
-                )  # fmt: skip
-        except (OSError, asyncio.CancelledError) as error:
-            if protocol.entry.phase is Phase.HANDSHAKE and not protocol.ending.begun:
-                self._table.refused("tls")
-                self._rules.notices.warn(
-                    "tls", f"{protocol.entry.address}: the TLS handshake failed: {error}"
-                )
-            self._table.leave(protocol.entry)
-            sock.close()
+        if self.tls is None:
+            await self._loop.connect_accepted_socket(lambda: protocol, sock)
+        else:
+            await self._loop.connect_accepted_socket(
+                lambda: protocol,
+                sock,
+                ssl=self.tls,
+                ssl_handshake_timeout=self._rules.header_s + 1,
+                ssl_shutdown_timeout=self._rules.write_s,
+            )
+
+    def _connected(self, sock: socket.socket, protocol: HttpProtocol, task: asyncio.Task[None]) -> None:
+        """Forget a socket that did not become a connection: its client left, or it was closed for others."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None and not task.cancelled():
+            return
+        if error is not None and protocol.entry.phase is Phase.HANDSHAKE:
+            self._table.refused("tls")
+            self._rules.notices.warn("tls", f"{protocol.entry.address}: the TLS handshake failed: {error}")
+        self._table.leave(protocol.entry)
+        sock.close()
 
     def _refuse(self, sock: socket.socket, address: str) -> None:
         """Tell an address with too many connections so, without waiting for it."""

@@ -45,20 +45,20 @@ class HttpSettings:
     )
     body_timeout_s: float = setting(
         30.0,
-        "Seconds that a client has to send a body, beside the time that least_rate_kib grants.",
+        "Seconds that a client may be silent, or behind least_rate_kib, while it sends a body.",
         low=0.1,
         high=3600,
     )
     write_timeout_s: float = setting(
         30.0,
-        "Seconds that an answer may wait because its client does not read, beside the time that "
-        "least_rate_kib grants.",
+        "Seconds that a client may read nothing of its answer, or be behind least_rate_kib, before it is "
+        "disconnected.",
         low=0.1,
         high=3600,
     )
     least_rate_kib: int = setting(
         64,
-        "Bodies and answers get one more second for each of these KiB that have been transferred.",
+        "KiB per second that a slow client has to send of a body, or to read of an answer, in the long run.",
         low=1,
         high=1 << 20,
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import struct
+import termios
 from contextlib import suppress
+from typing import Any
 
 _GONE = frozenset({0, 7, 8, 9, 11})
 """States of a TCP connection in which its peer has ended it: ended, CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING."""
@@ -30,6 +33,17 @@ def peer_is_gone(sock: socket.socket | None) -> bool:
         return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _GONE
     except OSError:
         return False
+
+
+def unacknowledged_bytes(sock: Any) -> int:
+    """Return the bytes in the kernel's send buffer, which the peer has not acknowledged; 0: unknown.
+
+    sock: a socket, or a transport's view of it; None: there is none.
+    """
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
+    except (AttributeError, OSError, ValueError):
+        return 0
 
 
 def reset_on_close(sock: socket.socket | None) -> None:

@@ -148,6 +148,11 @@ class Connections:
     def __iter__(self) -> Iterator[Entry]:
         return iter(list(self._entries))
 
+    @property
+    def full(self) -> bool:
+        """Whether a connection has to end before another one can be accepted."""
+        return len(self._entries) >= self.capacity
+
     def accepts(self, address: str) -> bool:
         """Tell whether an address may open one more connection."""
         few = not self.per_address or self._addresses[address] < self.per_address
@@ -177,7 +182,7 @@ class Connections:
 
     def make_room(self) -> bool:
         """Tell whether one more connection can be accepted; if the table is full, close one that waits."""
-        if len(self._entries) < self.capacity:
+        if not self.full:
             return True
         for phase, entries in self.waiting.items():
             for entry in tuple(islice(entries, TRIES)):
