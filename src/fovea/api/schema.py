@@ -15,13 +15,12 @@ from pydantic import Field
 from fovea.api.content import DETAIL, MAX_PIXELS, MIN_PIXELS, NO_EFFECT, URL, ChatMessage, Detail
 from fovea.api.wire import (
     MAX_COUNT,
-    MAX_IDS,
     MAX_ITEMS,
-    MAX_PROMPTS,
     Body,
     Flag,
     Integer,
     Number,
+    Prompts,
     Text,
     Url,
     Wire,
@@ -41,8 +40,6 @@ ALL_MAX_PIXELS = "Extension. `max_pixels` of every image that has none of its ow
 ALL_MIN_PIXELS = "Extension. `min_pixels` of every image that has none of its own."
 ALL_PRUNING = "Extension. `video_pruning_rate` of every video that has none of its own. Default: 0."
 VISUAL_TOKENS = "Extension. Reduces the number of visual tokens of every image."
-
-_Ids = Annotated[list[Integer], Field(max_length=MAX_IDS, fail_fast=True)]
 
 
 class StreamOptions(Wire):
@@ -251,12 +248,7 @@ class CompletionRequest(Sampling):
     OpenAI's default.
     """
 
-    prompt: (
-        Text
-        | Annotated[list[Text], Field(max_length=MAX_PROMPTS, fail_fast=True)]
-        | _Ids
-        | Annotated[list[_Ids], Field(max_length=MAX_PROMPTS, fail_fast=True)]
-    ) = Field(description="One prompt or a list of prompts, each as text or as token ids.")
+    prompt: Prompts = Field(description="One prompt or a list of prompts, each as text or as token ids.")
     logprobs: Integer | None = Field(
         default=None,
         ge=0,

@@ -37,6 +37,13 @@ Flag = Annotated[bool, Field(strict=True)]
 # The length limit also makes pydantic refuse half of a surrogate pair, which no tokenizer can encode.
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Word = Annotated[str, Field(max_length=MAX_WORD)]
+TokenIds = Annotated[list[Integer], Field(max_length=MAX_IDS, fail_fast=True)]
+Prompts = (
+    Text
+    | Annotated[list[Text], Field(max_length=MAX_PROMPTS, fail_fast=True)]
+    | TokenIds
+    | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast=True)]
+)
 
 
 class _UrlSchema:
