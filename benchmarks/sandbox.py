@@ -1,4 +1,4 @@
-"""What decoding images in processes of its own costs: python benchmarks/sandbox.py
+"""Measure the cost of decoding images in processes of their own: python benchmarks/sandbox.py
 
 Decodes pictures of several sizes in this process and in a jailed worker process, in turns, and sets the
 difference against the time to the first token of fovea-tiny for a picture that it does not know. The target

@@ -1,4 +1,4 @@
-"""What a decoding process gives up before it sees its first file.
+"""Takes rights from a decoding process before it sees its first file.
 
 Each measure is taken where the system has it; `enter` returns the names of those that were taken. Together
 they leave a decoder that was taken over by its input with its own memory, its socket to the server, and

@@ -30,6 +30,7 @@ async def chat_completions(body: ChatRequest, http: Request) -> Response:
     bodies = ChatBodies(state.check_model(body.model))
     with wire_names(body), image_paths(body.messages):
         params = sampling(body, state.client.info.default_sampling)
+        state.caller.client.check_priority(body.priority or 0)
         with state.reservations.reserve(params.n) as reservation:
             request = await while_connected(
                 http, _request(state, body, params, cache_scope_of(http, body.cache_salt))
