@@ -124,8 +124,7 @@ def _serve_simulated(
     _announce(settings, simulation.host, port)
     log.info("ready: no model, simulated; costs: %s", cost.made_from)
     engine = SimulatedEngine(config, cost, simulation.served_model_name or "fovea-simulated")
-    serve(create_app(engine, settings), simulation.host, port)
-    return 0
+    return serve(create_app(engine, settings), simulation.host, port)
 
 
 def _simulated_config(args: argparse.Namespace, file: Mapping[str, Any]) -> EngineConfig:
@@ -176,7 +175,7 @@ def _serve_model(
 
     client = StartingClient(name, load, on_failure=stop)
     _announce(settings, host, port)
-    serve(create_app(client, settings), host, port, on_start=client.start)
+    status = serve(create_app(client, settings), host, port, on_start=client.start)
     if client.failure is not None:
         raise client.failure
     if client.status == "loading":
@@ -185,8 +184,8 @@ def _serve_model(
         # output is flushed.
         logging.shutdown()
         sys.stdout.flush()
-        os._exit(0)
-    return 0
+        os._exit(status)
+    return status
 
 
 def _announce(settings: ServerSettings, host: str, port: int) -> None:

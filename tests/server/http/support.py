@@ -71,8 +71,19 @@ class Wire:
         if receive_buffer:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.sock.settimeout(PATIENCE)
-        self.sock.connect(address)
+        try:
+            self.sock.connect(address)
+        except ConnectionError:
+            self.sock.close()
+            raise
         self._rest = b""
+
+    @staticmethod
+    def free_port() -> socket.socket:
+        """A socket that is bound to a free port."""
+        sock = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        return sock
 
     def send(self, *parts: bytes | str) -> None:
         """Send bytes. A server that has closed the connection meanwhile is no error; the answer tells."""

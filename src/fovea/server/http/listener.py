@@ -26,6 +26,8 @@ BATCH = 32
 """Connections accepted in one turn of the event loop."""
 PAUSE_S = 0.5
 """Seconds without accepting after descriptors or memory ran out."""
+RETRY_S = 0.1
+"""Seconds after which a full table is asked again for a connection that can be closed."""
 BACKLOG = 2048
 _LATER = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -101,6 +103,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._open = False
         self._reading = False
+        self._was_full = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -132,14 +135,11 @@ class Listener:
         for _ in range(BATCH):
             if not self._reading:
                 return
-            if self._table.full and not _has_waiting(listening):
+            crowded = self._table.full
+            if crowded and not _has_waiting(listening):
                 return  # nobody needs room now
             if not self._table.make_room():
-                self._rules.notices.warn(
-                    "full", f"all {self._table.capacity} connections are busy; others wait"
-                )
-                self._table.refused("full")
-                self._pause()
+                self._pause_until_room()
                 return
             try:
                 sock, address = listening.accept()
@@ -148,7 +148,19 @@ class Listener:
             except OSError as error:
                 self._pause_after(error)
                 return
+            self._was_full = False
             self._take(sock, client_key(address[0]))
+            if crowded:
+                return  # let it send its request before it is the oldest itself
+
+    def _pause_until_room(self) -> None:
+        """Wait until a connection ends, or until one that was about to be read may be closed after all."""
+        if not self._was_full:
+            self._was_full = True
+            self._rules.notices.warn("full", f"all {self._table.capacity} connections are busy; others wait")
+            self._table.refused("full")
+        self._pause()
+        self._loop.call_later(RETRY_S, self._resume)
 
     def _pause_after(self, error: OSError) -> None:
         """Wait before the next attempt: the reason, such as a lack of descriptors, does not end at once."""

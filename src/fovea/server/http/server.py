@@ -199,6 +199,7 @@ class Server(uvicorn.Server):
         """Note a signal. The second one ends the drain, the third one the process."""
         self._signals.append(sig)
         if len(self._signals) == 1:
+            self._table.draining = True
             self._hooks.on_drain()
         elif len(self._signals) > 2:
             signal.signal(sig, signal.SIG_DFL)
