@@ -50,16 +50,21 @@ def _times(log: Log | None) -> str:
     return " / ".join(f"{1000 * seconds:.0f}" for seconds in (log.at(50), log.at(99), log.worst))
 
 
-def write(path: Path, results: Sequence[Result], seconds: float, before: Path | None) -> None:
+def write(
+    path: Path, results: Sequence[Result], quiet: dict[str, Log], seconds: float, before: Path | None
+) -> None:
     """Write the page of results.
 
+    quiet: logs of the innocent clients without an attack.
+    seconds: length of each attack.
     before: JSON of an earlier run, which gets a table of its own; None: there is none.
     """
+    calm = ", ".join(f"{kind} {1000 * log.at(99):.0f} ms" for kind, log in quiet.items())
     failed = sum(bool(result.problems) for result in results)
     text = f"""# Attacks on a running server
 
 {datetime.date.today()}, `make attack` at {commit()}: {_processor()}, {_cores()} cores, {platform.system()}.
-{len(results)} attacks, {failed} failed.
+{len(results)} attacks, {failed} failed. The 99th percentile without an attack: {calm}.
 
 Each attack runs for {seconds:g} seconds against a `fovea serve` of its own: the bundled model, API keys, and
 the default settings, except where the table of attacks says otherwise. During the attack two innocent

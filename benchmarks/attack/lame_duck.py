@@ -10,7 +10,7 @@ from collections import Counter
 
 from serving import INNOCENT_KEYS, Server, Setup
 
-DRAIN_S, STREAMS = 3, 4
+DRAIN_S, LAME_DUCK_S, STREAMS = 3, 4, 4
 QUESTION = {
     "messages": [{"role": "user", "content": "Tell a long story."}], "stream": True, "max_tokens": 8000,
     "ignore_eos": True,
@@ -22,7 +22,7 @@ def check(patience: float = 60.0) -> tuple[Counter[str], list[str]]:
 
     Returns what new clients and streams saw, by kind, and the problems; none means that the check passed.
     """
-    server = Server(Setup(flags=("--drain-seconds", str(DRAIN_S))))
+    server = Server(Setup(flags=("--drain-seconds", str(DRAIN_S), "--lame-duck-s", str(LAME_DUCK_S))))
     try:
         server.wait_ready()
         ends: list[str] = []
@@ -33,9 +33,10 @@ def check(patience: float = 60.0) -> tuple[Counter[str], list[str]]:
         for stream in streams:
             stream.start()
         time.sleep(0.7)
+        terminated = time.monotonic()
         server.terminate()
         time.sleep(0.2)
-        seen = _new_clients(server, patience)
+        seen = _new_clients(server, terminated, patience)
         for stream in streams:
             stream.join(patience)
         code = server.exit_code(patience)
@@ -55,15 +56,18 @@ def check(patience: float = 60.0) -> tuple[Counter[str], list[str]]:
     return seen, problems
 
 
-def _new_clients(server: Server, patience: float) -> Counter[str]:
-    """Ask on new connections until the process has ended."""
+def _new_clients(server: Server, terminated: float, patience: float) -> Counter[str]:
+    """Ask on new connections until the process has ended.
+
+    terminated: time of SIGTERM. After the lame-duck time the port may be closed before the process ends.
+    """
     seen: Counter[str] = Counter()
-    end = time.monotonic() + patience
-    while server.alive() and time.monotonic() < end:
+    while server.alive() and time.monotonic() < terminated + patience:
+        asked = time.monotonic()
         kind = _outcome(server.port)
-        # The last connection may fall between the end of the lame-duck time and the end of the process.
-        if server.exit_code(0.5 if kind == "refused" else 0.05) is None or "503" in kind:
+        if asked < terminated + LAME_DUCK_S or "503" in kind:
             seen[f"new: {kind}"] += 1
+        server.exit_code(0.05)
     return seen
 
 

@@ -54,7 +54,7 @@ def main() -> int:
         rows = {"commit": commit(), "seconds": args.seconds, "results": [row.as_json() for row in results]}
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     if args.page:
-        write(args.page, results, args.seconds, args.before)
+        write(args.page, results, quiet, args.seconds, args.before)
     print(f"\n{table(results)}\n\n{time.monotonic() - started:.0f} s")
     return 1 if any(result.problems for result in results) else 0
 
