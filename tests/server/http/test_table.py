@@ -32,6 +32,9 @@ class Guest:
     def tend(self, now: float) -> None:
         self.events.append("tend")
 
+    def cut(self) -> None:
+        self.events.append("cut")
+
     def shutdown(self) -> None:
         self.events.append("shutdown")
 

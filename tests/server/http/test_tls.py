@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import warnings
 from pathlib import Path
 
 import httpx
@@ -25,8 +26,8 @@ def make(folder: Path, name: str, *options: str) -> tuple[Path, Path]:
     cert, key = folder / f"{name}.pem", folder / f"{name}.key"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-         "-days", "30", "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-out", cert, "-keyout", key,
-         *(options or ("-nodes",))],
+         "-days", "30", "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-out", cert, "-keyout", key, *(options or ("-nodes",))],
         check=True, capture_output=True,
     )  # fmt: skip
     key.chmod(0o600)
@@ -71,8 +72,10 @@ def test_requests_over_tls(pair: tuple[Path, Path]) -> None:
 
 def test_old_versions_and_plain_http_are_refused(pair: tuple[Path, Path]) -> None:
     with hosting(tls_cert=pair[0], tls_key=pair[1]) as host:
-        old = trust(pair[0])
-        old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_1
+        old = trust(pair[0], ssl.TLSVersion.TLSv1_2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_1
         with pytest.raises((ssl.SSLError, ConnectionError)):
             secure(host, old)
         assert host.ask(get()).status == 0

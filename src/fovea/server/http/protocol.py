@@ -20,7 +20,7 @@ from fovea.server.http.cycle import Cycle
 from fovea.server.http.ending import Ending
 from fovea.server.http.flow import Flow
 from fovea.server.http.reader import ParsedHead, Part, Reader
-from fovea.server.http.refusals import BODY_TIMEOUT, HEADER_TIMEOUT, Refusal, malformed
+from fovea.server.http.refusals import BODY_TIMEOUT, HEADER_TIMEOUT, SHUTTING_DOWN, Refusal, malformed
 from fovea.server.http.rules import Rules
 from fovea.server.http.scope import Peers, build_scope
 from fovea.server.http.sockets import has_unread_bytes, peer_is_gone
@@ -279,6 +279,12 @@ class HttpProtocol(asyncio.Protocol):
             return
         self.entry.table.timed_out("body")
         self._break_off(BODY_TIMEOUT)
+
+    def cut(self) -> None:
+        """Answer a request whose body is still arriving with an error, because the server ends."""
+        if self._reader.part is Part.BODY and self._running is not None and not self._waiting:
+            self._reader.stop()
+            self._running.finish(SHUTTING_DOWN)
 
     def shutdown(self) -> None:
         """Close the connection now, or after the answer that is being given."""

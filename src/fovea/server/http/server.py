@@ -173,6 +173,8 @@ class Server(uvicorn.Server):
         reason = "the engine has stopped" if self.exit_status else "the server is shutting down"
         log.warning("%d requests get an error: %s", len(self.server_state.tasks), reason)
         self._hooks.on_cut(reason)
+        for entry in self._table:
+            entry.owner.cut()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the port and all connections, then end the application."""

@@ -56,6 +56,10 @@ class Owner(Protocol):
         """Look after a connection whose socket is not being read."""
         ...
 
+    def cut(self) -> None:
+        """Answer a request whose body is still arriving with an error, because the server ends."""
+        ...
+
     def shutdown(self) -> None:
         """Close the connection now, or after the answer that is being given."""
         ...
