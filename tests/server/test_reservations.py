@@ -14,6 +14,8 @@ from fovea import Engine
 from fovea.core.errors import Overloaded
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
 from fovea.media.limits import MediaLimits
+from fovea.server.access.caller import Caller
+from fovea.server.access.client import Client
 from fovea.server.app import create_app
 from fovea.server.reservations import Reservations
 from fovea.server.settings import ServerSettings
@@ -201,3 +203,31 @@ async def test_timeout_covers_loading_and_the_engine_together() -> None:
     assert [599 < seconds <= 600 for seconds in (first, second) if seconds is not None] == [True, True], (
         "in the past, a request without a timeout of its own had none"
     )
+
+
+class BusyEngine(Script):
+    """An engine that computes 8 answers at a time and has room for 40."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.info = replace(self.info, max_running=8)
+
+
+def test_a_client_leaves_half_of_the_running_answers_to_the_others() -> None:
+    """One client held all 64 answers that are computed at a time with streams that it did not read, and
+    every other client waited for their ends.
+    """
+    reservations = Reservations(BusyEngine())
+    greedy = reservations.of(Caller(Client("greedy")), fair=True)
+    calm = reservations.of(Caller(Client("calm")), fair=True)
+    with ExitStack() as held:
+        for _ in range(4):
+            held.enter_context(greedy.reserve(1))
+        with pytest.raises(Overloaded, match="greedy. has 4 choices .* accepted: 4, half of"):
+            held.enter_context(greedy.reserve(1))
+        held.enter_context(calm.reserve(3))
+    with greedy.reserve(6):
+        pass  # the first request is always welcome
+    alone = reservations.of(Caller(Client("alone")))
+    with alone.reserve(8), alone.reserve(8):
+        pass

@@ -90,6 +90,7 @@ class GenerationRequest:
     timeout: seconds from arrival after which the request ends. None: no deadline of its own.
     encode_only: the images of the prompt are encoded and nothing is generated; the answer is empty. It ends
         with "length", because the model did not end it, and nothing failed.
+    cache_share: part of each cache of images that the entries of its client may fill, from 0 to 1.
     priority: smaller is served first, if the engine's policy uses priorities.
     usual_tokens: length limit of an answer when sampling.max_tokens is None; a smaller room in the context
         lowers it. None: an answer may fill the whole room.
@@ -104,6 +105,7 @@ class GenerationRequest:
     prompt: Prompt
     sampling: SamplingParams = SamplingParams()
     cache_salt: str = ""
+    cache_share: float = 1.0
     timeout: float | None = None
     encode_only: bool = False
     priority: int = 0
@@ -225,6 +227,7 @@ class ModelInfo:
     created: Unix time in seconds when the model was loaded.
     default_sampling: sampling parameters that the checkpoint recommends.
     quantization: as EngineConfig names it.
+    max_running: most answers that are computed at a time; 0: unknown.
     """
 
     name: str
@@ -237,3 +240,4 @@ class ModelInfo:
     created: int
     default_sampling: dict[str, float | int] = field(default_factory=dict)
     quantization: str = "none"
+    max_running: int = 0

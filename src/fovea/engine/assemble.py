@@ -9,6 +9,7 @@ from fovea.core.image import VisualTokens
 from fovea.core.types import ModelInfo
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.regions import RegionCache
+from fovea.engine.cache.shares import CacheShares, owner_of_key
 from fovea.engine.config import MIB, EngineConfig, PixelSettings
 from fovea.engine.execute.memory import decode_padding, host_slots, pool_blocks
 from fovea.engine.execute.runner import Runner
@@ -65,12 +66,18 @@ def assemble(
     model, tokenizer = loaded.model, loaded.tokenizer
     blocks, slots = pool_blocks(config, model), host_slots(config, model)
     rows = blocks * config.kv.block_size
-    info = replace(loaded.info, max_context=_context(config, loaded.info, rows))
+    info = replace(
+        loaded.info,
+        max_context=_context(config, loaded.info, rows),
+        max_running=config.schedule.max_running,
+    )
     ttl_s = config.outputs.embed_ttl_s or None
-    slower = slower_tiers(config.outputs, loaded.fingerprint, model.device)
+    shares = CacheShares()
+    slower = slower_tiers(config.outputs, loaded.fingerprint, model.device, shares)
     embeddings: EmbeddingCache[VisualFeatures] = EmbeddingCache(
         config.outputs.embed_cache_mib * MIB, ttl_s=ttl_s, on_evict=slower.add_evicted
     )
+    embeddings.divide(owner_of_key, shares.share_of)
     regions: RegionCache[VisualFeatures] = RegionCache(config.outputs.region_cache_mib * MIB, ttl_s=ttl_s)
     kv = KVManager(
         BlockPool(blocks),
@@ -103,13 +110,21 @@ def assemble(
         parse_visual_tokens(config.visual.visual_tokens),
         special_tokens_in_text=config.model.special_tokens_in_text,
     )
-    pixels = PixelStore(loaded.processor, config.pixels.preprocess_workers, _pixel_pool(config.pixels))
+    pool = _pixel_pool(config.pixels)
+    pool.divide(owner_of_key, shares.share_of)
+    pixels = PixelStore(loaded.processor, config.pixels.preprocess_workers, pool)
     preparer = Preparer(tokenizer, builder, pixels, embeddings, slower, model.visual_token_bytes)
     refuse = config.schedule.when_full == "refuse"
     token_bytes = runner.block_bytes // config.kv.block_size
     admission = Admission(config.schedule.room, rows, token_bytes, refuse=refuse)
     intake = Intake(
-        loop, preparer, admission, info, refuse=refuse, find_realization=encoder.relevance.recent_realization
+        loop,
+        preparer,
+        admission,
+        info,
+        refuse=refuse,
+        find_realization=encoder.relevance.recent_realization,
+        shares=shares,
     )
     return Assembly(
         embeddings, slower, regions, kv, scheduler, runner, loop, preparer, admission, intake, info

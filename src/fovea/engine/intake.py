@@ -17,6 +17,7 @@ from typing import Any
 
 from fovea.core.errors import FoveaError, InvalidImage, Overloaded
 from fovea.core.types import Delta, GenerationRequest, ModelInfo
+from fovea.engine.cache.shares import CacheShares
 from fovea.engine.config import MIB
 from fovea.engine.events import Event, Sink
 from fovea.engine.job import Job
@@ -46,11 +47,13 @@ class Intake:
         *,
         refuse: bool,
         find_realization: Callable[[str], Realization | None],
+        shares: CacheShares,
     ) -> None:
         """loop, preparer, admission, info: parts of the engine.
 
         refuse: whether a request without room for its pixels is refused instead of queued.
         find_realization: returns the latest relevance result of an image, by the image's key.
+        shares: of the clients, in the caches of images.
         """
         self.find_realization = find_realization
         self.loop = loop
@@ -58,6 +61,7 @@ class Intake:
         self.admission = admission
         self.info = info
         self.refuse = refuse
+        self.shares = shares
 
     def visit(self, request: GenerationRequest, sink: Sink) -> Visit:
         """Admit a request. Raises Overloaded at once when the limit of requests in flight is reached."""
@@ -77,6 +81,7 @@ class Visit:
         self.request = request
         self.arrival = time.monotonic()
         self._intake = intake
+        intake.shares.note(request.cache_salt, request.cache_share)
         self._ticket = intake.admission.enter(request.sampling.n)
         self._sink = leave_at_end(self._ticket, sink)
         self._claim: Claim | None = None

@@ -98,8 +98,8 @@ async def stream_deltas(
     ended = False
     caller, choices = reservation.caller, request.sampling.n
     caller.client.check_priority(request.priority)
-    if caller.request_id:
-        request = replace(request, id=f"{caller.request_id}-{request.id}")
+    name = f"{caller.request_id}-{request.id}" if caller.request_id else request.id
+    request = replace(request, id=name, cache_share=caller.client.limits.cache_share)
     stream = state.client.stream(request)
     charge = Charge(caller, request, check=not reservation.begun)
     reservation.hand_over(choices)

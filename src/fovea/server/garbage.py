@@ -10,7 +10,7 @@ def keep_for_life() -> None:
 
     A full collection visits every container object while no other thread runs. Imported modules and the model
     are 250,000 of them and take a quarter of a second. Any request that creates some thousand objects, such
-    as a conversation of 4096 messages, would set off such a collection. To be called when the server is ready.
+    as a conversation of 4096 messages, would set off such a collection. Call it when the server is ready.
     """
     gc.collect()
     gc.freeze()

@@ -5,8 +5,9 @@ images at the same time would find the same free place. Most of them would then 
 images in vain.
 
 Each client's choices are counted, too, from the reservation to the end of the answer. If there are several
-clients, none takes all places: a client may hold at most as many as it leaves free. Alone it can use half of
-them, and there is always a place for the others. (Dynamic thresholds of buffers: Choudhury and Hahne, 1998.)
+clients, none takes all places: a client may hold at most as many as it leaves free, and at most half of the
+answers that are computed at a time. Otherwise one client with long answers, which it need not even read, would
+let all others wait for their ends. (Dynamic thresholds of buffers: Choudhury and Hahne, 1998.)
 """
 
 from __future__ import annotations
@@ -74,17 +75,25 @@ class Reservations:
             reservation.give_up()
 
     def _check_share(self, choices: int) -> None:
-        """Raise Overloaded if the client would hold more places than it leaves free."""
+        """Raise Overloaded if the client would hold too many places beside other clients."""
         client = self._caller.client
         if not client.places:
             return  # the first request of a client is always welcome, even if it leaves no place
+        running = self._client.info.max_running
+        if running and client.places + choices > max(1, running // 2):
+            raise Overloaded(
+                f"key {client.name!r} has {client.places} choices in flight and requests {choices} more; "
+                f"accepted: {max(1, running // 2)}, half of the answers that are computed at a time "
+                "(max_places_per_key)",
+                retry_after=1.0,
+                code=RATE_LIMIT,
+            )
         try:
             self._client.check_room(choices, self.reserved + client.places + choices)
         except Overloaded as full:
             raise Overloaded(
-                f"key {client.name!r} has {client.places} choices in flight and requests {choices} "
-                "more; accepted: "
-                "at most as many as stay free for other keys (max_places_per_key)",
+                f"key {client.name!r} has {client.places} choices in flight and requests {choices} more; "
+                "accepted: at most as many as stay free for other keys (max_places_per_key)",
                 retry_after=full.retry_after,
                 code=RATE_LIMIT,
             ) from None

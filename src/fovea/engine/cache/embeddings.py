@@ -72,6 +72,13 @@ class EmbeddingCache(LedgerStore[str, _Output[Value]]):
     def __contains__(self, key: str) -> bool:
         return self._ledger.fresh(key) is not None
 
+    def divide(self, owner_of: Callable[[str, object], str], share_of: Callable[[str], float]) -> None:
+        """Bound the outputs of every owner by its share of the capacity; held outputs may exceed it.
+
+        The arguments are those of `core.owners.Owners`.
+        """
+        self._ledger.divide(owner_of, share_of)
+
     def hold(self, key: str, holder: str, within: int | None = None) -> bool:
         """Keep an output for a sequence until it is released.
 
@@ -148,6 +155,7 @@ class EmbeddingCache(LedgerStore[str, _Output[Value]]):
             entry.value.holders.discard(holder)
             self._held -= 0 if entry.value.holders else entry.size
             self._shrink()
+            self._keep_within_share(key)
 
     def drop(self, key: str) -> None:
         """Remove an output unless it is held."""
@@ -187,8 +195,14 @@ class EmbeddingCache(LedgerStore[str, _Output[Value]]):
         self._held += size if holders else 0
         self._ledger.expire()
         self._shrink()
+        self._keep_within_share(key)
 
     def _shrink(self) -> None:
         for key, entry in self._ledger.evict():
             if self._on_evict is not None and not self._ledger.is_stale(entry.created):
                 self._on_evict(key, entry.value.value)
+
+    def _keep_within_share(self, key: str) -> None:
+        """Remove the oldest outputs of a key's owner. They go to no slower tier, which has shares of its own."""
+        if key in self._ledger:
+            self._ledger.evict_over_share(key)

@@ -51,6 +51,14 @@ class HostStore(Generic[Value]):
         self._misses = 0
         self._drops = 0
 
+    def divide(self, owner_of: Callable[[str, object], str], share_of: Callable[[str], float]) -> None:
+        """Bound the values of every owner by its share of the capacity.
+
+        The arguments are those of `core.owners.Owners`.
+        """
+        with self._lock:
+            self._ledger.divide(owner_of, share_of)
+
     @property
     def capacity(self) -> int:
         return self._ledger.capacity
@@ -90,6 +98,7 @@ class HostStore(Generic[Value]):
         with self._lock:
             self._ledger.unreserve(size)
             self._ledger.add(key, value, size, created)
+            self._ledger.evict_over_share(key)
             return True
 
     def drop(self, key: str) -> None:

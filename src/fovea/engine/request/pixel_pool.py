@@ -123,6 +123,14 @@ class PixelPool:
         self._misses = 0
         self._lock = threading.Lock()
 
+    def divide(self, owner_of: Callable[[str, object], str], share_of: Callable[[str], float]) -> None:
+        """Bound every owner's cached pixels by its share of the cache.
+
+        The arguments are those of `core.owners.Owners`.
+        """
+        with self._lock:
+            self._cache.divide(owner_of, share_of)
+
     def claim(self, items: Iterable[PoolItem], extra_bytes: int = 0) -> Claim:
         """Claim room for items. A claim of 0 bytes is granted at once.
 
@@ -163,6 +171,7 @@ class PixelPool:
         size = sum(array.nbytes for array in pixels.arrays.values())
         with self._lock:
             self._cache.add(key, pixels, size)
+            self._cache.evict_over_share(key)
             self._shrink()
 
     def take(self, key: str) -> ProcessedImage | None:

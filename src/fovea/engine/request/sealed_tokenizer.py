@@ -38,7 +38,9 @@ class SealedTokenizer:
                     self._backend = None
         if self._copy is None:
             return None
-        return list(self._copy.encode(text, add_special_tokens=add_special_tokens).ids)
+        # Unlike `encode`, this lets other threads run meanwhile.
+        (encoding,) = self._copy.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
 
 def sealed_copy(backend: Any, controls: ControlTokens) -> Any:

@@ -67,6 +67,7 @@ class SimulatedEngine:
             context_limit(config, cost),
             self.tokenizer.vocab_size,
             int(time.time()),
+            max_running=config.schedule.max_running,
         )
         refuse = config.schedule.when_full == "refuse"
         tokens = pool_tokens(config, cost)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fovea.engine.cache.host import HostStore
 from fovea.engine.tiers.link import HostLink
 from fovea.engine.vision.features import VisualFeatures
@@ -20,6 +22,10 @@ class HostTier:
     def __init__(self, capacity: int, link: HostLink, ttl_s: float | None = None) -> None:
         self._store: HostStore[VisualFeatures] = HostStore(capacity, ttl_s=ttl_s)
         self._link = link
+
+    def divide(self, owner_of: Callable[[str, object], str], share_of: Callable[[str], float]) -> None:
+        """Bound every owner's outputs, see `HostStore.divide`."""
+        self._store.divide(owner_of, share_of)
 
     def __contains__(self, key: str) -> bool:
         return key in self._store

@@ -20,6 +20,7 @@ from typing import Protocol
 
 import torch
 
+from fovea.engine.cache.shares import CacheShares, owner_of_key
 from fovea.engine.cache.write_queue import WriteQueue
 from fovea.engine.config import MIB, OutputSettings
 from fovea.engine.tiers.disk import DiskTier
@@ -183,10 +184,18 @@ class SlowerTiers:
         return self._ttl_s is not None and time.time() - features.created_at >= self._ttl_s
 
 
-def slower_tiers(settings: OutputSettings, fingerprint: str, device: torch.device) -> SlowerTiers:
-    """Build the tiers that the configuration enables. fingerprint: as for `DiskTier`."""
+def slower_tiers(
+    settings: OutputSettings, fingerprint: str, device: torch.device, shares: CacheShares | None = None
+) -> SlowerTiers:
+    """Build the tiers that the configuration enables.
+
+    fingerprint: as for `DiskTier`.
+    shares: bound what each client may fill of the host tier; None: nobody is bound.
+    """
     link, ttl = HostLink(device), settings.embed_ttl_s or None
     host = HostTier(settings.embed_host_mib * MIB, link, ttl) if settings.embed_host_mib else None
+    if host is not None and shares is not None:
+        host.divide(owner_of_key, shares.share_of)
     disk = None
     if settings.embed_disk_dir:
         folder, capacity = Path(settings.embed_disk_dir), settings.embed_disk_mib * MIB

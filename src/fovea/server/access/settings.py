@@ -27,9 +27,8 @@ class AccessSettings:
     )
     max_places_per_key: int = setting(
         0,
-        "Choices that a client without a limit of its own may have in flight. 0: with several keys, at "
-        "most as "
-        "many as it leaves free for the others; with one key, no limit.",
+        "Choices that a client without a limit of its own may have in flight. 0: with several keys, half of "
+        "max_running, and at most as many as it leaves free for the others; with one key, no limit.",
         low=0,
         high=1_000_000,
     )

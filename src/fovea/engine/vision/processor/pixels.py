@@ -37,7 +37,8 @@ def read_filter(settings: Settings, default: Resampling) -> Resampling:
 
 def picture(image: Image) -> PIL.Image.Image:
     """The image as a PIL image, without a copy of its pixels."""
-    return PIL.Image.frombuffer("RGB", (image.width, image.height), image.rgb, "raw", "RGB", 0, 1)
+    pixels = np.frombuffer(image.rgb, np.uint8)
+    return PIL.Image.frombuffer("RGB", (image.width, image.height), pixels, "raw", "RGB", 0, 1)
 
 
 def resize(source: PIL.Image.Image, height: int, width: int, resample: Resampling) -> PIL.Image.Image:
