@@ -20,6 +20,10 @@ Detail = Literal["auto", "low", "medium", "high"]
 DETAILS: tuple[Detail, ...] = ("auto", *LEVELS)
 
 
+Rgb = bytes | memoryview
+"""Pixels in memory: `height * width * 3` bytes, row-major, channels last."""
+
+
 class PixelSource(Protocol):
     """Decodes the pixels of one image when they are needed. Thread-safe."""
 
@@ -28,7 +32,7 @@ class PixelSource(Protocol):
         """Seconds that decoding took the last time; 0 if nothing was decoded yet."""
         ...
 
-    def read(self) -> bytes:
+    def read(self) -> Rgb:
         """Return the RGB bytes of the image. CPU-bound: call in a worker thread. Raises InvalidImage."""
         ...
 
@@ -40,25 +44,25 @@ class Image:
     identity: 64 hex digits, a 256-bit hash of the source bytes with their type and dimensions
         (`media.image.identity`). It names the image in every cache.
     width, height: pixels.
-    pixels: `height * width * 3` bytes, row-major, channels last; or the source that decodes them.
+    pixels: the pixels, or the source that decodes them.
     """
 
     identity: str
     width: int
     height: int
-    pixels: bytes | PixelSource = field(repr=False, compare=False)
+    pixels: Rgb | PixelSource = field(repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.pixels, bytes) and len(self.pixels) != self.rgb_bytes:
+        if isinstance(self.pixels, Rgb) and len(self.pixels) != self.rgb_bytes:
             raise ValueError(f"rgb holds {len(self.pixels)} bytes, {self.width}x{self.height}x3 needed")
 
     @property
-    def rgb(self) -> bytes:
-        """The pixels as bytes; without a reference to them, they are decoded again at the next call.
+    def rgb(self) -> Rgb:
+        """The pixels in memory; without a reference to them, they are decoded again at the next call.
 
         Raises InvalidImage if they cannot be decoded.
         """
-        if isinstance(self.pixels, bytes):
+        if isinstance(self.pixels, Rgb):
             return self.pixels
         rgb = self.pixels.read()
         if len(rgb) != self.rgb_bytes:
@@ -73,7 +77,7 @@ class Image:
     @property
     def decode_s(self) -> float:
         """Seconds that decoding took the last time; 0 for an image whose pixels were given."""
-        return 0.0 if isinstance(self.pixels, bytes) else self.pixels.seconds
+        return 0.0 if isinstance(self.pixels, Rgb) else self.pixels.seconds
 
 
 @dataclass(frozen=True, slots=True)

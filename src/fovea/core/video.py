@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fovea.core.image import Image
+from fovea.core.image import Image, Rgb
 
 MAX_PRUNING = 0.95
 FRAMES_PER_SECOND = 2.0
@@ -37,7 +37,7 @@ class FrameSource(Protocol):
         """
         ...
 
-    def read(self, indices: Sequence[int], abandoned: Callable[[], bool] = _never) -> Iterator[bytes]:
+    def read(self, indices: Sequence[int], abandoned: Callable[[], bool] = _never) -> Iterator[Rgb]:
         """Yield the RGB bytes (height * width * 3, row-major) of each frame in `indices`.
 
         indices: ascending; a repeated index yields its frame again.
@@ -101,7 +101,7 @@ class _DecodedFrames:
     def check(self, indices: Sequence[int]) -> None:
         """Nothing: the frames are there."""
 
-    def read(self, indices: Sequence[int], abandoned: Callable[[], bool] = _never) -> Iterator[bytes]:
+    def read(self, indices: Sequence[int], abandoned: Callable[[], bool] = _never) -> Iterator[Rgb]:
         return (self.images[index].rgb for index in indices)
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from fovea.core.image import Rgb
 from fovea.media.cache import ByteCache
 
 Key = tuple[str, str]
@@ -23,11 +24,11 @@ class DecodedImageCache:
     def __init__(
         self, capacity: int = 0, ttl_s: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.cache: ByteCache[Key, bytes] = ByteCache(capacity, ttl_s, clock)
-        self._decoding: dict[Key, Future[bytes]] = {}
+        self.cache: ByteCache[Key, Rgb] = ByteCache(capacity, ttl_s, clock)
+        self._decoding: dict[Key, Future[Rgb]] = {}
         self._lock = threading.Lock()
 
-    def get(self, identity: str, decode: Callable[[], bytes], scope: str = "") -> bytes:
+    def get(self, identity: str, decode: Callable[[], Rgb], scope: str = "") -> Rgb:
         """Return the pixels of the image with that identity, from the cache or from `decode`.
 
         scope: entries are shared only between requests of one scope.

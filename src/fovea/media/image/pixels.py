@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from fovea.core.errors import InvalidImage
+from fovea.core.image import Rgb
 from fovea.core.stage import stage
 from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.probe import ImageHeader
@@ -47,7 +48,7 @@ class EncodedPixels:
         self._scope = scope
         self._on_invalid = on_invalid
 
-    def read(self) -> bytes:
+    def read(self) -> Rgb:
         started = time.perf_counter()
         try:
             return self._cache.get(self._identity, self._decode, self._scope)
@@ -57,6 +58,6 @@ class EncodedPixels:
         finally:
             self.seconds = time.perf_counter() - started
 
-    def _decode(self) -> bytes:
+    def _decode(self) -> Rgb:
         with stage("image decode"):
             return self._decoder.decode_image(self._data, self._header)

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from fovea.core.errors import FoveaError, InvalidImage, InvalidMedia, InvalidVideo, Unavailable
+from fovea.core.image import Rgb
 from fovea.core.video import Abandoned, Video
 from fovea.media.image.decode import decode_bands
 from fovea.media.image.probe import ImageHeader
@@ -25,7 +26,7 @@ from fovea.media.sandbox.process import WorkerCrashed, WorkerFailed
 from fovea.media.video.container import MEDIA_TYPES
 from fovea.media.video.decode import VIDEO_UNAVAILABLE, VideoHeader, check_work, open_video, video_of
 
-Answer = tuple[Message, Callable[[], bytes]]
+Answer = tuple[Message, Callable[[], Rgb]]
 """An answer of a worker, and a function that copies the memory that it shares."""
 _CODE = re.compile("[a-z_]{1,40}")
 _LONGEST_MESSAGE = 300
@@ -35,7 +36,7 @@ _LONGEST_MESSAGE = 300
 class MediaDecoder(Protocol):
     """Decodes files of clients. Thread-safe; all methods block, so call them in worker threads."""
 
-    def decode_image(self, data: bytes, header: ImageHeader) -> bytes:
+    def decode_image(self, data: bytes, header: ImageHeader) -> Rgb:
         """Return the upright RGB pixels of a file, row-major. header: as `probe` reads it from the file.
 
         Raises InvalidImage.
@@ -63,7 +64,7 @@ class LocalDecoder:
     def __init__(self, limits: MediaLimits) -> None:
         self._limits = limits
 
-    def decode_image(self, data: bytes, header: ImageHeader) -> bytes:
+    def decode_image(self, data: bytes, header: ImageHeader) -> Rgb:
         return b"".join(decode_bands(data, self._limits))
 
     def open_video(self, data: bytes) -> Video:
@@ -92,7 +93,7 @@ class SandboxedDecoder:
         self.images = WorkerPool("image", limits.image_workers, limits) if limits.image_workers else None
         self.videos = WorkerPool("video", limits.video_workers, limits) if limits.video_workers else None
 
-    def decode_image(self, data: bytes, header: ImageHeader) -> bytes:
+    def decode_image(self, data: bytes, header: ImageHeader) -> Rgb:
         if self.images is None:
             return self._local.decode_image(data, header)
         room = header.width * header.height * 3
@@ -152,7 +153,7 @@ class SandboxedFrames:
     def check(self, indices: Sequence[int]) -> None:
         check_work(self.header, indices, self.limits)
 
-    def read(self, indices: Sequence[int], abandoned: Callable[[], bool] = lambda: False) -> Iterator[bytes]:
+    def read(self, indices: Sequence[int], abandoned: Callable[[], bool] = lambda: False) -> Iterator[Rgb]:
         self.check(indices)
 
         def stop_if_abandoned() -> None:

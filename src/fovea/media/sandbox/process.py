@@ -14,6 +14,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Literal
 
+import numpy as np
+
+from fovea.core.image import Rgb
 from fovea.media.limits import MIB, MediaLimits
 from fovea.media.sandbox.messages import Channel, Message, SharedMemory, TooSlow, WorkerGone
 
@@ -22,6 +25,8 @@ log = logging.getLogger("fovea.media")
 WorkerKind = Literal["image", "video"]
 KEPT_BYTES = 64 << 20
 """Shared memory up to this size stays for the next file: pages that are new each time cost milliseconds."""
+PIECE = 1 << 20
+"""Bytes that are copied at once while no other thread may run."""
 START_S = 60.0
 """Seconds in which a new process has to be ready. Its imports take a fraction of a second."""
 
@@ -83,7 +88,7 @@ class WorkerProcess:
         *,
         room: int = 0,
         each_wait: Callable[[], None] | None = None,
-    ) -> Generator[tuple[Message, Callable[[], bytes]], None, None]:
+    ) -> Generator[tuple[Message, Callable[[], Rgb]], None, None]:
         """Ask about a file, and yield each answer with a function that copies the worker's output.
 
         data: the file.
@@ -104,7 +109,7 @@ class WorkerProcess:
                 for fd in fds:
                     os.close(fd)
                 done = "frame" not in answer
-                yield answer, lambda: memory.bytes[begin:end]
+                yield answer, lambda: _copy_of(memory, begin, end)
                 if not done:
                     self._channel.send({"next": True})
         except WorkerGone as error:
@@ -140,7 +145,9 @@ class WorkerProcess:
             size = max(1 << 22, 1 << (needed - 1).bit_length())
             memory = self._memory = SharedMemory(size if size <= KEPT_BYTES else needed)
             question["memory"] = memory.size
-        memory.bytes[: len(data)] = data
+        for at in range(0, len(data), PIECE):  # one large copy would stop all other threads
+            piece = data[at : at + PIECE]
+            memory.bytes[at : at + len(piece)] = piece
         self._channel.send({**question, "size": len(data)}, [memory.fd] if "memory" in question else ())
         return memory
 
@@ -158,3 +165,12 @@ class WorkerProcess:
         if status >= 0:
             return f"exit status {status}"
         return signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+
+
+def _copy_of(memory: SharedMemory, begin: int, end: int) -> Rgb:
+    """Return a copy of a part of the memory. numpy lets other threads run while it copies."""
+    if end - begin <= PIECE:
+        return memory.bytes[begin:end]
+    copy = np.empty(end - begin, np.uint8)
+    np.copyto(copy, np.frombuffer(memory.bytes, np.uint8)[begin:end])
+    return copy.data
