@@ -63,9 +63,13 @@ class Caller:
         return Outcome(code, *self._capsys.readouterr())
 
 
+SHORT = {"OMP_NUM_THREADS": "1", "FOVEA_LAME_DUCK_S": "0"}
+"""Variables of commands that start and end quickly."""
+
+
 def start(*words: object, **variables: str) -> Fork:
     """Start the command in a process that has already imported everything. Its input is empty."""
-    return Fork(FORKED, [str(word) for word in words], os.environ | {"OMP_NUM_THREADS": "1", **variables})
+    return Fork(FORKED, [str(word) for word in words], os.environ | SHORT | variables)
 
 
 def launch(*words: object, **variables: str) -> subprocess.Popen[str]:
@@ -76,7 +80,7 @@ def launch(*words: object, **variables: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", **variables},
+        env=os.environ | SHORT | variables,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import signal
 import subprocess
@@ -248,7 +249,12 @@ sys.exit(code)
 def test_the_simulated_server_starts_at_once() -> None:
     """It starts in less than a second, because it imports neither torch nor transformers."""
     port = free_port()
-    process = subprocess.Popen([sys.executable, "-c", SERVE, str(port)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, str(port)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"FOVEA_LAME_DUCK_S": "0"},
+    )
     try:
         until(lambda: _answers(port))
         process.send_signal(signal.SIGTERM)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -51,14 +52,13 @@ class Cycle(RequestResponseCycle):
         )
         self._owner = owner
 
-    async def send(self, message: ASGISendEvent) -> None:
+    def send(self, message: ASGISendEvent) -> Coroutine[Any, Any, None]:
         if self.disconnected:
             # Let others run: an application that only sends would otherwise never learn that the client left.
-            await asyncio.sleep(0)
-            return
+            return asyncio.sleep(0)
         if not self.response_started and self.keep_alive and self._is_last():
             self.keep_alive = False
-        await super().send(message)
+        return super().send(message)
 
     def _is_last(self) -> bool:
         """Tell whether the connection has to end after this answer."""

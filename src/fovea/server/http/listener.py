@@ -22,8 +22,6 @@ from fovea.server.http.refusals import TOO_MANY
 from fovea.server.http.rules import Rules
 from fovea.server.http.table import Connections, Phase
 
-BATCH = 32
-"""Connections accepted in one turn of the event loop."""
 PAUSE_S = 0.5
 """Seconds without accepting after descriptors or memory ran out."""
 RETRY_S = 0.1
@@ -132,26 +130,27 @@ class Listener:
                 self._loop.remove_reader(sock.fileno())
 
     def _accept(self, listening: socket.socket) -> None:
-        for _ in range(BATCH):
-            if not self._reading:
-                return
-            crowded = self._table.full
-            if crowded and not _has_waiting(listening):
-                return  # nobody needs room now
-            if not self._table.make_room():
-                self._pause_until_room()
-                return
-            try:
-                sock, address = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionError):
-                return
-            except OSError as error:
-                self._pause_after(error)
-                return
-            self._was_full = False
-            self._take(sock, client_key(address[0]))
-            if crowded:
-                return  # let it send its request before it is the oldest itself
+        """Accept one connection. The event loop calls this again while more of them wait."""
+        if self._table.full and not self._make_room(listening):
+            return
+        try:
+            sock, address = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionError):
+            return
+        except OSError as error:
+            self._pause_after(error)
+            return
+        self._was_full = False
+        self._take(sock, client_key(address[0]))
+
+    def _make_room(self, listening: socket.socket) -> bool:
+        """Close a connection for the one that waits, if there is one; otherwise wait for an end."""
+        if not _has_waiting(listening):
+            return False
+        if not self._table.make_room():
+            self._pause_until_room()
+            return False
+        return True
 
     def _pause_until_room(self) -> None:
         """Wait until a connection ends, or until one that was about to be read may be closed after all."""

@@ -23,7 +23,7 @@ TRIES = 8
 
 
 class Phase(IntEnum):
-    """What a connection does.
+    """Phases of a connection.
 
     HANDSHAKE: TLS; no byte of HTTP has arrived.
     HEAD: it has sent a part of a request line or of headers, or nothing since it was accepted.
