@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -220,7 +221,7 @@ def test_a_client_leaves_half_of_the_running_answers_to_the_others() -> None:
     reservations = Reservations(BusyEngine())
     greedy = reservations.of(Caller(Client("greedy")), fair=True)
     calm = reservations.of(Caller(Client("calm")), fair=True)
-    with ExitStack() as held:
+    with contextlib.ExitStack() as held:
         for _ in range(4):
             held.enter_context(greedy.reserve(1))
         with pytest.raises(Overloaded, match="greedy. has 4 choices .* accepted: 4, half of"):

@@ -6,8 +6,8 @@ images in vain.
 
 Each client's choices are counted, too, from the reservation to the end of the answer. If there are several
 clients, none takes all places: a client may hold at most as many as it leaves free, and at most half of the
-answers that are computed at a time. Otherwise one client with long answers, which it need not even read, would
-let all others wait for their ends. (Dynamic thresholds of buffers: Choudhury and Hahne, 1998.)
+answers that are computed at a time. Otherwise one client with long answers, which it need not even read,
+would let all others wait for their ends. (Dynamic thresholds of buffers: Choudhury and Hahne, 1998.)
 """
 
 from __future__ import annotations

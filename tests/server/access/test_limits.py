@@ -173,7 +173,7 @@ def test_one_client_cannot_take_all_places(checkpoint: Path, files: Path, tmp_pa
     path = write_keys(tmp_path / "keys.toml", greedy=(), modest=())
     with (
         Engine.from_pretrained(
-            str(checkpoint), dtype="float32", threads=1, kv_blocks=40, max_running=2, max_queue=6
+            str(checkpoint), dtype="float32", threads=1, kv_blocks=40, max_running=9, max_queue=1
         ) as engine,
         running(engine, ServerSettings.of(keys_file=path), files) as server,
         ThreadPoolExecutor(12) as pool,
@@ -184,12 +184,14 @@ def test_one_client_cannot_take_all_places(checkpoint: Path, files: Path, tmp_pa
             until(lambda: greedy.places == 4)
             refused = ask(server, "greedy")
             assert refused.status_code == 429
-            assert "at most as many as stay free for other keys (max_places_per_key)" in refused.text
+            assert "accepted: 4, half of the answers that are computed at a time" in refused.text
             assert refused.json()["error"]["code"] == "rate_limit_exceeded"
-            waiting += [pool.submit(ask, server, "modest") for _ in range(2)]
-            until(lambda: client_of(server, "modest").places == 2)
-            assert ask(server, "modest").status_code == 429, "two places are left, and it holds two"
-        assert [future.result().status_code for future in waiting] == [200] * 6
+            waiting += [pool.submit(ask, server, "modest") for _ in range(3)]
+            until(lambda: client_of(server, "modest").places == 3)
+            refused = ask(server, "modest")
+            assert refused.status_code == 429, "three places are left, and it holds three"
+            assert "at most as many as stay free for other keys (max_places_per_key)" in refused.text
+        assert [future.result().status_code for future in waiting] == [200] * 7
         until(lambda: greedy.places == 0)
 
 

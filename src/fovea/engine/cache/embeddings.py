@@ -203,6 +203,6 @@ class EmbeddingCache(LedgerStore[str, _Output[Value]]):
                 self._on_evict(key, entry.value.value)
 
     def _keep_within_share(self, key: str) -> None:
-        """Remove the oldest outputs of a key's owner. They go to no slower tier, which has shares of its own."""
+        """Remove the oldest outputs of a key's owner. They go to no slower tier: it has shares of its own."""
         if key in self._ledger:
             self._ledger.evict_over_share(key)
