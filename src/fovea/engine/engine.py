@@ -16,7 +16,6 @@ import asyncio
 import queue
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
@@ -36,6 +35,7 @@ from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.request.inputs import ImageLike, PromptLike, RequestOptions, to_request, to_sampling
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.request.waiting import wait_for_shared
+from fovea.engine.request.work_queue import WorkQueue, text_cost
 from fovea.engine.stats import engine_stats
 from fovea.engine.visual_budget.detail import DetailPolicy
 
@@ -72,7 +72,7 @@ class Engine:
         self._regions = assembly.regions
         self._embeddings, self._slower, self._kv = assembly.embeddings, assembly.slower, assembly.kv
         self._preparer, self._admission, self._intake = assembly.preparer, assembly.admission, assembly.intake
-        self._prepare_pool = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="fovea-prepare")
+        self._prepare_pool = WorkQueue(PREPARE_THREADS, "fovea-prepare")
         self._draining = False
         self.loop.start()
 
@@ -148,7 +148,7 @@ class Engine:
         # A GenerationRequest already has decoded images. It needs no worker thread, so it is admitted, and
         # its timeout starts, at once.
         complete = isinstance(prompt, GenerationRequest)
-        request = build() if complete else await loop.run_in_executor(self._prepare_pool, build)
+        request = build() if complete else await self._prepare_pool.run(build)
         events: asyncio.Queue[Event] = asyncio.Queue()
 
         def sink(event: Event) -> None:
@@ -156,7 +156,7 @@ class Engine:
 
         visit = self._visit(request, sink)
         try:
-            await walk_async(visit.steps(), self._prepare_pool, request.timeout)
+            await walk_async(visit.steps(), self._prepare_pool, request.timeout, text_cost(request.prompt))
             while not visit.done:
                 yield visit.take(await events.get())
         finally:
@@ -193,8 +193,7 @@ class Engine:
         Raises InvalidRequest, PromptTooLong or InvalidMedia for a prompt that cannot run, Unavailable when
         the engine has stopped.
         """
-        loop = asyncio.get_running_loop()
-        outline = await loop.run_in_executor(self._prepare_pool, self.outline, prompt)
+        outline = await self._prepare_pool.run(partial(self.outline, prompt), text_cost(prompt))
         claim = self._preparer.claim_frames(outline)
         try:
             await wait_for_shared(claim.granted)
@@ -256,7 +255,7 @@ class Engine:
         self.loop.close()
         self._preparer.close()
         self._slower.close()
-        self._prepare_pool.shutdown(wait=False, cancel_futures=True)
+        self._prepare_pool.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -7,11 +7,10 @@ calling thread.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -26,6 +25,7 @@ from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.pixel_pool import Claim
 from fovea.engine.request.prepare import Preparer, ReadyRequest, RequestOutline
 from fovea.engine.request.waiting import request_timeout, result_before, wait_for_shared
+from fovea.engine.request.work_queue import WorkQueue
 from fovea.engine.step.loop import EngineLoop
 from fovea.relevance.pipeline import Realization
 
@@ -169,12 +169,12 @@ class Visit:
             self._ticket.commit(size)
 
 
-async def walk_async(steps: Steps, workers: Executor, timeout: float | None) -> None:
+async def walk_async(steps: Steps, workers: WorkQueue, timeout: float | None, cost: float = 0.0) -> None:
     """Take all steps in an event loop.
 
+    cost: of the steps that a worker takes.
     Raises DeadlineExceeded after `timeout` seconds, and the error of a step.
     """
-    loop = asyncio.get_running_loop()
     async with request_timeout(timeout):
         step = _next(steps, None)
         while step is not None:
@@ -183,7 +183,7 @@ async def walk_async(steps: Steps, workers: Executor, timeout: float | None) -> 
                     await wait_for_shared(step)
                     result = step.result()
                 else:
-                    result = await loop.run_in_executor(workers, step)
+                    result = await workers.run(step, cost)
             except FoveaError as error:
                 step = _fail(steps, error)
             else:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 
 import pytest
 
-from fovea.engine.request.work_queue import DELAY_S, EXPENSIVE, WorkQueue
+from fovea.core.errors import Unavailable
+from fovea.core.types import ChatPrompt, Message, TextPart, TextPrompt, TokenPrompt
+from fovea.engine.request.work_queue import DELAY_S, EXPENSIVE, WorkQueue, text_cost
 
 PATIENCE = 20
 
@@ -110,5 +113,50 @@ def test_errors_and_closing(new_desk: Callable[[int], Desk]) -> None:
     desk.queue.close()
     with pytest.raises(CancelledError):
         desk.last.result(PATIENCE)
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(Unavailable, match="has stopped"):
         desk.ask("late")
+
+
+def test_the_cost_of_a_text_is_its_length() -> None:
+    """Sixteen clients that had a megabyte of text counted made short questions of others wait for seconds."""
+    long = "x" * 1_000_000
+    parts = (TextPart("hello"), TextPart(long))
+    assert text_cost(TextPrompt(long)) > EXPENSIVE
+    assert text_cost(ChatPrompt((Message("user", parts), Message("user", parts)))) > 2 * EXPENSIVE
+    assert text_cost(TextPrompt("hello")) < 0.01
+    assert text_cost(TokenPrompt((1, 2, 3))) == 0
+
+
+def test_work_whose_client_has_left_is_not_done(new_desk: Callable[[int], Desk]) -> None:
+    desk = new_desk(1)
+    desk.block()
+    desk.ask("left")
+    desk.last.cancel()
+    desk.ask("stayed")
+    desk.open()
+    desk.last.result(PATIENCE)
+    assert desk.done == ["stayed"]
+
+
+async def test_a_waiting_client_learns_that_the_engine_has_stopped(new_desk: Callable[[int], Desk]) -> None:
+    desk = new_desk(1)
+    desk.block()
+    waiting = asyncio.create_task(desk.queue.run(lambda: "never"))
+    await asyncio.sleep(0)
+    desk.queue.close()
+    with pytest.raises(Unavailable, match="has stopped"):
+        await waiting
+
+
+async def test_a_client_that_leaves_takes_its_work_along(new_desk: Callable[[int], Desk]) -> None:
+    desk = new_desk(1)
+    desk.block()
+    waiting = asyncio.create_task(desk.queue.run(lambda: desk.done.append("left")))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    desk.ask("stayed")
+    desk.open()
+    desk.last.result(PATIENCE)
+    assert desk.done == ["stayed"]

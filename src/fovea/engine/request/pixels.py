@@ -116,10 +116,7 @@ class PixelTask:
     def _submit(self) -> Future[ProcessedImage]:
         image = None if isinstance(self._planned, PlannedFrames) else self._planned.image
         cost = 0.0 if image is None else image.width * image.height / 1e6
-        try:
-            return self._workers.submit(partial(process, self._planned, self._processor), cost)
-        except RuntimeError as error:
-            raise Unavailable("the engine has stopped") from error
+        return self._workers.submit(partial(process, self._planned, self._processor), cost)
 
 
 def _failed(future: Future[ProcessedImage]) -> bool:
@@ -165,10 +162,7 @@ class PixelStore:
 
     def run_with_videos(self, work: Callable[[], T]) -> Future[T]:
         """Run other work on videos in their threads. Raises Unavailable when the engine has stopped."""
-        try:
-            return self._video_workers.submit(work)
-        except RuntimeError as error:
-            raise Unavailable("the engine has stopped") from error
+        return self._video_workers.submit(work)
 
     def close(self) -> None:
         """Cancel the computations that have not begun."""

@@ -1,12 +1,13 @@
-"""Threads that compute pixels: cheap work overtakes expensive work, and never waits for all of it.
+"""Threads that prepare requests: cheap work overtakes expensive work, and never waits for all of it.
 
-Decoding and resizing a photo takes milliseconds, of 50 megapixels a second. In order of arrival, a few large
-images would hold up everybody. So work is done in the order of arrival plus a delay that grows with its cost,
-and one thread does no expensive work at all.
+Decoding and resizing a photo takes milliseconds, of 50 megapixels a second; a megabyte of text takes a second
+to tokenize. In order of arrival, a few large images or texts would hold up everybody. So work is done in the
+order of arrival plus a delay that grows with its cost, and one thread does no expensive work at all.
 """
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 import threading
@@ -15,7 +16,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from fovea.core.errors import Unavailable
+from fovea.core.types import Prompt, TextPart, TextPrompt, TokenPrompt
+from fovea.engine.request.waiting import wait_for_shared
+
 T = TypeVar("T")
+CHARACTERS = 20_000
+"""Characters of text that cost as much as a megapixel."""
 DELAY_S = 0.2
 """Delay per unit of cost: work that arrives up to this much later and costs nothing goes first."""
 EXPENSIVE = 16.0
@@ -25,7 +32,7 @@ EXPENSIVE = 16.0
 class WorkQueue:
     """A pool of threads with an order. Thread-safe.
 
-    The unit of cost is a megapixel of an image's own resolution.
+    The unit of cost is a megapixel of an image's own resolution, about a hundredth of a second.
     """
 
     def __init__(self, threads: int, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,18 +53,31 @@ class WorkQueue:
             thread.start()
 
     def submit(self, work: Callable[[], T], cost: float = 0.0) -> Future[T]:
-        """Run `work` in a thread and return the future of its result. Raises RuntimeError if closed.
+        """Run `work` in a thread and return the future of its result. Raises Unavailable if closed.
 
-        cost: megapixels that it has to decode.
+        cost: megapixels that it has to decode, or `text_cost`.
         """
         future: Future[T] = Future()
         entry = (self._clock() + cost * DELAY_S, next(self._numbers), future, work)
         with self._changed:
             if self._closed:
-                raise RuntimeError("the queue is closed")
+                raise Unavailable("the engine has stopped")
             heapq.heappush(self._expensive if cost > EXPENSIVE else self._cheap, entry)
             self._changed.notify()
         return future
+
+    async def run(self, work: Callable[[], T], cost: float = 0.0) -> T:
+        """Run `work` in a thread and return its result. If the caller is cancelled, it may not be begun.
+
+        Raises the error of `work`, and Unavailable if the queue is closed meanwhile.
+        """
+        future = self.submit(work, cost)
+        try:
+            await wait_for_shared(future)
+        except asyncio.CancelledError:
+            future.cancel()
+            raise
+        return future.result()
 
     def close(self) -> None:
         """Cancel the work that has not begun, and end the threads once they are free."""
@@ -106,3 +126,13 @@ class WorkQueue:
         if self._running_expensive >= self._most_expensive:
             heaps = [heap for heap in heaps if heap is self._cheap]
         return min(heaps, key=lambda heap: heap[0][:2], default=None)
+
+
+def text_cost(prompt: Prompt) -> float:
+    """Return the cost of tokenizing a prompt, by the length of its text."""
+    if isinstance(prompt, TokenPrompt):
+        return 0.0
+    if isinstance(prompt, TextPrompt):
+        return len(prompt.text) / CHARACTERS
+    texts = (part.text for message in prompt.messages for part in message.parts if isinstance(part, TextPart))
+    return sum(map(len, texts)) / CHARACTERS
