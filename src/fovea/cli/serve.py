@@ -193,7 +193,8 @@ def _announce(settings: ServerSettings, host: str, port: int) -> None:
     keys = [f"{len(settings.api_keys)}"] if settings.api_keys else []
     if (file := settings.access.keys_file) is not None:
         keys.append(f"those of {file}")
-    log.info("http://%s:%d/v1  keys: %s", shown, port, " and ".join(keys) or "none, open to all")
+    scheme = "http" if settings.http.tls_cert is None else "https"
+    log.info("%s://%s:%d/v1  keys: %s", scheme, shown, port, " and ".join(keys) or "none, open to all")
 
 
 def _check_folder(model: str) -> None:

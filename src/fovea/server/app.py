@@ -26,7 +26,6 @@ from fovea.server.answer import ClientGone
 from fovea.server.bodies.budget import BodyBudget
 from fovea.server.guard import Guard
 from fovea.server.http.address import Proxies
-from fovea.server.http.descriptors import allowed_connections
 from fovea.server.http.settings import HttpSettings
 from fovea.server.http.table import Connections
 from fovea.server.open_answers import OpenAnswers
@@ -93,7 +92,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
 
 def _connections(settings: HttpSettings, metrics: Metrics) -> Connections:
     return Connections(
-        allowed_connections(settings.max_connections),
+        settings.max_connections,
         settings.max_connections_per_address,
         exempt=Proxies(settings.trusted_proxies).__contains__,
         observer=metrics,

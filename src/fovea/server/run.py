@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from fovea.core.protocols import EngineClient
 from fovea.server.garbage import keep_for_life
+from fovea.server.http.descriptors import allowed_connections
 from fovea.server.http.listener import bind
 from fovea.server.http.server import Hooks, Server
 from fovea.server.http.settings import HttpSettings
@@ -89,6 +90,7 @@ def server_of(
         drain_s=drain_s,
     )
     table: Connections = app.state.connections
+    table.capacity = allowed_connections(table.capacity)
     return Server(app, sockets, state.settings.http, table, hooks, loop=loop)
 
 

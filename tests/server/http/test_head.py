@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import resource
 from collections.abc import Iterator
@@ -69,6 +70,19 @@ def test_refused_client_gets_its_answer_while_it_still_sends(host: Host) -> None
     wire = host.connect(padded(70_000)[:-4])
     wire.send(b"b" * 500_000)
     assert wire.answer().status == 431
+
+
+def test_rest_of_a_refused_request_is_not_read_at_full_speed(host: Host) -> None:
+    """Reading and dropping 64 MiB headers, one after the other, kept the event loop busy for everybody."""
+    wire = host.connect(padded(70_000)[:-4])
+    assert wire.answer().status == 431
+    wire.sock.settimeout(0.3)
+    sent = 0
+    with contextlib.suppress(OSError):
+        while sent < 256:
+            wire.sock.sendall(b"b" * (1 << 20))
+            sent += 1
+    assert sent < 64  # the rest of 256 MiB fills the buffers of the two systems, and then nothing moves
 
 
 P = "POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\n"

@@ -97,9 +97,9 @@ import json, resource, signal, sys
 sys.path.insert(0, sys.argv[1])
 from tests.server.http.support import hosting
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
-import fovea.server.app
+import fovea.server.run
 if sys.argv[3] == "blind":  # a server that does not know its limit, as if others used up the descriptors
-    fovea.server.app.allowed_connections = lambda wanted: wanted
+    fovea.server.run.allowed_connections = lambda wanted: wanted
 with hosting(header_timeout_s=600) as host:
     print(json.dumps([host.address[1], host.app.state.connections.capacity]), flush=True)
     signal.pause()

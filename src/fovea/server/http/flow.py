@@ -18,6 +18,9 @@ from fovea.server.http.rules import Rules
 from fovea.server.http.sockets import unacknowledged_bytes
 from fovea.server.http.table import Entry
 
+DROPPED_BYTES = 1024 * 1024
+"""Bytes that are read and dropped after a refusal; the client's system keeps the rest."""
+
 
 class Patience:
     """The seconds that a client has left.
@@ -72,7 +75,17 @@ class Flow(FlowControl):
         self._reading = Patience(rules.body_s, rules.rate)
         self._writing = Patience(rules.write_s, rules.rate)
         self._paused_at = 0.0
+        self._dropped = 0
         self._socket = transport.get_extra_info("socket")
+
+    def drop(self, size: int) -> None:
+        """Note bytes of a refused request. Some are read, so that the client gets its answer, but not all.
+
+        At the speed of a network card, reading alone would keep the event loop busy.
+        """
+        self._dropped += size
+        if self._dropped > DROPPED_BYTES:
+            self.pause_reading()
 
     def begin_body(self, now: float) -> float:
         """Start the clock of a body, and return its first deadline."""

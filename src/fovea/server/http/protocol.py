@@ -99,6 +99,9 @@ class HttpProtocol(asyncio.Protocol):
         self.entry.table.leave(self.entry)
 
     def data_received(self, data: bytes) -> None:
+        if self._reader.stopped:
+            self.flow.drop(len(data))
+            return
         refusal = self._reader.feed(data)
         if refusal is not None:
             self._break_off(refusal)

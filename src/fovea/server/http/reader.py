@@ -70,6 +70,7 @@ class Reader:
 
     part: what comes next.
     body_bytes: bytes of the current body that have arrived.
+    stopped: whether everything that arrives is dropped.
     """
 
     def __init__(self, rules: Rules, sink: Sink) -> None:
@@ -78,7 +79,7 @@ class Reader:
         self._rules = rules
         self._sink = sink
         self._parser = httptools.HttpRequestParser(self)
-        self._stopped = False
+        self.stopped = False
         self._refusal: Refusal | None = None
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -104,7 +105,7 @@ class Reader:
 
     def stop(self) -> None:
         """Drop everything that arrives from now on."""
-        self._stopped = True
+        self.stopped = True
 
     def feed(self, data: bytes | memoryview) -> Refusal | None:
         """Parse bytes. Return the reason to refuse the request, after which nothing more is parsed."""
@@ -117,7 +118,7 @@ class Reader:
         return None
 
     def _feed(self, data: bytes | memoryview) -> Refusal | None:
-        if self._stopped:
+        if self.stopped:
             return None
         part, heads, body_bytes = self.part, self._heads, self.body_bytes
         self._fed = self._head_bytes + len(data)
@@ -126,14 +127,14 @@ class Reader:
         except httptools.HttpParserUpgrade as upgrade:
             return self._ignore_upgrade(memoryview(data)[upgrade.args[0] :])
         except httptools.HttpParserError as error:
-            self._stopped = True
+            self.stopped = True
             return self._refusal or malformed(str(error) or type(error).__name__)
         if self.part is Part.BODY and heads == self._heads:
             return self._count_framing(len(data) - (self.body_bytes - body_bytes))
         if part is not Part.BODY and heads == self._heads:
             self._head_bytes = self._fed
             if self._fed >= self._rules.header_bytes:
-                self._stopped = True
+                self.stopped = True
                 return self._too_large()
         return None
 
@@ -146,7 +147,7 @@ class Reader:
         self._framing += max(0, size)
         if self._framing <= self._rules.header_bytes + SLICE + self.body_bytes:
             return None
-        self._stopped = True
+        self.stopped = True
         return malformed("its chunks are smaller than what is written around them")
 
     def _ignore_upgrade(self, rest: memoryview) -> Refusal | None:
@@ -223,7 +224,7 @@ class Reader:
 
     def on_body(self, body: bytes) -> None:
         self.body_bytes += len(body)
-        if not self._stopped:
+        if not self.stopped:
             self._sink.add_body(body)
 
     def on_message_complete(self) -> None:
