@@ -8,7 +8,7 @@ The steps of one image, by module; `load` runs them for all images and videos of
     image.probe         reads and checks the header (image.formats)
     image.identity      names the image by its content
     budget              counts the bytes that requests hold
-    image.pixels        decodes the pixels once they are read: image.cache, then sandbox, then image.decode
+    pixels              decodes the pixels once they are read: image.cache, then sandbox, then image.decode
 
 This floor knows no model, no tokens and no HTTP server. Input is treated as hostile until it is decoded.
 """

@@ -27,10 +27,10 @@ from fovea.media.fetch.cache import FetchCache
 from fovea.media.fetch.fetcher import Fetcher
 from fovea.media.image.cache import DecodedImageCache
 from fovea.media.image.decode import identify
-from fovea.media.image.pixels import EncodedPixels
 from fovea.media.image.probe import ImageHeader, check_still, probe
 from fovea.media.kind import IMAGE, VIDEO, Kind
 from fovea.media.limits import MIB, MediaLimits
+from fovea.media.pixels import EncodedPixels
 from fovea.media.sandbox.decoder import LocalDecoder, MediaDecoder
 from fovea.media.source import FileSource, InlineSource, RemoteSource, parse_source
 
