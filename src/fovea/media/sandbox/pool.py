@@ -52,8 +52,10 @@ class WorkerPool:
         try:
             with self.lease() as worker:
                 log.info("%ss are decoded in processes with: %s", self._kind, ", ".join(worker.measures))
-        except (WorkerFailed, Unavailable) as error:
+        except WorkerFailed as error:
             log.warning("%ss cannot be decoded now: %s", self._kind, error)
+        except Unavailable:  # the server has ended meanwhile
+            return
 
     @contextmanager
     def lease(self, each_wait: Callable[[], None] = lambda: None) -> Iterator[WorkerProcess]:
