@@ -45,12 +45,25 @@ def register(commands: Any) -> None:
     )
     new.add_argument("--name", required=True, help="name of the client, for logs and messages")
     new.add_argument(
-        "--role", action="append", choices=ROLES, help="routes that it opens; may be given several times"
+        "--role",
+        action="append",
+        choices=ROLES,
+        help="role of the key; may be given several times (default: that of the client's last key, else api)",
     )
     new.add_argument("--expires", metavar="DATE", help="day from which it is refused, as 2027-01-31 (UTC)")
     options.add_options(new, "limits", Limits)
-    shown = actions.add_parser("list", help="list names, fingerprints, roles and limits")
-    revoke = actions.add_parser("revoke", help="remove keys from the file")
+    shown = actions.add_parser(
+        "list",
+        help="list names, fingerprints, roles and limits",
+        description="List the keys of a file: name, fingerprint (the first digits of the hash, as in the "
+        "server's log), roles, end, and limits. The keys themselves are not stored.",
+    )
+    revoke = actions.add_parser(
+        "revoke",
+        help="remove keys from the file",
+        description="Remove all keys of a client, or one key, from the file. A running server refuses them "
+        "within about a second.",
+    )
     revoke.add_argument("key", metavar="NAME", help="name of a client, or the fingerprint of one key")
     revoke.add_argument(
         "--older", action="store_true", help="keep the client's last key in the file, to end a rotation"

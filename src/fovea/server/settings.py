@@ -32,7 +32,8 @@ class ServerSettings:
     cache_scope: str = setting(
         "shared",
         "shared: requests with the same cache_salt share all caches; "
-        "key: only requests that also have the same API key share them.",
+        "key: only requests of one client share them, which is one API key, or all keys of one name in the "
+        "keys file.",
         choices=SCOPES,
     )
     drain_seconds: float = setting(

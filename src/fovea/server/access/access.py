@@ -1,8 +1,7 @@
-"""Decides for every request whether its key opens its route, and who its client is. Keys can change
-meanwhile.
+"""Decides for every request whether its key opens its route, and who its client is.
 
-The table of keys is replaced as a whole, in the event loop. A thread of its own looks after the keys file, so
-that a slow disk delays no request.
+Keys can change while the server runs. The table of keys is replaced as a whole, in the event loop. A
+thread of its own looks after the keys file, so that a slow disk delays no request.
 """
 
 from __future__ import annotations
@@ -165,9 +164,8 @@ class Access:
         for record in file.records:
             if record.limits.cache_share < 1 and not self._scoped:
                 raise ConfigError(
-                    f"key {record.name!r}: cache_share is {record.limits.cache_share:g}, but the "
-                    "clients share the "
-                    "caches; accepted: 1, or cache_scope key",
+                    f"key {record.name!r}: cache_share is {record.limits.cache_share:g}, but the clients "
+                    "share the caches; accepted: 1, or cache_scope key",
                     param="keys_file",
                 )
 
@@ -207,7 +205,7 @@ class Access:
 
 
 def _version(path: Path) -> Version | None:
-    """Return a value that is another one once the file was changed or replaced; None: it cannot be read."""
+    """Return a value that differs after the file was changed or replaced; None: it cannot be read."""
     try:
         status = path.stat()
     except OSError:

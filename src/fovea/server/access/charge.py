@@ -23,8 +23,7 @@ class Charge:
     """The tokens of one generation.
 
     check: whether its client must have enough left. A request with several prompts is checked once, with the
-        first
-        of them; otherwise a request with more prompts than tokens per minute would never get through.
+        first of them; otherwise a request with more prompts than tokens per minute would never get through.
 
     Raises Overloaded on construction if its client has too few left.
     """

@@ -44,7 +44,8 @@ class Client:
     def count_request(self) -> None:
         """Count a request that has just arrived. Raises Overloaded beyond a limit per minute.
 
-        Of the tokens only a debt is known yet. The wait for it allows for a request like the latest one.
+        The tokens of the request are not known yet, so it is refused for them only if the client has a debt.
+        The wait is then long enough for a request as large as the latest one.
         """
         if self.tokens is not None and self.tokens.level < 1:
             self._refuse("tokens_per_minute", "tokens", self.tokens, self.tokens.wait_s(self._usual_hold))
@@ -110,9 +111,8 @@ class Client:
         """Raise InvalidRequest if a request may not have this priority."""
         if priority < self.limits.min_priority:
             raise InvalidRequest(
-                f"priority is {priority}; key {self.name!r} may use {self.limits.min_priority} and "
-                "larger numbers "
-                "(min_priority)",
+                f"priority is {priority}; key {self.name!r} may use {self.limits.min_priority} and larger "
+                "numbers (min_priority)",
                 param="priority",
                 code="key_limit_exceeded",
             )

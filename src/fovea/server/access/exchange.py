@@ -16,16 +16,15 @@ LONGEST_PATH = 200
 
 
 class Exchange:
-    """Counts the bytes of a request and of its response, and adds the headers that every response has.
+    """Counts the bytes of one request and its response, and adds the headers that every response has.
 
     caller: who sent the request.
     status: status of the response; None: none was sent yet.
     """
 
     def __init__(self, scope: Scope) -> None:
-        self.headers: dict[bytes, bytes] = dict(
-            reversed(scope["headers"])
-        )  # of equal names, the first counts
+        # If a name occurs twice, the first header counts.
+        self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self.caller = Caller(request_id=request_id(self.headers.get(b"x-request-id", b"")))
         self.status: int | None = None
         self._scope = scope

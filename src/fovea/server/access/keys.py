@@ -32,8 +32,7 @@ class Key(NamedTuple):
 
 
 class Keys:
-    """An immutable table of keys that finds a key in one look, without telling by its duration which one is
-    near.
+    """An immutable table of keys. The time of a lookup does not tell which keys are similar.
 
     The table is indexed by a hash under a secret of this process. Nobody outside can choose a key whose index
     resembles that of another one. So a comparison that ends early tells nothing, and a wrong key costs the
@@ -94,7 +93,6 @@ def tenant_of_client(name: str, secret: str) -> str:
     replaced.
 
     secret: the file's `cache_secret`. Without it, whoever knows the client's name and reads the folder of the
-        disk
-        tier can find out whether an image is in it.
+        disk tier can find out whether an image is in it.
     """
     return hmac.digest(b"fovea client " + secret.encode(), name.encode(), "sha256").hex()[:32]

@@ -16,25 +16,33 @@ class Limits:
     )
     tokens_per_minute: int = setting(
         0,
-        "Tokens of prompts and answers per minute, visual tokens included. As many may come at once. 0: "
-        "no limit.",
+        "Tokens of prompts and answers per minute, visual tokens included. As many may come at once. "
+        "0: no limit.",
         low=0,
         high=1_000_000_000,
     )
     places: int = setting(
-        0, "Choices that run or wait at one time. 0: the server's max_places_per_key.", low=0, high=1_000_000
+        0,
+        "Choices that load their images, wait or run at one time. 0: as max_places_per_key says.",
+        low=0,
+        high=1_000_000,
     )
     cache_share: float = setting(
         1.0,
-        "Part of each cache of downloads, decoded images and images sent ahead that the client's entries may "
-        "fill. Below 1 it needs the cache scope key.",
+        "Part of each cache of images that the client's entries may fill. Below 1 the server needs "
+        "cache_scope key.",
         low=0,
         high=1,
     )
     min_priority: int = setting(
-        -1000, "Smallest number of priority that a request may name.", low=-1000, high=1000
+        -1000,
+        "Smallest priority that a request may name; smaller ones are served first.",
+        low=-1000,
+        high=1000,
     )
-    max_n: int = setting(0, "Most choices of one request, of all its prompts. 0: no limit.", low=0, high=4096)
+    max_n: int = setting(
+        0, "Most choices of one request, all its prompts together. 0: no limit.", low=0, high=4096
+    )
     max_timeout_s: float = setting(
         0.0, "Longest timeout of a request in seconds, also of one that names none. 0: no limit.",
         low=0, high=86400,

@@ -23,11 +23,10 @@ _OFF, _ON = ("", "false", "off", "no", "0"), ("true", "on", "yes", "1")
 
 
 class AccessLog:
-    """Writes a line per request, if there is a place for it.
+    """Writes a line per request, if a place for the lines is set.
 
     target: "false": nowhere; "true": the logger `fovea.access`; otherwise the path of a file. The file gets
-        mode
-        0600 if it is created, and is opened again when it was renamed or removed, as logrotate does.
+        mode 0600 if it is created. It is opened again after it was renamed or removed, as logrotate does.
 
     Raises ConfigError if the file cannot be opened.
     """

@@ -1,4 +1,4 @@
-"""The rules which keys open which routes.
+"""The rules that say which keys open which routes.
 
 A path without a rule of its own needs an API key, so that a route that is added later is not open by mistake.
 """
@@ -31,8 +31,7 @@ class Rules:
     """The rules of one server.
 
     api, admin, metrics: whether there are keys of this role. A keys file counts as all three, whatever it
-        holds:
-        nothing opens when the last key of a role is removed from it.
+        holds: no route opens when the last key of a role is removed from it.
     open_metrics: whether /metrics needs no key.
     docs: on, off or key.
     """

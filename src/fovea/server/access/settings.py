@@ -37,14 +37,13 @@ class AccessSettings:
     )
     docs: str = setting(
         "key",
-        "Who may read /docs, /redoc and /openapi.json. key: holders of any key, or everyone if there "
-        "are no keys; "
-        "on: everyone; off: no one.",
+        "Who may read /docs, /redoc and /openapi.json. key: holders of any key, or everyone if there are no "
+        "keys; on: everyone; off: no one.",
         choices=DOCS,
     )
     access_log: str = setting(
         "false",
-        "A line of JSON per request. true: in the log; a path: appended to that file; false: none.",
+        "A line of JSON per request. true: to the log; a path: to that file; false: none.",
     )
 
     def __post_init__(self) -> None:

@@ -1,9 +1,9 @@
-"""The memory that all request bodies may take together, and who has to give way when it is full.
+"""The memory that all request bodies may take together, and which body is refused when it is full.
 
 Bytes are counted as they arrive, because a client can announce a large body at no cost. A body that arrived
 is counted until its images and videos were read. If there is no room for new bytes, the largest body that is
-still arriving is refused: of the client that holds more than half of all bytes, if there is one. So many slow
-uploads keep nobody else out.
+still arriving is refused. If one client holds more than half of all bytes, it is the largest of that client.
+So a client with many slow uploads does not keep the others out.
 """
 
 from __future__ import annotations

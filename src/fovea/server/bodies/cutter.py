@@ -1,13 +1,13 @@
 """Cuts a JSON text into a small skeleton and its long strings, while it arrives.
 
-Python's JSON parser works on a whole text in one call, and no other client is served meanwhile: 64 MiB of
-nested lists take seconds. So no large text is ever given to it. The skeleton has the structure and the short
+Python's JSON parser reads a whole text in one call, and no other client is served meanwhile: 64 MiB of nested
+lists take seconds. So it never gets a large text. The skeleton has the structure and the short
 strings of the text, and a placeholder for every long string. It is counted before it is parsed:
 
     {"messages": [{"role": "user", "content": [{"image_url": {"url": "data:image/png;base64,iVBOR..."}}]}]}
     {"messages": [{"role": "user", "content": [{"image_url": {"url": "5d1f...e0:0"}}]}]}
 
-Every byte is looked at by the regular expressions and the searches of C, a slice of the text at a time. A
+Regular expressions and searches, which are written in C, look at every byte, a slice of the text at a time. A
 slice that ends within a string, an escape or a character is continued by the next one.
 """
 
@@ -150,7 +150,10 @@ class Cutter:
                 f"the body's lists have more than {MAX_ENTRIES} entries", code="body_too_complex"
             )
         if len(outside) > MAX_DIGITS and b"0" * (MAX_DIGITS + 1) in outside.translate(_DIGITS):
-            raise InvalidRequest("the body holds a number with too many digits", code="invalid_json")
+            raise InvalidRequest(
+                f"the body holds a number with too many digits; accepted: at most {MAX_DIGITS}",
+                code="invalid_json",
+            )
 
     def _nest(self, outside: bytes, opened: int) -> None:
         if self._depth + opened <= MAX_DEPTH:  # whatever their order
