@@ -1,8 +1,8 @@
 """Measure the cost of decoding images in processes of their own: python benchmarks/sandbox.py
 
-Decodes pictures of several sizes in this process and in a jailed worker process, in turns, and sets the
-difference against the time to the first token of fovea-tiny for a picture that it does not know. The target
-is at most 3%.
+Decodes pictures of several sizes in this process ("here") and in a separate process ("jailed"), in turns, and
+divides the difference by the time to the first token of fovea-tiny for a new picture. The target is at most
+3%.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def write(
     text = f"""# Attacks on a running server
 
 {datetime.date.today()}, `make attack` at {commit()}: {_processor()}, {_cores()} cores, {platform.system()}.
-{len(results)} attacks, {failed} failed. The 99th percentile without an attack: {calm}.
+{len(results)} rows, {failed} failed. The 99th percentile without an attack: {calm}.
 
 Each attack runs for {seconds:g} seconds against a `fovea serve` of its own: the bundled model, API keys, and
 the default settings, except where the table of attacks says otherwise. During the attack two innocent

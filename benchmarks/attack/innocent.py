@@ -18,7 +18,6 @@ from serving import INNOCENT_KEYS
 from fovea.core.percentile import percentile
 
 PAUSE_S, GIVE_UP_S, SIDE = 0.1, 20.0, 96
-ADDRESS = "127.0.0.1"
 
 
 @dataclass

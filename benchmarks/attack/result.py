@@ -1,4 +1,4 @@
-"""The result of one attack: what everybody saw, and whether the server held."""
+"""The result of one attack: what its clients saw, and whether the server kept its promises."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Result:
     attacker: what became of the attacker's connections.
     baseline_mib, peak_mib: memory of the server's processes before the attack, and its peak during it.
     other_load: share of the processors that other programs took meanwhile, 0 to 1.
-    problems: reasons why the server did not hold; empty: it held.
+    problems: promises that the server did not keep; empty: it kept all of them.
     skipped: the reason why the attack was not carried out; empty: it was.
     """
 

@@ -1,4 +1,4 @@
-"""Attack a running server in every way that a review found, and measure what innocent clients see meanwhile.
+"""Attack a running server in every known way, and measure what innocent clients see meanwhile.
 
     python benchmarks/attack/run.py [--only NAME ...] [--seconds 6] [--list] [--json FILE] [--page FILE]
 

@@ -19,7 +19,6 @@ from fovea.core.errors import ConfigError
 
 ATTACKER_KEY, *INNOCENT_KEYS = "key-of-the-attacker", "key-of-the-text-client", "key-of-the-image-client"
 START_S, POLL_S, STOP_S, SAMPLE_S = 120.0, 0.2, 15.0, 0.1
-QUIET_RESOLVER = "mount --bind {file} /etc/resolv.conf && exec "
 
 
 def free_port() -> int:
@@ -115,7 +114,7 @@ class Server:
         os.kill(self.pid, signal.SIGTERM)
 
     def stop(self) -> None:
-        """End the whole process group; a server that hangs gets no mercy."""
+        """Kill the whole process group, also a server that hangs."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait(STOP_S)

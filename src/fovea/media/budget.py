@@ -28,7 +28,7 @@ class MediaBudget:
     def hold(self, holder: object, size: int) -> None:
         """Count a file of `size` bytes until `holder` is garbage.
 
-        Raises Overloaded if there is no room. Large files find none earlier than small ones.
+        Raises Overloaded if there is no room. Large files may fill only a part of the ceiling, FOR_LARGE.
         """
         most = self.capacity * (FOR_LARGE if size > self.capacity * LARGE else 1)
         with self._lock:

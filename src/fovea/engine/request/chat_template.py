@@ -172,7 +172,7 @@ class StandIns:
             )
 
     def everywhere(self, role: str, text: str) -> str:
-        """Replace all such characters; in a message of the assistant, not those of `answer_words`."""
+        """Replace all characters of control tokens. In messages of the assistant, keep `answer_words`."""
         if role != "assistant":
             return self._replace(text)
         pieces, at = [], 0
@@ -182,7 +182,7 @@ class StandIns:
         return "".join((*pieces, self._replace(text[at:])))
 
     def in_tokens(self, role: str, text: str) -> str:
-        """Replace such characters only in control tokens, and in parts of them at both ends of the text."""
+        """Replace the characters only in control tokens, and in parts of them at both ends of the text."""
         head, tail = self._controls.fragments(text)
         pieces, at = [self._replace(text[:head])], head
         for match in self._controls.any_case.finditer(text, head):

@@ -92,10 +92,12 @@ class ControlTokens:
         return [token for token in ids if token in self._id_set]
 
     def fragments(self, text: str) -> tuple[int, int]:
-        """Return how much of a text could join its neighbours into a control token.
+        """Return the two ends of a text that could become part of a control token beside other text.
 
-        The result is the end of such a beginning and the start of such an end, without regard to case and
-        outer whitespace: another text, or the template, may continue it.
+        The first number is the index after the text's beginning that could be the end of a control token; 0:
+        there is none. The second one is the index at which the text's end begins that could be the beginning
+        of a control token; the length of the text: there is none. Case and outer whitespace are ignored,
+        because the template may change them.
         """
         begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
         head = tail = 0

@@ -1,8 +1,9 @@
 """Threads that prepare requests: cheap work overtakes expensive work, and never waits for all of it.
 
-Decoding and resizing a photo takes milliseconds, of 50 megapixels a second; a megabyte of text takes a second
-to tokenize. In order of arrival, a few large images or texts would hold up everybody. So work is done in the
-order of arrival plus a delay that grows with its cost, and one thread does no expensive work at all.
+Decoding and resizing a photo takes milliseconds, and a picture of 50 megapixels a second. Tokenizing a
+megabyte of text takes a second. In order of arrival, a few large images or texts would hold up everybody. So
+work is done in the order of arrival plus a delay that grows with its cost, and one thread does no expensive
+work at all.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Decoding of clients' images and videos in processes of its own, which may do nothing else.
+"""Decoding of clients' images and videos in separate processes, which may do nothing else.
 
 Decoders are large C libraries, and their input comes from strangers. So they run where a crash, an endless
-loop or a takeover harms one file only:
+loop or malicious code harms one file only:
 
-    messages    what server and worker say to each other, over a socket pair
+    messages    messages between server and worker, over a socket pair
     worker      the process that decodes: Pillow for images, PyAV for videos
     jail        what the worker gives up before its first file: memory, files, network, root
     process     one worker, seen from the server: start, ask, kill
-    pool        the workers: who is free, and who is started again
+    pool        the workers: which are free, and when a new one is started
     decoder     the decoders that the rest of the media floor uses, with and without a sandbox
 """

@@ -71,13 +71,13 @@ class LocalDecoder:
         return open_video(data, self._limits)
 
     def warm_up(self) -> None:
-        """Nothing: there is no process to start."""
+        """Do nothing: there is no process to start."""
 
     def stats(self) -> dict[str, float]:
         return {}
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing: there is no process to end."""
 
 
 class SandboxedDecoder:

@@ -1,7 +1,7 @@
 """Messages between the server and a worker: JSON with a length before it, and file descriptors beside it.
 
-Nothing is unpickled: a worker that was taken over can lie about a picture, and that is all. Pixels and files
-do not go through the socket. They are in anonymous memory files (memfd_create) whose size is sealed, so that
+Nothing is unpickled: a worker that was taken over can only return wrong answers. Files and pixels do not go
+through the socket. They are in anonymous memory files (memfd_create) whose size is sealed, so that
 a worker cannot cut a file short while the server reads it.
 """
 

@@ -36,7 +36,7 @@ class WorkerFailed(Exception):
 
 
 class WorkerCrashed(WorkerFailed):
-    """The worker died. Its file may not be the cause: the system may have ended it for want of memory."""
+    """The worker died. The file may not be the cause: perhaps the system ended the process to free memory."""
 
 
 class WorkerProcess:

@@ -2,8 +2,8 @@
 
 A client has some seconds of patience. Waiting for it uses them up; every `rate` bytes that it transfers give
 one second back, up to the limit. So a client may be silent for that long, and in the long run it has to be as
-fast as the least rate. The time in which the server does not read is not the client's. Answers count only
-while the write buffer is over its limit.
+fast as the least rate. The time in which the server does not read is not counted. Answers are counted
+only while the write buffer is over its limit.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ import httptools
 from fovea.server.http.refusals import Refusal, malformed
 
 Headers = Sequence[tuple[bytes, bytes]]
-_VERSION = Refusal(505, "http_version", "accepted: HTTP/1.1 and HTTP/1.0")
-_CONNECT = Refusal(405, "method_not_allowed", "CONNECT is for proxies, and this is none")
+_VERSION = Refusal(505, "http_version", "unknown version of HTTP; accepted: HTTP/1.1 and HTTP/1.0")
+_CONNECT = Refusal(405, "method_not_allowed", "CONNECT is for proxies, and this server is not a proxy")
 
 
 class Head:

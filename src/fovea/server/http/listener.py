@@ -1,8 +1,8 @@
 """Accepts connections while there is room for them.
 
-The event loops' own servers accept everything and close it when descriptors run out, without a word. This one
-accepts only what the table has room for. Everybody else waits in the kernel's queue, and is served as soon
-as a connection ends.
+The event loops' own servers accept everything, and close connections without an answer when descriptors run
+out. This one accepts only what the table has room for. Other connections wait in the kernel's queue until one
+ends.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Listener:
         self._resume()
 
     def close(self) -> None:
-        """Stop to accept, and close the sockets."""
+        """Stop accepting, and close the sockets."""
         self._pause()
         self._open = False
         for sock in self._sockets:
@@ -207,7 +207,7 @@ class Listener:
         sock.close()
 
     def _refuse(self, sock: socket.socket, address: str) -> None:
-        """Tell an address with too many connections so, without waiting for it."""
+        """Tell a client that its address has too many connections, without waiting. With TLS, only close."""
         self._table.refused(TOO_MANY.reason)
         self._rules.notices.warn(TOO_MANY.reason, f"{address}: {TOO_MANY.message}")
         with suppress(OSError), sock:

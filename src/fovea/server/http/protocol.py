@@ -155,7 +155,7 @@ class HttpProtocol(asyncio.Protocol):
         task.add_done_callback(self.server_state.tasks.discard)
         self.server_state.tasks.add(task)
 
-    # The cycle's calls, which takes this class for its transport
+    # The calls of the cycle, whose transport this class is
 
     def write(self, data: bytes) -> None:
         if self._transport is not None:
