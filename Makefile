@@ -3,7 +3,8 @@
 # make test-portable  repeat the tests of kernels as on a CPU without AVX-512 (a minute)
 # make check  lint, types, import walls (seconds)
 # make bench  every figure of README.md; the first time installs the engines to compare with (an hour, 12 GB)
-# make attack attack a running server in every known way, and measure what other clients see (6 minutes)
+# make attack attack a running server in every known way, and measure what other clients see (6 minutes);
+#             PAGE=benchmarks/results/attack.md writes the page of results
 # make fuzz   feed random data to everything that reads data from others (FUZZ_SECONDS=600; better with the extra fuzz)
 # make bench-relevance  methods of visual-token reduction compared, into docs/relevance.md (35 minutes)
 PYTHON ?= python3
