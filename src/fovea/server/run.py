@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 
@@ -23,6 +24,9 @@ from fovea.server.http.settings import HttpSettings
 from fovea.server.http.table import Connections
 from fovea.server.open_answers import OpenAnswers
 from fovea.server.state import ServerState
+
+SWITCH_S = 0.001
+"""Seconds after which a thread of Python that computes lets another one run, above all the event loop."""
 
 
 def stop() -> None:
@@ -45,6 +49,7 @@ def serve(app: FastAPI, host: str, port: int, *, on_start: Callable[[], None] = 
         threading.Thread(target=state.media.warm_up, name="fovea-warm-up", daemon=True).start()
         on_start()
 
+    sys.setswitchinterval(SWITCH_S)
     server = server_of(app, bind(host, port), on_start=start, drain_s=state.settings.drain_seconds)
     keep_for_life()
     server.run()

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fovea.engine.request.pixel_pool import Claim, PixelPool
+from fovea.engine.request.pixel_pool import PATIENCE_S, Claim, PixelPool
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from tests.support.disks import Clock
 
@@ -49,6 +49,31 @@ def test_claims_are_granted_in_order_within_the_ceiling() -> None:
     for claim in (first, third, fourth, second):
         claim.release()
     assert pool.stats().claimed_bytes == 0
+
+
+def test_quick_claims_do_not_wait_for_slow_ones() -> None:
+    """Forty requests with images of 50 megapixels claimed all the room, and a small image waited for 6 s."""
+    pool = PixelPool(100, cache_capacity=0)
+    slow = [pool.claim([Item(25)], slow=True) for _ in range(5)]
+    assert granted(*slow) == [True, True, True, False, False], "they may fill three quarters"
+    quick = [pool.claim([Item(10)]) for _ in range(3)]
+    assert granted(*quick) == [True, True, False]
+    slow[0].release()
+    assert granted(quick[2], slow[3], slow[4]) == [True, False, False]
+    for claim in quick:
+        claim.release()
+    assert granted(slow[3], slow[4]) == [True, False]
+
+
+def test_a_slow_claim_does_not_wait_for_ever() -> None:
+    clock = Clock()
+    pool = PixelPool(100, cache_capacity=0, clock=clock)
+    first, slow = pool.claim([Item(60)]), pool.claim([Item(90)], slow=True)
+    clock.now += PATIENCE_S
+    later = pool.claim([Item(10)])
+    assert granted(first, slow, later) == [True, False, False], "quick ones leave the room to it"
+    first.release()
+    assert granted(slow, later) == [True, True]
 
 
 def test_a_claim_of_nothing_neither_waits_nor_blocks_others() -> None:

@@ -1,9 +1,13 @@
-"""Memory for processed pixels: claims in order of arrival, and a cache in the room that they leave.
+"""Memory for processed pixels: claims of requests, and a cache in the room that they leave.
 
 A request claims the bytes of its pixels before they are computed, and releases the claim with its first
 token. Pixels without a claim may stay in the cache until a claim needs the room; the least recently used ones
 leave first. So a claim waits for other claims, but never for the cache. The ceiling is on claims and cache
 together. A request that claims nothing, such as text or known images, never waits.
+
+Claims are granted in the order of arrival, quick ones and slow ones apart. Slow ones are those of videos and
+of images that take long to decode, so that the room stays claimed for long. They may fill a part of the room
+only: a small image never waits for forty large ones.
 """
 
 from __future__ import annotations
@@ -18,6 +22,11 @@ from typing import Protocol
 
 from fovea.core.ledger import Ledger
 from fovea.engine.vision.processor.base import ProcessedImage
+
+FOR_SLOW = 3 / 4
+"""Share of the room that slow claims may fill."""
+PATIENCE_S = 30.0
+"""Seconds after which a slow claim goes before quick ones."""
 
 
 class PoolItem(Protocol):
@@ -38,13 +47,17 @@ class Claim:
     """One request's right to have items in memory.
 
     size: bytes of all items and of the extra bytes.
+    slow: whether computing the items takes long.
+    since: time of arrival on the pool's clock.
     granted: a future that is done when there is room for them.
     """
 
-    def __init__(self, pool: PixelPool, items: Iterable[PoolItem], extra_bytes: int) -> None:
+    def __init__(self, pool: PixelPool, items: Iterable[PoolItem], extra_bytes: int, *, slow: bool) -> None:
         self._items = dict.fromkeys(items)
         self.size = extra_bytes + sum(item.nbytes for item in self._items)
         self.granted: Future[None] = Future()
+        self.slow = slow
+        self.since = pool.clock()
         self._pool = pool
         self._lock = threading.Lock()
         self._released = False
@@ -115,9 +128,10 @@ class PixelPool:
         ttl_s: seconds after its last claim at which a cached image expires; None: never.
         """
         self.capacity = capacity
+        self.clock = clock
         self._cache: Ledger[str, ProcessedImage] = Ledger(cache_capacity, ttl_s=ttl_s, clock=clock)
         self._granted: set[Claim] = set()
-        self._waiting: deque[Claim] = deque()
+        self._waiting: dict[bool, deque[Claim]] = {False: deque(), True: deque()}
         self._claimed_bytes = 0
         self._hits = 0
         self._misses = 0
@@ -131,15 +145,16 @@ class PixelPool:
         with self._lock:
             self._cache.divide(owner_of, share_of)
 
-    def claim(self, items: Iterable[PoolItem], extra_bytes: int = 0) -> Claim:
+    def claim(self, items: Iterable[PoolItem], extra_bytes: int = 0, *, slow: bool = False) -> Claim:
         """Claim room for items. A claim of 0 bytes is granted at once.
 
         extra_bytes: bytes of other data that lives as long as the claim.
+        slow: whether computing the items takes long, so that the room stays claimed for long.
         """
-        claim = Claim(self, items, extra_bytes)
+        claim = Claim(self, items, extra_bytes, slow=slow)
         with self._lock:
             if claim.size:
-                self._waiting.append(claim)
+                self._waiting[slow].append(claim)
                 self._grant()
             else:
                 self._admit(claim)
@@ -159,8 +174,8 @@ class PixelPool:
             if claim in self._granted:
                 self._granted.discard(claim)
                 self._claimed_bytes -= claim.size
-            elif claim in self._waiting:
-                self._waiting.remove(claim)
+            elif claim in self._waiting[claim.slow]:
+                self._waiting[claim.slow].remove(claim)
             self._grant()
 
     def keep(self, key: str, pixels: ProcessedImage) -> None:
@@ -205,12 +220,18 @@ class PixelPool:
             )
 
     def _grant(self) -> None:
-        while self._waiting:
-            claim = self._waiting[0]
-            if self._claimed_bytes and self._claimed_bytes + claim.size > self.capacity:
-                return
-            self._waiting.popleft()
-            self._admit(claim)
+        quick, slow = self._waiting[False], self._waiting[True]
+        late = bool(slow) and self.clock() - slow[0].since >= PATIENCE_S
+        if late:
+            self._grant_from(slow, self.capacity)
+        if not (late and slow):
+            self._grant_from(quick, self.capacity)
+            self._grant_from(slow, FOR_SLOW * self.capacity)
+
+    def _grant_from(self, waiting: deque[Claim], most: float) -> None:
+        """Grant claims in order as long as all claims together take at most so many bytes."""
+        while waiting and (not self._claimed_bytes or self._claimed_bytes + waiting[0].size <= most):
+            self._admit(waiting.popleft())
 
     def _admit(self, claim: Claim) -> None:
         self._granted.add(claim)

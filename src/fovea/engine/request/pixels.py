@@ -54,6 +54,13 @@ class PixelTask:
         return area * BYTES_PER_PIXEL
 
     @property
+    def cost(self) -> float:
+        """Megapixels that have to be decoded; 0 for frames of a video, which have threads of their own."""
+        if isinstance(self._planned, PlannedFrames):
+            return 0.0
+        return self._planned.image.width * self._planned.image.height / 1e6
+
+    @property
     def decode_s(self) -> float:
         """Seconds that decoding the image took; 0 if its pixels were there, and for frames of a video."""
         return 0.0 if isinstance(self._planned, PlannedFrames) else self._planned.image.decode_s
@@ -114,9 +121,7 @@ class PixelTask:
             self._pool.keep(self._planned.pixel_key, future.result())
 
     def _submit(self) -> Future[ProcessedImage]:
-        image = None if isinstance(self._planned, PlannedFrames) else self._planned.image
-        cost = 0.0 if image is None else image.width * image.height / 1e6
-        return self._workers.submit(partial(process, self._planned, self._processor), cost)
+        return self._workers.submit(partial(process, self._planned, self._processor), self.cost)
 
 
 def _failed(future: Future[ProcessedImage]) -> bool:

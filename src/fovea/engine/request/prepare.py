@@ -21,6 +21,7 @@ from fovea.engine.request.pixels import BYTES_PER_PIXEL, PixelStore, PixelTask
 from fovea.engine.request.prompt import PromptBuilder
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.request.tokenizer import ChatTokenizer
+from fovea.engine.request.work_queue import EXPENSIVE
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 
 if TYPE_CHECKING:  # this module only passes tensors on, so it does not import torch
@@ -115,7 +116,9 @@ class Preparer:
         videos = outline.prompt.unsettled_videos
         items = [item for task in tasks for item in task.items] + [video.clip for video in videos]
         pixels = sum(video.pixel_count for video in videos)
-        return self._pixels.pool.claim(items, outputs * self._token_bytes + pixels * BYTES_PER_PIXEL)
+        extra = outputs * self._token_bytes + pixels * BYTES_PER_PIXEL
+        slow = bool(outline.prompt.videos) or sum(task.cost for task in tasks) > EXPENSIVE
+        return self._pixels.pool.claim(items, extra, slow=slow)
 
     def claim_frames(self, outline: PreparedPrompt) -> Claim:
         """Claim room for the frames that `settle` decodes, and for nothing else."""

@@ -2,8 +2,8 @@
 
 Decoding and resizing a photo takes milliseconds, and a picture of 50 megapixels a second. Tokenizing a
 megabyte of text takes a second. In order of arrival, a few large images or texts would hold up everybody. So
-work is done in the order of arrival plus a delay that grows with its cost, and one thread does no expensive
-work at all.
+work is done in the order of arrival plus a delay that grows with its cost, and expensive work is done one at
+a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHARACTERS = 20_000
 DELAY_S = 0.2
 """Delay per unit of cost: work that arrives up to this much later and costs nothing goes first."""
 EXPENSIVE = 16.0
-"""Work of more than this cost never has all threads. Pictures of phones cost 12."""
+"""Work of more than this cost is done one at a time. Pictures of phones cost 12."""
 
 
 class WorkQueue:
@@ -38,11 +38,10 @@ class WorkQueue:
 
     def __init__(self, threads: int, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         """threads: their number. name: beginning of their names."""
-        self._most_expensive = max(1, threads - 1)
         self._clock = clock
         self._cheap: list[tuple[float, int, Future[Any], Callable[[], Any]]] = []
         self._expensive: list[tuple[float, int, Future[Any], Callable[[], Any]]] = []
-        self._running_expensive = 0
+        self._expensive_runs = False
         self._numbers = itertools.count()
         self._closed = False
         self._changed = threading.Condition()
@@ -104,7 +103,7 @@ class WorkQueue:
                 del entry, future, work
                 if expensive:
                     with self._changed:
-                        self._running_expensive -= 1
+                        self._expensive_runs = False
                         self._changed.notify()
 
     def _take(self) -> tuple[bool, Future[Any], Callable[[], Any]] | None:
@@ -115,7 +114,7 @@ class WorkQueue:
                 if heap is not None:
                     _, _, future, work = heapq.heappop(heap)
                     expensive = heap is self._expensive
-                    self._running_expensive += expensive
+                    self._expensive_runs = self._expensive_runs or expensive
                     return expensive, future, work
                 if self._closed:
                     return None
@@ -124,7 +123,7 @@ class WorkQueue:
     def _next(self) -> list[tuple[float, int, Future[Any], Callable[[], Any]]] | None:
         """The heap from which to take now."""
         heaps = [heap for heap in (self._cheap, self._expensive) if heap]
-        if self._running_expensive >= self._most_expensive:
+        if self._expensive_runs:
             heaps = [heap for heap in heaps if heap is self._cheap]
         return min(heaps, key=lambda heap: heap[0][:2], default=None)
 

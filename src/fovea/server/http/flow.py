@@ -18,7 +18,7 @@ from fovea.server.http.rules import Rules
 from fovea.server.http.sockets import unacknowledged_bytes
 from fovea.server.http.table import Entry
 
-DROPPED_BYTES = 1024 * 1024
+DROPPED_BYTES = 256 * 1024
 """Bytes that are read and dropped after a refusal; the client's system keeps the rest."""
 
 
@@ -78,14 +78,17 @@ class Flow(FlowControl):
         self._dropped = 0
         self._socket = transport.get_extra_info("socket")
 
-    def drop(self, size: int) -> None:
+    def drop(self, size: int) -> bool:
         """Note bytes of a refused request. Some are read, so that the client gets its answer, but not all.
 
-        At the speed of a network card, reading alone would keep the event loop busy.
+        At the speed of a network card, reading alone would keep the event loop busy. Returns whether that
+        was enough.
         """
         self._dropped += size
-        if self._dropped > DROPPED_BYTES:
-            self.pause_reading()
+        if self._dropped <= DROPPED_BYTES:
+            return False
+        self.pause_reading()
+        return True
 
     def begin_body(self, now: float) -> float:
         """Start the clock of a body, and return its first deadline."""

@@ -100,7 +100,8 @@ class HttpProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._reader.stopped:
-            self.flow.drop(len(data))
+            if self.flow.drop(len(data)):
+                self.ending.hasten()
             return
         refusal = self._reader.feed(data)
         if refusal is not None:
