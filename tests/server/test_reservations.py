@@ -12,11 +12,12 @@ import httpx
 import pytest
 
 from fovea import Engine
-from fovea.core.errors import Overloaded
+from fovea.core.errors import InvalidRequest, Overloaded
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
 from fovea.media.limits import MediaLimits
 from fovea.server.access.caller import Caller
 from fovea.server.access.client import Client
+from fovea.server.access.limits import Limits
 from fovea.server.app import create_app
 from fovea.server.reservations import Reservations
 from fovea.server.settings import ServerSettings
@@ -207,11 +208,19 @@ async def test_timeout_covers_loading_and_the_engine_together() -> None:
 
 
 class BusyEngine(Script):
-    """An engine that computes 8 answers at a time and has room for 40."""
+    """An engine that computes 8 answers at a time.
+
+    full: whether it has no room for more choices.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.full = False
         self.info = replace(self.info, max_running=8)
+
+    def check_room(self, choices: int, reserved: int = 0) -> None:
+        if self.full:
+            raise Overloaded("no room", retry_after=1.0)
 
 
 def test_a_client_leaves_half_of_the_running_answers_to_the_others() -> None:
@@ -227,8 +236,41 @@ def test_a_client_leaves_half_of_the_running_answers_to_the_others() -> None:
         with pytest.raises(Overloaded, match="greedy. has 4 choices .* accepted: 4, half of"):
             held.enter_context(greedy.reserve(1))
         held.enter_context(calm.reserve(3))
-    with greedy.reserve(6):
-        pass  # the first request is always welcome
     alone = reservations.of(Caller(Client("alone")))
     with alone.reserve(8), alone.reserve(8):
         pass
+
+
+def test_a_single_request_of_a_client_leaves_half_of_the_running_answers_too() -> None:
+    """One completion with 64 prompts and n=5 took all 320 places of a server with two keys: the first request
+    of a client was accepted whatever its size, and every other client got 429 until its end.
+
+    Now such a request is refused for good, also while the server is full: to repeat it would not help.
+    """
+    engine = BusyEngine()
+    reservations = Reservations(engine)
+    greedy = reservations.of(Caller(Client("greedy")), fair=True)
+    with pytest.raises(InvalidRequest, match="5 choices are .* key 'greedy' may have at most 4 in") as error:
+        greedy.reserve(5).__enter__()
+    assert (error.value.param, error.value.code) == ("n", "key_limit_exceeded")
+    assert "max_places_per_key" in error.value.message
+    with greedy.reserve(4):
+        assert reservations.reserved == 4
+    engine.full = True
+    with pytest.raises(InvalidRequest):
+        greedy.reserve(5).__enter__()
+    with pytest.raises(Overloaded):
+        greedy.reserve(4).__enter__()
+    engine.full = False
+    engine.info = replace(engine.info, max_running=1)
+    with greedy.reserve(1):
+        pass  # one choice is accepted however few answers are computed at a time
+    with pytest.raises(InvalidRequest, match="at most 1 in flight"):
+        greedy.reserve(2).__enter__()
+
+
+def test_a_limit_of_its_own_lets_a_client_have_more_than_its_share() -> None:
+    reservations = Reservations(BusyEngine())
+    large = reservations.of(Caller(Client("large", Limits(places=8))), fair=True)
+    with large.reserve(8):
+        assert reservations.reserved == 8

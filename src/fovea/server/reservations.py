@@ -5,9 +5,10 @@ images at the same time would find the same free place. Most of them would then 
 images in vain.
 
 Each client's choices are counted, too, from the reservation to the end of the answer. If there are several
-clients, none takes all places: a client may hold at most as many as it leaves free, and at most half of the
-answers that are computed at a time. Otherwise one client with long answers, which it need not even read,
-would let all others wait for their ends. (Dynamic thresholds of buffers: Choudhury and Hahne, 1998.)
+clients, none takes all places: a client may hold at most half of the answers that are computed at a time,
+even with a single request, and its further requests only as many places as it leaves free. Otherwise one
+client with long answers, which it need not even read, would let all others wait for their ends. (Dynamic
+thresholds of buffers: Choudhury and Hahne, 1998.)
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from fovea.core.errors import Overloaded
+from fovea.core.errors import InvalidRequest, Overloaded
 from fovea.core.protocols import EngineClient
 from fovea.server.access.caller import Caller
 from fovea.server.access.client import RATE_LIMIT
@@ -48,7 +49,8 @@ class Reservations:
         """Return the same reservations, for the requests of one caller.
 
         usual_places: places of a client without a limit of its own; 0: no fixed number.
-        fair: whether a client may hold at most as many places as it leaves free.
+        fair: whether a client leaves places to others: at least half of the answers that are computed at a
+            time, and from its second request on as many places as it holds.
         """
         view = Reservations(self._client)
         view._count = self._count
@@ -59,12 +61,16 @@ class Reservations:
     def reserve(self, choices: int) -> Iterator[Reservation]:
         """Reserve places for this many choices, until they are handed over or the block ends.
 
-        Raises what `Client.check_choices` and EngineClient.check_room raise.
+        Raises what `Client.check_choices` and EngineClient.check_room raise. If the client has to leave places
+        to others, raises InvalidRequest for more choices than it may ever have, Overloaded for more than now.
         """
         client = self._caller.client
         client.check_choices(choices, self._usual_places)
+        fair = self._fair and not client.limits.places
+        if fair:
+            self._check_size(choices)
         self._client.check_room(choices, self.reserved)
-        if self._fair and not client.limits.places:
+        if fair and client.places:
             self._check_share(choices)
         self._count.reserved += choices
         client.places += choices
@@ -74,16 +80,30 @@ class Reservations:
         finally:
             reservation.give_up()
 
-    def _check_share(self, choices: int) -> None:
-        """Raise Overloaded if the client would hold too many places beside other clients."""
-        client = self._caller.client
-        if not client.places:
-            return  # the first request of a client is always welcome, even if it leaves no place
+    @property
+    def _share(self) -> int:
+        """Most choices in flight of a client beside others; 0: the engine does not say how many it computes."""
         running = self._client.info.max_running
-        if running and client.places + choices > max(1, running // 2):
+        return max(1, running // 2) if running else 0
+
+    def _check_size(self, choices: int) -> None:
+        """Raise InvalidRequest if the request alone has more choices than a client beside others may have."""
+        if self._share and choices > self._share:
+            raise InvalidRequest(
+                f"{choices} choices are requested; key {self._caller.client.name!r} may have at most "
+                f"{self._share} in flight, half of the answers that are computed at a time "
+                "(max_places_per_key)",
+                param="n",
+                code="key_limit_exceeded",
+            )
+
+    def _check_share(self, choices: int) -> None:
+        """Raise Overloaded if a further request of the client would hold too many places beside others."""
+        client = self._caller.client
+        if self._share and client.places + choices > self._share:
             raise Overloaded(
                 f"key {client.name!r} has {client.places} choices in flight and requests {choices} more; "
-                f"accepted: {max(1, running // 2)}, half of the answers that are computed at a time "
+                f"accepted: {self._share}, half of the answers that are computed at a time "
                 "(max_places_per_key)",
                 retry_after=1.0,
                 code=RATE_LIMIT,
