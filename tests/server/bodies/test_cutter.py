@@ -93,6 +93,18 @@ def test_wrong_json_is_refused_or_parsed_alike(text: str, size: int) -> None:
         assert restore(cut(body, size)) == expected
 
 
+@pytest.mark.parametrize("size", [1, 500, MAX_DIGITS, MAX_DIGITS + 1])
+def test_a_number_is_as_long_in_pieces_as_at_once(size: int) -> None:
+    """6,000 digits in TCP segments of 500 passed, since the digits were counted anew in every segment. Python
+    refuses to convert such a number, and the client got 500.
+    """
+    with pytest.raises(InvalidRequest, match="too many digits; accepted: at most 512") as error:
+        feed(Cutter(), b'{"seed":' + b"1" * 6000 + b"}", size)
+    assert error.value.code == "invalid_json"
+    longest = b'{"a":' + b"1" * MAX_DIGITS + b',"b":[' + b"2" * MAX_DIGITS + b"," + b"3" * MAX_DIGITS + b"]}"
+    assert restore(cut(longest, size)) == json.loads(longest)
+
+
 def test_long_strings_leave_the_skeleton() -> None:
     url = "data:image/png;base64," + "iVBORw0K" * 100_000
     result = cut(json.dumps({"url": url, "text": "x" * 300, "n": [1, 2]}).encode())

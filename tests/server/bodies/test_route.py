@@ -46,7 +46,7 @@ class Upload:
             "scheme": "http",
             "server": ("test", 80),
             "client": ("127.0.0.1", 5),
-            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()],
         }
         self.task = asyncio.create_task(app(scope, self._receive, self._send))
 
@@ -84,6 +84,39 @@ async def test_a_body_in_pieces_of_any_size() -> None:
     for at in range(len(body)):
         upload._pieces.put_nowait({"type": "http.request", "body": body[at : at + 1], "more_body": True})
     await upload.send(b"", more=False)
+    await upload.task
+    assert upload.status == 200, upload.answer
+
+
+async def test_a_number_of_6000_digits_in_small_segments(caplog: pytest.LogCaptureFixture) -> None:
+    """Attack: a seed of 6,000 digits, 500 in a segment. It gave 500 and two tracebacks in the log."""
+    upload = Upload(app_of())
+    for piece in (b'{"messages":[{"role":"user","content":"a"}],"seed":', *[b"1" * 500] * 12):
+        upload._pieces.put_nowait({"type": "http.request", "body": piece, "more_body": True})
+    await upload.send(b"}", more=False)
+    await upload.task
+    assert (upload.status, upload.error["code"]) == (400, "invalid_json")
+    assert "too many digits" in upload.error["message"]
+    assert caplog.messages == []
+
+
+async def test_a_number_that_python_does_not_convert(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever lets a number through to Python's parser, its refusal is the client's error, not a defect."""
+    monkeypatch.setattr("fovea.server.bodies.cutter.MAX_DIGITS", 1_000_000)
+    upload = Upload(app_of())
+    await upload.send(b'{"messages":[],"seed":' + b"1" * 6000 + b"}", more=False)
+    await upload.task
+    assert (upload.status, upload.error["code"]) == (400, "invalid_json")
+    assert upload.error["message"] == "the body holds a number that cannot be read"
+    assert caplog.messages == []
+
+
+async def test_a_length_in_odd_digits_is_no_defect() -> None:
+    """Python takes a superscript two for a digit, but converts it to no number."""
+    upload = Upload(app_of(), {**JSON, "content-length": "²"})
+    await upload.send(json.dumps(chat()).encode(), more=False)
     await upload.task
     assert upload.status == 200, upload.answer
 

@@ -67,6 +67,7 @@ class Cutter:
         self._open: bytearray | None = None
         self._escape = False
         self._depth = self._commas = self._pairs = self._containers = self._count = 0
+        self._digits = 0  # at the end of the structure so far: the next slice may continue the number
 
     def feed(self, data: bytes) -> None:
         """Add the next slice of the text.
@@ -149,11 +150,13 @@ class Cutter:
             raise InvalidRequest(
                 f"the body's lists have more than {MAX_ENTRIES} entries", code="body_too_complex"
             )
-        if len(outside) > MAX_DIGITS and b"0" * (MAX_DIGITS + 1) in outside.translate(_DIGITS):
+        digits = b"0" * self._digits + outside.translate(_DIGITS)
+        if b"0" * (MAX_DIGITS + 1) in digits:
             raise InvalidRequest(
                 f"the body holds a number with too many digits; accepted: at most {MAX_DIGITS}",
                 code="invalid_json",
             )
+        self._digits = len(digits) - len(digits.rstrip(b"0"))
 
     def _nest(self, outside: bytes, opened: int) -> None:
         if self._depth + opened <= MAX_DEPTH:  # whatever their order

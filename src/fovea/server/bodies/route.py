@@ -102,7 +102,7 @@ def _check_headers(headers: Headers, largest: int) -> None:
             "the body must be JSON, sent as Content-Type: application/json", code="invalid_json"
         )
     length = headers.get("content-length", "0")
-    if length.isdigit() and int(length) > largest:
+    if length.isdecimal() and int(length) > largest:
         raise PayloadTooLarge(
             f"the body has {int(length)} bytes; accepted: at most {largest} bytes ({largest // MIB} MiB)"
         )
@@ -153,6 +153,8 @@ def _validated(cutter: Cutter, model: type[Wire], on_drop: Callable[[int], None]
         raise InvalidRequest(f"the body is not JSON: {error.msg}", code="invalid_json") from None
     except UnicodeDecodeError:
         raise InvalidRequest("the body is not JSON: it is not UTF-8", code="invalid_json") from None
+    except ValueError:  # of a number that Python does not convert
+        raise InvalidRequest("the body holds a number that cannot be read", code="invalid_json") from None
     check_count(value)
     _validate_messages(value)
     try:
