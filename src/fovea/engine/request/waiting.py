@@ -32,12 +32,20 @@ async def wait_for_shared(future: Future[Any]) -> None:
 
     Raises Unavailable if the engine cancelled the future.
     """
+    inner = asyncio.wrap_future(future)
+    # If the waiter is cancelled, nobody looks at an error that comes later, and asyncio would log it.
+    inner.add_done_callback(_retrieve)
     try:
-        await asyncio.shield(asyncio.wrap_future(future))
+        await asyncio.shield(inner)
     except asyncio.CancelledError:
         if future.cancelled():
             raise Unavailable("the engine has stopped") from None
         raise
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 def result_before(deadline: float | None, future: Future[T]) -> T:
