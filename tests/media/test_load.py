@@ -18,6 +18,7 @@ from fovea.core.errors import (
     InvalidRequest,
     Overloaded,
 )
+from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, TextPrompt
 from fovea.media import load as load_module
 from fovea.media.budget import MediaBudget
 from fovea.media.bundle import MediaTimings, VideoBundle
@@ -325,6 +326,51 @@ async def test_files_of_requests_in_flight_have_a_ceiling() -> None:
     last = Holder()
     budget.hold(last, 5000)
     assert budget.held == 5000, "a single file may be larger than the ceiling"
+
+
+def test_one_client_cannot_fill_the_ceiling_for_files() -> None:
+    """One client asked for 22 long answers about large files; then all others got 429 for their images."""
+    budget = MediaBudget(1000)
+    files = [Holder() for _ in range(30)]
+    for file in files[:16]:
+        budget.hold(file, 30, "greedy")
+    with pytest.raises(
+        Overloaded, match="of 'greedy' in flight take 480 bytes; .* at most 500"
+    ):
+        budget.hold(files[16], 30, "greedy")
+    budget.hold(files[17], 30, "calm")
+    budget.hold(files[18], 30)
+    budget.release(files[0])
+    budget.release(files[0])
+    budget.hold(files[19], 30, "greedy")
+    large = Holder()
+    budget.hold(large, 200, "alone")
+    assert budget.held == 16 * 30 + 60 + 200
+    for file in (*files, large):
+        budget.release(file)
+    assert budget.held == 0
+    budget.hold(large, 900, "alone")
+    assert budget.held == 900, "the first file of a client may be of any size"
+
+
+async def test_a_stored_image_counts_for_every_request_that_names_it() -> None:
+    """Images sent ahead were stored decoded, and counted nowhere once a request named them: twelve requests
+    took 2 GB. Now the file is stored, and each request holds it as if it had sent it.
+    """
+    loader = MediaLoader(MediaLimits())
+    (stored,) = await loader.load_all([data_url(sample())])
+    assert stored.held_bytes == len(sample())
+    before = loader.budget.held
+    lent = loader.lend(stored)
+    assert loader.budget.held == before + len(sample())
+    assert lent == stored
+    assert lent.rgb == stored.rgb
+    prompt = ChatPrompt((Message("user", (TextPart("a"), ImagePart(lent))),))
+    loader.release(prompt)
+    loader.release(prompt)
+    loader.release(TextPrompt("a"))
+    assert loader.budget.held == before
+    await loader.aclose()
 
 
 class Holder:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+from unittest.mock import Mock
 
-from fovea.server.garbage import keep_for_life
+import pytest
+
+from fovea.server.garbage import collect_regularly, keep_for_life
 from fovea.server.starting import StartingClient
 from tests.server.scripted import Script
 from tests.server.support import until
@@ -23,3 +27,15 @@ def test_objects_of_a_ready_server_are_not_visited_again() -> None:
         keep_for_life()
     finally:
         gc.unfreeze()
+
+
+async def test_circles_of_failed_requests_are_freed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gigabyte of images of clients that had left stayed in memory until some later request needed much."""
+    monkeypatch.setattr("fovea.server.garbage.EVERY_S", 0.001)
+    monkeypatch.setattr("gc.get_freeze_count", lambda: 1)
+    monkeypatch.setattr("gc.collect", (collected := Mock()))
+    collecting = asyncio.create_task(collect_regularly())
+    async with asyncio.timeout(20):
+        while not collected.called:
+            await asyncio.sleep(0.001)
+    collecting.cancel()

@@ -12,6 +12,7 @@ from fovea.api.content import ChatMessage
 from fovea.core.errors import InvalidVideo
 from fovea.media.bundle import ImageBundle, VideoBundle
 from fovea.media.limits import MediaLimits
+from fovea.server.access.caller import Caller
 from fovea.server.media import load_media
 from fovea.server.state import CacheScope, ServerState
 
@@ -42,7 +43,7 @@ class Media:
         self.broken = broken
         self.ended = False
 
-    async def load_timed(self, urls: list[str], params: list[str], scope: str) -> ImageBundle:
+    async def load_timed(self, urls: list[str], params: list[str], scope: str, owner: str) -> ImageBundle:
         assert (urls, params) == (["https://example.com/a.png"], ["messages[0].content[0].image_url.url"])
         try:
             await self.videos_requested.wait()
@@ -51,7 +52,7 @@ class Media:
             self.ended = True
         return ImageBundle((), ())
 
-    async def open_videos(self, urls: list[str], params: list[str], scope: str) -> VideoBundle:
+    async def open_videos(self, urls: list[str], params: list[str], scope: str, owner: str) -> VideoBundle:
         assert (urls, params) == (["https://example.com/a.mp4"], ["messages[0].content[1].video_url.url"])
         self.videos_requested.set()
         await asyncio.sleep(0)
@@ -61,7 +62,7 @@ class Media:
 
 
 async def load(media: Media) -> tuple[ImageBundle, VideoBundle]:
-    state = cast("ServerState", SimpleNamespace(media=media, image_store=None))
+    state = cast("ServerState", SimpleNamespace(media=media, image_store=None, caller=Caller()))
     async with asyncio.timeout(10):
         return await load_media(state, MESSAGES, cast("Any", SimpleNamespace(salt="", tenant="")))
 
@@ -83,4 +84,4 @@ async def test_first_failure_cancels_the_rest(monkeypatch: pytest.MonkeyPatch) -
 async def load_without_store(
     state: ServerState, urls: list[str], params: list[str], scope: CacheScope
 ) -> ImageBundle:
-    return await state.media.load_timed(urls, params, scope.salt)
+    return await state.media.load_timed(urls, params, scope.salt, "")

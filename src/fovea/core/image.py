@@ -32,6 +32,11 @@ class PixelSource(Protocol):
         """Seconds that decoding took the last time; 0 if nothing was decoded yet."""
         ...
 
+    @property
+    def size(self) -> int:
+        """Bytes of memory that the source holds."""
+        ...
+
     def read(self) -> Rgb:
         """Return the RGB bytes of the image. CPU-bound: call in a worker thread. Raises InvalidImage."""
         ...
@@ -73,6 +78,11 @@ class Image:
     def rgb_bytes(self) -> int:
         """The size of the decoded pixels in bytes."""
         return self.width * self.height * 3
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that this image holds in memory: its pixels, or the file that they are decoded from."""
+        return self.rgb_bytes if isinstance(self.pixels, Rgb) else self.pixels.size
 
     @property
     def decode_s(self) -> float:

@@ -72,7 +72,7 @@ class Engine:
         self._regions = assembly.regions
         self._embeddings, self._slower, self._kv = assembly.embeddings, assembly.slower, assembly.kv
         self._preparer, self._admission, self._intake = assembly.preparer, assembly.admission, assembly.intake
-        self._prepare_pool = WorkQueue(PREPARE_THREADS, "fovea-prepare")
+        self._prepare_pool = WorkQueue(PREPARE_THREADS, "fovea-prepare", most_expensive=1)
         self._draining = False
         self.loop.start()
 

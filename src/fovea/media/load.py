@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NoReturn, Protocol, TypeVar
 
@@ -20,6 +20,7 @@ from fovea.core.errors import InvalidMedia, InvalidRequest, Overloaded, RequestE
 from fovea.core.image import Image
 from fovea.core.payload import Payload
 from fovea.core.stage import stage
+from fovea.core.types import ChatPrompt, ImagePart, Prompt, VideoPart
 from fovea.core.video import Video
 from fovea.media.budget import MediaBudget
 from fovea.media.bundle import ImageBundle, MediaTimings, VideoBundle
@@ -36,8 +37,6 @@ from fovea.media.source import FileSource, InlineSource, RemoteSource, parse_sou
 
 T = TypeVar("T")
 Url = str | Payload
-LARGE_PIXELS = 16_000_000
-"""Images of more pixels are decoded one at a time. Pictures of phones have 12 million."""
 
 
 class MediaFetcher(Protocol):
@@ -83,7 +82,8 @@ class MediaLoader:
         self._video_executor = ThreadPoolExecutor(max(1, limits.video_workers), "fovea-videos")
         self._image_cache = image_cache or DecodedImageCache()
         self._decoder = decoder or LocalDecoder(limits)
-        self._large = asyncio.Semaphore(1)
+        # One thread, so that at most one image is in memory, and none waits with the headers of others.
+        self._decode_executor = ThreadPoolExecutor(1, "fovea-decode")
         self.budget = MediaBudget(limits.max_media_mib * MIB)
         self._clock = clock
 
@@ -92,11 +92,12 @@ class MediaLoader:
         return (await self.load_timed(urls, params)).images
 
     async def load_timed(
-        self, urls: Sequence[Url], params: Sequence[str] | None = None, scope: str = ""
+        self, urls: Sequence[Url], params: Sequence[str] | None = None, scope: str = "", owner: str = ""
     ) -> ImageBundle:
         """Load the images of one request with their timings, in order.
 
         params: JSON path of each URL in the request, for errors.
+        owner: the client, who may fill a part of the ceiling for files only; "": nobody in particular.
         Raises InvalidRequest or InvalidImage for images that cannot be used, Forbidden for URLs that the
         limits exclude. An error of one image names its index and its path.
         """
@@ -106,17 +107,44 @@ class MediaLoader:
                 param=params[self.limits.max_images] if params else None,
                 code="too_many_images",
             )
-        timed = await _gather([self._load(url, scope) for url in urls], params)
-        pixels = sum(image.width * image.height for image, _ in timed)
+        timed = await _gather([self._load(url, scope, owner) for url in urls], params)
+        images = tuple(image for image, _ in timed)
+        self.check_pixels(images)
+        return ImageBundle(images, tuple(timings for _, timings in timed))
+
+    def check_pixels(self, images: Sequence[Image]) -> None:
+        """Raise InvalidRequest if the images of a request have too many pixels together."""
+        pixels = sum(image.width * image.height for image in images)
         if pixels > self.limits.max_request_pixels:
             raise InvalidRequest(
-                f"the request's {len(urls)} images have {pixels} pixels together; "
+                f"the request's {len(images)} images have {pixels} pixels together; "
                 f"accepted: at most {self.limits.max_request_pixels}",
                 code="image_too_large",
             )
-        return ImageBundle(tuple(image for image, _ in timed), tuple(timings for _, timings in timed))
 
-    async def _load(self, url: Url, scope: str) -> tuple[Image, MediaTimings]:
+    def lend(self, image: Image, owner: str = "") -> Image:
+        """Return a stored image for one request, which holds its file like any other one.
+
+        Raises Overloaded if there is no room for the file.
+        """
+        if not isinstance(image.pixels, EncodedPixels):
+            return image
+        pixels = image.pixels.again()
+        self.budget.hold(pixels, pixels.size, owner)
+        return Image(image.identity, image.width, image.height, pixels)
+
+    def release(self, prompt: Prompt) -> None:
+        """Count the files of a request no longer. The request has ended."""
+        if not isinstance(prompt, ChatPrompt):
+            return
+        for message in prompt.messages:
+            for part in message.parts:
+                if isinstance(part, ImagePart):
+                    self.budget.release(part.image.pixels)
+                elif isinstance(part, VideoPart):
+                    self.budget.release(part.video.source)
+
+    async def _load(self, url: Url, scope: str, owner: str) -> tuple[Image, MediaTimings]:
         """Read the bytes of one image and check its header."""
         started = self._clock()
         source = parse_source(url, self.limits)
@@ -131,24 +159,19 @@ class MediaLoader:
                 url.drop()
         on_invalid = partial(self._forget_later, asyncio.get_running_loop(), remote, scope)
         pixels = EncodedPixels(data, header, identity, self._decoder, self._image_cache, scope, on_invalid)
-        self.budget.hold(pixels, len(data))
+        self.budget.hold(pixels, len(data), owner)
         image = Image(identity, header.width, header.height, pixels)
         return image, MediaTimings(self._clock() - started, 0.0)
 
-    async def decode(self, image: Image) -> Image:
-        """Return the image with its pixels in memory. Raises InvalidImage without an index.
-
-        Large images are decoded one after the other, so that no more than one of them is in memory.
-        """
-        lane = self._large if image.width * image.height > LARGE_PIXELS else nullcontext()
-        async with lane:
-            rgb = await self._in_thread(lambda: image.rgb)
-        return Image(image.identity, image.width, image.height, rgb)
+    async def decode(self, image: Image) -> None:
+        """Decode an image, to see whether that is possible. Raises InvalidImage without an index."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._decode_executor, lambda: image.rgb and None)
 
     async def open_videos(
-        self, urls: Sequence[Url], params: Sequence[str] | None = None, scope: str = ""
+        self, urls: Sequence[Url], params: Sequence[str] | None = None, scope: str = "", owner: str = ""
     ) -> VideoBundle:
-        """Open the videos of one request, in order.
+        """Open the videos of one request, in order. The arguments are those of `load_timed`.
 
         Raises InvalidRequest for too many videos, and InvalidVideo or Forbidden with an index.
         """
@@ -158,10 +181,10 @@ class MediaLoader:
                 param=params[self.limits.max_videos] if params else None,
                 code="too_many_videos",
             )
-        timed = await _gather([self._open_video(url, scope) for url in urls], params, VIDEO)
+        timed = await _gather([self._open_video(url, scope, owner) for url in urls], params, VIDEO)
         return VideoBundle(tuple(video for video, _ in timed), tuple(timings for _, timings in timed))
 
-    async def _open_video(self, url: Url, scope: str) -> tuple[Video, MediaTimings]:
+    async def _open_video(self, url: Url, scope: str, owner: str) -> tuple[Video, MediaTimings]:
         started = self._clock()
         source = parse_source(url, self.limits, VIDEO)
         remote = source.url if isinstance(source, RemoteSource) else ""
@@ -175,7 +198,7 @@ class MediaLoader:
         with self._drop_if_invalid(remote, VIDEO, scope):
             opening = partial(self._decoder.open_video, data)
             video = await asyncio.get_running_loop().run_in_executor(self._video_executor, opening)
-        self.budget.hold(video.source, len(data))
+        self.budget.hold(video.source, len(data), owner)
         return video, MediaTimings(arrival - started, self._clock() - arrival)
 
     def warm_up(self) -> None:
@@ -193,6 +216,7 @@ class MediaLoader:
         if self._owns_decoder:
             self._decoder.close()
         self._video_executor.shutdown(wait=False, cancel_futures=True)
+        self._decode_executor.shutdown(wait=False, cancel_futures=True)
         if self._owns_executor:
             self._executor.shutdown(wait=False, cancel_futures=True)
 

@@ -48,6 +48,22 @@ class EncodedPixels:
         self._scope = scope
         self._on_invalid = on_invalid
 
+    @property
+    def size(self) -> int:
+        return len(self._data)
+
+    def again(self) -> EncodedPixels:
+        """Return a second source of the same file, for another request."""
+        return EncodedPixels(
+            self._data,
+            self._header,
+            self._identity,
+            self._decoder,
+            self._cache,
+            self._scope,
+            self._on_invalid,
+        )
+
     def read(self) -> Rgb:
         started = time.perf_counter()
         try:

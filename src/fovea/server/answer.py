@@ -121,6 +121,7 @@ async def stream_deltas(
     finally:
         reservation.end(choices)
         charge.settle()
+        state.media.release(request.prompt)
         if not ended:
             state.metrics.count_failure()
         await stream.aclose()  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -24,6 +25,7 @@ from fovea.server.access.forbidden import on_forbidden
 from fovea.server.access.shares import divide_caches
 from fovea.server.answer import ClientGone
 from fovea.server.bodies.budget import BodyBudget
+from fovea.server.garbage import collect_regularly
 from fovea.server.guard import Guard
 from fovea.server.http.address import Proxies
 from fovea.server.http.settings import HttpSettings
@@ -63,8 +65,10 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        collecting = asyncio.create_task(collect_regularly())
         async with state.access.watching():
             yield
+            collecting.cancel()
             state.draining = True
             await state.client.close(settings.drain_seconds)
         await state.media.aclose()

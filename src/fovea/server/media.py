@@ -34,7 +34,8 @@ async def load_media(
         return await load_images(state, [r.url for r in images], [r.param for r in images], scope)
 
     async def open_videos() -> VideoBundle:
-        return await state.media.open_videos([r.url for r in videos], [r.param for r in videos], scope.salt)
+        params = [r.param for r in videos]
+        return await state.media.open_videos([r.url for r in videos], params, scope.salt, state.caller.owner)
 
     if not (images and videos):  # a task would let other tasks of the event loop run first, for no gain
         return await read_images(), await open_videos()
@@ -84,10 +85,15 @@ async def load_images(
             code="too_many_images",
         )
     others = [i for i in range(len(urls)) if i not in uploaded]
-    loaded = await state.media.load_timed([urls[i] for i in others], [params[i] for i in others], scope.salt)
+    loaded = await state.media.load_timed(
+        [urls[i] for i in others], [params[i] for i in others], scope.salt, state.caller.owner
+    )
     rest = iter(zip(loaded.images, loaded.timings, strict=True))
     pairs = [(uploaded[i], MediaTimings(0.0, 0.0)) if i in uploaded else next(rest) for i in range(len(urls))]
-    return ImageBundle(tuple(image for image, _ in pairs), tuple(timings for _, timings in pairs))
+    images = tuple(image for image, _ in pairs)
+    if uploaded:
+        state.media.check_pixels(images)
+    return ImageBundle(images, tuple(timings for _, timings in pairs))
 
 
 def _uploaded_image(state: ServerState, url: str, param: str, tenant: str) -> Image:
@@ -98,4 +104,4 @@ def _uploaded_image(state: ServerState, url: str, param: str, tenant: str) -> Im
             param=param,
             code="image_not_found",
         )
-    return stored.image
+    return state.media.lend(stored.image, state.caller.owner)

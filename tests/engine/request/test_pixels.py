@@ -192,3 +192,25 @@ def test_a_request_that_comes_after_the_last_one_left_does_not_join_its_computat
     slow.gate.set()
     assert task.start().result(20).identity == "cat"
     task.release()
+
+
+def test_work_for_requests_that_left_is_not_done(store: PixelStore, slow: SlowProcessor) -> None:
+    """Clients that sent large images and left at once filled the queue with work that nobody wanted: after
+    six seconds of it, everybody else's small image waited for thirteen.
+    """
+    tasks = [store.task(planned(f"left {number}")) for number in range(10)]
+    claims = [store.pool.claim([task]) for task in tasks]
+    for task in tasks:
+        task.start()
+    assert slow.begun.acquire(timeout=20)
+    assert slow.begun.acquire(timeout=20)
+    for claim in claims:
+        claim.release()
+    stayed = store.task(planned("stayed"))
+    claim = store.pool.claim([stayed])
+    future = stayed.start()
+    slow.gate.set()
+    assert future.result(20).identity == "stayed"
+    assert sorted(slow.processed)[-1] == "stayed"
+    assert len(slow.processed) == 3
+    claim.release()

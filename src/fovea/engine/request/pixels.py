@@ -110,14 +110,14 @@ class PixelTask:
     def release(self) -> None:
         """Count one claim less. After the last one the pixels go to the cache.
 
-        A computation that still runs is left to finish; its result is dropped.
+        A computation that has not begun is cancelled. One that runs is left to finish; its result is dropped.
         """
         with self._lock:
             self._claims -= 1
             if self._claims:
                 return
             future, self._future = self._future, None
-        if future is not None and future.done() and not _failed(future):
+        if future is not None and not future.cancel() and future.done() and not _failed(future):
             self._pool.keep(self._planned.pixel_key, future.result())
 
     def _submit(self) -> Future[ProcessedImage]:

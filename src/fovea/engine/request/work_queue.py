@@ -2,8 +2,8 @@
 
 Decoding and resizing a photo takes milliseconds, and a picture of 50 megapixels a second. Tokenizing a
 megabyte of text takes a second. In order of arrival, a few large images or texts would hold up everybody. So
-work is done in the order of arrival plus a delay that grows with its cost, and expensive work is done one at
-a time.
+work is done in the order of arrival plus a delay that grows with its cost, and expensive work never has all
+threads.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from fovea.engine.request.waiting import wait_for_shared
 T = TypeVar("T")
 CHARACTERS = 20_000
 """Characters of text that cost as much as a megapixel."""
-DELAY_S = 0.2
+DELAY_S = 2.0
 """Delay per unit of cost: work that arrives up to this much later and costs nothing goes first."""
-EXPENSIVE = 16.0
-"""Work of more than this cost is done one at a time. Pictures of phones cost 12."""
+EXPENSIVE = 4.0
+"""Work of more than this cost never has all threads. Pictures of phones cost 12."""
 
 
 class WorkQueue:
@@ -36,12 +36,18 @@ class WorkQueue:
     The unit of cost is a megapixel of an image's own resolution, about a hundredth of a second.
     """
 
-    def __init__(self, threads: int, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """threads: their number. name: beginning of their names."""
+    def __init__(
+        self, threads: int, name: str, most_expensive: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """threads: their number. name: beginning of their names.
+
+        most_expensive: how many of them may do expensive work at a time; 0: all but one.
+        """
+        self._most_expensive = most_expensive or max(1, threads - 1)
         self._clock = clock
         self._cheap: list[tuple[float, int, Future[Any], Callable[[], Any]]] = []
         self._expensive: list[tuple[float, int, Future[Any], Callable[[], Any]]] = []
-        self._expensive_runs = False
+        self._running_expensive = 0
         self._numbers = itertools.count()
         self._closed = False
         self._changed = threading.Condition()
@@ -103,7 +109,7 @@ class WorkQueue:
                 del entry, future, work
                 if expensive:
                     with self._changed:
-                        self._expensive_runs = False
+                        self._running_expensive -= 1
                         self._changed.notify()
 
     def _take(self) -> tuple[bool, Future[Any], Callable[[], Any]] | None:
@@ -114,7 +120,7 @@ class WorkQueue:
                 if heap is not None:
                     _, _, future, work = heapq.heappop(heap)
                     expensive = heap is self._expensive
-                    self._expensive_runs = self._expensive_runs or expensive
+                    self._running_expensive += expensive
                     return expensive, future, work
                 if self._closed:
                     return None
@@ -123,7 +129,7 @@ class WorkQueue:
     def _next(self) -> list[tuple[float, int, Future[Any], Callable[[], Any]]] | None:
         """The heap from which to take now."""
         heaps = [heap for heap in (self._cheap, self._expensive) if heap]
-        if self._expensive_runs:
+        if self._running_expensive >= self._most_expensive:
             heaps = [heap for heap in heaps if heap is self._cheap]
         return min(heaps, key=lambda heap: heap[0][:2], default=None)
 

@@ -55,7 +55,7 @@ class ImageStore:
         owner = f"{len(tenant)}:{tenant}{salt}\x00{image.identity}"
         name = hmac.digest(self._secret, owner.encode(), "sha256").hex()[:40]
         entry = StoredImage(name, image, self._clock() + self.cache.ttl_s, tenant)
-        return entry if self.cache.put(name, entry, image.rgb_bytes) else None
+        return entry if self.cache.put(name, entry, image.held_bytes) else None
 
     def get(self, name: str, tenant: str = "") -> StoredImage | None:
         """Return the tenant's image with that id. None if there is none, or it belongs to another tenant."""

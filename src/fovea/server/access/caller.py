@@ -31,6 +31,11 @@ class Caller:
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
+    @property
+    def owner(self) -> str:
+        """The client's name, to count what it holds; "" without keys, where clients are not told apart."""
+        return "" if self.client.name == ANYONE else self.client.name
+
 
 def request_id(header: bytes) -> str:
     """Return the id that a client sent in x-request-id, or a new one if it sent none that is harmless.

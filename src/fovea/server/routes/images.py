@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from typing import Any
 
@@ -12,14 +11,14 @@ from fovea.api.schema import ImageUpload
 from fovea.core.errors import InvalidImage, InvalidRequest, NotFound
 from fovea.core.image import PixelBudget
 from fovea.core.types import ChatPrompt, GenerationRequest, ImagePart, Message
-from fovea.media.bundle import ImageBundle, MediaTimings
+from fovea.media.bundle import ImageBundle
 from fovea.media.image.store import SCHEME, StoredImage
 from fovea.server.answer import Deadline, collect_answer, while_connected
 from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import ERRORS, NAMED
 from fovea.server.explain import shorten
 from fovea.server.reservations import Reservation
-from fovea.server.state import CacheScope, ServerState, cache_scope_of, state_of
+from fovea.server.state import ServerState, cache_scope_of, state_of
 
 router = APIRouter(route_class=BodyRoute)
 
@@ -39,39 +38,34 @@ async def upload(body: ImageUpload, http: Request) -> dict[str, Any]:
 async def _upload(
     state: ServerState, body: ImageUpload, http: Request, reservation: Reservation
 ) -> dict[str, Any]:
-    """Load, store and encode the image. The timeout is one deadline for all of these steps."""
+    """Load, store and encode the image. The timeout is one deadline for all of these steps.
+
+    An image that cannot be decoded is not stored.
+    """
     scope = cache_scope_of(http, body.cache_salt)
     deadline = Deadline(state.timeout(body.timeout))
-    bundle = await while_connected(http, deadline.limit_loading(_load(state, body, scope)))
+    loading = state.media.load_timed([body.url], ["url"], scope.salt, state.caller.owner)
+    bundle = await while_connected(http, deadline.limit_loading(loading))
     image = bundle.images[0]
     stored = state.image_store.put(image, scope.salt, scope.tenant)
     if stored is None:
         raise InvalidRequest(
-            f"the image takes {image.rgb_bytes} bytes decoded; the store for images has "
-            f"{state.image_store.cache.capacity} in all (image_store_mib)",
+            f"the image takes {image.held_bytes} bytes; the store for images has "
+            f"{state.image_store.cache.capacity} in all (image_store_mib), or less for one client",
             param="url",
             code="image_too_large",
         )
     card = _image_object(state, stored) | {"encoded": False}
-    if body.encode:
-        answer = await while_connected(
-            http,
-            collect_answer(state, _encode_request(bundle, body, scope.salt, deadline.remaining), reservation),
-        )
-        card |= {"encoded": True, "visual_tokens": answer.usage.image}
-    return card
-
-
-async def _load(state: ServerState, body: ImageUpload, scope: CacheScope) -> ImageBundle:
-    """Load the image and decode it: it is stored with its pixels. Raises InvalidImage."""
-    bundle = await state.media.load_timed([body.url], ["url"], scope.salt)
-    started = time.perf_counter()
     try:
-        image = await state.media.decode(bundle.images[0])
+        if not body.encode:
+            await while_connected(http, deadline.limit_loading(state.media.decode(image)))
+            return card
+        request = _encode_request(bundle, body, scope.salt, deadline.remaining)
+        answer = await while_connected(http, collect_answer(state, request, reservation))
     except InvalidImage as error:
+        state.image_store.drop(stored.id)
         raise error.at(0, "url") from error
-    timings = MediaTimings(bundle.timings[0].fetch_s, time.perf_counter() - started)
-    return ImageBundle((image,), (timings,))
+    return card | {"encoded": True, "visual_tokens": answer.usage.image}
 
 
 @router.get("/v1/images/{name}", responses=NAMED)
