@@ -116,6 +116,7 @@ class PixelSettings:
         high=MOST_SECONDS,
     )
     preprocess_workers: int = setting(2, "Threads that resize and normalise images.", low=1, high=64)
+    frame_workers: int = setting(2, "Threads that resize and normalise frames of videos.", low=1, high=64)
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -38,6 +38,7 @@ class EngineOptions(TypedDict, total=False):
     pixel_cache_mib: int
     pixel_ttl_s: int
     preprocess_workers: int
+    frame_workers: int
     policy: str
     max_passes: int
     pace: float
