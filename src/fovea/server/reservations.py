@@ -61,8 +61,9 @@ class Reservations:
     def reserve(self, choices: int) -> Iterator[Reservation]:
         """Reserve places for this many choices, until they are handed over or the block ends.
 
-        Raises what `Client.check_choices` and EngineClient.check_room raise. If the client has to leave places
-        to others, raises InvalidRequest for more choices than it may ever have, Overloaded for more than now.
+        Raises what `Client.check_choices` and EngineClient.check_room raise. If the client has to leave
+        places to others, raises InvalidRequest for more choices than it may ever have, Overloaded for more
+        than it may have now.
         """
         client = self._caller.client
         client.check_choices(choices, self._usual_places)
@@ -82,7 +83,7 @@ class Reservations:
 
     @property
     def _share(self) -> int:
-        """Most choices in flight of a client beside others; 0: the engine does not say how many it computes."""
+        """Most choices in flight of a client beside others. 0: any, while the engine computes none."""
         running = self._client.info.max_running
         return max(1, running // 2) if running else 0
 

@@ -127,10 +127,30 @@ def test_a_removed_or_writable_file_keeps_the_keys(path: Path, caplog: pytest.Lo
         assert not keys.access.reload()
         path.unlink()
         assert not keys.access.reload()
-    assert [record.message.split(": ")[1].split(" ")[3] for record in caplog.records] == ["has", "cannot"]
+    writable, removed = caplog.messages
+    assert f"others may write to {path} (mode 0666" in writable
+    assert f"{path} cannot be read: No such file" in removed
     assert keys.ask("a").client.name == "alice"
     keys.write(entry("alice", "a"))
     assert keys.access.reload(), "a file that comes back is read"
+
+
+def test_a_folder_that_others_may_write_keeps_the_keys(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Another user could have replaced the file, so what it holds now is not believed."""
+    keys = KeysFile(path, entry("alice", "one"))
+    path.parent.chmod(0o777)
+    keys.write(entry("mallory", "two"))
+    assert not keys.access.reload()
+    assert keys.refuses("two") == "invalid_api_key"
+    assert keys.ask("one").client.name == "alice"
+    assert "the keys stay what they were: keys file" in caplog.text
+    assert "another user could add keys: others may write to" in caplog.text
+    assert keys.access.stats()["keys_file_broken"] == 1
+    with pytest.raises(ConfigError, match="another user could add keys"):
+        Access(ServerSettings.of(keys_file=path))
+    path.parent.chmod(0o700)
+    assert keys.access.reload()
+    assert keys.ask("two").client.name == "mallory"
 
 
 def test_no_keys_left_does_not_mean_open(path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.server.access.keyfile import digest, new_key, parse_key_file, read_key_file
+from fovea.server.access.keyfile import check_private, digest, new_key, parse_key_file, read_key_file
 from fovea.server.access.keys import Keys, keys_of_file, keys_of_flags, tenant_of_client, tenant_of_key
 from fovea.server.access.limits import Limits
 
@@ -94,6 +95,46 @@ def test_a_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
             read_key_file(path)
     path.chmod(0o644)
     assert len(read_key_file(path).records) == 1
+
+
+def test_a_file_that_another_user_can_replace_is_refused(tmp_path: Path) -> None:
+    """Only the mode of the file itself was checked. Whoever may write to its folder, or to one above, or to
+    the folder of a link, can put another file in its place.
+    """
+    real, links = tmp_path / "real", tmp_path / "links"
+    for folder in (real, links):
+        folder.mkdir()
+    path, link = real / "keys.toml", links / "keys.toml"
+    path.write_text(entry())
+    path.chmod(0o600)
+    link.symlink_to(path)
+    for good in (path, link, real / "none.toml"):
+        check_private(good)
+    for folder, names in ((tmp_path, (path, link)), (real, (path, link)), (links, (link,))):
+        folder.chmod(0o777)
+        for name in names:
+            with pytest.raises(
+                ConfigError, match=f"another user could add keys: others may write to {folder}"
+            ):
+                check_private(name)
+        folder.chmod(0o1777)  # only the owner of the file may replace it there, as in /tmp
+        for name in names:
+            check_private(name)
+        folder.chmod(0o700)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(entry())
+    path.chmod(0o600)
+    os.chown(path, 12345, -1)
+    with pytest.raises(ConfigError, match="keys.toml belongs to user 12345; accepted: .* to this user or to"):
+        check_private(path)
+    os.chown(path, 0, -1)
+    os.chown(tmp_path, 12345, -1)
+    with pytest.raises(ConfigError, match=f"{tmp_path} belongs to user 12345"):
+        check_private(path)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from fovea.core.errors import ConfigError, Unauthorized
 from fovea.server.access.audit import Audit
 from fovea.server.access.caller import Caller
 from fovea.server.access.client import Client
-from fovea.server.access.keyfile import KeyFile, digest, fingerprint, read_key_file
+from fovea.server.access.keyfile import KeyFile, check_private, digest, fingerprint, read_key_file
 from fovea.server.access.keys import LONGEST_KEY, Key, Keys, keys_of_file, keys_of_flags
 from fovea.server.access.limits import Limits
 from fovea.server.access.log import AccessLog
@@ -156,6 +156,7 @@ class Access:
 
     def _read(self, path: Path) -> Keys:
         self._version = _version(path)  # taken before reading: a change meanwhile is seen at the next look
+        check_private(path)
         file = read_key_file(path)
         self._check_shares(file)
         return Keys((*self._fixed, *keys_of_file(file)))

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fovea.core.errors import ConfigError
+from fovea.core.private_files import exposure
 from fovea.server.access.limits import NO_LIMITS, Limits
 
 ROLES = ("api", "admin", "metrics")
@@ -86,8 +87,23 @@ def fingerprint(digest: bytes) -> str:
     return digest.hex()[:8]
 
 
+def check_private(path: Path) -> None:
+    """Check that no other user can change a keys file. Links are followed.
+
+    Raises ConfigError if another user than this one and root owns the file or a folder above it, or may write
+    to one of them.
+    """
+    reason = exposure(path, may_be_link=True)
+    if reason is not None:
+        raise ConfigError(
+            f"keys file {path}: another user could add keys: {reason}; accepted: a file and folders that "
+            "belong to this user or to root, and that nobody else may write to",
+            param="keys_file",
+        )
+
+
 def read_key_file(path: Path) -> KeyFile:
-    """Read a keys file.
+    """Read a keys file. A server also needs `check_private`.
 
     Raises ConfigError if it cannot be read, if others than its owner may write to it, or if its content is
     wrong.
