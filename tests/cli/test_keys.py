@@ -69,6 +69,23 @@ def test_mistakes_write_nothing(file: Path, fovea: Caller, words: tuple[str, ...
     assert not file.exists()
 
 
+def test_a_further_key_with_other_limits_says_how_to_change_them(file: Path, fovea: Caller) -> None:
+    """The message only said that keys of one name share their limits, and not what to do."""
+    fovea("keys", "new", "--name", "alice", "--places", 3)
+    file.write_text("[default]\nmax_n = 2\n" + file.read_text().partition("\n")[2])
+    before = file.read_text()
+    outcome = fovea("keys", "new", "--name", "alice", "--places", 4)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.error_line == (
+        "fovea: 'alice' has keys with other limits (places = 3, max_n = 2), and keys of one name share their "
+        "limits; accepted: no limits, for a further key with the same ones. To change them, edit all keys of "
+        f"'alice' in {file}"
+    )
+    assert file.read_text() == before
+    assert fovea("keys", "new", "--name", "alice", "--places", 3).code == 0, "the same limits may be named"
+    assert fovea("keys", "new", "--name", "alice").code == 0
+
+
 def test_revoking_what_is_not_there_or_cannot_be_cut_out(file: Path, fovea: Caller) -> None:
     fovea("keys", "new", "--name", "alice")
     assert "has no such key to revoke: 'bob'" in fovea("keys", "revoke", "bob").error_line

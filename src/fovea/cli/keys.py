@@ -11,6 +11,7 @@ import secrets
 import stat
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,8 @@ def _new(args: argparse.Namespace) -> int:
     else:
         text, known = f'cache_secret = "{secrets.token_hex(16)}"\n', KeyFile()
     old = [record for record in known.records if record.name == args.name]
+    if given and old:
+        _check_same(args, replace(_default_of(text), **{name: limits[name] for name in given}), old[-1])
     key = new_key()
     lines = [f"name = {json.dumps(args.name)}", f'hash = "{PREFIX}{digest(key.encode()).hex()}"']
     roles = args.role or (sorted(old[-1].roles) if old else [])
@@ -101,6 +104,20 @@ def _new(args: argparse.Namespace) -> int:
     print(key)
     print(f"its hash is in {args.file}; the key itself is not stored and is not shown again", file=sys.stderr)
     return 0
+
+
+def _check_same(args: argparse.Namespace, limits: Limits, old: KeyRecord) -> None:
+    """Raise ConfigError unless the limits of a new key are those of the client's other keys."""
+    if limits == old.limits:
+        return
+    usual, known = flat_values(Limits()), flat_values(old.limits)
+    shown = ", ".join(f"{name} = {value:g}" for name, value in known.items() if value != usual[name])
+    raise ConfigError(
+        f"{args.name!r} has keys with other limits ({shown or 'none'}), and keys of one name share their "
+        "limits; accepted: no limits, for a further key with the same ones. To change them, edit all keys "
+        f"of {args.name!r} in {args.file}",
+        param="name",
+    )
 
 
 def _list(args: argparse.Namespace) -> int:
