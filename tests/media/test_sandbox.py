@@ -67,14 +67,14 @@ def test_errors_are_those_of_this_process(sandbox: SandboxedDecoder) -> None:
 def test_a_crash_harms_its_own_file_only(sandbox: SandboxedDecoder) -> None:
     """A defect of a decoder library once took the whole server with it."""
     assert sandbox.images is not None
-    crashes = sandbox.images.crashes
+    crashes, ended = sandbox.images.crashes, sandbox.images.ended
     with sandbox.images.lease() as worker:
         answers = worker.ask({"ask": "image"}, sample(), 20, room=40 * 30 * 3)
         os.kill(worker.pid, signal.SIGSEGV)
         with pytest.raises(WorkerCrashed, match="the decoder crashed on it .SIGSEGV."):
             next(answers)
     assert decode(sandbox, sample()) == decode(LocalDecoder(LIMITS), sample())
-    assert sandbox.images.crashes == crashes + 1
+    assert (sandbox.images.crashes, sandbox.images.ended) == (crashes + 1, ended)
 
 
 def test_a_file_that_crashes_its_decoder_is_tried_twice_and_refused(
@@ -113,9 +113,11 @@ def test_a_decoder_that_hangs_is_ended(sandbox: SandboxedDecoder) -> None:
     impatient = SandboxedDecoder(replace(LIMITS, image_decode_s=0.2))
     assert impatient.images is not None
     impatient.images = sandbox.images
+    crashes, ended = sandbox.images.crashes, sandbox.images.ended
     with pytest.raises(InvalidImage, match="cannot be decoded: decoding it takes longer than 0.2 s"):
         decode(impatient, sample())
     assert not worker.alive
+    assert (sandbox.images.crashes, sandbox.images.ended) == (crashes, ended + 1)
     assert decode(sandbox, sample())
 
 
@@ -137,12 +139,16 @@ def test_nobody_waits_for_an_abandoned_video(sandbox: SandboxedDecoder) -> None:
     video = sandbox.open_video(clip(96, rate=24))
     assert sandbox.videos is not None
     (worker,) = sandbox.videos.processes
+    before = sandbox.stats()
     os.kill(worker.pid, signal.SIGSTOP)  # decoding takes for ever
     gone = threading.Event()
     threading.Timer(0.1, gone.set).start()
     with pytest.raises(Abandoned):
         list(video.source.read([0, 90], gone.is_set))
     assert not worker.alive
+    after = sandbox.stats()
+    assert after["decoder_crashes"] == before["decoder_crashes"], "clients that left counted as crashes"
+    assert after["decoder_ended"] == before["decoder_ended"] + 1
     assert len(list(video.source.read([0, 90]))) == 2
 
 

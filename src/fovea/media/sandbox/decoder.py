@@ -133,6 +133,7 @@ class SandboxedDecoder:
         return {
             "decoder_processes": sum(len(pool.processes) for pool in pools),
             "decoder_crashes": sum(pool.crashes for pool in pools),
+            "decoder_ended": sum(pool.ended for pool in pools),
         }
 
     def close(self) -> None:

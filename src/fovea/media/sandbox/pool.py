@@ -24,11 +24,13 @@ class WorkerPool:
     kind: what they decode.
     size: most processes at a time. They are started when they are needed.
     limits: limits on the media, and on time and memory of a worker.
-    crashes: how many workers died or were ended while they decoded.
+    crashes: how many workers died while they decoded.
+    ended: how many the server ended while they decoded: their time ran out, or their client left.
     """
 
     def __init__(self, kind: WorkerKind, size: int, limits: MediaLimits) -> None:
         self.crashes = 0
+        self.ended = 0
         self._kind = kind
         self._size = size
         self._limits = limits
@@ -118,7 +120,9 @@ class WorkerPool:
     def _put_back(self, worker: WorkerProcess) -> None:
         with self._changed:
             alive = worker.alive
-            self.crashes += not alive and not self._closed
+            if not alive and not self._closed:
+                self.crashes += worker.crashed
+                self.ended += not worker.crashed
             if alive and worker.answered < LIFETIME and not self._closed:
                 self._free.append(worker)
                 self._changed.notify()

@@ -44,11 +44,13 @@ class WorkerProcess:
 
     measures: what it gave up, see `jail.enter`.
     answered: number of files that it has decoded or refused.
+    crashed: whether it died, or answered what cannot be read, while the server waited for its answer.
     """
 
     def __init__(self, kind: WorkerKind, limits: MediaLimits) -> None:
         """Start the process. Raises WorkerFailed if it does not become ready."""
         self.answered = 0
+        self.crashed = False
         self._memory: SharedMemory | None = None
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
@@ -113,6 +115,7 @@ class WorkerProcess:
                 if not done:
                     self._channel.send({"next": True})
         except WorkerGone as error:
+            self.crashed = True
             raise WorkerCrashed(f"the decoder crashed on it ({self._reason()})") from error
         except TooSlow as error:
             raise WorkerFailed(f"decoding it takes longer than {seconds:g} s") from error
