@@ -9,22 +9,33 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fovea.api import responses
+from fovea.api.responses import error_body
 from fovea.core.errors import FoveaError
 
 LONGEST_MESSAGE = 2000
+"""Longest message of an error, in characters. A server's answer shows fewer, see `api.responses`."""
 _VARIABLE = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")
 _seen: list[str] = []
 
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Accept any FoveaError of the block that a client could read: its message is short and not empty."""
+    """Accept any FoveaError of the block whose message is short and not empty, also for a program or a log.
+
+    A server's answer to it has to keep the shorter bounds that the server promises to clients.
+    """
     try:
         yield
     except FoveaError as error:
         size = len(error.message)
         if not 0 < size < LONGEST_MESSAGE:
             raise AssertionError(f"a message of {size} characters") from error
+        answer = error_body(error)["error"]
+        if not 0 < len(answer["message"]) <= responses.LONGEST_MESSAGE:
+            raise AssertionError(f"an answer of {len(answer['message'])} characters") from error
+        if len(answer["param"] or "") > responses.LONGEST_PARAM:
+            raise AssertionError(f"a param of {len(answer['param'])} characters") from error
         note(f"{type(error).__name__} {error.code} {_VARIABLE.sub('', error.message)[:80]}")
 
 
