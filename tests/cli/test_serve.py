@@ -17,6 +17,8 @@ import openai
 import pytest
 
 from fovea import Engine
+from fovea.cli.serve import _keys_in_words
+from fovea.server.settings import ServerSettings
 from tests.cli.support import Caller, finish, free_port, start, until, write_lines
 from tests.support.forks import Fork
 
@@ -161,6 +163,57 @@ def test_the_error_for_a_wrong_setting_is_one_line(
     outcome = fovea("serve", *words)
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.error_line.startswith(f"fovea: {message}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--keys-file", "/no/such"), "keys file /no/such cannot be read"),
+        (("--tls-cert", "/no/such", "--tls-key", "/no/such"), "/no/such"),
+        (("--access-log", "/no/such/log"), "/no/such/log"),
+    ],
+)
+@pytest.mark.parametrize("model", ["fovea-tiny", "--simulate"])
+def test_a_server_that_does_not_start_announces_no_address(
+    model: str, flags: tuple[str, ...], message: str
+) -> None:
+    """The log named an address before the keys file and the certificate were looked at."""
+    ended = finish(start("serve", model, "--port", 0, *flags))
+    assert (ended.code, ended.out) == (2, "")
+    assert "://" not in ended.err
+    assert message in ended.err.splitlines()[-1]
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "none, open to all"),
+        ({"api_keys": ("a", "b")}, "2"),
+        ({"api_keys": ("a",), "keys_file": "/k"}, "1 and those of /k"),
+        ({"keys_file": "/k"}, "those of /k"),
+        ({"admin_keys": ("a",)}, "none, open to all except /admin and /metrics"),
+        ({"metrics_keys": ("a",)}, "none, open to all except /metrics"),
+        ({"metrics_keys": ("a",), "open_metrics": True}, "none, open to all"),
+        ({"admin_keys": ("a",), "open_metrics": True}, "none, open to all except /admin"),
+    ],
+)
+def test_the_log_says_who_may_use_the_server(settings: dict[str, Any], words: str) -> None:
+    """With keys for operators only, it said that everything is open to all."""
+    if "keys_file" in settings:
+        settings = settings | {"keys_file": Path(settings["keys_file"])}
+    assert _keys_in_words(ServerSettings.of(**settings)) == words
+
+
+def test_a_revision_of_a_folder_is_an_error_before_the_port_opens(
+    tiny: Path, fovea: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The port opened, and the server ended when it began to load. A relative folder looks like a hub id."""
+    monkeypatch.chdir(tiny.parent.parent)
+    for model in (str(tiny), f"{tiny.parent.name}/{tiny.name}", "fovea-tiny"):
+        outcome = fovea("serve", model, "--revision", "v1", "--port", "0")
+        assert outcome.code == 2
+        assert outcome.error_line.startswith(f"fovea: revision is 'v1', but {model!r} is a folder")
 
 
 @pytest.mark.parametrize(

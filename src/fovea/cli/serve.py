@@ -124,10 +124,13 @@ def _serve_simulated(
     config = _simulated_config(args, file)
     cost = CostModel.load(simulation.cost) if simulation.cost else CostModel()
     port = _free_port(simulation.host, simulation.port)
-    _announce(settings, simulation.host, port)
-    log.info("ready: no model, simulated; costs: %s", cost.made_from)
+
+    def start() -> None:
+        _announce(settings, simulation.host, port)
+        log.info("ready: no model, simulated; costs: %s", cost.made_from)
+
     engine = SimulatedEngine(config, cost, simulation.served_model_name or "fovea-simulated")
-    return serve(create_app(engine, settings), simulation.host, port)
+    return serve(create_app(engine, settings), simulation.host, port, on_start=start)
 
 
 def _simulated_config(args: argparse.Namespace, file: Mapping[str, Any]) -> EngineConfig:
@@ -163,7 +166,7 @@ def _serve_model(
     load_engine = engine_loader(args, file)
     model, _ = options.lookup("model", args, file) or (DEFAULT_MODEL, "")
     name = address.served_model_name or served_name(str(model))
-    _check_folder(str(model))
+    _check_folder(str(model), str((options.lookup("revision", args, file) or ("",))[0]))
     host, port = address.host, _free_port(address.host, address.port)
 
     def load() -> EngineClient:
@@ -176,9 +179,12 @@ def _serve_model(
         )  # fmt: skip
         return engine
 
+    def start() -> None:
+        _announce(settings, host, port)
+        client.start()
+
     client = StartingClient(name, load, on_failure=stop)
-    _announce(settings, host, port)
-    status = serve(create_app(client, settings), host, port, on_start=client.start)
+    status = serve(create_app(client, settings), host, port, on_start=start)
     if client.failure is not None:
         raise client.failure
     if client.status == "loading":
@@ -192,23 +198,35 @@ def _serve_model(
 
 
 def _announce(settings: ServerSettings, host: str, port: int) -> None:
+    """Log the address and who may use it. To be called when the port is open, after all checks."""
     shown = f"[{host}]" if ":" in host else host
+    scheme = "http" if settings.http.tls_cert is None else "https"
+    log.info("%s://%s:%d/v1  keys: %s", scheme, shown, port, _keys_in_words(settings))
+
+
+def _keys_in_words(settings: ServerSettings) -> str:
+    """Say which keys open /v1; if none is needed, which paths need one all the same."""
     keys = [f"{len(settings.api_keys)}"] if settings.api_keys else []
     if (file := settings.access.keys_file) is not None:
         keys.append(f"those of {file}")
-    scheme = "http" if settings.http.tls_cert is None else "https"
-    log.info("%s://%s:%d/v1  keys: %s", scheme, shown, port, " and ".join(keys) or "none, open to all")
+    if keys:
+        return " and ".join(keys)
+    closed = ["/admin"] if settings.admin_keys else []
+    if (settings.admin_keys or settings.access.metrics_keys) and not settings.access.open_metrics:
+        closed.append("/metrics")
+    return f"none, open to all except {' and '.join(closed)}" if closed else "none, open to all"
 
 
-def _check_folder(model: str) -> None:
-    """Refuse a name that is neither a folder nor a possible hub id, before the port opens.
+def _check_folder(model: str, revision: str) -> None:
+    """Refuse a name that is neither a folder nor a possible hub id, and a revision of a folder.
 
-    Raises CheckpointError.
+    The port is not open yet. Nothing is downloaded here. Raises CheckpointError and ConfigError.
     """
     from fovea.engine.load import resolve
 
-    if "/" not in model or model.startswith((".", "/", "~")):
-        resolve(model)
+    is_path = model.startswith((".", "/", "~")) or model.count("/") != 1
+    if is_path or Path(model).exists():
+        resolve(model, revision)
 
 
 def _keys(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> tuple[str, ...]:
