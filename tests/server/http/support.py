@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from fovea.core.types import Delta, GenerationRequest, StageTimings, Usage
 from fovea.server.app import create_app
 from fovea.server.background import serving
+from fovea.server.http.table import Phase
 from fovea.server.settings import ServerSettings
 from tests.server.scripted import Script
 from tests.server.support import PATIENCE
@@ -196,6 +197,11 @@ def post(body: Any, *headers: str, path: str = CHAT) -> bytes:
         f"Content-Length: {len(content)}", *headers,
     ]  # fmt: skip
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + content
+
+
+def in_phase(host: Host, phase: Phase) -> int:
+    """The number of connections in a phase."""
+    return len(host.app.state.connections.queues[phase])
 
 
 def soon(condition: Any) -> None:

@@ -8,6 +8,7 @@ import resource
 from collections.abc import Iterator
 
 import pytest
+from fastapi import Request
 
 from tests.server.http.support import CHAT, Host, get, hosting, post, soon
 from tests.server.support import chat
@@ -236,3 +237,23 @@ def test_framing_larger_than_the_body(host: Host, piece: bytes) -> None:
         wire.send(piece if piece.startswith(b"1;") else piece * 100 if len(piece) < 100 else piece)
         piece = piece.removeprefix(b"0\r\n")
     assert wire.answer().status == 400
+
+
+def test_bodies_one_after_the_other_on_a_connection() -> None:
+    """The second one was refused, because its chunks were "smaller than what is written around them".
+
+    It had no chunks: the body of the request before was counted as bytes around its own.
+    """
+    with hosting() as host:
+
+        @host.app.post("/size")
+        async def size(request: Request) -> int:
+            return len(await request.body())
+
+        wire = host.connect()
+        for length in (60_000, 100_000, 60_000, 100_000):
+            whole = f"POST /size HTTP/1.1\r\nHost: test\r\nContent-Length: {length}\r\n\r\n".encode()
+            whole += b"a" * length
+            wire.send(whole[:8000], whole[8000:])  # the head and a part of the body in one segment
+            answer = wire.answer()
+            assert (answer.status, answer.body) == (200, str(length).encode())

@@ -14,11 +14,14 @@ from fastapi import Request
 from fovea.core.errors import ConfigError
 from fovea.server.http.descriptors import RESERVE, allowed_connections
 from fovea.server.http.listener import bind
+from fovea.server.http.table import Phase
 from fovea.server.settings import ServerSettings
-from tests.server.http.support import Wire, get, hosting, soon
+from tests.server.http.support import Torrent, Wire, get, hosting, in_phase, post, soon
+from tests.server.support import chat
 from tests.support.forks import Fork
 
 ENDLESS = "GET /health HTTP/1.1\r\nX: "
+BODY = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
 
 
 def test_slow_clients_do_not_keep_others_out() -> None:
@@ -44,14 +47,48 @@ def test_idle_connections_leave_first() -> None:
 
 
 def test_those_who_find_no_room_wait_and_are_served_later() -> None:
-    with hosting(max_connections=2, body_timeout_s=600) as host:
-        busy = [host.connect("POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n") for _ in "12"]
-        soon(lambda: host.open_connections() == 2)
+    with hosting(Torrent(), max_connections=2, write_timeout_s=600) as host:
+        busy = [host.connect(post(chat(stream=True)), receive_buffer=4096) for _ in "12"]
+        soon(lambda: in_phase(host, Phase.ANSWER) == 2)
         waiting = host.connect(get())
         soon(lambda: host.count("connections_refused", reason="full") >= 1)
         assert not waiting.is_closed()
         busy[0].close()
         assert waiting.answer().status == 200
+
+
+def test_bodies_that_nobody_waits_for_make_room() -> None:
+    """A stranger announced bodies of 60,000 bytes and sent none of them.
+
+    Each connection got its 401 at once, and then stayed for the 30 seconds of a body. With 100 of them an
+    honest client waited for 32 seconds. Now they make room at once, and end after two seconds anyway.
+    """
+    with hosting(max_connections=8, body_timeout_s=600, api_keys=("secret-key-of-the-test",)) as host:
+        silent = [host.connect(f"{BODY}60000\r\n\r\n") for _ in range(8)]
+        assert [wire.answer().status for wire in silent] == [401] * 8
+        soon(lambda: in_phase(host, Phase.ANSWERED) == 8)
+        assert host.ask(get()).status == 200
+        assert host.count("connections_refused", reason="evicted_answered") == 1
+        soon(lambda: in_phase(host, Phase.ANSWERED) == 0)
+        assert host.count("connection_timeouts", kind="body") == 7
+
+
+def test_silent_bodies_make_room_as_the_last() -> None:
+    """Without keys, every body is waited for: a stranger's silent ones kept others out for 30 seconds.
+
+    The connection that has been silent for longest leaves, and not one that is still sending.
+    """
+    with hosting(max_connections=4, body_timeout_s=600) as host:
+        sending = host.connect(f"{BODY}400\r\n\r\n")
+        soon(lambda: in_phase(host, Phase.BODY) == 1)
+        silent = [host.connect(f"{BODY}400\r\n\r\n") for _ in range(3)]
+        soon(lambda: in_phase(host, Phase.BODY) == 4)
+        oldest = next(iter(host.app.state.connections))
+        sending.send("{")
+        soon(lambda: next(reversed(host.app.state.connections.queues[Phase.BODY])) is oldest)
+        assert host.ask(get()).status == 200
+        soon(lambda: silent[0].is_closed())
+        assert not any(wire.is_closed() for wire in (sending, *silent[1:]))
 
 
 def test_one_address_gets_its_share_only() -> None:

@@ -9,6 +9,10 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 PREFIX = 64
 """Bits of an IPv6 address that name its network. A host gets a whole /64, so it can use any address in it."""
+HOPS = 16
+"""Addresses of X-Forwarded-For that are read, from its end. A client can send thousands."""
+LONGEST = 64
+"""Characters of an address. A longer text is none, and costs time to parse."""
 
 
 def client_key(host: str) -> str:
@@ -43,12 +47,12 @@ class Proxies:
         return address is not None and any(address in network for network in self._networks)
 
     def client(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-        """Return the last address in X-Forwarded-For that is no trusted proxy; None: there is none.
+        """Return the last address in X-Forwarded-For that is no trusted proxy; None: none in the last HOPS.
 
         Everything to the left of it was written by the client itself, so it is not believed.
         """
         values = [value.decode("latin-1") for name, value in headers if name == b"x-forwarded-for"]
-        for host in reversed(",".join(values).split(",")):
+        for host in reversed(",".join(values).rsplit(",", HOPS)[-HOPS:]):
             address = _parse(host.strip())
             if address is None:
                 return None
@@ -59,6 +63,8 @@ class Proxies:
 
 def _parse(host: str) -> Address | None:
     """Return an address without its zone, and as IPv4 if it is one in IPv6's notation; None: no address."""
+    if len(host) > LONGEST:
+        return None
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -13,12 +13,44 @@ from fovea.server.http.refusals import DEFECT, SHUTTING_DOWN, Refusal
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, ASGISendEvent, HTTPScope
+    from uvicorn.server import ServerState
 
-    from fovea.server.http.protocol import HttpProtocol
+    from fovea.server.http.flow import Flow
+    from fovea.server.http.table import Entry
 
 log = logging.getLogger("fovea.server")
 SHORT_BODY = 64 * 1024
 """Bytes of a body that no route reads, but for which a connection stays open."""
+
+
+class Owner(Protocol):
+    """The connection of a request, which is also the transport that uvicorn's code writes to.
+
+    server_state: the headers of every response.
+    flow: its flow control.
+    entry: what it does now.
+    """
+
+    server_state: ServerState
+    flow: Flow
+    entry: Entry
+
+    @property
+    def body_left(self) -> float:
+        """Bytes of the body that have not arrived; infinite: unknown."""
+        ...
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Write an answer that no route gave, and close."""
+        ...
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        ...
+
+    def on_response_complete(self) -> None:
+        """The answer is complete."""
+        ...
 
 
 class Cycle(RequestResponseCycle):
@@ -29,7 +61,7 @@ class Cycle(RequestResponseCycle):
     """
 
     def __init__(
-        self, owner: HttpProtocol, scope: HTTPScope, *, expect_100_continue: bool, keep_alive: bool
+        self, owner: Owner, scope: HTTPScope, *, expect_100_continue: bool, keep_alive: bool
     ) -> None:
         """owner: the connection, which also writes and closes.
 

@@ -26,6 +26,9 @@ PAUSE_S = 0.5
 """Seconds without accepting after descriptors or memory ran out."""
 RETRY_S = 0.1
 """Seconds after which a full table is asked again for a connection that can be closed."""
+TLS_END_S = 24 * 3600.0
+"""Seconds after which asyncio would end a TLS connection that is closing, even while its client reads the
+answer. The deadlines of the table come first."""
 BACKLOG = 2048
 _LATER = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -131,7 +134,8 @@ class Listener:
 
     def _accept(self, listening: socket.socket) -> None:
         """Accept one connection. The event loop calls this again while more of them wait."""
-        if self._table.full and not self._make_room(listening):
+        if self._table.full:
+            self._make_room(listening)
             return
         try:
             sock, address = listening.accept()
@@ -143,18 +147,14 @@ class Listener:
         self._was_full = False
         self._take(sock, client_key(address[0]))
 
-    def _make_room(self, listening: socket.socket) -> bool:
-        """Close a connection for the one that waits, if there is one; otherwise wait for an end."""
-        if not _has_waiting(listening):
-            return False
-        if not self._table.make_room():
-            self._pause_until_room()
-            return False
-        return True
+    def _make_room(self, listening: socket.socket) -> None:
+        """Close a connection for the one that waits, if there is one, and wait until a descriptor is free.
 
-    def _pause_until_room(self) -> None:
-        """Wait until a connection ends, or until one that was about to be read may be closed after all."""
-        if not self._was_full:
+        Without one that can be closed, wait for an end, or until one that was about to be read may be closed.
+        """
+        if not _has_waiting(listening):
+            return
+        if not self._table.make_room() and not self._was_full:
             self._was_full = True
             self._rules.notices.warn("full", f"all {self._table.capacity} connections are busy; others wait")
             self._table.refused("full")
@@ -191,7 +191,7 @@ class Listener:
                 sock,
                 ssl=self.tls,
                 ssl_handshake_timeout=self._rules.header_s + 1,
-                ssl_shutdown_timeout=self._rules.write_s,
+                ssl_shutdown_timeout=TLS_END_S,
             )
 
     def _connected(self, sock: socket.socket, protocol: HttpProtocol, task: asyncio.Task[None]) -> None:
@@ -203,8 +203,8 @@ class Listener:
         if error is not None and protocol.entry.phase is Phase.HANDSHAKE:
             self._table.refused("tls")
             self._rules.notices.warn("tls", f"{protocol.entry.address}: the TLS handshake failed: {error}")
-        self._table.leave(protocol.entry)
         sock.close()
+        self._table.leave(protocol.entry)
 
     def _refuse(self, sock: socket.socket, address: str) -> None:
         """Tell a client that its address has too many connections, without waiting. With TLS, only close."""

@@ -17,7 +17,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState as UvicornState
 
 from fovea.server.http.cycle import Cycle
-from fovea.server.http.ending import Ending
+from fovea.server.http.ending import LINGER_S, Ending
 from fovea.server.http.flow import Flow
 from fovea.server.http.reader import ParsedHead, Part, Reader
 from fovea.server.http.refusals import BODY_TIMEOUT, HEADER_TIMEOUT, SHUTTING_DOWN, Refusal, malformed
@@ -204,8 +204,13 @@ class HttpProtocol(asyncio.Protocol):
         if self.ending.begun:
             return
         entry = self.entry
-        if self._reader.part is Part.BODY:
-            if entry.phase is not Phase.BODY:
+        if self._reader.part is Part.BODY and self._running is None:
+            if entry.phase is not Phase.ANSWERED:
+                entry.turn(Phase.ANSWERED, time.monotonic() + LINGER_S)
+        elif self._reader.part is Part.BODY:
+            if entry.phase is Phase.BODY:
+                entry.progress()
+            else:
                 entry.turn(Phase.BODY, self.flow.begin_body(time.monotonic()))
         elif self._running is not None:
             entry.turn(Phase.ANSWER)
@@ -236,16 +241,8 @@ class HttpProtocol(asyncio.Protocol):
 
     # The table's calls
 
-    def evict(self) -> bool:
-        if self._transport is None:
-            self.ending.close()
-        elif has_unread_bytes(self.ending.sock):
-            return False
-        elif self.entry.phase is Phase.IDLE and not self._transport.get_write_buffer_size():
-            self.ending.close()
-        else:
-            self.ending.abort()
-        return True
+    def evict(self, *, cut: bool) -> bool:
+        return self.ending.make_way(cut=cut)
 
     def tend(self, now: float) -> None:
         if peer_is_gone(self.ending.sock):
@@ -264,14 +261,15 @@ class HttpProtocol(asyncio.Protocol):
         if entry.phase is Phase.BODY:
             self._expire_body(now)
         elif entry.phase is Phase.CLOSING:
-            self.ending.expire()
+            self.ending.expire(now)
         elif entry.phase is Phase.IDLE and has_unread_bytes(self.ending.sock):
             entry.deadline = now + self._rules.header_s  # a request is arriving just now
         else:
-            entry.table.timed_out(entry.phase.name.lower())
+            entry.table.timed_out("body" if entry.phase is Phase.ANSWERED else entry.phase.name.lower())
             if self._reader.begun:
                 self._break_off(HEADER_TIMEOUT)
             else:
+                self._reader.stop()
                 self.ending.close()
 
     def _expire_body(self, now: float) -> None:

@@ -3,8 +3,11 @@
 It holds no socket and reads no clock, so that its rules can be tested without either. The rules:
 
 - There is room for `capacity` connections, and for `per_address` of one client address.
-- If the table is full, the connection that has been idle for longest makes room; without an idle one, the
-  oldest that has not finished its headers. Without either, nobody is accepted until a connection ends.
+- If the table is full, one connection makes room. `EVICTED` has the order of phases: first those that have
+  their answer, then those that have not finished their headers, and in the end those that do not read their
+  last answer or have been silent for longest within a body. Requests that are complete stay. If nobody makes
+  room, nobody is accepted until a connection ends.
+- A connection is in the table until its descriptor is closed, so that the limits hold for descriptors, too.
 - A connection has a deadline for what it does now (`deadline`) and another for its unread answer
   (`write_deadline`). `sweep` tells the owners of all connections that are over one of them.
 """
@@ -18,8 +21,8 @@ from enum import IntEnum
 from itertools import islice
 from typing import Protocol
 
-TRIES = 8
-"""Connections of a phase that are asked to make room for another."""
+TRIES = 64
+"""Connections of a phase that are asked to make room. Those that stay are the last to be asked again."""
 
 
 class Phase(IntEnum):
@@ -29,23 +32,43 @@ class Phase(IntEnum):
     HEAD: it has sent a part of a request line or of headers, or nothing since it was accepted.
     BODY: it sends a body.
     ANSWER: its request is complete, and the answer is computed or sent.
+    ANSWERED: it has its answer, but has not sent all of the body, which nobody wants.
     IDLE: it waits between two requests.
-    CLOSING: the server has closed it, and the rest of the answer leaves.
+    CLOSING: the server has closed it: the rest of the answer leaves, or the client has to end its side.
+    ENDED: it was closed at once; its descriptor ends in the next turn of the event loop.
     """
 
     HANDSHAKE = 0
     HEAD = 1
     BODY = 2
     ANSWER = 3
-    IDLE = 4
-    CLOSING = 5
+    ANSWERED = 4
+    IDLE = 5
+    CLOSING = 6
+    ENDED = 7
+
+
+EVICTED = (
+    (Phase.CLOSING, False),
+    (Phase.ANSWERED, False),
+    (Phase.IDLE, False),
+    (Phase.HEAD, False),
+    (Phase.HANDSHAKE, False),
+    (Phase.CLOSING, True),
+    (Phase.BODY, True),
+)
+"""Phases in the order in which their connections make room, and whether that cuts off an unread answer."""
 
 
 class Owner(Protocol):
     """The code that reads and writes a connection."""
 
-    def evict(self) -> bool:
-        """Close the connection to make room for another; False: not now, because a request is arriving."""
+    def evict(self, *, cut: bool) -> bool:
+        """Close the connection at once to make room for another; False: not now.
+
+        It stays while bytes of a request are arriving, or wait until the server reads them.
+        cut: whether a closed connection ends even if its client has not read all of the answer.
+        """
         ...
 
     def expire(self, now: float) -> None:
@@ -103,12 +126,15 @@ class Entry:
         self.deadline = deadline
         if phase is self.phase:
             return
-        waiting = self.table.waiting
-        if self.phase in waiting:
-            waiting[self.phase].pop(self, None)
+        queues = self.table.queues
+        if self in queues[self.phase]:  # a connection that has left the table is in no queue
+            del queues[self.phase][self]
+            queues[phase][self] = None
         self.phase = phase
-        if phase in waiting:
-            waiting[phase][self] = None
+
+    def progress(self) -> None:
+        """Note that bytes have arrived, so that the connection is the last of its phase to make room."""
+        self.table.queues[self.phase].move_to_end(self)
 
 
 class Connections:
@@ -120,7 +146,7 @@ class Connections:
     observer: counts refusals and timeouts; None: nobody does.
 
     draining: whether the server shuts down. Answers then end their connections.
-    waiting: the entries of each phase in which a connection can be closed for another, oldest first.
+    queues: the entries of each phase, in the order in which they are asked to make room, oldest first.
     """
 
     def __init__(
@@ -135,11 +161,7 @@ class Connections:
         self.per_address = per_address
         self.draining = False
         self.accepted = 0
-        self.waiting: dict[Phase, OrderedDict[Entry, None]] = {
-            Phase.IDLE: OrderedDict(),
-            Phase.HEAD: OrderedDict(),
-            Phase.HANDSHAKE: OrderedDict(),
-        }
+        self.queues: dict[Phase, OrderedDict[Entry, None]] = {phase: OrderedDict() for phase in Phase}
         self.on_room: Callable[[], None] = lambda: None
         self._exempt = exempt
         self._observer = observer
@@ -168,8 +190,7 @@ class Connections:
         self._entries[entry] = None
         self._addresses[address] += 1
         self.accepted += 1
-        if phase in self.waiting:
-            self.waiting[phase][entry] = None
+        self.queues[phase][entry] = None
         return entry
 
     def leave(self, entry: Entry) -> None:
@@ -180,20 +201,20 @@ class Connections:
         self._addresses[entry.address] -= 1
         if not self._addresses[entry.address]:
             del self._addresses[entry.address]
-        if entry.phase in self.waiting:
-            self.waiting[entry.phase].pop(entry, None)
+        del self.queues[entry.phase][entry]
         self.on_room()
 
     def make_room(self) -> bool:
-        """Tell whether one more connection can be accepted; if the table is full, close one that waits."""
-        if not self.full:
+        """Close a connection if the table is full. Tell whether there is room now, or in a moment."""
+        if not self.full or self.queues[Phase.ENDED]:
             return True
-        for phase, entries in self.waiting.items():
-            for entry in tuple(islice(entries, TRIES)):
-                if entry.owner.evict():
+        for phase, cut in EVICTED:
+            queue = self.queues[phase]
+            for entry in tuple(islice(queue, TRIES)):
+                if entry.owner.evict(cut=cut):
                     self.refused(f"evicted_{phase.name.lower()}")
-                    self.leave(entry)
                     return True
+                queue.move_to_end(entry)
         return False
 
     def sweep(self, now: float) -> None:
@@ -218,7 +239,7 @@ class Connections:
         """Figures by the names of `observe.table`."""
         return {
             "connections_open": len(self._entries),
-            "connections_idle": len(self.waiting[Phase.IDLE]),
+            "connections_idle": len(self.queues[Phase.IDLE]),
             "connections_capacity": self.capacity,
             "connections_accepted": self.accepted,
         }
