@@ -124,3 +124,23 @@ def test_image_store_has_a_ceiling_and_a_time_to_live(engine: Engine, files: Pat
         answer = server.post("/v1/images", {"url": data_url(picture())})
         assert answer.status_code == 400
         assert "image_store_mib" in answer.json()["error"]["message"]
+
+
+def test_a_stored_image_is_counted_by_the_store_alone(server: Server) -> None:
+    """Otherwise files sent ahead would fill the ceiling for the files of requests."""
+    card = server.post("/v1/images", {"url": data_url(picture(seed=4711)), "encode": False}).json()
+    assert server.metrics()["fovea:image_store_entries"] >= 1
+    assert server.metrics()["fovea:media_held_bytes"] == 0
+    answer = server.post("/v1/chat/completions", chat(user(image(card["url"]), "what is it?")))
+    assert answer.status_code == 200
+    until(lambda: server.metrics()["fovea:media_held_bytes"] == 0)
+
+
+def test_an_image_that_cannot_be_decoded_is_not_stored(server: Server) -> None:
+    for encode in (True, False):
+        before = server.metrics()["fovea:image_store_entries"]
+        answer = server.post("/v1/images", {"url": data_url(picture(seed=4712)[:-20]), "encode": encode})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "url"
+        assert "image 0: the PNG is truncated" in answer.text
+        assert server.metrics()["fovea:image_store_entries"] == before

@@ -65,6 +65,8 @@ async def _upload(
     except InvalidImage as error:
         state.image_store.drop(stored.id)
         raise error.at(0, "url") from error
+    finally:
+        state.media.budget.release(image.pixels)  # from now on, only the store counts it
     return card | {"encoded": True, "visual_tokens": answer.usage.image}
 
 
