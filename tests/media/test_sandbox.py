@@ -41,7 +41,7 @@ def decode(decoder: SandboxedDecoder | LocalDecoder, data: bytes) -> bytes:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_images_are_those_of_this_process(sandbox: SandboxedDecoder, kind: str) -> None:
-    data = sample(kind, width=70, height=600)  # more rows than are copied at once
+    data = sample(kind, width=1500, height=1100)  # more than a band of rows
     assert decode(sandbox, data) == decode(LocalDecoder(LIMITS), data)
 
 

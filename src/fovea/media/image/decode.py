@@ -28,7 +28,8 @@ from fovea.media.image.identity import identity_of_source
 from fovea.media.image.probe import ImageHeader, check_still, format_of, probe, upright_size
 from fovea.media.limits import MediaLimits
 
-BAND_ROWS = 256
+BAND_BYTES = 1 << 20
+"""Size of a band of rows, about, whose colours are converted at once."""
 _TURNS: dict[int, Pillow.Transpose] = {
     2: Pillow.Transpose.FLIP_LEFT_RIGHT,
     3: Pillow.Transpose.ROTATE_180,
@@ -53,7 +54,7 @@ def decode(data: bytes, limits: MediaLimits, identity: str | None = None) -> Ima
 
 
 def decode_bands(data: bytes, limits: MediaLimits) -> Iterator[bytes]:
-    """Decode a still image, and yield its upright RGB pixels from top to bottom, BAND_ROWS rows at a time.
+    """Decode a still image, and yield its upright RGB pixels from top to bottom, a band of rows at a time.
 
     Colours are converted band by band, because a large picture with transparency would otherwise be in memory
     five times. Raises only InvalidImage.
@@ -64,9 +65,10 @@ def decode_bands(data: bytes, limits: MediaLimits) -> Iterator[bytes]:
     assert kind is not None  # `probe` would have raised
     with _errors_of(kind):
         picture = _upright(kind, kind.essence(data), header)
-        for top in range(0, header.height, BAND_ROWS):
-            box = (0, top, header.width, min(top + BAND_ROWS, header.height))
-            yield to_rgb(picture.crop(box)).tobytes()
+        rows = max(1, BAND_BYTES // (header.width * 3))
+        for top in range(0, header.height, rows):
+            box = (0, top, header.width, min(top + rows, header.height))
+            yield to_rgb(picture if rows >= header.height else picture.crop(box)).tobytes()
 
 
 def identify(data: bytes, header: ImageHeader) -> str:
