@@ -334,9 +334,7 @@ def test_one_client_cannot_fill_the_ceiling_for_files() -> None:
     files = [Holder() for _ in range(30)]
     for file in files[:16]:
         budget.hold(file, 30, "greedy")
-    with pytest.raises(
-        Overloaded, match="of 'greedy' in flight take 480 bytes; .* at most 500"
-    ):
+    with pytest.raises(Overloaded, match="of 'greedy' in flight take 480 bytes; .* at most 500"):
         budget.hold(files[16], 30, "greedy")
     budget.hold(files[17], 30, "calm")
     budget.hold(files[18], 30)
