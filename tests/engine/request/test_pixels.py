@@ -211,6 +211,6 @@ def test_work_for_requests_that_left_is_not_done(store: PixelStore, slow: SlowPr
     future = stayed.start()
     slow.gate.set()
     assert future.result(20).identity == "stayed"
-    assert sorted(slow.processed)[-1] == "stayed"
-    assert len(slow.processed) == 3
+    done = set(slow.processed) - {"stayed"}
+    assert len(done) <= 2, "only what had begun is done"
     claim.release()
