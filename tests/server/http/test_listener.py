@@ -57,6 +57,22 @@ def test_those_who_find_no_room_wait_and_are_served_later() -> None:
         assert waiting.answer().status == 200
 
 
+def test_clients_that_left_before_they_were_accepted_cost_nothing() -> None:
+    """Clients sent requests of a megabyte and left at once, hundreds per second. Each was accepted, read and
+    parsed, and others waited for seconds in the kernel's queue behind them.
+    """
+    with hosting(Torrent(), max_connections=1, write_timeout_s=600) as host:
+        busy = host.connect(post(chat(stream=True)), receive_buffer=4096)
+        soon(lambda: in_phase(host, Phase.ANSWER) == 1)
+        for _ in range(20):
+            host.connect(post(chat())).close()
+        waiting = host.connect(get())
+        busy.close()
+        assert waiting.answer().status == 200
+        assert host.count("connections_refused", reason="left") == 20
+        assert host.count("connections_accepted") == 2
+
+
 def test_bodies_that_nobody_waits_for_make_room() -> None:
     """A stranger announced bodies of 60,000 bytes and sent none of them.
 

@@ -20,10 +20,13 @@ from fovea.server.http.address import client_key
 from fovea.server.http.protocol import HttpProtocol
 from fovea.server.http.refusals import TOO_MANY
 from fovea.server.http.rules import Rules
+from fovea.server.http.sockets import peer_is_gone
 from fovea.server.http.table import Connections, Phase
 
 PAUSE_S = 0.5
 """Seconds without accepting after descriptors or memory ran out."""
+GONE_AT_ONCE = 64
+"""Connections without a client that are closed in one turn of the event loop."""
 RETRY_S = 0.1
 """Seconds after which a full table is asked again for a connection that can be closed."""
 TLS_END_S = 24 * 3600.0
@@ -133,19 +136,28 @@ class Listener:
                 self._loop.remove_reader(sock.fileno())
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept one connection. The event loop calls this again while more of them wait."""
+        """Accept one connection. The event loop calls this again while more of them wait.
+
+        Connections whose clients have left already are closed unread: a flood of them would keep the others
+        waiting in the kernel's queue.
+        """
         if self._table.full:
             self._make_room(listening)
             return
-        try:
-            sock, address = listening.accept()
-        except (BlockingIOError, InterruptedError, ConnectionError):
-            return
-        except OSError as error:
-            self._pause_after(error)
-            return
-        self._was_full = False
-        self._take(sock, client_key(address[0]))
+        for _ in range(GONE_AT_ONCE):
+            try:
+                sock, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                return
+            except OSError as error:
+                self._pause_after(error)
+                return
+            if not peer_is_gone(sock):
+                self._was_full = False
+                self._take(sock, client_key(address[0]))
+                return
+            sock.close()
+            self._table.refused("left")
 
     def _make_room(self, listening: socket.socket) -> None:
         """Close a connection for the one that waits, if there is one, and wait until a descriptor is free.
