@@ -49,17 +49,19 @@ def decode(data: bytes, limits: MediaLimits, identity: str | None = None) -> Ima
     """
     with stage("image decode"):
         header = probe(data, limits)
-        rgb = b"".join(decode_bands(data, limits))
+        rgb = b"".join(decode_bands(data, header, limits))
         return Image(identity or identify(data, header), header.width, header.height, rgb)
 
 
-def decode_bands(data: bytes, limits: MediaLimits) -> Iterator[bytes]:
+def decode_bands(data: bytes, header: ImageHeader, limits: MediaLimits) -> Iterator[bytes]:
     """Decode a still image, and yield its upright RGB pixels from top to bottom, a band of rows at a time.
 
     Colours are converted band by band, because a large picture with transparency would otherwise be in memory
-    five times. Raises only InvalidImage.
+    five times.
+
+    header: as `probe` reads it from the file.
+    Raises only InvalidImage.
     """
-    header = probe(data, limits)
     check_still(header, limits)
     kind = format_of(data)
     assert kind is not None  # `probe` would have raised

@@ -65,7 +65,7 @@ class LocalDecoder:
         self._limits = limits
 
     def decode_image(self, data: bytes, header: ImageHeader) -> Rgb:
-        return b"".join(decode_bands(data, self._limits))
+        return b"".join(decode_bands(data, header, self._limits))
 
     def open_video(self, data: bytes) -> Video:
         return open_video(data, self._limits)
@@ -100,13 +100,12 @@ class SandboxedDecoder:
         seconds = self._limits.image_decode_s
         try:
             with closing(_ask(self.images, {"ask": "image"}, data, seconds, room=room)) as answers:
-                for answer, pixels in answers:
-                    if "done" in answer:
-                        return pixels()
-                    raise _error_of(answer, InvalidImage)
+                answer, pixels = next(answers)
+                if "done" in answer:
+                    return pixels()
         except WorkerFailed as error:
             raise InvalidImage(f"the {header.media_type} cannot be decoded: {error}") from error
-        raise InvalidImage(f"the {header.media_type} cannot be decoded: there was no answer")
+        raise _error_of(answer, InvalidImage)
 
     def open_video(self, data: bytes) -> Video:
         if self.videos is None:
@@ -161,7 +160,7 @@ class SandboxedFrames:
             if abandoned():
                 raise Abandoned
 
-        question = {"ask": "frames", "header": _plain(self.header), "indices": list(indices)}
+        question = {"ask": "frames", "header": asdict(self.header), "indices": list(indices)}
         room = self.header.width * self.header.height * 3
         seconds = self.limits.video_decode_s
         missing = len(indices)
@@ -214,10 +213,6 @@ def _error_of(answer: Message, kind: type[InvalidMedia]) -> FoveaError:
     if code == VIDEO_UNAVAILABLE:
         return Unavailable(message, code=code)
     return kind(message, code=code if _CODE.fullmatch(code) else None)
-
-
-def _plain(header: VideoHeader) -> Message:
-    return asdict(header)
 
 
 def _video_header(values: Any, limits: MediaLimits) -> VideoHeader:

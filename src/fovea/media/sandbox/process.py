@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -19,8 +18,6 @@ import numpy as np
 from fovea.core.image import Rgb
 from fovea.media.limits import MIB, MediaLimits
 from fovea.media.sandbox.messages import Channel, Message, SharedMemory, TooSlow, WorkerGone
-
-log = logging.getLogger("fovea.media")
 
 WorkerKind = Literal["image", "video"]
 KEPT_BYTES = 64 << 20

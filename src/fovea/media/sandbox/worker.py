@@ -21,6 +21,7 @@ from PIL import Image as Pillow
 
 from fovea.core.errors import FoveaError, InvalidImage
 from fovea.media.image.decode import decode_bands
+from fovea.media.image.probe import probe
 from fovea.media.limits import MediaLimits
 from fovea.media.sandbox import jail
 from fovea.media.sandbox.messages import Channel, Message, WorkerGone
@@ -79,14 +80,16 @@ def _warm_up(kind: str) -> None:
     for name in ("PNG", "JPEG", "WEBP", "GIF", "BMP"):
         out = io.BytesIO()
         Pillow.new("RGB", (16, 16)).save(out, name)
-        for _ in decode_bands(out.getvalue(), MediaLimits()):
+        data = out.getvalue()
+        for _ in decode_bands(data, probe(data, MediaLimits()), MediaLimits()):
             pass
 
 
 def _image(channel: Channel, message: Message, memory: mmap.mmap, limits: MediaLimits) -> None:
     at = message["size"]
     end = at + message["room"]
-    for band in decode_bands(memory[:at], limits):
+    data = memory[:at]
+    for band in decode_bands(data, probe(data, limits), limits):
         if at + len(band) > end:
             raise InvalidImage("its decoder returned more pixels than its header says")
         memory[at : at + len(band)] = band
