@@ -1,6 +1,7 @@
 # make demo   set up and ask the bundled model about the pictures in examples/
 # make test   set up, check and test (minutes)
 # make test-portable  repeat the tests of kernels as on a CPU without AVX-512 (a minute)
+# make test-arm  compile the kernels for ARM and test them on emulated processors (needs a Debian machine)
 # make check  lint, types, import walls (seconds)
 # make bench  every figure of README.md; the first time installs the engines to compare with (an hour, 12 GB)
 # make attack attack a running server in every known way, and measure what other clients see (6 minutes);
@@ -14,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 OUT ?= out
 FUZZ_SECONDS ?= 600
 
-.PHONY: help demo test test-all test-portable check format serve bench bench-relevance attack fuzz gpu clean
+.PHONY: help demo test test-all test-portable test-arm check format serve bench bench-relevance attack fuzz gpu clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -51,6 +52,9 @@ test-portable: check
 	FOVEA_NATIVE_KERNELS=off ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
 	$(BIN)/python -m pytest -q -m "kernels and not slow and not gpu" -n 2 --dist loadfile
 
+test-arm: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.arm.run
+
 test-all: check
 	$(BIN)/python -m pytest -q -m "not gpu" -n 2 --dist loadfile --hypothesis-profile=thorough
 
@@ -60,7 +64,7 @@ serve: $(VENV)/.installed
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/quick.py
 	$(BIN)/python benchmarks/stall.py
-	$(BIN)/python benchmarks/peers/run.py
+	$(BIN)/python benchmarks/peers/run.py --instructions all,avx2
 
 bench-relevance: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/relevance.py --docs docs/relevance.md

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 from process import Server
+from sampling import Samples, Seen
 
 from fovea.bench.client import Client
 from fovea.bench.context import WorkloadContext
@@ -49,11 +50,27 @@ Rounds = dict[str, dict[str, list[dict[str, Any]]]]
 """Engine to workload to the measured rounds."""
 
 
-async def measure(servers: Mapping[str, Server], plan: Plan) -> tuple[Rounds, dict[str, str]]:
-    """Run all rounds. Returns them, and the error of each engine that does not answer.
+@dataclass(frozen=True)
+class Measured:
+    """The outcome of a comparison.
 
-    All servers are frozen afterwards.
+    rounds: rounds of each engine.
+    errors: the error of each engine that does not answer.
+    instructions: kinds of instructions that each engine executed in the warm-up rounds.
     """
+
+    rounds: Rounds
+    errors: Mapping[str, str]
+    instructions: Mapping[str, Seen]
+
+
+async def measure(servers: Mapping[str, Server], plan: Plan) -> Measured:
+    """Run all rounds. All servers are frozen afterwards.
+
+    Instructions are sampled in the warm-up rounds, because that slows the server down. Without warm-ups they
+    are sampled in all rounds.
+    """
+    samples = {name: Samples() for name in servers}
     errors: dict[str, str] = {}
     rounds: Rounds = {name: {} for name in servers}
     async with AsyncExitStack() as stack:
@@ -74,12 +91,14 @@ async def measure(servers: Mapping[str, Server], plan: Plan) -> tuple[Rounds, di
                     if (name, workload) in plan.lacks:
                         continue
                     nonce = f"{'w' if repeat < 0 else 'r'}{abs(repeat)}{number}"
+                    watched = repeat < 0 or not plan.warmups
                     with servers[name].awake():
-                        record = await _play(clients[name], plan.shape_of(workload), workload, nonce)
+                        async with servers[name].sampled(samples[name]) if watched else nullcontext():
+                            record = await _play(clients[name], plan.shape_of(workload), workload, nonce)
                     print(f"{repeat:3} {workload:10} {name:13} {_summary(record)}", flush=True)
                     if repeat >= 0:
                         rounds[name].setdefault(workload, []).append(record)
-    return rounds, errors
+    return Measured(rounds, errors, {name: part.seen() for name, part in samples.items()})
 
 
 def _rotate(names: list[str], repeat: int) -> list[str]:

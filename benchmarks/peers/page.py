@@ -14,8 +14,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from instructions import ALL, AVX2
 from rows import MEMORY_FACTOR, ROWS, Figure, Row, best_peer, figures, verdicts
+from sampling import BEYOND, OTHER, VECTOR
 
+TITLES = {
+    ALL: "Fovea beside other engines on one machine",
+    AVX2: "Fovea beside other engines on a machine with AVX2 and without AVX-512",
+}
 WORDS = {True: "met", False: "**missed**", None: "not measured"}
 
 
@@ -27,7 +33,8 @@ def page(results: Mapping[str, Any]) -> str:
 
 def _head(results: Mapping[str, Any]) -> Iterator[str]:
     machine, shape = results["machine"], results["shape"]
-    yield "# Fovea beside other engines on one machine"
+    instructions = results.get("instructions", ALL)
+    yield f"# {TITLES[instructions]}"
     yield ""
     yield (
         f"{results['date']}; {machine['cpu']}, {len(machine['cores'])} of {machine['cores_in_all']} cores "
@@ -44,7 +51,15 @@ def _head(results: Mapping[str, Any]) -> Iterator[str]:
         f"Figures are medians of {results['repeats']} rounds (lowest to highest)."
     )
     yield ""
-    yield "To reproduce: `python benchmarks/peers/run.py`."
+    if results.get("limited"):
+        yield (
+            "This machine also has AVX-512. The switches named below the tables keep every engine from "
+            "AVX-512, AVX-VNNI and AMX. As a check, the page counts which instructions the threads of an "
+            "engine were at when they were stopped at arbitrary times in the rounds that warm up."
+        )
+        yield ""
+    flags = "" if instructions == ALL else f" --instructions {instructions}"
+    yield f"To reproduce: `python benchmarks/peers/run.py{flags}`."
     if results["repeats"] < 3:
         yield ""
         yield "**This was a quick run to check that everything works: its figures are not results.**"
@@ -65,7 +80,8 @@ def _table(results: Mapping[str, Any], precision: str) -> Iterator[str]:
         if not any(row.workload in engines[name]["rounds"] for name in running):
             continue
         cells = [_cell(values.get(name), engines[name], row) for name in running]
-        targets = "; ".join(f"{v.words}: {WORDS[v.met]}" for v in verdicts(row, precision, values, limit))
+        judged = verdicts(row, precision, values, limit, results.get("instructions", ALL))
+        targets = "; ".join(f"{v.words}: {WORDS[v.met]}" for v in judged)
         yield (
             f"| {row.title}, {row.unit} | "
             + " | ".join([*cells, _ratio(row, values, engines), targets])
@@ -74,6 +90,7 @@ def _table(results: Mapping[str, Any], precision: str) -> Iterator[str]:
     yield ""
     for engine in engines.values():
         yield f"- {engine['title']}: {_about(engine)}"
+        yield from _kept(engine)
         for workload, why in engine.get("lacks", {}).items():
             yield f"  - `{workload}` was not measured: {why}"
 
@@ -86,6 +103,17 @@ def _about(engine: Mapping[str, Any]) -> str:
         f"{versions}; {engine['precision']}; {engine['pools_mib']} MiB of configured caches; first answer "
         f"{engine['start_s']:.0f} s after the start"
     )
+
+
+def _kept(engine: Mapping[str, Any]) -> Iterator[str]:
+    """What keeps an engine to an instruction set, and the instructions that it executed."""
+    if engine.get("limit"):
+        yield f"  - kept to AVX2 by {engine['limit']}"
+    kinds = engine.get("instructions", {}).get("kinds")
+    if kinds:
+        counts = ", ".join(f"{kinds.get(kind, 0)} {kind}" for kind in (BEYOND, VECTOR, OTHER))
+        files = ", ".join(engine["instructions"]["beyond_in"])
+        yield f"  - of {sum(kinds.values())} sampled instructions: {counts}" + (files and f" (in {files})")
 
 
 def _cell(value: Figure | None, engine: Mapping[str, Any], row: Row) -> str:
@@ -124,7 +152,8 @@ def chart(results: Mapping[str, Any], path: Path) -> None:
     columns = 3
     canvas = Canvas(figsize=(15, 3.2 * math.ceil(len(rows) / columns)), dpi=110, layout="constrained")
     machine = results["machine"]
-    canvas.suptitle(f"{machine['cpu']}, {len(machine['cores'])} cores, {results['date']}")
+    limited = ", AVX2 only" if results.get("limited") else ""
+    canvas.suptitle(f"{machine['cpu']}, {len(machine['cores'])} cores{limited}, {results['date']}")
     panels = list(canvas.subplots(math.ceil(len(rows) / columns), columns).flat)
     colours = {name: f"C{number}" for number, name in enumerate(_names(results))}
     for panel, row in zip(panels, rows, strict=False):

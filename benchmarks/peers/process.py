@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
+from sampling import Samples, next_instructions
 from servers.base import OFFLINE, SetupError, Start, tail
 
 from fovea.bench.memory import Memory, memory_of
@@ -19,6 +21,8 @@ from fovea.bench.memory import Memory, memory_of
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 """The servers are killed when this process ends, so that a killed run leaves no frozen servers behind."""
 POLL_S, ANSWER_S, STOP_S = 0.5, 120.0, 20.0
+SAMPLE_S, HALT_S = 0.05, 0.005
+"""Time between two samples of instructions, and time after which all threads have stopped for a sample."""
 
 
 def free_port() -> int:
@@ -80,6 +84,27 @@ class Server:
     def freeze(self) -> None:
         """Stop all threads until `awake`; an idle engine that polls would slow down the measured one."""
         self._signal(signal.SIGSTOP)
+
+    @contextlib.asynccontextmanager
+    async def sampled(self, samples: Samples) -> AsyncIterator[None]:
+        """Add the instructions of its threads to the samples, 18 times a second; it must be awake."""
+        sampling = asyncio.create_task(self._sample(samples))
+        try:
+            yield
+        finally:
+            sampling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sampling
+
+    async def _sample(self, samples: Samples) -> None:
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            self.freeze()
+            try:
+                await asyncio.sleep(HALT_S)
+                samples.add(next_instructions(self._process.pid))
+            finally:
+                self._signal(signal.SIGCONT)
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:

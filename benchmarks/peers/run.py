@@ -1,10 +1,11 @@
 """Compare Fovea with vLLM, OpenVINO GenAI, llama.cpp and transformers: install, start and measure them.
 
     python benchmarks/peers/run.py [--engines fovea,vllm] [--precision bf16,int8,int4] [--repeats 3] [--quick]
+                                   [--instructions all,avx2]
 
 The first run installs each peer in a venv of its own under --cache, which takes an hour and 8 GB; later runs
-start at once. For a peer that cannot be installed or started, the page gives the reason. The last line is
-JSON.
+start at once. For a peer that cannot be installed or started, the page gives the reason. With
+--instructions avx2 the engines run as on a machine without AVX-512. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -29,17 +30,20 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))
 
 import page
+from instructions import ALL, AVX2, CHOICES, FILES, is_wide, pages
 from measure import Plan, measure
 from process import Server, free_port
-from servers import NAMES, load
+from servers import NAMES, load, names
 from servers.base import Engine, Home, SetupError
 
 from checkpoint import write_checkpoint
 from fovea.bench.settings import FIXED, Shape
+from fovea.core.hardware import cpu_flags
 
 PRECISIONS = ("bf16", "int8", "int4")
 TEXT_TOKENS, PROMPT_WORDS = 56, 37
 """Text tokens of a prompt, and its words; template, image markers and a unique mark are the rest."""
+RESULTS = Path(__file__).parents[1] / "results"
 START_S = 1200.0
 """Longest time of a start in seconds; the first start of vLLM compiles for minutes."""
 
@@ -54,6 +58,7 @@ class Settings:
     repeats: rounds of each workload that count.
     warmups: rounds of each workload before those.
     workloads: names of workloads.
+    instructions: what the engines may use, `all` or `avx2`.
     """
 
     cache: Path
@@ -62,9 +67,12 @@ class Settings:
     repeats: int
     warmups: int
     workloads: tuple[str, ...]
+    instructions: str
 
-    def home(self, name: str) -> Home:
-        return Home(self.cache / name, self.cores)
+    def engine(self, name: str) -> tuple[Engine, Home]:
+        """An engine and its folder."""
+        engine = load(name, self.instructions)
+        return engine, Home(self.cache / (engine.folder or name), self.cores)
 
 
 def main() -> None:
@@ -73,21 +81,26 @@ def main() -> None:
     cores = tuple(int(core) for core in args.cores.split(","))
     _leave_cores(cores)
     cache = args.cache.expanduser().resolve()
-    settings = Settings(
-        cache, write_checkpoint(cache / _checkpoint_name()), cores, args.repeats, 0 if args.quick else 1,
-        tuple(args.workloads.split(",")),
-    )  # fmt: skip
-    names, precisions = args.engines.split(","), args.precision.split(",")
-    if args.setup:
-        set_up(names, precisions, settings)
-    else:
-        run(names, precisions, settings, args.out)
+    checkpoint = write_checkpoint(cache / _checkpoint_name())
+    precisions = args.precision.split(",")
+    for instructions in args.pages:
+        engines = args.engines.split(",") if args.engines else list(names(instructions))
+        settings = Settings(
+            cache, checkpoint, cores, args.repeats, 0 if args.quick else 1,
+            tuple(args.workloads.split(",")), instructions,
+        )  # fmt: skip
+        if args.setup:
+            set_up(engines, precisions, settings)
+        else:
+            run(engines, precisions, settings, args.out or RESULTS / FILES[instructions])
 
 
 def run(names: list[str], precisions: list[str], settings: Settings, out: Path) -> None:
     results = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": machine(settings.cores),
+        "instructions": settings.instructions,
+        "limited": settings.instructions == AVX2 and is_wide(cpu_flags()),
         "checkpoint_mib": (settings.checkpoint / "model.safetensors").stat().st_size / 2**20,
         "shape": {"visual_tokens": 256, "text_tokens": TEXT_TOKENS, "output_tokens": 64},
         "repeats": settings.repeats,
@@ -103,7 +116,7 @@ def run(names: list[str], precisions: list[str], settings: Settings, out: Path) 
 def set_up(names: list[str], precisions: list[str], settings: Settings) -> None:
     """Install the engines and convert the checkpoint for them; print the versions or the error."""
     for name in names:
-        engine, home, started = load(name), settings.home(name), time.monotonic()
+        (engine, home), started = settings.engine(name), time.monotonic()
         try:
             engine.set_up(home)
             for precision in set(precisions) & set(engine.precisions):
@@ -122,10 +135,10 @@ def compare(names: list[str], precision: str, settings: Settings) -> dict[str, A
     entries: dict[str, dict[str, Any]] = {}
     with _stop_at_the_end() as servers:
         for name in names:
-            engine = load(name)
+            engine, home = settings.engine(name)
             entries[name] = {"title": engine.title}
             try:
-                servers[name] = _start(name, engine, precision, settings, entries[name])
+                servers[name] = _start(name, engine, home, precision, settings, entries[name])
             except SetupError as error:
                 entries[name]["reason"] = str(error)
             outcome = entries[name].get("reason") or f"answers after {entries[name]['start_s']:.0f} s"
@@ -133,21 +146,23 @@ def compare(names: list[str], precision: str, settings: Settings) -> dict[str, A
         lacks = {(n, w): why for n, entry in entries.items() for w, why in entry.get("lacks", {}).items()}
         shape = Shape(prompt_tokens=PROMPT_WORDS)
         plan = Plan(settings.workloads, shape, settings.repeats, settings.warmups, lacks)
-        rounds, errors = asyncio.run(measure(servers, plan))
+        measured = asyncio.run(measure(servers, plan))
         for name, server in servers.items():
-            entries[name]["rounds"] = rounds[name]
+            entries[name]["rounds"] = measured.rounds[name]
+            entries[name]["instructions"] = measured.instructions[name]
             peak = server.memory().peak_mib or None  # a process that has ended has no memory
             entries[name]["rounds"]["memory"] = [{"failed": 0, "why": None, "peak_mib": peak}]
-    for name, why in errors.items():
+    for name, why in measured.errors.items():
         entries[name]["reason"] = why
     return {"engines": entries}
 
 
-def _start(name: str, engine: Engine, precision: str, settings: Settings, entry: dict[str, Any]) -> Server:
+def _start(
+    name: str, engine: Engine, home: Home, precision: str, settings: Settings, entry: dict[str, Any]
+) -> Server:
     """Start and freeze a server, and add versions, settings and times to its entry. Raises SetupError."""
     if precision not in engine.precisions:
         raise SetupError(engine.lacks[precision])
-    home = settings.home(name)
     started = time.monotonic()
     engine.set_up(home)
     model = engine.convert(home, settings.checkpoint, precision)
@@ -156,9 +171,10 @@ def _start(name: str, engine: Engine, precision: str, settings: Settings, entry:
     lacks = {workload: why for workload, why in engine.lacks.items() if workload in FIXED}
     entry.update(
         versions=engine.versions(home), precision=engine.precisions[precision], pools_mib=start.pools_mib,
-        lacks=lacks, setup_s=time.monotonic() - started,
+        lacks=lacks, setup_s=time.monotonic() - started, limit=engine.limit,
     )  # fmt: skip
-    server = Server(start, port, settings.cores, home.folder / f"{precision}.log")
+    log = home.folder / f"{name}-{precision}-{settings.instructions}.log"
+    server = Server(start, port, settings.cores, log)
     try:
         entry["start_s"] = server.wait(START_S)
     except SetupError:
@@ -216,7 +232,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engines", default=",".join(NAMES), help="(default: %(default)s)")
+    parser.add_argument("--engines", help=f"(default: {','.join(NAMES)}, and vllm32 for avx2)")
     parser.add_argument("--precision", default=",".join(PRECISIONS), help="(default: %(default)s)")
     parser.add_argument("--workloads", default=",".join(FIXED), help="(default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3)
@@ -226,8 +242,21 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--setup", action="store_true", help="only install and convert")
     parser.add_argument("--quick", action="store_true", help="one round, no warm-up, to check that it works")
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/fovea-peers"))
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "peers.json")
+    parser.add_argument(
+        "--instructions", default=ALL, metavar=",".join(CHOICES),
+        help="all: what the machine has; avx2: every engine is kept to AVX2; both write one page each. On a "
+        "machine without AVX-512 they are the same page, that of avx2 (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, help="JSON file of the results (default: peers.json, peers_avx2.json)"
+    )
     args = parser.parse_args()
+    try:
+        args.pages = pages(args.instructions.split(","), cpu_flags())
+    except ValueError as error:
+        parser.error(str(error))
+    if args.out and len(args.pages) > 1:
+        parser.error("--out names one file, and --instructions asks for two pages")
     if args.quick:
         args.repeats = 1
     return args

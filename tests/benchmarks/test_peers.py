@@ -1,8 +1,11 @@
-"""Tests of the page of benchmarks/peers: medians, best peers, ratios, targets, and missing peers."""
+"""Tests of benchmarks/peers: medians, best peers, ratios, targets, missing peers, and instruction sets."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,12 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "peers"))
 
+from instructions import ALL, AVX2, CHOICES, FILES, pages
 from page import chart, page
 from rows import ROWS, best_peer, figures, verdicts
+from sampling import BEYOND, OTHER, VECTOR, Samples, kind, next_instructions
+from servers import NAMES, ONLY_AVX2, load, names
+from servers.base import Home
 
 BY_NAME = {row.name: row for row in ROWS}
 
@@ -125,3 +132,136 @@ def test_the_chart_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     chart(the_results(), tmp_path / "peers.png")
     assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def the_avx2_results() -> dict[str, Any]:
+    results = {**the_results(), "instructions": AVX2, "limited": True}
+    engines = results["precisions"]["bf16"]["engines"]
+    seen = {"kinds": {VECTOR: 300, OTHER: 100}, "beyond_in": {}}
+    engines["fovea"].update(limit="`SWITCH=avx2`", instructions=seen)
+    engines["vllm"].update(
+        limit="`OTHER=1`", instructions={"kinds": {BEYOND: 7, VECTOR: 3}, "beyond_in": {"libc.so.6": 7}}
+    )
+    return results
+
+
+def test_on_the_page_of_avx2_the_target_of_every_row_is_to_be_first() -> None:
+    def met(row: str, name: str = AVX2) -> list[tuple[str, bool | None]]:
+        by_engine = figures(BY_NAME[row], the_engines())
+        return [(v.words, v.met) for v in verdicts(BY_NAME[row], "int4", by_engine, instructions=name)]
+
+    assert met("cold") == [("first", True)]
+    assert met("decode") == [("first", False)]
+    assert met("memory") == [("first", True)]
+    assert met("stall") == [("first", None)]  # no peer has a figure
+    assert met("images") == [("first", None)]
+    assert met("cold", ALL) == []
+
+
+def test_as_good_as_the_best_peer_is_not_first() -> None:
+    same = {"fovea": figures(BY_NAME["cold"], the_engines())["vllm"]}
+    by_engine = {**same, "vllm": same["fovea"]}
+    assert verdicts(BY_NAME["cold"], "bf16", by_engine, instructions=AVX2)[0].met is False
+
+
+def test_the_page_of_avx2_names_its_switches_and_the_instructions_that_were_seen() -> None:
+    text = page(the_avx2_results())
+    assert text.startswith("# Fovea beside other engines on a machine with AVX2 and without AVX-512")
+    assert "This machine also has AVX-512." in text
+    assert "`python benchmarks/peers/run.py --instructions avx2`" in text
+    assert "  - kept to AVX2 by `SWITCH=avx2`" in text
+    assert "  - of 400 sampled instructions: 0 beyond AVX2, 300 AVX and AVX2, 100 other\n" in text
+    assert "  - of 10 sampled instructions: 7 beyond AVX2, 3 AVX and AVX2, 0 other (in libc.so.6)" in text
+    assert "**missed**" in text
+
+
+def test_without_a_restriction_the_page_says_nothing_of_one() -> None:
+    for results in (the_results(), {**the_results(), "instructions": AVX2, "limited": False}):
+        text = page(results)
+        assert "also has AVX-512" not in text
+        assert "kept to" not in text
+
+
+@pytest.mark.parametrize("flags", [["avx2", "avx512f"], ["avx2", "amx_tile"]])
+def test_a_wide_machine_has_a_page_for_each_name(flags: list[str]) -> None:
+    assert pages([AVX2, ALL], flags) == (ALL, AVX2)
+    assert pages([ALL], flags) == (ALL,)
+    assert pages([AVX2], flags) == (AVX2,)
+
+
+@pytest.mark.parametrize("asked", [[ALL], [AVX2], [ALL, AVX2]])
+def test_a_machine_without_avx512_has_only_the_page_of_avx2(asked: list[str]) -> None:
+    assert pages(asked, ["avx2", "avx_vnni"]) == (AVX2,)
+
+
+def test_pages_have_files_and_engines_of_their_own() -> None:
+    assert set(FILES) == set(CHOICES)
+    assert len(set(FILES.values())) == len(CHOICES)
+    assert names(ALL) == NAMES
+    assert set(names(AVX2)) == {*NAMES, *ONLY_AVX2}
+
+
+def test_an_unknown_instruction_set_is_refused_with_those_that_are_accepted() -> None:
+    with pytest.raises(ValueError, match="--instructions is sse; accepted: all, avx2"):
+        pages([ALL, "sse"], ["avx2"])
+
+
+@pytest.mark.parametrize("name", names(AVX2))
+def test_every_engine_can_be_kept_to_avx2_and_names_how(name: str) -> None:
+    plain, limited = load(name), load(name, AVX2)
+    assert plain.limit == ""
+    assert "avx512" in limited.limit.lower()
+    assert limited.title == plain.title
+    assert limited.precisions.keys() == plain.precisions.keys()
+    # Another build must not be installed over the first one.
+    assert (limited.recipe == plain.recipe) == (limited.folder == plain.folder)
+
+
+def test_limited_engines_start_with_their_switches(tmp_path: Path) -> None:
+    start = load("fovea", AVX2).start(Home(tmp_path, (0, 1)), tmp_path, "bf16", 80)
+    assert start.env["FOVEA_NATIVE_KERNELS"] == "avx2"
+    assert start.env["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    assert load("fovea").start(Home(tmp_path, (0, 1)), tmp_path, "bf16", 80).env == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("62f27e4852c1", BEYOND),  # vdpbf16ps zmm0, zmm0, zmm1
+        ("62f1fe086f07", BEYOND),  # vmovdqu64 xmm0, [rdi]: AVX-512 is not only 512 bits wide
+        ("c4e27550c2", BEYOND),  # vpdpbusd ymm0, ymm1, ymm2: AVX-VNNI
+        ("c4e27a5cc1", BEYOND),  # tdpbf16ps tmm0, tmm1, tmm0: AMX
+        ("c4e275b8c2", VECTOR),  # vfmadd231ps ymm0, ymm1, ymm2
+        ("c4e27504c2", VECTOR),  # vpmaddubsw ymm0, ymm1, ymm2
+        ("c4e17d50c0", VECTOR),  # vmovmskpd: opcode 50 of another map
+        ("c5f458c2", VECTOR),  # vaddps ymm0, ymm1, ymm2
+        ("0f58c1cc", OTHER),  # addps xmm0, xmm1
+        ("4883c008", OTHER),  # add rax, 8
+    ],
+)
+def test_instructions_are_told_apart_by_their_first_bytes(code: str, expected: str) -> None:
+    assert kind(bytes.fromhex(code)) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_the_instruction_of_a_stopped_process_is_found_and_a_waiting_one_does_not_count() -> None:
+    def seen(code: str) -> dict[str, int]:
+        with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as process:
+            time.sleep(0.5)
+            samples = Samples()
+            for _ in range(5):
+                process.send_signal(signal.SIGSTOP)
+                time.sleep(0.05)
+                samples.add(next_instructions(process.pid))
+                process.send_signal(signal.SIGCONT)
+            process.kill()
+        return samples.seen()["kinds"]
+
+    assert sum(seen("while True: pass").values()) >= 3
+    assert seen("import time; time.sleep(60)") == {}
+
+
+def test_the_files_of_instructions_beyond_avx2_are_counted() -> None:
+    samples = Samples()
+    samples.add(iter([(BEYOND, "libc.so.6"), (VECTOR, ""), (BEYOND, "libc.so.6")]))
+    assert samples.seen() == {"kinds": {BEYOND: 2, VECTOR: 1}, "beyond_in": {"libc.so.6": 2}}

@@ -35,10 +35,12 @@ class Waiting:
 class Transformers:
     """A backend on `generate`, with one thread that runs batches."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, dtype: str) -> None:
         torch.set_num_threads(threads)
         hf.logging.set_verbosity_error()
-        self.model = hf.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.bfloat16).eval()
+        self.model = hf.AutoModelForImageTextToText.from_pretrained(
+            folder, dtype=getattr(torch, dtype)
+        ).eval()
         self.processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.waiting: queue.Queue[Waiting] = queue.Queue()
@@ -115,5 +117,7 @@ class _Streamer(hf.generation.streamers.BaseStreamer):
 
 
 if __name__ == "__main__":
-    args = parser().parse_args()
-    serve(Transformers(args.model, args.threads), args.model, args.port)
+    flags = parser()
+    flags.add_argument("--dtype", default="bfloat16")
+    args = flags.parse_args()
+    serve(Transformers(args.model, args.threads, args.dtype), args.model, args.port)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 INSIDE = Path(__file__).parents[1] / "inside"
@@ -113,6 +113,8 @@ class Engine:
     start: returns the command for that path, a precision and a port.
     versions: returns the versions of the installed packages.
     lacks: for each workload or precision that the engine does not support, the reason.
+    limit: what keeps the engine to AVX2, for the page; empty if nothing does.
+    folder: name of its folder; empty if that is the name of the engine.
     """
 
     title: str
@@ -123,6 +125,8 @@ class Engine:
     start: Callable[[Home, Path, str, int], Start]
     versions: Callable[[Home], Mapping[str, str]]
     lacks: Mapping[str, str] = field(default_factory=dict)
+    limit: str = ""
+    folder: str = ""
 
     def set_up(self, home: Home) -> None:
         """Install the engine, unless it is installed by the same recipe already."""
@@ -131,6 +135,27 @@ class Engine:
             return
         self.install(home)
         marker.write_text(self.recipe)
+
+
+C_LIBRARY_AVX2 = {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW"}
+"""The C library copies memory by AVX-512 otherwise."""
+TORCH_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+"""The switches of torch's own kernels, of oneDNN and of MKL."""
+
+
+def keep_to_avx2(engine: Engine, switches: Mapping[str, str], *words: str) -> Engine:
+    """The engine, started with environment variables that keep it to AVX2.
+
+    words: what else keeps it there, for the page.
+    """
+    switches = {**switches, **C_LIBRARY_AVX2}
+
+    def start(home: Home, model: Path, precision: str, port: int) -> Start:
+        plain = engine.start(home, model, precision, port)
+        return replace(plain, env={**plain.env, **switches})
+
+    limit = ", ".join([*words, *(f"`{name}={value}`" for name, value in switches.items())])
+    return replace(engine, start=start, limit=limit)
 
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from fovea import __version__
-from servers.base import Engine, Home, Start
+from servers.base import TORCH_AVX2, Engine, Home, Start, keep_to_avx2
 
 KV_MIB, EMBED_MIB = 512, 256
 QUANTIZATION = {"bf16": "none", "int8": "int8", "int4": "int4"}
@@ -35,3 +35,4 @@ ENGINE = Engine(
     start=start,
     versions=lambda home: {"fovea": __version__},
 )
+AVX2 = keep_to_avx2(ENGINE, {"FOVEA_NATIVE_KERNELS": "avx2", **TORCH_AVX2})

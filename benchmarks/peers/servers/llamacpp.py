@@ -6,9 +6,12 @@ That distribution also contains the converter.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from servers.base import INSIDE, Engine, Home, SetupError, Start
+from servers.base import INSIDE, Engine, Home, SetupError, Start, keep_to_avx2
 
 DISTRIBUTION = "llama-cpp-python==0.3.36"
 CMAKE = {
@@ -17,6 +20,13 @@ CMAKE = {
     "LLAMA_OPENSSL": "OFF", "LLAMA_BUILD_UI": "OFF", "LLAMA_USE_PREBUILT_UI": "OFF", "GGML_NATIVE": "ON",
 }  # fmt: skip
 """Build the server and its tools instead of the Python library; no web page, which would be downloaded."""
+CMAKE_AVX2 = {
+    **CMAKE, "GGML_NATIVE": "OFF",
+    "GGML_AVX": "ON", "GGML_AVX2": "ON", "GGML_FMA": "ON", "GGML_F16C": "ON", "GGML_BMI2": "ON",
+    "GGML_AVX_VNNI": "OFF", "GGML_AVX512": "OFF", "GGML_AVX512_VBMI": "OFF", "GGML_AVX512_VNNI": "OFF",
+    "GGML_AVX512_BF16": "OFF", "GGML_AMX_TILE": "OFF", "GGML_AMX_INT8": "OFF", "GGML_AMX_BF16": "OFF",
+}  # fmt: skip
+"""The same for AVX2: llama.cpp decides at build time which instructions it uses."""
 TYPES = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 ENCODER = "bf16"
 SLOTS, SLOT_TOKENS = 8, 2048
@@ -24,14 +34,14 @@ KV_BYTES_PER_TOKEN = 24 * 2 * 2 * 64 * 2
 """Product of layers, 2 for keys and values, KV heads, head size, and 2 bytes of fp16."""
 
 
-def install(home: Home) -> None:
+def install(home: Home, cmake: Mapping[str, str]) -> None:
     home.venv("transformers==5.23.0", "sentencepiece", "protobuf", "scikit-build-core")
     source = home.folder / "source"
     shutil.rmtree(source, ignore_errors=True)
     home.run(str(home.python), "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python",
              "--no-build-isolation", "--dest", str(source), DISTRIBUTION)  # fmt: skip
     archive = next(source.glob("*.tar.gz"))
-    flags = " ".join(f"-D{name}={value}" for name, value in CMAKE.items())
+    flags = " ".join(f"-D{name}={value}" for name, value in cmake.items())
     home.pip(str(archive), env={"CMAKE_ARGS": flags})
     shutil.unpack_archive(archive, source)
     archive.unlink()
@@ -90,8 +100,15 @@ ENGINE = Engine(
     title="llama.cpp server",
     precisions=TYPES,
     recipe=" ".join((DISTRIBUTION, *CMAKE, *CMAKE.values())),
-    install=install,
+    install=partial(install, cmake=CMAKE),
     convert=convert,
     start=start,
     versions=lambda home: {"llama-cpp-python": home.version("llama-cpp-python")},
 )
+AVX2 = keep_to_avx2(
+    replace(
+        ENGINE, folder="llamacpp-avx2", recipe=" ".join((DISTRIBUTION, *CMAKE_AVX2, *CMAKE_AVX2.values())),
+        install=partial(install, cmake=CMAKE_AVX2),
+    ),
+    {}, "a build of its own with GGML_NATIVE, GGML_AVX512*, GGML_AVX_VNNI and GGML_AMX* off",
+)  # fmt: skip

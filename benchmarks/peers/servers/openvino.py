@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
-from servers.base import INSIDE, Engine, Home, Start
+from servers.base import INSIDE, Engine, Home, Start, keep_to_avx2
 
 REQUIREMENTS = (
     "openvino-genai==2026.4.1.0",
@@ -39,6 +40,18 @@ def start(home: Home, model: Path, precision: str, port: int) -> Start:
     return Start((*command, "--kv-gb", str(KV_GB)), pools_mib=KV_GB * 1024)
 
 
+def start_avx2(home: Home, model: Path, precision: str, port: int) -> Start:
+    """Start it with a library in front that answers for OpenVINO which instructions the CPU has.
+
+    OpenVINO's own kernels, as that of attention, ask `ov::with_cpu_x86_avx512f` and the like; there is no
+    switch for them.
+    """
+    library = home.folder / "openvino_avx2.so"
+    home.run("c++", "-shared", "-fPIC", "-o", str(library), str(INSIDE / "openvino_avx2.cpp"))
+    plain = start(home, model, precision, port)
+    return replace(plain, env={**plain.env, "LD_PRELOAD": str(library)})
+
+
 ENGINE = Engine(
     title="OpenVINO GenAI",
     precisions={"bf16": "fp16 weights, bf16 products", "int8": "int8 weights", "int4": "int4 weights"},
@@ -48,3 +61,10 @@ ENGINE = Engine(
     start=start,
     versions=lambda home: {name: home.version(name) for name in ("openvino-genai", "optimum-intel")},
 )
+AVX2 = keep_to_avx2(
+    replace(
+        ENGINE, start=start_avx2, precisions={**ENGINE.precisions, "bf16": "fp16 weights, float32 products"}
+    ),
+    {"ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "a preloaded library in which `ov::with_cpu_x86_avx512*` answer no",
+)  # fmt: skip

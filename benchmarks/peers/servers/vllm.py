@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from servers.base import INSIDE, Engine, Home, Start
+from servers.base import INSIDE, TORCH_AVX2, Engine, Home, Start, keep_to_avx2
 
 VERSION = "0.32.0"
 SKIPPED = ("torch", "torchaudio", "torchcodec")
@@ -50,10 +52,10 @@ def _name_it_vllm(packages: Path) -> None:
     (metadata / "METADATA").write_text(text)
 
 
-def start(home: Home, model: Path, precision: str, port: int) -> Start:
+def start(home: Home, model: Path, precision: str, port: int, dtype: str = "bfloat16") -> Start:
     command = (
         str(home.bin / "vllm"), "serve", str(model), "--host", "127.0.0.1", "--port", str(port),
-        "--dtype", "bfloat16", "--max-model-len", str(CONTEXT), "--skip-mm-profiling",
+        "--dtype", dtype, "--max-model-len", str(CONTEXT), "--skip-mm-profiling",
         "--limit-mm-per-prompt", '{"image": 1, "video": 0}',
         "--mm-processor-kwargs", f'{{"max_pixels": {MAX_PIXELS}}}',
     )  # fmt: skip
@@ -64,6 +66,24 @@ def start(home: Home, model: Path, precision: str, port: int) -> Start:
         "PATH": f"{home.bin}{os.pathsep}{os.environ['PATH']}",
     }
     return Start(command, env, KV_GIB * 1024)
+
+
+def start_avx2(home: Home, model: Path, precision: str, port: int, dtype: str = "bfloat16") -> Start:
+    """Start it by a script that hides AVX-512, with a cache of its own for what its first start compiles."""
+    plain = start(home, model, precision, port, dtype)
+    script = (str(home.python), str(INSIDE / "serve_vllm_avx2.py"))
+    return replace(
+        plain, command=(*script, *plain.command[1:]),
+        env={**plain.env, "VLLM_CACHE_ROOT": str(home.folder / "cache-avx2")},
+    )  # fmt: skip
+
+
+def kept_to_avx2(engine: Engine, dtype: str) -> Engine:
+    return keep_to_avx2(
+        replace(engine, start=partial(start_avx2, dtype=dtype)),
+        {**TORCH_AVX2, "TORCHINDUCTOR_CPP_MARCH": "haswell"},
+        "`torch.cpu.get_capabilities` without AVX-512 and AMX, by which vLLM takes its kernels for AVX2",
+    )
 
 
 ENGINE = Engine(
@@ -79,3 +99,4 @@ ENGINE = Engine(
         "int4": "it reads int4 only from checkpoints that another tool has quantized",
     },
 )
+AVX2 = kept_to_avx2(ENGINE, "bfloat16")
