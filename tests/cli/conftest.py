@@ -10,9 +10,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from fovea import Engine
-from fovea.core.hardware import NATIVE_KERNELS_VARIABLE
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
+from fovea.kernels.native.instruction_sets import VARIABLE
 from tests.cli.support import Caller
 from tests.support.checkpoints import SPECIALS, write
 
@@ -21,7 +21,7 @@ from tests.support.checkpoints import SPECIALS, write
 def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove all settings of the environment; set a small engine and a terminal of 80 columns."""
     for name in list(os.environ):
-        if name.startswith("FOVEA_") and name != NATIVE_KERNELS_VARIABLE:
+        if name.startswith("FOVEA_") and name != VARIABLE:
             monkeypatch.delenv(name)
     monkeypatch.setenv("FOVEA_THREADS", "1")
     monkeypatch.setenv("FOVEA_KV_CACHE_MIB", "16")

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from fovea.core import hardware
-from fovea.core.errors import ConfigError
 
 pytestmark = pytest.mark.kernels
 
@@ -59,29 +58,3 @@ MEMINFO = "MemTotal: 9000 kB\nMemAvailable:    4000 kB\n"
 def test_available_memory(monkeypatch: pytest.MonkeyPatch, contents: dict[str, str], expected: int) -> None:
     files(monkeypatch, contents)
     assert hardware.available_memory() == expected
-
-
-@pytest.mark.parametrize(
-    ("flags", "variable", "expected", "bf16"),
-    [
-        ("fma avx2 avx512f avx512_bf16 amx_tile", "on", "fma avx2 avx512f avx512_bf16 amx_tile", True),
-        ("fma avx2 avx512f avx512_bf16 amx_tile", "", "fma avx2 avx512f avx512_bf16 amx_tile", True),
-        ("fma avx2 avx512f avx512_bf16 amx_tile", "off", "fma avx2", False),
-        ("fma avx2", "on", "fma avx2", False),
-        ("fma avx2 amx_tile", "on", "fma avx2 amx_tile", True),
-    ],
-)
-def test_native_kernels_off_hides_wide_vectors(
-    monkeypatch: pytest.MonkeyPatch, flags: str, variable: str, expected: str, bf16: bool
-) -> None:
-    files(monkeypatch, {"/proc/cpuinfo": f"processor: 0\nflags : {flags}\n"})
-    monkeypatch.setenv("FOVEA_NATIVE_KERNELS", variable)
-    assert hardware.kernel_flags() == set(expected.split())
-    assert hardware.has_bf16_units() is bf16
-    assert hardware.cpu_flags() == set(flags.split()), "the flags for compilers do not change"
-
-
-def test_native_kernels_are_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FOVEA_NATIVE_KERNELS", "no")
-    with pytest.raises(ConfigError, match="FOVEA_NATIVE_KERNELS is 'no'; accepted: on, off"):
-        hardware.native_kernels_allowed()

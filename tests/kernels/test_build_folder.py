@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from fovea.kernels.native import build
+from fovea.kernels.native.instruction_sets import InstructionSet
 
 OTHER = 12345
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 GOOD = 'extern "C" int answer() { return 1; }\n'
+PLAIN = InstructionSet("plain", "any", "", frozenset(), ("-fPIC",))
 EVIL = b"not even a library, but its checksum fits"
 
 
@@ -25,7 +27,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sources.mkdir()
     (sources / "one.cpp").write_text(GOOD)
     monkeypatch.setattr(build, "SOURCES", sources)
-    monkeypatch.setattr(build, "FLAGS", ("-fPIC",))
+    monkeypatch.setattr(build, "HIGHWAY", sources)
+    monkeypatch.setattr(build, "common_flags", tuple)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "fovea"
 
@@ -41,7 +44,7 @@ def answer(library: Path) -> int:
 
 
 def test_the_library_and_its_folder_are_the_users_alone(cache: Path) -> None:
-    library = build._build()
+    library = build._build(PLAIN)
     assert library.parent == cache
     assert [path.stat().st_mode & 0o777 for path in (cache, library, library.with_suffix(".sha256"))] == [
         0o700, 0o700, 0o600,
@@ -54,9 +57,9 @@ def test_a_folder_that_others_may_write_to_is_not_used(
     cache: Path, tmp_path: Path, shared: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a shared XDG_CACHE_HOME, another user put a library there, and its code ran in the server."""
-    plant(build._build())
+    plant(build._build(PLAIN))
     (tmp_path / shared).chmod(0o777)
-    library = build._build()
+    library = build._build(PLAIN)
     assert library.parent != cache
     assert answer(library) == 1
     assert f"others may write to {tmp_path / shared}" in caplog.text
@@ -68,7 +71,7 @@ def test_a_link_in_the_place_of_the_folder_is_not_used(
     (tmp_path / "elsewhere").mkdir()
     cache.parent.mkdir()
     cache.symlink_to(tmp_path / "elsewhere")
-    library = build._build()
+    library = build._build(PLAIN)
     assert not any((tmp_path / "elsewhere").iterdir())
     assert answer(library) == 1
     assert "is a symbolic link" in caplog.text
@@ -76,9 +79,9 @@ def test_a_link_in_the_place_of_the_folder_is_not_used(
 
 @ROOT
 def test_a_folder_of_another_user_is_not_used(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    plant(build._build())
+    plant(build._build(PLAIN))
     os.chown(cache, OTHER, OTHER)
-    assert answer(build._build()) == 1
+    assert answer(build._build(PLAIN)) == 1
     assert f"belongs to user {OTHER}" in caplog.text
 
 
@@ -86,26 +89,26 @@ def test_a_folder_of_another_user_is_not_used(cache: Path, caplog: pytest.LogCap
 @pytest.mark.parametrize("suffix", [".so", ".sha256"])
 def test_a_file_of_another_user_is_replaced(cache: Path, suffix: str) -> None:
     """The folder was open once, and the file that was put there then is still there."""
-    library = build._build()
+    library = build._build(PLAIN)
     plant(library)
     os.chown(library.with_suffix(suffix), OTHER, OTHER)
-    assert build._build() == library
+    assert build._build(PLAIN) == library
     assert answer(library) == 1
     assert library.stat().st_uid == os.geteuid()
 
 
 @pytest.mark.parametrize("mode", [0o722, 0o720])
 def test_a_file_that_others_may_write_to_is_replaced(cache: Path, mode: int) -> None:
-    library = build._build()
+    library = build._build(PLAIN)
     plant(library)
     library.chmod(mode)
-    assert answer(build._build()) == 1
+    assert answer(build._build(PLAIN)) == 1
 
 
 def test_a_link_in_the_place_of_the_library_is_replaced(cache: Path, tmp_path: Path) -> None:
-    library = build._build()
+    library = build._build(PLAIN)
     plant(library)
     library.rename(tmp_path / "elsewhere.so")
     library.symlink_to(tmp_path / "elsewhere.so")
-    assert answer(build._build()) == 1
+    assert answer(build._build(PLAIN)) == 1
     assert (tmp_path / "elsewhere.so").read_bytes() == EVIL

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from fovea.kernels.activation import finish
-from fovea.kernels.native import build
 from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.native.product import ACTIVATIONS
 from fovea.kernels.native.weights import QuantizedWeight, weight_rows
@@ -31,15 +30,6 @@ pytestmark = pytest.mark.kernels
 
 BF16 = torch.bfloat16
 EVERY_FORMAT = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
-
-
-@pytest.fixture(scope="module")
-def lib() -> ctypes.CDLL:
-    cpp = build.library()
-    if cpp is None:
-        pytest.skip("this machine has no AVX-512 with BF16, or no C++ compiler")
-    NativeKernels(cpp)
-    return cpp
 
 
 @pytest.fixture(scope="module")

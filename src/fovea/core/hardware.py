@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-
-from fovea.core.errors import ConfigError
 
 VECTORS = (
     "sse",
@@ -26,14 +23,6 @@ VECTORS = (
 """Prefixes of the names of vector instruction sets in /proc/cpuinfo."""
 FALLBACK_BYTES = 2 * 1024**3
 """Memory that is assumed to be available where the system does not report it."""
-NATIVE_KERNELS_VARIABLE = "FOVEA_NATIVE_KERNELS"
-"""Environment variable: "on" (default) or "off".
-
-With "off" Fovea decides as on an AVX2 machine: its C++ kernels stay off, and `--dtype auto` is float32. It is
-meant for tests and comparisons; `--kernels` chooses kernels in production.
-"""
-WIDE_VECTORS = ("avx512", "amx", "avx_ne_convert")
-"""Prefixes of the instruction sets that an AVX2 machine lacks."""
 
 
 def available_memory() -> int:
@@ -64,30 +53,6 @@ def cpu_flags() -> frozenset[str]:
         if name.strip() in ("flags", "Features"):
             return frozenset(flags.split())
     return frozenset()
-
-
-def native_kernels_allowed() -> bool:
-    """Return False if FOVEA_NATIVE_KERNELS is "off". Raises ConfigError for any word but "on" and "off"."""
-    value = os.environ.get(NATIVE_KERNELS_VARIABLE, "")
-    if value not in ("", "on", "off"):
-        raise ConfigError(f"{NATIVE_KERNELS_VARIABLE} is {value!r}; accepted: on, off")
-    return value != "off"
-
-
-def kernel_flags() -> frozenset[str]:
-    """Return the CPU flags by which Fovea chooses kernels and types.
-
-    They are those of `cpu_flags`, without AVX-512 and AMX if FOVEA_NATIVE_KERNELS is "off".
-    """
-    flags = cpu_flags()
-    if native_kernels_allowed():
-        return flags
-    return frozenset(flag for flag in flags if not flag.startswith(WIDE_VECTORS))
-
-
-def has_bf16_units() -> bool:
-    """Whether the CPU multiplies bfloat16 in hardware (AVX-512 or AMX), which is faster than float32."""
-    return not kernel_flags().isdisjoint({"avx512_bf16", "amx_tile"})
 
 
 def instruction_sets() -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from fovea.core.errors import CheckpointError, ConfigError, FoveaError, InvalidRequest, UnsupportedModel
-from fovea.core.hardware import has_bf16_units
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
 from fovea.engine.compile_modes import CompileModes
@@ -36,6 +35,8 @@ from fovea.engine.vision.processor.video import QwenVideos
 from fovea.engine.vision.processor.video_settings import build_videos
 from fovea.kernels.choose import choose
 from fovea.kernels.fp8 import check_fp8
+from fovea.kernels.native.build import library
+from fovea.kernels.native.instruction_sets import has_bf16_units
 
 log = logging.getLogger("fovea.engine")
 BUNDLED = "fovea-tiny"
@@ -200,7 +201,8 @@ def pick_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch.dt
     """Return the torch type of the model.
 
     name: name of a type. "auto" on CUDA: the checkpoint's own type. "auto" on a CPU: bfloat16 for a
-        checkpoint of 16-bit floats if the CPU has BF16 instructions, else float32.
+        checkpoint of 16-bit floats if Fovea's C++ kernels run here or the CPU has BF16 instructions, else
+        float32.
     stored: the checkpoint's type.
     """
     if name != "auto":
@@ -210,8 +212,8 @@ def pick_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch.dt
         return torch.float32
     if device.type == "cuda":
         return stored
-    # Without BF16 instructions oneDNN emulates bf16, and float32 is faster.
-    return torch.bfloat16 if has_bf16_units() else torch.float32
+    # Without BF16 instructions oneDNN emulates bf16, and float32 is faster. The C++ kernels do not need them.
+    return torch.bfloat16 if has_bf16_units() or library() is not None else torch.float32
 
 
 def _build(folder: Path, config: Any, device: torch.device, dtype: torch.dtype) -> VisionLanguageModel:

@@ -9,12 +9,12 @@ from importlib.util import find_spec
 import torch
 
 from fovea.core.errors import ConfigError
-from fovea.core.hardware import NATIVE_KERNELS_VARIABLE
 from fovea.kernels.attention import ChunkAttention, Heads, prefill_each
 from fovea.kernels.base import Kernels
 from fovea.kernels.compile_caches import secure_gpu_caches
 from fovea.kernels.flash import attention as flash
 from fovea.kernels.native.build import library
+from fovea.kernels.native.instruction_sets import VARIABLE
 from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.torch.kernels import TorchKernels
 
@@ -43,8 +43,8 @@ def choose(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) ->
     if name == "native":
         raise ConfigError(
             f"native kernels need bfloat16 (the model runs in {str(dtype).removeprefix('torch.')}), "
-            f"AVX-512 with BF16, a C++ compiler, and {NATIVE_KERNELS_VARIABLE} not off; "
-            "the log says whether compiling failed",
+            f"a CPU with AVX2 or NEON, {VARIABLE} not off, and, without a wheel of Fovea, a C++ "
+            "compiler; the log says whether compiling failed",
             param="kernels",
         )
     return TorchKernels(pack=True)

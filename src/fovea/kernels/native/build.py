@@ -1,10 +1,10 @@
-"""Compiles the C++ kernels of `cpu/`, once per machine, with the machine's compiler.
+"""Loads the C++ kernels of `cpu/`: from the wheel, or compiled once per machine with its compiler.
 
-They need AVX-512 with BF16, VNNI and VBMI2 (Sapphire Rapids, Zen 4, and later) and GCC as a C++17 compiler.
-If the processor lacks these instructions, Fovea uses torch's kernels. If only the compiler is missing, it
-does so, too, and logs a warning. The library is in the user's cache folder (`$XDG_CACHE_HOME/fovea`). Its
-name is a digest of its sources and flags. It is loaded only from a folder that no other user can change;
-otherwise it is compiled into a folder of this process.
+A wheel holds a library for every instruction set of its platform. A source tree has none, so the library is
+compiled when it is first needed, with GCC or Clang as a C++17 compiler. If there is no compiler, Fovea uses
+torch's kernels and logs a warning. The compiled library is in the user's cache folder
+(`$XDG_CACHE_HOME/fovea`). Its name is a digest of its sources and flags. It is loaded only from a folder that
+no other user can change; otherwise it is compiled into a folder of this process.
 """
 
 from __future__ import annotations
@@ -21,42 +21,34 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fovea.core.hardware import kernel_flags
 from fovea.core.private_files import private_folder, read_private, temporary_folder
+from fovea.kernels.native.instruction_sets import InstructionSet, chosen, common_flags
 
 log = logging.getLogger("fovea.kernels")
 SOURCES = Path(__file__).parent / "cpu"
-FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl",
-         "-mavx512dq", "-mavx512bf16", "-mavx512vbmi", "-mavx512vbmi2", "-mavx512vnni")  # fmt: skip
-REQUIRED_FLAGS = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512vbmi", "avx512_vbmi2",
-                  "avx512_vnni", "fma"}  # fmt: skip
-COMPILERS = ("g++", "c++")
-BUILD_TIMEOUT_S = 300
-
-
-def supported() -> bool:
-    """Whether this processor has the instructions, and FOVEA_NATIVE_KERNELS is not "off".
-
-    With FOVEA_NATIVE_KERNELS=off, any machine behaves like one without AVX-512: these kernels are not used,
-    and `--dtype auto` is float32 (see `fovea.core.hardware.kernel_flags`). The variable is read whenever a
-    model is loaded. Raises ConfigError if it is neither "on" nor "off".
-    """
-    return kernel_flags() >= REQUIRED_FLAGS
+HIGHWAY = Path(__file__).parent / "highway"
+"""The headers of Google Highway, by which the kernels use vector instructions."""
+BUILT = Path(__file__).parent / "lib"
+"""The libraries that a wheel brings, NAME.so for each instruction set."""
+COMPILERS = ("c++", "g++", "clang++")
+BUILD_TIMEOUT_S = 600
 
 
 def library() -> ctypes.CDLL | None:
-    """Return the compiled kernels, or None if the processor or the compiler does not allow them.
+    """Return the kernels for this machine, or None if the processor or the compiler does not allow them.
 
-    A failed build is logged as a warning with its reason, once per process. Raises ConfigError as `supported`
-    does.
+    A failed build is logged as a warning with its reason, once per process. Raises ConfigError if
+    FOVEA_NATIVE_KERNELS has a value that is not accepted, see `instruction_sets.chosen`.
     """
-    return _load() if supported() else None
+    instructions = chosen()
+    return None if instructions is None else _load(instructions)
 
 
 @functools.cache
-def _load() -> ctypes.CDLL | None:
+def _load(instructions: InstructionSet) -> ctypes.CDLL | None:
+    built = BUILT / f"{instructions.name}.so"
     try:
-        return ctypes.CDLL(str(_build()))
+        return ctypes.CDLL(str(built if built.exists() else _build(instructions)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
         log.warning("the CPU kernels cannot be used, so torch's are used instead: %s", detail)
@@ -68,18 +60,17 @@ def compiler() -> list[str]:
     return shlex.split(os.environ.get("CXX", "")) or [c for c in COMPILERS if shutil.which(c)][:1]
 
 
-def _build() -> Path:
+def _build(instructions: InstructionSet) -> Path:
     """Return the library in the cache folder. Compile it first if it is missing or incomplete."""
-    files = sorted(SOURCES.glob("*.cpp"))
-    openmp = _openmp()
-    digest = hashlib.sha256(" ".join((*FLAGS, openmp)).encode())
-    for file in sorted(SOURCES.iterdir()):
+    flags = (*common_flags(), *instructions.flags)
+    digest = hashlib.sha256(" ".join(flags).encode())
+    for file in sorted(path for root in (SOURCES, HIGHWAY) for path in root.rglob("*") if path.is_file()):
         digest.update(file.name.encode() + file.read_bytes())
     folder = _cache_folder()
-    target = folder / f"cpu-{digest.hexdigest()[:20]}.so"
+    target = folder / f"{instructions.name}-{digest.hexdigest()[:20]}.so"
     if not _is_complete(target):
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            output = _compile(files, openmp, Path(scratch))
+            output = compile_kernels(flags, Path(scratch))
             checksum = Path(scratch) / "checksum"
             checksum.write_text(_digest(output.read_bytes()))
             output.chmod(0o700)
@@ -112,8 +103,15 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _compile(files: list[Path], openmp: str, scratch: Path) -> Path:
-    command = compiler()
+def compile_kernels(flags: tuple[str, ...], folder: Path, command: list[str] | None = None) -> Path:
+    """Compile the kernels into `folder` and return the library.
+
+    flags: options of the compiler.
+    command: the compiler; None: the one that `compiler` finds.
+
+    Raises FileNotFoundError if there is no compiler, subprocess.SubprocessError if it fails.
+    """
+    command = command or compiler()
     if not command:
         raise FileNotFoundError(
             f"no C++ compiler: looked for {', '.join(COMPILERS)}; set CXX to name another"
@@ -124,21 +122,15 @@ def _compile(files: list[Path], openmp: str, scratch: Path) -> Path:
             [*command, *arguments], check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S
         )
 
-    objects = {file: str(scratch / f"{file.stem}.o") for file in files}
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda file: run(*FLAGS, "-c", str(file), "-o", objects[file]), files))
-    output = scratch / "kernels.so"
-    run("-shared", *objects.values(), openmp, "-o", str(output))
+    objects = {file: str(folder / f"{file.stem}.o") for file in sorted(SOURCES.glob("*.cpp"))}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        made = pool.map(
+            lambda file: run(*flags, "-I", str(HIGHWAY), "-c", str(file), "-o", objects[file]), objects
+        )
+        list(made)
+    output = folder / "kernels.so"
+    run("-shared", "-pthread", *objects.values(), "-o", str(output))
     return output
-
-
-def _openmp() -> str:
-    """Return the OpenMP library that torch has loaded. A second one would start threads of its own."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6 and Path(fields[5]).name.startswith("libgomp"):
-            return fields[5]
-    return "-fopenmp"
 
 
 def _cache_folder() -> Path:

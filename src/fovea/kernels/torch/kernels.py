@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fovea.core.hardware import native_kernels_allowed
 from fovea.kernels import reference
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, attend, store
 from fovea.kernels.base import Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.fp8 import FP8, Fp8Product
+from fovea.kernels.native.instruction_sets import has_bf16_units
 from fovea.kernels.quantize import Format, TorchQuantizedProduct
 
 
@@ -102,7 +102,7 @@ def _can_pack(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or not torch._C._has_mkldnn or weight.shape[1] < 2:
         return False
     if weight.dtype is torch.bfloat16:
-        return native_kernels_allowed() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return has_bf16_units() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return weight.dtype is torch.float32
 
 

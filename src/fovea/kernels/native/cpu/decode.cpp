@@ -12,31 +12,36 @@
 
 #include "kernels.h"
 #include "pages.h"
+#include "team.h"
 #include "tiles.h"
 
 using namespace fovea;
 
 namespace {
 
-constexpr int KEYS = 8;      // keys whose scores are computed together
-constexpr int MIXED = 8;     // query heads whose sums are kept in registers together
-constexpr int STRETCH = 256; // shared tokens that are processed together: 64 bytes of each stay in L1
+constexpr int KEYS = 8;                     // keys whose scores are computed together
+constexpr int MIXED = REGISTERS == 32 ? 8 : 4;  // query heads whose sums are kept in registers together
+constexpr int STRETCH = 256;                // shared tokens that are processed together: 64 bytes of each stay in L1
+constexpr int DIMS = 2 * LANES;             // dimensions that are mixed together: a vector of values
+// A lane of a tile of queries, or of weights, holds a pair of bf16, or, without instructions for them, two floats
+// that are a vector apart: a pair is so many vectors.
+constexpr int PAIR = FOVEA_BF16_DOT ? 1 : 2;
 
-// Up to 16 query heads of one row, in neighbouring lanes of one tile. head, lane: the first of them.
+// Up to LANES query heads of one row, in neighbouring lanes of one tile. head, lane: the first of them.
 struct Piece {
     int64_t row, head;
     int count, tile, lane;
     int64_t own;  // where the scores of the row's own tokens begin, counted in tokens
 };
 
-// Scratch memory for one family and one KV head.
+// Scratch memory for one family and one KV head. The weights of a pair of tokens are like a pair of a query.
 struct Decode {
     std::vector<Piece> pieces;
-    std::vector<int32_t> queries;   // tiles of (dim / 2, 16): two bf16 of each query head
-    std::vector<float> scores;      // (tiles, shared, 16), then (own tokens, 16) per piece: 16 query heads
-    std::vector<uint32_t> weights;  // like scores, with tokens / 2: two bf16 weights of neighbouring tokens
-    std::vector<float> inverse;     // (tiles, 16): 1 / sum of weights
-    std::vector<float> sums;        // (pieces, 16, 32): weighted sums of values, 32 dimensions at a time
+    std::vector<uint32_t> queries;  // tiles of (dim / 2, PAIR, LANES): a pair of each query head
+    std::vector<float> scores;      // (tiles, shared, LANES), then (own tokens, LANES) per piece: a query head per lane
+    std::vector<uint32_t> weights;  // like scores, with (tokens / 2, PAIR) in place of tokens
+    std::vector<float> inverse;     // (tiles, LANES): 1 / sum of weights
+    std::vector<float> sums;        // (pieces, LANES, 2, LANES): weighted sums of values, DIMS dimensions at a time
 };
 
 struct Pages {
@@ -50,73 +55,114 @@ struct Pages {
     }
 };
 
-// scores (last - first, 16) = scale * products of up to 16 query heads with the keys of tokens [first, last).
+// Writes a pair of bf16 to one lane of a tile of queries.
+inline void set_pair(uint32_t* at, const bf16* pair) {
+    if constexpr (PAIR == 1) {
+        std::memcpy(at, pair, 4);
+    } else {
+        at[0] = static_cast<uint32_t>(pair[0]) << 16;
+        at[LANES] = static_cast<uint32_t>(pair[1]) << 16;
+    }
+}
+
+// Writes two vectors of weights.
+FOVEA_INLINE void set_weights(uint32_t* at, Floats even, Floats odd) {
+#if FOVEA_BF16_DOT
+    const Unsigned low = hn::PromoteTo(u32, narrow(even)), high = hn::PromoteTo(u32, narrow(odd));
+    hn::StoreU(hn::Or(low, hn::ShiftLeft<16>(high)), u32, at);
+#else
+    hn::StoreU(hn::BitCast(u32, even), u32, at);
+    hn::StoreU(hn::BitCast(u32, odd), u32, at + LANES);
+#endif
+}
+
+// scores (last - first, LANES) = scale * products of up to LANES query heads with the keys of tokens [first, last).
 // Each query head has a lane.
-void score_keys(const int32_t* queries, const Rows& keys, int64_t first, int64_t last, int64_t dim, float scale,
+void score_keys(const uint32_t* queries, const Rows& keys, int64_t first, int64_t last, int64_t dim, float scale,
                 float* scores) {
     for (int64_t start = first; start < last; start += KEYS) {
         const bf16* key[KEYS];
         for (int64_t i = 0; i < KEYS; ++i) {
             key[i] = keys.at(std::min(start + i, last - 1));
             const bf16* later = keys.at(std::min(start + KEYS + i, last - 1));
-            for (int64_t d = 0; d < dim; d += 32) _mm_prefetch(reinterpret_cast<const char*>(later + d), _MM_HINT_T0);
+            for (int64_t d = 0; d < dim; d += 32) prefetch(later + d);
         }
-        __m512 sums[KEYS];
-        for (auto& sum : sums) sum = _mm512_setzero_ps();
+        Floats sums[KEYS];
+        for (auto& sum : sums) sum = hn::Zero(f32);
         for (int64_t pair = 0; pair < dim / 2; ++pair) {
-            const __m512i tile = _mm512_loadu_si512(queries + pair * LANES);
-            for (int i = 0; i < KEYS; ++i)
-                sums[i] = _mm512_dpbf16_ps(sums[i], (__m512bh)pair_of(key[i], pair), (__m512bh)tile);
+            const uint32_t* tile = queries + pair * PAIR * LANES;
+#if FOVEA_BF16_DOT
+            const Unsigned query = hn::LoadU(u32, tile);
+            for (int i = 0; i < KEYS; ++i) sums[i] = add_pairs(sums[i], pair_of(key[i], pair), query);
+#else
+            const Floats even = hn::BitCast(f32, hn::LoadU(u32, tile)), odd = hn::BitCast(f32, hn::LoadU(u32, tile + LANES));
+            for (int i = 0; i < KEYS; ++i) {
+                const Unsigned both = pair_of(key[i], pair);
+                sums[i] = hn::MulAdd(odd_of(both), odd, hn::MulAdd(even_of(both), even, sums[i]));
+            }
+#endif
         }
         for (int64_t i = 0; i < KEYS && start + i < last; ++i)
-            _mm512_storeu_ps(scores + (start - first + i) * LANES, _mm512_mul_ps(sums[i], _mm512_set1_ps(scale)));
+            hn::StoreU(hn::Mul(sums[i], hn::Set(f32, scale)), f32, scores + (start - first + i) * LANES);
     }
 }
 
-// The maximum of `most` and of scores (count, 16), lane by lane.
-__m512 most_of(__m512 most, const float* scores, int64_t count) {
-    for (int64_t t = 0; t < count; ++t) most = _mm512_max_ps(most, _mm512_loadu_ps(scores + t * LANES));
+// The maximum of `most` and of scores (count, LANES), lane by lane.
+Floats most_of(Floats most, const float* scores, int64_t count) {
+    for (int64_t t = 0; t < count; ++t) most = hn::Max(most, hn::LoadU(f32, scores + t * LANES));
     return most;
 }
 
-// Turns scores (count, 16) into weights e^(score - most), stored in bf16 by pairs of tokens. Returns `sum`
-// plus these weights. Only a row's own tokens may be an odd number.
-__m512 weigh_lanes(const float* scores, int64_t count, __m512 most, __m512 sum, uint32_t* weights) {
+// Turns scores (count, LANES) into weights e^(score - most), stored by pairs of tokens. Returns `sum` plus these
+// weights. Only a row's own tokens may be an odd number.
+Floats weigh_lanes(const float* scores, int64_t count, Floats most, Floats sum, uint32_t* weights) {
     for (int64_t t = 0; t < count; t += 2) {
-        const __m512 even = exp16(_mm512_sub_ps(_mm512_loadu_ps(scores + t * LANES), most));
-        const __m512 odd = t + 1 < count ? exp16(_mm512_sub_ps(_mm512_loadu_ps(scores + (t + 1) * LANES), most))
-                                         : _mm512_setzero_ps();
-        sum = _mm512_add_ps(sum, _mm512_add_ps(even, odd));
-        const __m512i low = _mm512_cvtepu16_epi32(narrow(even)), high = _mm512_cvtepu16_epi32(narrow(odd));
-        _mm512_storeu_si512(weights + t / 2 * LANES, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+        const Floats even = exponential(hn::Sub(hn::LoadU(f32, scores + t * LANES), most));
+        const Floats odd = t + 1 < count ? exponential(hn::Sub(hn::LoadU(f32, scores + (t + 1) * LANES), most)) : hn::Zero(f32);
+        sum = hn::Add(sum, hn::Add(even, odd));
+        set_weights(weights + t / 2 * PAIR * LANES, even, odd);
     }
     return sum;
 }
 
-// Adds the weighted values of tokens [first, last), dimensions d..d + 31, to the sums kept (heads, 2, 16) of
+// Adds the weighted values of tokens [first, last), dimensions d..d + DIMS - 1, to the sums kept (heads, 2, LANES) of
 // `heads` (at most G) query heads, whose weights begin at `weights`. fresh: overwrite the sums. Their
-// dimensions are interleaved, see `store_mixed`.
+// dimensions are not in order, see `store_mixed`.
 template <int G>
 void mix_values(const uint32_t* weights, const Rows& values, int64_t first, int64_t last, int64_t d, int heads,
                 bool fresh, float* kept) {
-    __m512 sums[G][2];
+    Floats sums[G][2];
     for (int g = 0; g < G; ++g)
         for (int side = 0; side < 2; ++side)
-            sums[g][side] = fresh || g >= heads ? _mm512_setzero_ps() : _mm512_loadu_ps(kept + (2 * g + side) * LANES);
-    for (int64_t t = first; t < last; t += 2) {
-        const __m512i even = _mm512_loadu_si512(values.at(t) + d);
-        const __m512i odd = _mm512_loadu_si512(values.at(std::min(t + 1, last - 1)) + d);
-        _mm_prefetch(reinterpret_cast<const char*>(values.at(std::min(t + 8, last - 1)) + d), _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(values.at(std::min(t + 9, last - 1)) + d), _MM_HINT_T0);
-        const __m512i low = _mm512_unpacklo_epi16(even, odd), high = _mm512_unpackhi_epi16(even, odd);
+            sums[g][side] = fresh || g >= heads ? hn::Zero(f32) : hn::LoadU(f32, kept + (2 * g + side) * LANES);
+    for (int64_t t = first; t < last; t += 2, weights += PAIR * LANES) {
+        const auto even = hn::LoadU(u16, values.at(t) + d);
+        const auto odd = hn::LoadU(u16, values.at(std::min(t + 1, last - 1)) + d);
+        prefetch(values.at(std::min(t + 8, last - 1)) + d);
+        prefetch(values.at(std::min(t + 9, last - 1)) + d);
+#if FOVEA_BF16_DOT
+        const Unsigned low = hn::BitCast(u32, hn::InterleaveLower(u16, even, odd));
+        const Unsigned high = hn::BitCast(u32, hn::InterleaveUpper(u16, even, odd));
         for (int g = 0; g < G; ++g) {
-            const __m512i weight = _mm512_set1_epi32(static_cast<int>(weights[(t - first) / 2 * LANES + g]));
-            sums[g][0] = _mm512_dpbf16_ps(sums[g][0], (__m512bh)weight, (__m512bh)low);
-            sums[g][1] = _mm512_dpbf16_ps(sums[g][1], (__m512bh)weight, (__m512bh)high);
+            const Unsigned weight = hn::Set(u32, weights[g]);
+            sums[g][0] = add_pairs(sums[g][0], weight, low);
+            sums[g][1] = add_pairs(sums[g][1], weight, high);
         }
+#else
+        const hn::Vec<Words> tokens[2] = {even, odd};
+        for (int token = 0; token < 2; ++token) {
+            const Unsigned pairs = hn::BitCast(u32, tokens[token]);
+            const Floats left = even_of(pairs), right = odd_of(pairs);
+            for (int g = 0; g < G; ++g) {
+                const Floats weight = hn::BitCast(f32, hn::Set(u32, weights[token * LANES + g]));
+                sums[g][0] = hn::MulAdd(weight, left, sums[g][0]);
+                sums[g][1] = hn::MulAdd(weight, right, sums[g][1]);
+            }
+        }
+#endif
     }
     for (int g = 0; g < heads; ++g)
-        for (int side = 0; side < 2; ++side) _mm512_storeu_ps(kept + (2 * g + side) * LANES, sums[g][side]);
+        for (int side = 0; side < 2; ++side) hn::StoreU(sums[g][side], f32, kept + (2 * g + side) * LANES);
 }
 
 // Does the work of `mix_values` for all query heads of a piece.
@@ -124,22 +170,27 @@ void mix_piece(const uint32_t* weights, const Rows& values, int64_t first, int64
                bool fresh, float* kept) {
     for (int from = 0; from < heads; from += MIXED) {
         const int some = std::min(MIXED, heads - from);
-        const auto mix = some == 1 ? mix_values<1> : some <= 2 ? mix_values<2> : some <= 4 ? mix_values<4> : mix_values<8>;
+        const auto mix = some == 1 ? mix_values<1> : some <= 2 ? mix_values<2> : some <= 4 ? mix_values<4> : mix_values<MIXED>;
         mix(weights + from, values, first, last, d, some, fresh, kept + 2 * from * LANES);
     }
 }
 
-// Multiplies sums (heads, 2, 16) by `inverse` and stores them to out, 32 dimensions of each head, in their
-// order. The interleaving in `mix_values` worked within lanes of 128 bits, so four dimensions come from one
-// half of the sums, the next four from the other.
+// Multiplies sums (heads, 2, LANES) by `inverse` and stores them to out, DIMS dimensions of each head, in their
+// order. With bf16 products, values were interleaved within blocks of 16 bytes, so four dimensions come from one
+// half of the sums, the next four from the other. Without, even dimensions are in one half, odd ones in the other.
 void store_mixed(const float* sums, const float* inverse, int heads, bf16* out, int64_t stride) {
-    const __m512i left = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const __m512i right = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-    for (int g = 0; g < heads; ++g) {
-        const __m512 scale = _mm512_set1_ps(inverse[g]);
-        const __m512 low = _mm512_loadu_ps(sums + 2 * g * LANES), high = _mm512_loadu_ps(sums + (2 * g + 1) * LANES);
-        store16(out + g * stride, _mm512_mul_ps(scale, _mm512_permutex2var_ps(low, left, high)));
-        store16(out + g * stride + 16, _mm512_mul_ps(scale, _mm512_permutex2var_ps(low, right, high)));
+    for (int g = 0; g < heads; ++g, sums += 2 * LANES, out += stride) {
+        const Floats scale = hn::Set(f32, inverse[g]);
+        const Floats left = hn::Mul(scale, hn::LoadU(f32, sums)), right = hn::Mul(scale, hn::LoadU(f32, sums + LANES));
+#if FOVEA_BF16_DOT
+        const hn::Repartition<uint64_t, Halves> fours;
+        const auto low = hn::BitCast(fours, narrow(left)), high = hn::BitCast(fours, narrow(right));
+        hn::StoreU(hn::BitCast(halves, hn::InterleaveWholeLower(fours, low, high)), halves, out);
+        hn::StoreU(hn::BitCast(halves, hn::InterleaveWholeUpper(fours, low, high)), halves, out + LANES);
+#else
+        const auto low = hn::PromoteTo(u32, narrow(left)), high = hn::PromoteTo(u32, narrow(right));
+        hn::StoreU(hn::BitCast(u16, hn::Or(low, hn::ShiftLeft<16>(high))), u16, out);
+#endif
     }
 }
 
@@ -161,17 +212,22 @@ int lay_out(Decode& scratch, const int64_t* rows, int64_t count, int64_t group, 
     return tile + 1;
 }
 
+// The lanes of a piece.
+FOVEA_INLINE auto lanes_of(const Piece& p) {
+    return hn::And(hn::FirstN(f32, p.lane + p.count), hn::Not(hn::FirstN(f32, p.lane)));
+}
+
 // Attention of rows that begin with the same `shared` tokens (an even number), for the query heads of one KV
 // head.
 void family(Decode& scratch, const bf16* query, int64_t query_stride, int64_t heads, const Pages& pages, int64_t kv_head,
             const int64_t* rows, int64_t count, int64_t shared, float scale, bf16* out) {
-    const int64_t dim = pages.dim, group = heads / pages.kv_heads, tile_queries = dim / 2 * LANES;
+    const int64_t dim = pages.dim, group = heads / pages.kv_heads, tile_queries = dim / 2 * PAIR * LANES;
     const int tiles = lay_out(scratch, rows, count, group, kv_head * group, pages.lengths, shared);
     const Piece& last = scratch.pieces.back();
     const int64_t common = tiles * shared, room = common + last.own + (pages.lengths[last.row] - shared + 1) / 2 * 2;
     float* scores = fit(scratch.scores, room * LANES);
     // mix_values reads up to MIXED weights behind the last ones, and does not use them.
-    uint32_t* weights = fit(scratch.weights, room / 2 * LANES + MIXED);
+    uint32_t* weights = fit(scratch.weights, room / 2 * PAIR * LANES + MIXED);
     scratch.inverse.resize(tiles * LANES);
     scratch.queries.assign(tiles * tile_queries, 0);
     const int64_t piece_sums = 2 * LANES * LANES;
@@ -179,8 +235,8 @@ void family(Decode& scratch, const bf16* query, int64_t query_stride, int64_t he
     for (const Piece& p : scratch.pieces)
         for (int g = 0; g < p.count; ++g)
             for (int64_t pair = 0; pair < dim / 2; ++pair)
-                std::memcpy(&scratch.queries[p.tile * tile_queries + pair * LANES + p.lane + g],
-                            query + p.row * query_stride + (p.head + g) * dim + 2 * pair, 4);
+                set_pair(&scratch.queries[p.tile * tile_queries + pair * PAIR * LANES + p.lane + g],
+                         query + p.row * query_stride + (p.head + g) * dim + 2 * pair);
 
     const Rows keys = pages.keys(rows[0], kv_head), values = pages.values(rows[0], kv_head);
     for (int64_t start = 0; start < shared; start += STRETCH)
@@ -194,34 +250,34 @@ void family(Decode& scratch, const bf16* query, int64_t query_stride, int64_t he
     for (size_t at = 0; at < scratch.pieces.size();) {
         const int tile = scratch.pieces[at].tile;
         const float* of_tile = scores + tile * shared * LANES;
-        __m512 most = most_of(_mm512_set1_ps(-3.0e38f), of_tile, shared);
+        Floats most = most_of(hn::Set(f32, -3.0e38f), of_tile, shared);
         size_t end = at;
         for (; end < scratch.pieces.size() && scratch.pieces[end].tile == tile; ++end) {
             const Piece& p = scratch.pieces[end];
-            const __mmask16 lanes = static_cast<__mmask16>(((1u << p.count) - 1) << p.lane);
-            most = _mm512_mask_mov_ps(most, lanes, most_of(most, scores + (common + p.own) * LANES, pages.lengths[p.row] - shared));
+            const Floats own = most_of(most, scores + (common + p.own) * LANES, pages.lengths[p.row] - shared);
+            most = hn::IfThenElse(lanes_of(p), own, most);
         }
-        const __m512 begun = weigh_lanes(of_tile, shared, most, _mm512_setzero_ps(), weights + tile * shared / 2 * LANES);
-        __m512 total = begun;
+        const Floats begun = weigh_lanes(of_tile, shared, most, hn::Zero(f32), weights + tile * shared / 2 * PAIR * LANES);
+        Floats total = begun;
         for (; at < end; ++at) {
             const Piece& p = scratch.pieces[at];
-            const __mmask16 lanes = static_cast<__mmask16>(((1u << p.count) - 1) << p.lane);
-            total = _mm512_mask_mov_ps(total, lanes, weigh_lanes(scores + (common + p.own) * LANES, pages.lengths[p.row] - shared,
-                                                                most, begun, weights + (common + p.own) / 2 * LANES));
+            const Floats sum = weigh_lanes(scores + (common + p.own) * LANES, pages.lengths[p.row] - shared, most, begun,
+                                           weights + (common + p.own) / 2 * PAIR * LANES);
+            total = hn::IfThenElse(lanes_of(p), sum, total);
         }
-        _mm512_storeu_ps(&scratch.inverse[tile * LANES], _mm512_div_ps(_mm512_set1_ps(1.0f), total));
+        hn::StoreU(hn::Div(hn::Set(f32, 1.0f), total), f32, &scratch.inverse[tile * LANES]);
     }
 
-    for (int64_t d = 0; d < dim; d += 32) {
+    for (int64_t d = 0; d < dim; d += DIMS) {
         for (int64_t start = 0; start < shared; start += STRETCH)
             for (size_t i = 0; i < scratch.pieces.size(); ++i) {
                 const Piece& p = scratch.pieces[i];
-                mix_piece(weights + (p.tile * shared + start) / 2 * LANES + p.lane, values, start,
+                mix_piece(weights + (p.tile * shared + start) / 2 * PAIR * LANES + p.lane, values, start,
                           std::min(start + STRETCH, shared), d, p.count, start == 0, sums + i * piece_sums);
             }
         for (size_t i = 0; i < scratch.pieces.size(); ++i) {
             const Piece& p = scratch.pieces[i];
-            mix_piece(weights + (common + p.own) / 2 * LANES + p.lane, pages.values(p.row, kv_head), shared,
+            mix_piece(weights + (common + p.own) / 2 * PAIR * LANES + p.lane, pages.values(p.row, kv_head), shared,
                       pages.lengths[p.row], d, p.count, shared == 0, sums + i * piece_sums);
             store_mixed(sums + i * piece_sums, &scratch.inverse[p.tile * LANES + p.lane], p.count,
                         out + (p.row * heads + p.head) * dim + d, dim);
@@ -271,14 +327,12 @@ void fovea_decode_attention(const bf16* query, int64_t query_stride, int64_t row
     families.form(rows, shared, std::max<int64_t>(1, rows * kv_heads / threads));
     const Pages pages{kv, block, kv_heads, dim, tables, width, lengths};
     const Families& all = families;  // the calling thread's families, for all threads
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) collapse(2)
-    for (size_t f = 0; f < all.shared.size(); ++f) {
-        for (int64_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
-            thread_local Decode scratch;
-            family(scratch, query, query_stride, heads, pages, kv_head, &all.rows[all.starts[f]],
-                   all.starts[f + 1] - all.starts[f], all.shared[f], scale, out);
-        }
-    }
+    parallel(threads, static_cast<int64_t>(all.shared.size()) * kv_heads, 1, [&](int64_t part) {
+        thread_local Decode scratch;
+        const int64_t f = part / kv_heads;
+        family(scratch, query, query_stride, heads, pages, part % kv_heads, &all.rows[all.starts[f]],
+               all.starts[f + 1] - all.starts[f], all.shared[f], scale, out);
+    });
 }
 
 }  // extern "C"

@@ -10,34 +10,33 @@
 
 namespace fovea {
 
-inline __m512 gelu_tanh(__m512 x) {
-    const __m512 cubed = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
-    const __m512 inner = _mm512_fmadd_ps(cubed, _mm512_set1_ps(0.044715f), x);
-    return _mm512_mul_ps(x, sigmoid(_mm512_mul_ps(inner, _mm512_set1_ps(1.5957691216f))));
+FOVEA_INLINE Floats gelu_tanh(Floats x) {
+    const Floats inner = hn::MulAdd(hn::Mul(hn::Mul(x, x), x), hn::Set(f32, 0.044715f), x);
+    return hn::Mul(x, sigmoid(hn::Mul(inner, hn::Set(f32, 1.5957691216f))));
 }
 
 // GELU with erf by formula 7.1.26 of Abramowitz and Stegun, absolute error below 1.5e-7.
-inline __m512 gelu(__m512 x) {
-    const __m512 one = _mm512_set1_ps(1.0f);
-    const __m512 z = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(0.70710678f));
-    const __m512 t = _mm512_div_ps(one, _mm512_fmadd_ps(z, _mm512_set1_ps(0.3275911f), one));
-    __m512 p = _mm512_set1_ps(1.061405429f);
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(-1.453152027f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(1.421413741f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(-0.284496736f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(0.254829592f));
-    const __m512 tail = _mm512_mul_ps(_mm512_mul_ps(p, t), exp16(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_mul_ps(z, z))));
-    const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
-    const __m512 twice = _mm512_mask_blend_ps(negative, _mm512_sub_ps(_mm512_set1_ps(2.0f), tail), tail);
-    return _mm512_mul_ps(_mm512_mul_ps(x, _mm512_set1_ps(0.5f)), twice);
+FOVEA_INLINE Floats gelu(Floats x) {
+    const Floats one = hn::Set(f32, 1.0f);
+    const Floats z = hn::Mul(hn::Abs(x), hn::Set(f32, 0.70710678f));
+    const Floats t = hn::Div(one, hn::MulAdd(z, hn::Set(f32, 0.3275911f), one));
+    Floats p = hn::Set(f32, 1.061405429f);
+    p = hn::MulAdd(p, t, hn::Set(f32, -1.453152027f));
+    p = hn::MulAdd(p, t, hn::Set(f32, 1.421413741f));
+    p = hn::MulAdd(p, t, hn::Set(f32, -0.284496736f));
+    p = hn::MulAdd(p, t, hn::Set(f32, 0.254829592f));
+    const Floats tail = hn::Mul(hn::Mul(p, t), exponential(hn::Neg(hn::Mul(z, z))));
+    const auto negative = hn::Lt(x, hn::Zero(f32));
+    const Floats twice = hn::IfThenElse(negative, tail, hn::Sub(hn::Set(f32, 2.0f), tail));
+    return hn::Mul(hn::Mul(x, hn::Set(f32, 0.5f)), twice);
 }
 
-inline __m512 activated(int kind, __m512 x) {
+FOVEA_INLINE Floats activated(int kind, Floats x) {
     switch (kind) {
-        case SILU: case SILU_GATED: return _mm512_mul_ps(x, sigmoid(x));
+        case SILU: case SILU_GATED: return hn::Mul(x, sigmoid(x));
         case GELU_TANH: case GELU_TANH_GATED: return gelu_tanh(x);
         case GELU: case GELU_GATED: return gelu(x);
-        case QUICK_GELU: return _mm512_mul_ps(x, sigmoid(_mm512_mul_ps(x, _mm512_set1_ps(1.702f))));
+        case QUICK_GELU: return hn::Mul(x, sigmoid(hn::Mul(x, hn::Set(f32, 1.702f))));
         default: return x;
     }
 }
@@ -45,19 +44,16 @@ inline __m512 activated(int kind, __m512 x) {
 // Finishes one row of a panel's sums c (64) and stores the first `width` results to out: bias, activation,
 // gate, residual, rounding. A gated panel holds 32 gates, then the 32 values that they scale.
 inline void finish_row(const float* c, const float* bias, int kind, const bf16* residual, bf16* out, int64_t width) {
-    __m512 values[TILES];
-    for (int t = 0; t < TILES; ++t) {
-        values[t] = _mm512_loadu_ps(c + t * LANES);
-        if (bias) values[t] = _mm512_add_ps(values[t], _mm512_loadu_ps(bias + t * LANES));
-    }
     const bool gated = kind >= SILU_GATED && kind <= GELU_GATED;
-    for (int t = 0; t < (gated ? TILES / 2 : TILES); ++t) {
-        const __mmask16 mask = first(width - t * LANES);
-        if (!mask) break;
-        __m512 value = activated(kind, values[t]);
-        if (gated) value = _mm512_mul_ps(value, values[t + TILES / 2]);
-        if (residual) value = _mm512_add_ps(rounded(value), load16(residual + t * LANES, mask));
-        store16(out + t * LANES, value, mask);
+    const auto sum = [&](int64_t at) {
+        const Floats value = hn::LoadU(f32, c + at);
+        return bias ? hn::Add(value, hn::LoadU(f32, bias + at)) : value;
+    };
+    for (int64_t at = 0; at < width; at += LANES) {
+        Floats value = activated(kind, sum(at));
+        if (gated) value = hn::Mul(value, sum(at + PANEL / 2));
+        if (residual) value = hn::Add(rounded(value), load(residual + at, width - at));
+        store(out + at, value, width - at);
     }
 }
 
@@ -69,6 +65,8 @@ struct Call {
     int kind;
     const bf16* residual;
     bf16* out;
+    const Input* inputs;  // x for tiles of bf16, `input_stride` values apart, if the weight is not quantized
+    int64_t input_stride;
     LevelRows rows;  // x in 8 bits, if the weight is quantized
 
     bool gated() const { return kind >= SILU_GATED && kind <= GELU_GATED; }

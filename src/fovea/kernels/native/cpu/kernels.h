@@ -1,7 +1,7 @@
 // The functions that Python and decoder.cpp call, and the structures that they share.
 #pragma once
 
-#include "common.h"
+#include "simd.h"
 
 namespace fovea {
 

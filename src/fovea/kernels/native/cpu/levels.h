@@ -1,4 +1,5 @@
-// Layouts of a quantized weight and of quantized rows. The twin in torch is fovea/kernels/quantize.py.
+// Layouts of a quantized weight and of quantized rows, and the dot product of both. The twin in torch is
+// fovea/kernels/quantize.py.
 #pragma once
 
 #include "tiles.h"
@@ -7,7 +8,7 @@ namespace fovea {
 
 // The layout of a format. A panel is a stream of groups. A group holds the levels of `GROUP` values of k for
 // each of 64 outputs, then 64 scales in bf16. Levels are unsigned bytes with zero at 128, because VPDPBUSD
-// takes an unsigned first operand. A quad is 4 values of k: the quads of 16 outputs are one operand.
+// takes an unsigned first operand. A quad is 4 values of k of one output: 4 bytes, one lane of an operand.
 struct Int8 {
     static constexpr bool CODED = false;
     static constexpr int GROUP = 128, QUADS = GROUP / 4, LEVELS = QUADS * 256, BYTES = LEVELS + 2 * PANEL;
@@ -26,15 +27,83 @@ struct Int4 {
 alignas(16) constexpr uint8_t INT4_LEVELS[16] = {1,   29,  51,  67,  82,  95,  107, 118,
                                                  128, 141, 152, 165, 178, 193, 211, 235};
 
-inline __m512i lookup4() {
-    return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(INT4_LEVELS)));
+// How levels of rows are multiplied with levels of a weight. The sums in int32 are exact with each of them.
+//   VNNI       x86: four unsigned bytes times four signed ones in a lane
+//   DOTPROD    ARM: the same for signed bytes, so 128 is taken off the weight's levels
+//   neither    levels of rows have 16 bits, in the order 0, 2, 1, 3 of a quad: the even bytes of a weight's quad are
+//              one operand, the odd ones another. (VPMADDUBSW would multiply bytes, but its sums of two products
+//              have 16 bits and overflow.)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define FOVEA_VNNI 1
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define FOVEA_DOTPROD 1
+#endif
+
+#if FOVEA_VNNI || FOVEA_DOTPROD
+using Level = int8_t;
+constexpr int PARTS = 1;  // operands that a quad is multiplied as
+#else
+using Level = int16_t;
+constexpr int PARTS = 2;
+#endif
+
+// A row's levels are multiplied with levels plus 128, except with DOTPROD.
+#if FOVEA_DOTPROD
+constexpr int32_t LEVEL_ZERO = 0;
+#else
+constexpr int32_t LEVEL_ZERO = 128;
+#endif
+
+// One part of the levels of a vector of quads, as an operand of `add_dot`.
+FOVEA_INLINE Unsigned operand(hn::Vec<Bytes> levels, int part) {
+#if FOVEA_VNNI
+    (void)part;
+    return hn::BitCast(u32, levels);
+#elif FOVEA_DOTPROD
+    (void)part;
+    return hn::BitCast(u32, hn::Xor(levels, hn::Set(u8, 128)));
+#else
+    const auto words = hn::BitCast(u16, levels);
+    return hn::BitCast(u32, part ? hn::ShiftRight<8>(words) : hn::And(words, hn::Set(u16, 0xFF)));
+#endif
 }
 
-// Rows of x in 8 bits with a scale per group of k: x is about scale * level. start: -128 times the sum of a
-// group's levels. The sums of a product begin with it, because it corrects for the 128 in each level of the
+// The levels of one part of a quad of a row, in every lane.
+FOVEA_INLINE Unsigned quad_of(const Level* levels, int part) {
+    uint32_t four;
+    std::memcpy(&four, levels + 2 * part, 4);
+    return hn::Set(u32, four);
+}
+
+// Adds dot products, lane by lane. On x86 this is inline assembly, because with intrinsics GCC 12 keeps the sums of
+// six rows in memory.
+FOVEA_INLINE Ints add_dot(Ints sum, Unsigned levels, Unsigned row) {
+#if FOVEA_VNNI
+    auto raw = sum.raw;
+#if defined(__AVX512VNNI__)
+    asm("vpdpbusd %2, %1, %0" : "+v"(raw) : "v"(levels.raw), "v"(row.raw));
+#else
+    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(raw) : "x"(levels.raw), "x"(row.raw));
+#endif
+    return Ints{raw};
+#elif HWY_ARCH_X86
+    auto raw = sum.raw, products = sum.raw;
+    asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(raw), "=&x"(products) : "x"(levels.raw), "x"(row.raw));
+    return Ints{raw};
+#elif FOVEA_DOTPROD
+    const hn::Repartition<int8_t, I> bytes;
+    return hn::SumOfMulQuadAccumulate(i32, hn::BitCast(bytes, levels), hn::BitCast(bytes, row), sum);
+#else
+    const hn::Repartition<int16_t, I> words;
+    return hn::Add(sum, hn::WidenMulPairwiseAdd(i32, hn::BitCast(words, levels), hn::BitCast(words, row)));
+#endif
+}
+
+// Rows of x in 8 bits with a scale per group of k: x is about scale * level. start: -LEVEL_ZERO times the sum of a
+// group's levels. The sums of a product begin with it, because it corrects for LEVEL_ZERO in each level of the
 // weight.
 struct LevelRows {
-    int8_t* levels;  // rows * groups * GROUP
+    Level* levels;   // rows * groups * GROUP
     float* scale;    // rows * groups
     int32_t* start;  // rows * groups
     int64_t groups;

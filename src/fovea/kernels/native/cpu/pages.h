@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "common.h"
+#include "simd.h"
 
 namespace fovea {
 
@@ -33,6 +33,13 @@ T* fit(std::vector<T>& scratch, int64_t size) {
         scratch.resize(size);
     }
     return scratch.data();
+}
+
+// The first address in `scratch` that is aligned for vectors and has room for `size` values behind it.
+template <class T>
+T* fit_aligned(std::vector<T>& scratch, int64_t size) {
+    const auto at = reinterpret_cast<uintptr_t>(fit(scratch, size + static_cast<int64_t>(64 / sizeof(T))));
+    return reinterpret_cast<T*>((at + 63) / 64 * 64);
 }
 
 }  // namespace fovea

@@ -7,24 +7,30 @@
 #include <vector>
 
 #include "formats.h"
+#include "pages.h"
+#include "team.h"
 
 namespace fovea {
 namespace {
 
-// Memory for the rows of x in 8 bits. It belongs to the calling thread.
+// Memory for the rows of x as the kernels multiply them. It belongs to the calling thread.
 struct Buffer {
-    std::vector<int8_t> levels;
+    std::vector<Level> levels;
     std::vector<float> scale;
     std::vector<int32_t> start;
+    std::vector<Input> inputs;
 
     LevelRows rows(int64_t count, int64_t k, int64_t group) {
         const int64_t groups = (k + group - 1) / group;
-        levels.resize(std::max<size_t>(levels.size(), count * groups * group));
-        scale.resize(std::max<size_t>(scale.size(), count * groups));
-        start.resize(scale.size());
-        return {levels.data(), scale.data(), start.data(), groups};
+        return {fit(levels, count * groups * group), fit(scale, count * groups), fit(start, count * groups), groups};
     }
 };
+
+// Calls prepare(row) for all rows. One row is prepared by the caller: it is not worth waking a thread.
+template <class Prepare>
+void each_row(int threads, int64_t rows, const Prepare& prepare) {
+    parallel(threads, rows, std::max<int64_t>(1, rows / (4 * threads)), prepare);
+}
 
 }  // namespace
 }  // namespace fovea
@@ -38,34 +44,29 @@ extern "C" {
 void fovea_product(const Weight* w, const bf16* x, int64_t ldx, int64_t rows, int kind, const bf16* residual,
                    bf16* out, int threads) {
     thread_local Buffer buffer;
-    Call call{*w, x, ldx, kind, residual, out, {}};
+    Call call{*w, x, ldx, kind, residual, out, nullptr, ldx, {}};
     const bool quantized = w->format != BF16;
-    const auto multiply = quantized ? quantized_panel : bf16_panel;
-    const int64_t group = group_size(w->format);
-    if (quantized) call.rows = buffer.rows(rows, w->k, group);
+    if (quantized) {
+        const int64_t group = group_size(w->format);
+        const LevelRows levels = call.rows = buffer.rows(rows, w->k, group);
+        each_row(threads, rows, [&](int64_t row) { quantize_row(x + row * ldx, w->k, group, row, levels); });
+    } else if constexpr (FOVEA_BF16_DOT) {
+        call.inputs = reinterpret_cast<const Input*>(x);
+    } else {
+        Input* inputs = fit(buffer.inputs, rows * w->k);
+        call.inputs = inputs, call.input_stride = w->k;
+        each_row(threads, rows, [&](int64_t row) { to_inputs(x + row * ldx, w->k, inputs + row * w->k); });
+    }
     const int64_t panels = (w->n + PANEL - 1) / PANEL;
     // If there are few panels and many rows, cut the rows too, so that every thread has work.
     int64_t cuts = 1;
     if (rows > 192) cuts = std::max<int64_t>(1, std::min<int64_t>(4 * threads / panels, rows / 96));
     const int64_t share = ((rows + cuts - 1) / cuts + ROWS - 1) / ROWS * ROWS;
-    // One row is quantized here: it is not worth a barrier between the threads.
-    if (quantized && rows == 1) quantize_row(x, w->k, group, 0, call.rows);
-#pragma omp parallel num_threads(threads)
-    {
-        if (quantized && rows > 1) {
-#pragma omp for schedule(static)
-            for (int64_t row = 0; row < rows; ++row) quantize_row(x + row * ldx, w->k, group, row, call.rows);
-        }
-        // Static: each thread reads one contiguous part of the weight from front to back. With few rows, the
-        // time of a product is the time to read the weight.
-#pragma omp for schedule(static) collapse(2)
-        for (int64_t panel = 0; panel < panels; ++panel) {
-            for (int64_t cut = 0; cut < cuts; ++cut) {
-                const int64_t start = cut * share, count = std::min(share, rows - start);
-                if (count > 0) multiply(call, panel, start, count);
-            }
-        }
-    }
+    const auto multiply = quantized ? quantized_panel : bf16_panel;
+    parallel(threads, panels * cuts, 1, [&](int64_t part) {
+        const int64_t start = part % cuts * share, count = std::min(share, rows - start);
+        if (count > 0) multiply(call, part / cuts, start, count);
+    });
 }
 
 // out[i] = row ids[i] of a weight that is not gated; out (count, k) bf16. Quantized weights are dequantized.

@@ -1,9 +1,9 @@
 // Quantizes weights and rows to 8 or 4 bits, and dequantizes rows of weights. The layout is in levels.h.
 
 #include <cmath>
-#include <cstring>
 
 #include "formats.h"
+#include "team.h"
 
 namespace fovea {
 namespace {
@@ -11,44 +11,44 @@ namespace {
 // The largest magnitude of `count` values. If one of them is NaN, the result is NaN, because its bits are
 // larger than those of infinity.
 inline float magnitude(const bf16* values, int64_t count) {
-    __m512i most = _mm512_setzero_si512();
-    for (int64_t i = 0; i < count; i += 32) {
-        const __mmask32 mask = count - i >= 32 ? ~0u : (1u << (count - i)) - 1;
-        const __m512i bits = _mm512_and_si512(_mm512_maskz_loadu_epi16(mask, values + i), _mm512_set1_epi16(0x7FFF));
-        most = _mm512_max_epu16(most, bits);
+    constexpr int64_t each = 2 * LANES;
+    auto most = hn::Zero(u16);
+    for (int64_t i = 0; i < count; i += each) {
+        const auto bits = count - i >= each ? hn::LoadU(u16, values + i) : hn::LoadN(u16, values + i, count - i);
+        most = hn::Max(most, hn::And(bits, hn::Set(u16, 0x7FFF)));
     }
-    const __m512i even = _mm512_and_si512(most, _mm512_set1_epi32(0xFFFF)), odd = _mm512_srli_epi32(most, 16);
-    return widen(static_cast<bf16>(_mm512_reduce_max_epu32(_mm512_max_epu32(even, odd))));
+    return widen(hn::ReduceMax(u16, most));
 }
-
-// Rounds to bf16.
-inline bf16 nearest(float value) { return _mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(value)), 0); }
 
 // 1 / scale, or 0 for a scale of almost zero.
 inline float inverse(float scale) { return std::fabs(scale) > 1e-30f ? 1.0f / scale : 0.0f; }
 
-// 16 values times `factor`, rounded to whole numbers and clamped to [-limit, limit].
-inline __m512i leveled(__m512 values, float factor, int limit) {
-    const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(values, _mm512_set1_ps(factor)));
-    return _mm512_max_epi32(_mm512_min_epi32(whole, _mm512_set1_epi32(limit)), _mm512_set1_epi32(-limit));
+// Values times `factor`, rounded to whole numbers and clamped to [-127, 127].
+FOVEA_INLINE Ints leveled(Floats values, float factor) {
+    const Floats whole = hn::Round(hn::Mul(values, hn::Set(f32, factor)));
+    const Floats limit = hn::Set(f32, 127.0f);
+    return hn::NearestInt(hn::Min(hn::Max(whole, hn::Neg(limit)), limit));
 }
 
 // Quantizes one output's group of a weight to levels plus 128. count: at most 128 values, the rest is zero.
 // Returns the scale.
 bf16 quantize8(const bf16* values, int64_t count, uint8_t* levels) {
-    const bf16 scale = nearest(magnitude(values, count) / 127.0f);
+    const hn::Rebind<uint8_t, I> bytes;
+    const bf16 scale = narrow(magnitude(values, count) / 127.0f);
     const float factor = inverse(widen(scale));
-    for (int64_t i = 0; i < Int8::GROUP; i += 16) {
-        const __m512i level = leveled(load16(values + i, first(count - i)), factor, 127);
-        const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(level, _mm512_set1_epi32(128)));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(levels + i), bytes);
+    for (int64_t i = 0; i < Int8::GROUP; i += LANES) {
+        const Ints level = leveled(load(values + i, count - i), factor);
+        hn::StoreU(hn::DemoteTo(bytes, hn::Add(level, hn::Set(i32, 128))), bytes, levels + i);
     }
     return scale;
 }
 
-// Table of the nearest int4 code for each whole number. Entry i belongs to i - 128.
+// The nearest int4 code of each whole number: entry i belongs to i - 128. 16 neighbouring numbers have at most three
+// codes, so a code is that of the first of the 16, plus one for each of two limits that the number has reached.
 struct Codes {
-    alignas(64) uint8_t of[256];
+    uint8_t of[256];
+    alignas(16) uint8_t first[16], limit[2][16];  // by the high 4 bits of a number plus 128; limits of the low 4 bits
+
     Codes() {
         for (int value = 0; value < 256; ++value) {
             int best = 0;
@@ -56,51 +56,66 @@ struct Codes {
                 if (std::abs(value - INT4_LEVELS[code]) < std::abs(value - INT4_LEVELS[best])) best = code;
             of[value] = static_cast<uint8_t>(best);
         }
+        for (int high = 0; high < 16; ++high) {
+            first[high] = of[16 * high];
+            limit[0][high] = limit[1][high] = 16;
+            for (int low = 1, found = 0; low < 16; ++low)
+                if (of[16 * high + low] != of[16 * high + low - 1] && found < 2) limit[found++][high] = static_cast<uint8_t>(low);
+        }
     }
-    __m512i operator()(__m512i bytes) const {
-        const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(of), bytes, _mm512_load_si512(of + 64));
-        const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(of + 128), bytes, _mm512_load_si512(of + 192));
-        return _mm512_mask_blend_epi8(_mm512_movepi8_mask(bytes), low, high);
+
+    // The codes of numbers that are given as bytes plus 128.
+    FOVEA_INLINE hn::Vec<Bytes> operator()(hn::Vec<Bytes> numbers) const {
+        const auto mask = hn::Set(u8, 15), low = hn::And(numbers, mask);
+        const auto high = hn::And(hn::BitCast(u8, hn::ShiftRight<4>(hn::BitCast(u16, numbers))), mask);
+        auto code = hn::TableLookupBytes(hn::LoadDup128(u8, first), high);
+        for (const auto& table : limit) {
+            const auto reached = hn::Ge(low, hn::TableLookupBytes(hn::LoadDup128(u8, table), high));
+            code = hn::Sub(code, hn::VecFromMask(u8, reached));  // a mask that is set is -1
+        }
+        return code;
     }
 };
 
 // Quantizes one output's group to codes, one per byte. It tries several scales around the one that fits the
 // largest magnitude, and takes the scale with the least sum of squared errors. Returns the scale.
 bf16 quantize4(const bf16* values, int64_t count, uint8_t* codes) {
-    static const Codes nearest_code;
-    static_assert(Int4::GROUP == 64, "a group is one register of codes");
-    __m512 wide[4];
-    for (int i = 0; i < 4; ++i) wide[i] = load16(values + 16 * i, first(count - 16 * i));
+    static const Codes nearest;
+    constexpr int GROUP = Int4::GROUP;
+    const hn::Rebind<uint8_t, I> bytes;
+    alignas(64) float wide[GROUP];
+    for (int i = 0; i < GROUP; i += LANES) hn::Store(load(values + i, count - i), f32, wide + i);
     float top = magnitude(values, count);
-    for (int i = 0; i < 4; ++i)  // the first value of that magnitude gives the sign
-        if (const __mmask16 at = _mm512_cmp_ps_mask(_mm512_abs_ps(wide[i]), _mm512_set1_ps(top), _CMP_EQ_OQ)) {
-            if (_mm512_movepi32_mask(_mm512_castps_si512(wide[i])) >> __builtin_ctz(at) & 1) top = -top;
+    for (int i = 0; i < GROUP; ++i)  // the first value of that magnitude gives the sign
+        if (std::fabs(wide[i]) == top) {
+            if (std::signbit(wide[i])) top = -top;
             break;
         }
-    bf16 best = nearest(top / -127.0f);
+    bf16 best = narrow(top / -127.0f);
     float least = INFINITY;
-    std::memset(codes, 8, Int4::GROUP);
+    std::memset(codes, 8, GROUP);
     for (int step = 0; step < 12; ++step) {
-        const bf16 scale = nearest(top / -127.0f * (0.8125f + 0.03125f * step));
-        const float factor = inverse(widen(scale));
-        __m128i parts[4];
-        for (int i = 0; i < 4; ++i)
-            parts[i] = _mm512_cvtepi32_epi8(_mm512_add_epi32(leveled(wide[i], factor, 127), _mm512_set1_epi32(128)));
-        alignas(64) uint8_t bytes[64];
-        for (int i = 0; i < 4; ++i) _mm_store_si128(reinterpret_cast<__m128i*>(bytes) + i, parts[i]);
-        const __m512i found = nearest_code(_mm512_load_si512(bytes));
-        _mm512_store_si512(bytes, _mm512_shuffle_epi8(lookup4(), found));
-        __m512 error = _mm512_setzero_ps();
-        for (int i = 0; i < 4; ++i) {
-            const __m512i level = _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes) + i));
-            const __m512 value = _mm512_cvtepi32_ps(_mm512_sub_epi32(level, _mm512_set1_epi32(128)));
-            const __m512 off = _mm512_fnmadd_ps(value, _mm512_set1_ps(widen(scale)), wide[i]);
-            error = _mm512_fmadd_ps(off, off, error);
+        const bf16 scale = narrow(top / -127.0f * (0.8125f + 0.03125f * step));
+        const float wide_scale = widen(scale), factor = inverse(wide_scale);
+        alignas(64) uint8_t found[GROUP], levels[GROUP];
+        for (int i = 0; i < GROUP; i += LANES)
+            hn::StoreU(hn::DemoteTo(bytes, hn::Add(leveled(hn::Load(f32, wide + i), factor), hn::Set(i32, 128))), bytes,
+                       found + i);
+        for (int i = 0; i < GROUP; i += WIDTH) {
+            const auto code = nearest(hn::Load(u8, found + i));
+            hn::Store(code, u8, found + i);
+            hn::Store(hn::TableLookupBytes(hn::LoadDup128(u8, INT4_LEVELS), code), u8, levels + i);
         }
-        const float sum = _mm512_reduce_add_ps(error);
+        Floats error = hn::Zero(f32);
+        for (int i = 0; i < GROUP; i += LANES) {
+            const Ints level = hn::Sub(hn::PromoteTo(i32, hn::LoadU(bytes, levels + i)), hn::Set(i32, 128));
+            const Floats off = hn::NegMulAdd(hn::ConvertTo(f32, level), hn::Set(f32, wide_scale), hn::Load(f32, wide + i));
+            error = hn::MulAdd(off, off, error);
+        }
+        const float sum = hn::ReduceSum(f32, error);
         if (sum < least) {
             least = sum, best = scale;
-            _mm512_storeu_si512(codes, found);
+            std::memcpy(codes, found, GROUP);
         }
     }
     return best;
@@ -141,7 +156,7 @@ void copy_row(const Weight& w, int64_t row, bf16* out) {
         uint8_t level = group[(Format::CODED ? quad / 2 : quad) * 256 + lane * 4 + k % 4];
         if (Format::CODED) level = INT4_LEVELS[quad % 2 ? level >> 4 : level & 15];
         const float scale = widen(reinterpret_cast<const bf16*>(group + Format::LEVELS)[lane]);
-        out[k] = nearest(static_cast<float>(level - 128) * scale);
+        out[k] = narrow(static_cast<float>(level - 128) * scale);
     }
 }
 
@@ -150,18 +165,20 @@ void copy_row(const Weight& w, int64_t row, bf16* out) {
 int64_t group_size(int64_t format) { return format == INT8 ? Int8::GROUP : Int4::GROUP; }
 
 void quantize_row(const bf16* x, int64_t k, int64_t group, int64_t row, const LevelRows& rows) {
+    const hn::Rebind<Level, I> narrowed;
     for (int64_t g = 0; g < rows.groups; ++g) {
         const int64_t at = row * rows.groups + g, count = std::min(group, k - g * group);
         const float most = magnitude(x + g * group, count);
         const float factor = most > 1e-30f ? 127.0f / most : 0.0f;
-        __m512i sum = _mm512_setzero_si512();
-        for (int64_t i = 0; i < group; i += 16) {
-            const __m512i level = leveled(load16(x + g * group + i, first(count - i)), factor, 127);
-            sum = _mm512_add_epi32(sum, level);
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(rows.levels + at * group + i), _mm512_cvtepi32_epi8(level));
+        Ints sum = hn::Zero(i32);
+        for (int64_t i = 0; i < group; i += LANES) {
+            Ints level = leveled(load(x + g * group + i, count - i), factor);
+            sum = hn::Add(sum, level);
+            if constexpr (PARTS == 2) level = hn::Per4LaneBlockShuffle<3, 1, 2, 0>(level);  // the order of operands
+            hn::StoreU(hn::DemoteTo(narrowed, level), narrowed, rows.levels + at * group + i);
         }
         rows.scale[at] = most / 127.0f;
-        rows.start[at] = -128 * _mm512_reduce_add_epi32(sum);
+        rows.start[at] = -LEVEL_ZERO * hn::ReduceSum(i32, sum);
     }
 }
 
@@ -187,13 +204,12 @@ int64_t fovea_quantized_bytes(int64_t panels, int64_t k, int64_t format) {
 void fovea_quantize(const bf16* weight, int64_t k, const int64_t* order, int64_t panels, int64_t format, uint8_t* data,
                     int threads) {
     const int64_t bytes = fovea_quantized_bytes(1, k, format);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-    for (int64_t panel = 0; panel < panels; ++panel) {
+    parallel(threads, panels, 1, [&](int64_t panel) {
         if (format == INT8)
             quantize_panel<Int8>(weight, k, order + panel * PANEL, data + panel * bytes);
         else
             quantize_panel<Int4>(weight, k, order + panel * PANEL, data + panel * bytes);
-    }
+    });
 }
 
 }  // extern "C"

@@ -1,16 +1,16 @@
 // Products with weights of 8 or 4 bits that have a scale per group of k and output. The layout is in
 // levels.h.
 //
-// Rows of x are quantized too, with a scale per row and group, so that VPDPBUSD can multiply: four products
-// of bytes per lane and instruction, summed in int32, which is exact. Then a group's sum is multiplied by
-// both scales and added in float32, group by group from the first. The operations are the same whatever the
-// number of rows, so a row's result does not depend on the other rows of its step. Scales of x are per group,
-// not per row: a single large value then costs precision only in its own group.
+// Rows of x are quantized too, with a scale per row and group, so that bytes can be multiplied and summed in int32,
+// which is exact. Then a group's sum is multiplied by both scales and added in float32, group by group from the
+// first. The operations are the same whatever the number of rows, so a row's result does not depend on the other
+// rows of its step. Scales of x are per group, not per row: a single large value then costs precision only in its
+// own group.
 
-#include <cstring>
 #include <vector>
 
 #include "formats.h"
+#include "pages.h"
 
 namespace fovea {
 namespace {
@@ -21,69 +21,47 @@ constexpr int FEW = 16, FEW_CODED = 36;  // at most so many rows are few; unpack
 constexpr int CODE_ROWS = 12;            // up to this many rows, each block of rows unpacks codes itself:
                                          // unpacking overlaps with the products
 constexpr int AHEAD = 4096;              // how many bytes ahead a single block of rows prefetches
+constexpr int QUAD = 4 * PANEL;          // bytes of a quad of a panel, or of a pair of quads of codes
 
-inline __m512i tile_at(const uint8_t* at) { return _mm512_loadu_si512(at); }
+FOVEA_INLINE hn::Vec<Bytes> levels_of_codes() { return hn::LoadDup128(u8, INT4_LEVELS); }
 
-// The levels of one quad of a row, in every lane.
-inline __m512i quad_of(const int8_t* levels, int quad) {
-    int32_t four;
-    std::memcpy(&four, levels + 4 * quad, 4);
-    return _mm512_set1_epi32(four);
+// Which levels a vector of bytes in memory stands for: the levels themselves, or the levels of the codes in the low
+// or the high halves of the bytes.
+enum Source { LEVELS, LOW_CODES, HIGH_CODES };
+
+template <Source SOURCE>
+FOVEA_INLINE hn::Vec<Bytes> levels_at(const uint8_t* at, hn::Vec<Bytes> table) {
+    const auto bytes = hn::LoadU(u8, at);
+    if constexpr (SOURCE == LEVELS) return bytes;
+    const auto codes = SOURCE == HIGH_CODES ? hn::BitCast(u8, hn::ShiftRight<4>(hn::BitCast(u16, bytes))) : bytes;
+    return hn::TableLookupBytes(table, hn::And(codes, hn::Set(u8, 15)));
 }
 
-// Adds the dot products of four bytes per lane to sum. This is inline assembly because with the intrinsic GCC
-// 12 keeps the sums of six rows in memory.
-inline void add_dot(__m512i& sum, __m512i levels, __m512i four) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(levels), "v"(four));
-}
-
-struct Pair {
-    __m512i even, odd;
-};
-
-// Turns a cache line of codes into the levels of a tile, of an even and an odd quad.
-inline Pair unpacked(__m512i line, __m512i table) {
-    const __m512i mask = _mm512_set1_epi8(15);
-    return {_mm512_shuffle_epi8(table, _mm512_and_si512(line, mask)),
-            _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(line, 4), mask))};
-}
-
-// Prefetches LINES cache lines and moves `ahead` behind them.
-template <int LINES>
-inline void fetch(const uint8_t*& ahead) {
-    for (int line = 0; line < LINES; ++line, ahead += 64)
-        _mm_prefetch(reinterpret_cast<const char*>(ahead), LINES == TILES ? _MM_HINT_T0 : _MM_HINT_T1);
-}
-
-// Adds R rows of x, `stride` apart, times a group of levels to sums (R, 4 tiles).
-template <class Format, int LINES, int R>
-inline void add_levels(__m512i (&sums)[R][TILES], const uint8_t* group, const int8_t* x, int64_t stride,
-                       const uint8_t*& ahead) {
-    for (int quad = 0; quad < Format::QUADS; ++quad, group += TILES * 64) {
-        fetch<LINES>(ahead);
-        __m512i tile[TILES];
-        for (int t = 0; t < TILES; ++t) tile[t] = tile_at(group + t * 64);
+// Adds a quad of R rows of x, `stride` apart, times the levels of a strip to sums.
+template <Source SOURCE, int R>
+FOVEA_INLINE void add_quad(Ints (&sums)[R][VECTORS], const uint8_t* strip, hn::Vec<Bytes> table, const Level* x,
+                           int64_t stride) {
+#pragma GCC unroll 2
+    for (int part = 0; part < PARTS; ++part) {
+        Unsigned levels[VECTORS];
+        for (int v = 0; v < VECTORS; ++v) levels[v] = operand(levels_at<SOURCE>(strip + v * WIDTH, table), part);
         for (int r = 0; r < R; ++r) {
-            const __m512i four = quad_of(x + r * stride, quad);
-            for (int t = 0; t < TILES; ++t) add_dot(sums[r][t], tile[t], four);
+            const Unsigned four = quad_of(x + r * stride, part);
+            for (int v = 0; v < VECTORS; ++v) sums[r][v] = add_dot(sums[r][v], levels[v], four);
         }
     }
 }
 
-// Does the work of `add_levels` for a group of codes.
-template <class Format, int LINES, int R>
-inline void add_codes(__m512i (&sums)[R][TILES], const uint8_t* group, const int8_t* x, int64_t stride,
-                      const uint8_t*& ahead) {
-    const __m512i table = lookup4();
-    for (int quad = 0; quad < Format::QUADS; quad += 2, group += TILES * 64) {
-        fetch<LINES>(ahead);
-        for (int t = 0; t < TILES; ++t) {
-            const Pair pair = unpacked(tile_at(group + t * 64), table);
-            for (int r = 0; r < R; ++r) {
-                add_dot(sums[r][t], pair.even, quad_of(x + r * stride, quad));
-                add_dot(sums[r][t], pair.odd, quad_of(x + r * stride, quad + 1));
-            }
-        }
+// Adds R rows of x times a group of levels, or of codes, of one strip to sums. Meanwhile LINES cache lines from
+// `ahead` on are prefetched per quad (or pair of quads).
+template <class Format, bool CODES, int LINES, int R>
+FOVEA_INLINE void add_group(Ints (&sums)[R][VECTORS], const uint8_t* strip, const Level* x, int64_t stride,
+                            const uint8_t*& ahead) {
+    const auto table = levels_of_codes();
+    for (int quad = 0; quad < Format::QUADS; quad += CODES ? 2 : 1, strip += QUAD) {
+        for (int line = 0; line < LINES; ++line, ahead += 64) prefetch(ahead);
+        add_quad<CODES ? LOW_CODES : LEVELS, R>(sums, strip, table, x + 4 * quad, stride);
+        if constexpr (CODES) add_quad<HIGH_CODES, R>(sums, strip, table, x + 4 * quad + 4, stride);
     }
 }
 
@@ -93,38 +71,37 @@ inline void add_codes(__m512i (&sums)[R][TILES], const uint8_t* group, const int
 template <class Format, bool STORED, int LINES, int R>
 void multiply(const uint8_t* groups, int64_t first, int64_t count, const LevelRows& x, int64_t row, float* c,
               const uint8_t* ahead) {
+    static_assert(STRIPS == 1 || STRIPS == TILES, "each strip of several prefetches one line per quad");
     constexpr bool CODES = STORED && Format::CODED;
-    constexpr int LEVELS = CODES || !Format::CODED ? Format::LEVELS : 2 * Format::LEVELS;
+    constexpr int BYTES = CODES || !Format::CODED ? Format::LEVELS : 2 * Format::LEVELS;
     const int64_t stride = x.groups * Format::GROUP, every = x.groups;
-    const int8_t* levels = x.levels + row * stride + first * Format::GROUP;
+    const Level* levels = x.levels + row * stride + first * Format::GROUP;
     const float* x_scale = x.scale + row * every + first;
     const int32_t* start = x.start + row * every + first;
-    // Totals are not added up in c: the compiler could not exclude that the loop reads from c, and would
-    // store twice.
-    __m512 totals[TILES][R];
-    for (int t = 0; t < TILES; ++t)
-        for (int r = 0; r < R; ++r) totals[t][r] = _mm512_loadu_ps(c + r * PANEL + t * LANES);
-    for (int64_t g = 0; g < count; ++g, groups += LEVELS + 2 * PANEL, levels += Format::GROUP) {
-        __m512i sums[R][TILES];
-        for (int r = 0; r < R; ++r)
-            for (int t = 0; t < TILES; ++t) sums[r][t] = _mm512_set1_epi32(start[g + r * every]);
-        if constexpr (CODES)
-            add_codes<Format, LINES, R>(sums, groups, levels, stride, ahead);
-        else
-            add_levels<Format, LINES, R>(sums, groups, levels, stride, ahead);
-        const bf16* scales = reinterpret_cast<const bf16*>(groups + LEVELS);
+    for (int64_t g = 0; g < count; ++g, groups += BYTES + 2 * PANEL, levels += Format::GROUP)
+        for (int strip = 0; strip < STRIPS; ++strip) {
+            Ints sums[R][VECTORS];
+            for (int r = 0; r < R; ++r)
+                for (int v = 0; v < VECTORS; ++v) sums[r][v] = hn::Set(i32, start[g + r * every]);
+            const uint8_t* at = groups + strip * 4 * STRIP;
+            if constexpr (STRIPS == 1)
+                add_group<Format, CODES, LINES, R>(sums, at, levels, stride, ahead);
+            else if (strip < LINES)
+                add_group<Format, CODES, 1, R>(sums, at, levels, stride, ahead);
+            else
+                add_group<Format, CODES, 0, R>(sums, at, levels, stride, ahead);
+            const bf16* scales = reinterpret_cast<const bf16*>(groups + BYTES) + strip * STRIP;
 #pragma GCC unroll 4  // otherwise the sums are kept in memory, because the index of a loop selects them
-        for (int t = 0; t < TILES; ++t) {
-            const __m512 scale = load16(scales + t * LANES);
+            for (int v = 0; v < VECTORS; ++v) {
+                const Floats scale = load(scales + v * LANES);
 #pragma GCC unroll 6
-            for (int r = 0; r < R; ++r) {
-                const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(x_scale[g + r * every]));
-                totals[t][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r][t]), both, totals[t][r]);
+                for (int r = 0; r < R; ++r) {
+                    float* total = c + r * PANEL + strip * STRIP + v * LANES;
+                    const Floats both = hn::Mul(scale, hn::Set(f32, x_scale[g + r * every]));
+                    hn::StoreU(hn::MulAdd(hn::ConvertTo(f32, sums[r][v]), both, hn::LoadU(f32, total)), f32, total);
+                }
             }
         }
-    }
-    for (int t = 0; t < TILES; ++t)
-        for (int r = 0; r < R; ++r) _mm512_storeu_ps(c + r * PANEL + t * LANES, totals[t][r]);
 }
 
 // Calls `multiply` for `rows` rows, at most R.
@@ -140,13 +117,12 @@ void multiply_some(int64_t rows, const uint8_t* groups, int64_t first, int64_t c
 // Unpacks groups of codes into groups of levels, each followed by its scales.
 template <class Format>
 void unpack(const uint8_t* groups, int64_t count, uint8_t* to) {
-    const __m512i table = lookup4();
+    const auto table = levels_of_codes();
     for (int64_t g = 0; g < count; ++g, groups += Format::BYTES) {
-        for (int line = 0; line < Format::LEVELS / 64; ++line) {
-            const Pair pair = unpacked(tile_at(groups + line * 64), table);
-            uint8_t* even = to + (line / TILES * 2 * TILES + line % TILES) * 64;
-            _mm512_storeu_si512(even, pair.even);
-            _mm512_storeu_si512(even + TILES * 64, pair.odd);
+        for (int at = 0; at < Format::LEVELS; at += WIDTH) {
+            uint8_t* quads = to + at / QUAD * 2 * QUAD + at % QUAD;
+            hn::StoreU(levels_at<LOW_CODES>(groups + at, table), u8, quads);
+            hn::StoreU(levels_at<HIGH_CODES>(groups + at, table), u8, quads + QUAD);
         }
         to += 2 * Format::LEVELS;
         std::memcpy(to, groups + Format::LEVELS, 2 * PANEL);
@@ -157,11 +133,6 @@ void unpack(const uint8_t* groups, int64_t count, uint8_t* to) {
 struct Scratch {
     std::vector<float> sums;
     std::vector<uint8_t> bytes;
-
-    uint8_t* aligned(size_t count) {
-        bytes.resize(std::max(bytes.size(), count + 64));
-        return bytes.data() + (64 - reinterpret_cast<uintptr_t>(bytes.data()) % 64) % 64;
-    }
 };
 
 // Multiplies rows [start, start + rows) with one panel: a chunk of k at a time, and rows in blocks of about
@@ -186,7 +157,7 @@ void panel_rows(const Call& call, int64_t panel, int64_t start, int64_t rows) {
         const bool coded = Format::CODED && rows <= CODE_ROWS;
         if constexpr (Format::CODED) {
             if (!coded) {
-                uint8_t* room = scratch.aligned(step * (2 * Format::LEVELS + 2 * PANEL));
+                uint8_t* room = fit_aligned(scratch.bytes, step * (2 * Format::LEVELS + 2 * PANEL));
                 unpack<Format>(stored, count, room);
                 levels = room;
             }

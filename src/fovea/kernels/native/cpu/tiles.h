@@ -1,52 +1,126 @@
-// Rows of bf16 times tiles: the inner loop of products and of attention.
+// Rows times tiles of bf16: the inner loop of products and of attention.
 //
-// A tile is one operand of VDPBF16PS: a pair of values of k for each of 16 outputs. A panel is 4 tiles wide,
-// that is 64 outputs.
+// A tile holds a pair of values of k for each of 16 outputs. A panel is 4 tiles wide, that is 64 outputs. The sums
+// of a few rows and a whole panel do not fit in the registers of every machine, so a panel is multiplied in
+// strips.
+//
+// With instructions for dot products of bf16, an operand is a pair of a row in every lane. Without them rows are
+// in float32, and a tile is expanded in registers: its even values of k are the low halves of the lanes, its odd
+// ones the high halves.
 #pragma once
 
-#include <cstring>
+#include "simd.h"
 
-#include "common.h"
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#include <arm_neon.h>
+#define FOVEA_BF16_DOT 1
+#else
+#define FOVEA_BF16_DOT HWY_NATIVE_DOT_BF16
+#endif
 
 namespace fovea {
 
-constexpr int PANEL = 64, TILES = 4, LANES = 16, TILE_PLAIN = 64;
-constexpr int ROWS = 6;  // rows of the register block: 6 x 4 accumulators
+constexpr int PANEL = 64, TILES = 4, TILE_LANES = 16, TILE_PLAIN = 64;
+constexpr int VECTORS = REGISTERS == 32 ? 4 : 2;            // vectors of a strip
+constexpr int STRIP = VECTORS * LANES, STRIPS = PANEL / STRIP;  // outputs of a strip; strips of a panel
+constexpr int ROWS = 6;                                     // rows of the register block
+
+// A value of the rows that are multiplied with tiles.
+#if FOVEA_BF16_DOT
+using Input = bf16;
+#else
+using Input = float;
+#endif
+
+// sum + the products of pairs of bf16, lane by lane.
+#if FOVEA_BF16_DOT
+FOVEA_INLINE Floats add_pairs(Floats sum, Unsigned a, Unsigned b) {
+#if HWY_ARCH_X86
+    return Floats{_mm512_dpbf16_ps(sum.raw, (__m512bh)a.raw, (__m512bh)b.raw)};
+#else
+    return Floats(vbfdotq_f32(sum.raw, vreinterpretq_bf16_u32(a.raw), vreinterpretq_bf16_u32(b.raw)));
+#endif
+}
+#endif
 
 // Values 2 * pair and 2 * pair + 1 of a row, in every lane.
-inline __m512i pair_of(const bf16* row, int64_t pair) {
-    int32_t both;
+FOVEA_INLINE Unsigned pair_of(const bf16* row, int64_t pair) {
+    uint32_t both;
     std::memcpy(&both, row + 2 * pair, 4);
-    return _mm512_set1_epi32(both);
+    return hn::Set(u32, both);
 }
 
-// Adds rows of x times `pairs` * 4 tiles to c (rows, 64). rows: at most R; ldx, ldc: values between rows of x
-// and c. fresh: overwrite c instead. ahead: memory to prefetch meanwhile, one cache line per pair, or null.
-template <int R>
-inline void block_rows(int64_t rows, const uint8_t* tiles, int64_t pairs, const bf16* x, int64_t ldx, float* c,
-                       int64_t ldc, bool fresh, const uint8_t* ahead = nullptr) {
-    if constexpr (R > 1) {
-        if (rows < R) return block_rows<R - 1>(rows, tiles, pairs, x, ldx, c, ldc, fresh, ahead);
+// The even and the odd values of pairs, in float32.
+FOVEA_INLINE Floats even_of(Unsigned pairs) { return hn::BitCast(f32, hn::ShiftLeft<16>(pairs)); }
+FOVEA_INLINE Floats odd_of(Unsigned pairs) { return hn::BitCast(f32, hn::And(pairs, hn::Set(u32, 0xFFFF0000u))); }
+
+// Adds a pair of k of R rows, `ldx` values apart, times N vectors of a tile in memory to sums.
+template <int R, int N>
+FOVEA_INLINE void add_tile(Floats (&sums)[R][N], const uint32_t* tile, const Input* x, int64_t ldx) {
+#if FOVEA_BF16_DOT
+    Unsigned pairs[N];
+    for (int v = 0; v < N; ++v) pairs[v] = hn::Load(u32, tile + v * LANES);
+    for (int r = 0; r < R; ++r) {
+        const Unsigned both = pair_of(x + r * ldx, 0);
+        for (int v = 0; v < N; ++v) sums[r][v] = add_pairs(sums[r][v], both, pairs[v]);
     }
-    __m512 sums[R][TILES];
-    for (int r = 0; r < R; ++r)
-        for (int t = 0; t < TILES; ++t)
-            sums[r][t] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(c + r * ldc + t * LANES);
-    for (int64_t pair = 0; pair < pairs; ++pair) {
-        if (pair % 16 == 0)  // prefetch one cache line of each row of the next block
-            for (int r = 0; r < R; ++r)
-                _mm_prefetch(reinterpret_cast<const char*>(x + (R + r) * ldx + 2 * pair), _MM_HINT_T0);
-        if (ahead) _mm_prefetch(reinterpret_cast<const char*>(ahead + pair * 64), _MM_HINT_T1);
-        __m512i tile[TILES];
-        for (int t = 0; t < TILES; ++t) tile[t] = _mm512_load_si512(tiles + (pair * TILES + t) * TILE_PLAIN);
+#else
+    // The tile is loaded once for each half: with 16 registers there is none left to keep it.
+    for (int side = 0; side < 2; ++side) {
+        Floats half[N];
+        for (int v = 0; v < N; ++v) {
+            const Unsigned pairs = hn::Load(u32, tile + v * LANES);
+            half[v] = side ? odd_of(pairs) : even_of(pairs);
+        }
         for (int r = 0; r < R; ++r) {
-            const __m512i both = pair_of(x + r * ldx, pair);
-            for (int t = 0; t < TILES; ++t)
-                sums[r][t] = _mm512_dpbf16_ps(sums[r][t], (__m512bh)both, (__m512bh)tile[t]);
+            const Floats value = hn::Set(f32, x[r * ldx + side]);
+            for (int v = 0; v < N; ++v) sums[r][v] = hn::MulAdd(value, half[v], sums[r][v]);
         }
     }
+#endif
+}
+
+// Adds rows of x times `pairs` pairs of a strip to c (rows, STRIP). rows: at most R; ldx, ldc: values between rows
+// of x and c. fresh: overwrite c instead. ahead: memory to prefetch meanwhile, one cache line per pair, or null.
+template <int R>
+inline void block_rows(int64_t rows, const uint32_t* strip, int64_t pairs, const Input* x, int64_t ldx, float* c,
+                       int64_t ldc, bool fresh, const uint8_t* ahead = nullptr) {
+    if constexpr (R > 1) {
+        if (rows < R) return block_rows<R - 1>(rows, strip, pairs, x, ldx, c, ldc, fresh, ahead);
+    }
+    Floats sums[R][VECTORS];
     for (int r = 0; r < R; ++r)
-        for (int t = 0; t < TILES; ++t) _mm512_storeu_ps(c + r * ldc + t * LANES, sums[r][t]);
+        for (int v = 0; v < VECTORS; ++v)
+            sums[r][v] = fresh ? hn::Zero(f32) : hn::LoadU(f32, c + r * ldc + v * LANES);
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+        if (pair % (32 / sizeof(Input)) == 0)  // prefetch one cache line of each row of the next block
+            for (int r = 0; r < R; ++r) prefetch(x + (R + r) * ldx + 2 * pair);
+        if (ahead) prefetch_l2(ahead + pair * 64);
+        add_tile<R, VECTORS>(sums, strip + pair * STRIP, x + 2 * pair, ldx);
+    }
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < VECTORS; ++v) hn::StoreU(sums[r][v], f32, c + r * ldc + v * LANES);
+}
+
+// Does the work of `block_rows` for a whole panel, whose strips follow each other: c (rows, 64).
+inline void block_panel(int64_t rows, const uint32_t* strips, int64_t pairs, const Input* x, int64_t ldx, float* c,
+                        int64_t ldc, bool fresh, const uint8_t* ahead = nullptr) {
+    for (int s = 0; s < STRIPS; ++s)
+        block_rows<ROWS>(rows, strips + s * pairs * STRIP, pairs, x, ldx, c + s * STRIP, ldc, fresh,
+                         ahead ? ahead + s * pairs * 64 : nullptr);
+}
+
+// Converts `count` values to inputs.
+inline void to_inputs(const bf16* from, int64_t count, Input* to) {
+#if FOVEA_BF16_DOT
+    std::memcpy(to, from, count * sizeof(bf16));
+#else
+    for (int64_t i = 0; i < count; i += LANES)
+        if (count - i >= LANES)
+            hn::StoreU(load(from + i), f32, to + i);
+        else
+            hn::StoreN(load(from + i, count - i), f32, to + i, count - i);
+#endif
 }
 
 }  // namespace fovea
