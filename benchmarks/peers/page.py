@@ -22,13 +22,19 @@ TITLES = {
     ALL: "Fovea beside other engines on one machine",
     AVX2: "Fovea beside other engines on a machine with AVX2 and without AVX-512",
 }
+PRECISIONS = ("bf16", "int8", "int4")
 WORDS = {True: "met", False: "**missed**", None: "not measured"}
 
 
 def page(results: Mapping[str, Any]) -> str:
     """The page. results: as run.py writes them."""
-    tables = (line for precision in results["precisions"] for line in _table(results, precision))
+    tables = (line for precision in _in_order(results) for line in _table(results, precision))
     return "\n".join([*_head(results), *tables, ""])
+
+
+def _in_order(results: Mapping[str, Any]) -> list[str]:
+    """The precisions, in the usual order, whatever the order in which they were measured."""
+    return sorted(results["precisions"], key=PRECISIONS.index)
 
 
 def _head(results: Mapping[str, Any]) -> Iterator[str]:
@@ -72,6 +78,9 @@ def _table(results: Mapping[str, Any], precision: str) -> Iterator[str]:
     yield ""
     yield f"## {precision}"
     yield ""
+    if part.get("commit", results["machine"]["commit"]) != results["machine"]["commit"]:
+        yield f"Measured on {part['date']} at commit {part['commit']}."
+        yield ""
     yield "| | " + " | ".join(engines[name]["title"] for name in running) + " | Fovea / best peer | target |"
     yield "|---|" + "---|" * (len(running) + 2)
     limit = _memory_limit(results, engines)
@@ -159,7 +168,8 @@ def chart(results: Mapping[str, Any], path: Path) -> None:
     for panel, row in zip(panels, rows, strict=False):
         bars = [
             (f"{part['engines'][name]['title']}, {precision}", value, colours[name])
-            for precision, part in results["precisions"].items()
+            for precision in _in_order(results)
+            for part in [results["precisions"][precision]]
             for name, value in figures(row, part["engines"]).items()
         ]
         panel.set_title(f"{row.title}\n{row.unit}, {'less' if row.lower else 'more'} is better", fontsize=9)

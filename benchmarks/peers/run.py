@@ -30,6 +30,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))
 
 import page
+from earlier import earlier
 from instructions import ALL, AVX2, CHOICES, FILES, is_wide, pages
 from measure import Plan, measure
 from process import Server, free_port
@@ -40,7 +41,6 @@ from checkpoint import write_checkpoint
 from fovea.bench.settings import FIXED, Shape
 from fovea.core.hardware import cpu_flags
 
-PRECISIONS = ("bf16", "int8", "int4")
 TEXT_TOKENS, PROMPT_WORDS = 56, 37
 """Text tokens of a prompt, and its words; template, image markers and a unique mark are the rest."""
 RESULTS = Path(__file__).parents[1] / "results"
@@ -92,11 +92,15 @@ def main() -> None:
         if args.setup:
             set_up(engines, precisions, settings)
         else:
-            run(engines, precisions, settings, args.out or RESULTS / FILES[instructions])
+            run(engines, precisions, settings, args.out or RESULTS / FILES[instructions], args.add)
 
 
-def run(names: list[str], precisions: list[str], settings: Settings, out: Path) -> None:
-    results = {
+def run(names: list[str], precisions: list[str], settings: Settings, out: Path, add: bool) -> None:
+    """Compare the engines, and write the results after each precision.
+
+    add: whether the results that `out` has of other precisions stay there.
+    """
+    results: dict[str, Any] = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": machine(settings.cores),
         "instructions": settings.instructions,
@@ -104,11 +108,19 @@ def run(names: list[str], precisions: list[str], settings: Settings, out: Path) 
         "checkpoint_mib": (settings.checkpoint / "model.safetensors").stat().st_size / 2**20,
         "shape": {"visual_tokens": 256, "text_tokens": TEXT_TOKENS, "output_tokens": 64},
         "repeats": settings.repeats,
-        "precisions": {precision: compare(names, precision, settings) for precision in precisions},
+        "precisions": {},
     }
+    if add and out.exists():
+        results["precisions"] = earlier(json.loads(out.read_text()), results)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=1) + "\n")
-    page.write(results, out)
+    for precision in precisions:
+        results["precisions"][precision] = {
+            **compare(names, precision, settings),
+            "date": results["date"],
+            "commit": results["machine"]["commit"],
+        }
+        out.write_text(json.dumps(results, indent=1) + "\n")
+        page.write(results, out)
     print(page.page(results))
     print(json.dumps(results))
 
@@ -233,7 +245,10 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--engines", help=f"(default: {','.join(NAMES)}, and vllm32 for avx2)")
-    parser.add_argument("--precision", default=",".join(PRECISIONS), help="(default: %(default)s)")
+    parser.add_argument("--precision", default=",".join(page.PRECISIONS), help="(default: %(default)s)")
+    parser.add_argument(
+        "--add", action="store_true", help="keep the other precisions of the results that were written before"
+    )
     parser.add_argument("--workloads", default=",".join(FIXED), help="(default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(

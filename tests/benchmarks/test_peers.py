@@ -13,6 +13,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "peers"))
 
+from earlier import earlier
 from instructions import ALL, AVX2, CHOICES, FILES, pages
 from page import chart, page
 from rows import ROWS, best_peer, figures, verdicts
@@ -265,3 +266,20 @@ def test_the_files_of_instructions_beyond_avx2_are_counted() -> None:
     samples = Samples()
     samples.add(iter([(BEYOND, "libc.so.6"), (VECTOR, ""), (BEYOND, "libc.so.6")]))
     assert samples.seen() == {"kinds": {BEYOND: 2, VECTOR: 1}, "beyond_in": {"libc.so.6": 2}}
+
+
+def test_precisions_of_an_earlier_run_keep_their_date_and_commit() -> None:
+    old = the_avx2_results()
+    machine = {**old["machine"], "commit": "def", "cores": (0, 1)}
+    new = {**old, "machine": machine, "precisions": {}}
+    int8 = {"engines": the_engines(), "date": "2026-11-23", "commit": "def"}
+    new["precisions"] = {"int8": int8, **earlier(old, new)}
+    text = page(new)
+    assert text.index("## bf16") < text.index("Measured on 2026-11-21 at commit abc.") < text.index("## int8")
+    assert text.count("Measured on") == 1
+
+
+@pytest.mark.parametrize("change", [{"repeats": 5}, {"instructions": ALL}])
+def test_results_with_other_settings_are_not_added_to(change: dict[str, Any]) -> None:
+    with pytest.raises(SystemExit, match=f"the earlier results differ in {next(iter(change))}"):
+        earlier(the_avx2_results(), {**the_avx2_results(), **change})
