@@ -9,7 +9,9 @@ set could not be tested, and 2 if something is missing on this machine.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,7 +26,7 @@ from tests.arm.user_land import ROOT, SetupError, command, environment, prepare,
 TESTS = ("tests/kernels/test_native.py", "tests/kernels/test_quantized.py")
 FOLDER = Path(os.environ.get("FOVEA_ARM_FOLDER") or Path.home() / ".cache" / "fovea-arm")
 SETS = tuple(each for each in instruction_sets() if each.machine == "aarch64")
-LIMIT_S = 3600
+LIMIT_S = 1800
 """Seconds after which the tests of one instruction set are stopped."""
 COMPILE = """
 import logging
@@ -97,16 +99,26 @@ def test(instructions: InstructionSet, cpu: str, folder: Path, options: list[str
     report = folder / "state" / f"{instructions.name}.xml"
     report.unlink(missing_ok=True)
     pytest = ["-m", "pytest", "-q", "--tb=short", "-pno:cacheprovider", f"--junit-xml={report}"]
-    try:
-        ended = subprocess.run(
-            [*python, *pytest, *TESTS, *options], cwd=ROOT, env=variables, timeout=LIMIT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
+    status = _run([*python, *pytest, *TESTS, *options], variables)
+    if status is None:
         return row(0, 0, 0, f"stopped after {LIMIT_S} s")
     if not report.exists():
-        return row(0, 0, 0, f"pytest ended with status {ended.returncode} and no report")
+        return row(0, 0, 0, f"pytest ended with status {status} and no report")
     passed, skipped, failed = _counts(report)
-    return row(passed, skipped, failed, "" if ended.returncode == 0 and passed else "tests failed")
+    return row(passed, skipped, failed, "" if status == 0 and passed else "tests failed")
+
+
+def _run(arguments: list[str], variables: dict[str, str]) -> int | None:
+    """Return the status of a program; None: it was stopped. Its children do not outlive it."""
+    process = subprocess.Popen(arguments, cwd=ROOT, env=variables, start_new_session=True)
+    try:
+        return process.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _counts(report: Path) -> tuple[int, int, int]:

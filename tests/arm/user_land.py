@@ -84,7 +84,11 @@ def command(folder: Path, cpu: str) -> list[str]:
 
 
 def environment(folder: Path, cpu: str) -> dict[str, str]:
-    """Return the environment for `command`. All that Python and the tests write goes below `folder`."""
+    """Return the environment for `command`. All that Python and the tests write goes below `folder`.
+
+    G_SLICE: qemu before version 8 allocates in pools of glib, which have locks. If a thread translates code
+    while another one forks, the child waits for such a lock forever. malloc frees its locks in a child.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_"))}
     state = folder / "state" / cpu
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -93,7 +97,9 @@ def environment(folder: Path, cpu: str) -> dict[str, str]:
         "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
         "XDG_CACHE_HOME": str(state),
         "HYPOTHESIS_STORAGE_DIRECTORY": str(state / "hypothesis"),
+        "PYTHONUNBUFFERED": "1",
         "CXX": "aarch64-linux-gnu-g++",
+        "G_SLICE": "always-malloc",
     }
 
 
