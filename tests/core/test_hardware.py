@@ -58,3 +58,43 @@ MEMINFO = "MemTotal: 9000 kB\nMemAvailable:    4000 kB\n"
 def test_available_memory(monkeypatch: pytest.MonkeyPatch, contents: dict[str, str], expected: int) -> None:
     files(monkeypatch, contents)
     assert hardware.available_memory() == expected
+
+
+def cores(
+    monkeypatch: pytest.MonkeyPatch, allowed: set[int], siblings: dict[int, str], limit: str | None
+) -> tuple[int, ...]:
+    contents = {
+        f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list": f"{text}\n"
+        for cpu, text in siblings.items()
+    }
+    if limit:
+        contents["/sys/fs/cgroup/cpu.max"] = f"{limit}\n"
+    files(monkeypatch, contents)
+    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda _: allowed, raising=False)
+    return hardware.usable_cores()
+
+
+PAIRS = {0: "0,4", 4: "0,4", 1: "1,5", 5: "1,5", 2: "2", 3: "3"}
+
+
+@pytest.mark.parametrize(
+    ("allowed", "siblings", "limit", "expected"),
+    [
+        ({0, 1, 2}, {}, None, (0, 1, 2)),
+        ({0, 1, 2, 3, 4, 5}, PAIRS, "max 100000", (0, 1, 2, 3)),
+        ({4, 5}, PAIRS, None, (4, 5)),
+        ({0, 1, 2, 3}, PAIRS, "250000 100000", (0, 1)),
+        ({0, 1, 2, 3}, PAIRS, "50000 100000", (0,)),
+        ({7}, {}, "nonsense", (7,)),
+    ],
+    ids=["nothing known", "two threads per core", "affinity", "2.5 cores", "half a core", "unknown file"],
+)
+def test_usable_cores(
+    monkeypatch: pytest.MonkeyPatch,
+    allowed: set[int],
+    siblings: dict[int, str],
+    limit: str | None,
+    expected: tuple[int, ...],
+) -> None:
+    """A container with two CPUs on a machine with many once got a thread for each of the machine's."""
+    assert cores(monkeypatch, allowed, siblings, limit) == expected

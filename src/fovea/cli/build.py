@@ -83,15 +83,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build(name: str, config: EngineConfig, args: argparse.Namespace) -> tuple[Manifest, Path]:
-    import torch
-
     from fovea.engine.load import load_model, resolve
     from fovea.engine.models.engines import ENGINES_FOLDER, describe_site
     from fovea.engine.vision.built.build import Builder
     from fovea.engine.vision.built.format import format_named
+    from fovea.kernels.threads import set_threads
 
-    if config.model.threads:
-        torch.set_num_threads(config.model.threads)
+    set_threads(config.model.threads)
     folder = args.out.expanduser() if args.out else resolve(name, config.model.revision) / ENGINES_FOLDER
     loaded = load_model(name, config)
     model = loaded.model

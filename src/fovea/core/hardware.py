@@ -1,7 +1,8 @@
-"""Memory and CPU features of this machine, read from /proc and /sys with the standard library."""
+"""Memory, cores and CPU features of this machine, read from /proc and /sys with the standard library."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 VECTORS = (
@@ -40,6 +41,40 @@ def available_memory() -> int:
     except (OSError, ValueError):
         return free
     return free if limit == "max" else min(free, max(0, int(limit) - used))
+
+
+def usable_cores() -> tuple[int, ...]:
+    """Return the numbers of the CPUs that threads should run on: one for each physical core, at least one.
+
+    Only CPUs of the process's affinity count, and not more than its cgroup may use at a time: with
+    `docker run --cpus 2` two, however many the machine has. (Threads beyond the limit make each other wait.)
+    """
+    if hasattr(os, "sched_getaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+    else:
+        allowed = list(range(os.cpu_count() or 1))
+    cores: dict[str, int] = {}
+    for cpu in allowed:
+        cores.setdefault(_siblings(cpu), cpu)
+    return tuple(cores.values())[: _cpu_limit()]
+
+
+def _siblings(cpu: int) -> str:
+    """Return the CPUs of the same physical core, as one text; the CPU itself if the system does not tell."""
+    try:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        return topology.read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _cpu_limit() -> int | None:
+    """Return how many CPUs the cgroup may use at a time, rounded down, at least one; None: no limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else max(1, int(quota) // int(period))
 
 
 def cpu_flags() -> frozenset[str]:

@@ -20,8 +20,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
-import torch
-
 from fovea.core.answer import AnswerBuilder
 from fovea.core.errors import Unavailable
 from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
@@ -38,6 +36,7 @@ from fovea.engine.request.waiting import wait_for_shared
 from fovea.engine.request.work_queue import WorkQueue, text_cost
 from fovea.engine.stats import engine_stats
 from fovea.engine.visual_budget.detail import DetailPolicy
+from fovea.kernels.threads import set_threads
 
 PREPARE_THREADS = 4
 
@@ -63,8 +62,7 @@ class Engine:
         detail_policy: replaces the configured policy for `detail: auto`.
         """
         self.config = config or EngineConfig()
-        if self.config.model.threads:
-            torch.set_num_threads(self.config.model.threads)
+        set_threads(self.config.model.threads)
         assembly = assemble(loaded, self.config, detail_policy)
         self.tokenizer = loaded.tokenizer
         self.scheduler, self.loop, self.runner = assembly.scheduler, assembly.loop, assembly.runner
@@ -94,8 +92,7 @@ class Engine:
         Raises CheckpointError, UnsupportedModel or ConfigError.
         """
         config = (config or EngineConfig()).changed(**settings)
-        if config.model.threads:
-            torch.set_num_threads(config.model.threads)
+        set_threads(config.model.threads)
         return cls(load_model(name, config, chat_template=chat_template), config)
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fovea.core.errors import CheckpointError, ConfigError, FoveaError, InvalidRequest, UnsupportedModel
+from fovea.core.hardware import usable_cores
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
 from fovea.engine.compile_modes import CompileModes
@@ -33,10 +34,11 @@ from fovea.engine.vision.processor import build as build_processor
 from fovea.engine.vision.processor.base import ImageProcessor
 from fovea.engine.vision.processor.video import QwenVideos
 from fovea.engine.vision.processor.video_settings import build_videos
-from fovea.kernels.choose import choose
+from fovea.kernels.choose import choose, results_depend_on
 from fovea.kernels.fp8 import check_fp8
 from fovea.kernels.native.build import library
 from fovea.kernels.native.instruction_sets import has_bf16_units
+from fovea.kernels.native.kernels import NativeKernels
 
 log = logging.getLogger("fovea.engine")
 BUNDLED = "fovea-tiny"
@@ -124,6 +126,8 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         check_fp8(device, dtype)
     model = _build(folder, config, device, dtype)
     kernels = choose(settings.model.kernels, device, dtype, model.decoder.config.attention_heads)
+    if settings.model.pin_threads and isinstance(kernels, NativeKernels):
+        kernels.pin(usable_cores())
     modes = CompileModes.of(settings.model.compile)
     check_compile(modes, kernels, settings.model.quantization)
     parameters = _count_parameters(model)
@@ -142,7 +146,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         details = (
             entry.name,
             str(dtype),
-            type(kernels).__name__,
+            results_depend_on(kernels),
             settings.model.quantization,
             model.engines.digest,
         )

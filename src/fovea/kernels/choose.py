@@ -14,7 +14,7 @@ from fovea.kernels.base import Kernels
 from fovea.kernels.compile_caches import secure_gpu_caches
 from fovea.kernels.flash import attention as flash
 from fovea.kernels.native.build import library
-from fovea.kernels.native.instruction_sets import VARIABLE
+from fovea.kernels.native.instruction_sets import VARIABLE, chosen
 from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.torch.kernels import TorchKernels
 
@@ -48,6 +48,12 @@ def choose(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) ->
             param="kernels",
         )
     return TorchKernels(pack=True)
+
+
+def results_depend_on(kernels: Kernels) -> str:
+    """Return what decides about the last bits of results: the set of kernels, and its instruction set."""
+    instructions = chosen() if isinstance(kernels, NativeKernels) else None
+    return f"{type(kernels).__name__} {instructions.name}" if instructions else type(kernels).__name__
 
 
 def _triton(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -> Kernels:

@@ -39,8 +39,8 @@ class ModelSettings:
 
     dtype: str = setting(
         "auto",
-        "Type of weights and activations. auto is the checkpoint's own type on CUDA and on CPUs with bf16 "
-        "units, float32 elsewhere.",
+        "Type of weights and activations. auto is the checkpoint's own type on CUDA, bfloat16 on CPUs that "
+        "run the C++ kernels or have bf16 units, float32 elsewhere.",
         choices=DTYPES,
     )
     quantization: str = setting(
@@ -56,7 +56,18 @@ class ModelSettings:
         check=_device,
         words="auto, cpu, cuda, cuda:N",
     )
-    threads: int = setting(0, "CPU threads of torch. 0 leaves torch's own choice.", low=0, high=1024)
+    threads: int = setting(
+        0,
+        "CPU threads of the model. 0: one for each physical core that the process may use, by its affinity "
+        "and its cgroup limit.",
+        low=0,
+        high=1024,
+    )
+    pin_threads: bool = setting(
+        False,
+        "Bind each thread of the C++ kernels, except the engine's own, to a core. For machines that Fovea "
+        "has for itself; beside other programs the system places threads better. Linux only.",
+    )
     kernels: str = setting(
         "auto",
         "On a CPU: native is Fovea's own C++ (bf16; weights packed without loss to 12 bits), onednn is "

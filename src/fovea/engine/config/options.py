@@ -15,6 +15,7 @@ class EngineOptions(TypedDict, total=False):
     quantization: str
     device: str
     threads: int
+    pin_threads: bool
     kernels: str
     decode_graphs: str
     compile: str

@@ -33,6 +33,7 @@ SIGNATURES = {
     "fovea_chunk_attention": [_P, _L, _L, _L, _L, _L, _L, _P, _L, _P, _F, _P, _I],
     "fovea_decoder": [_P, _L, _P, _P, _P, _L, _P, _I],
     "fovea_decode_attention": [_P, _L, _L, _L, _L, _L, _P, _L, _P, _L, _P, _P, _F, _P, _I],
+    "fovea_pin": [_P, _I],
 }
 
 
@@ -53,6 +54,10 @@ class NativeKernels:
         for name, signature in SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = signature, None
+
+    def pin(self, cores: Sequence[int]) -> None:
+        """Bind the threads of the kernels to cores, except the threads that call them. Linux only."""
+        self.library.fovea_pin((c_int * len(cores))(*cores), len(cores))
 
     @property
     def plain(self) -> bool:
