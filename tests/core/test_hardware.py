@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,46 @@ def test_usable_cores(
 ) -> None:
     """A container with two CPUs on a machine with many once got a thread for each of the machine's."""
     assert cores(monkeypatch, allowed, siblings, limit) == expected
+
+
+APPLE_M1 = "hw.optional.floatingpoint: 1\nhw.optional.AdvSIMD: 1\nhw.optional.arm.FEAT_DotProd: 1\n"
+
+
+@pytest.fixture
+def macos(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    files(monkeypatch, {})
+    monkeypatch.setattr(hardware.platform, "system", lambda: "Darwin")
+    hardware._macos_flags.cache_clear()
+    yield
+    hardware._macos_flags.cache_clear()
+
+
+@pytest.mark.usefixtures("macos")
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (APPLE_M1 + "hw.optional.arm.FEAT_BF16: 0\n", {"asimd", "asimddp"}),
+        (APPLE_M1 + "hw.optional.arm.FEAT_BF16: 1\n", {"asimd", "asimddp", "bf16"}),
+        ("hw.optional.avx2_0: 1\n", set()),
+    ],
+    ids=["M1", "M2", "Intel"],
+)
+def test_features_of_processors_on_macos(
+    monkeypatch: pytest.MonkeyPatch, told: str, expected: set[str]
+) -> None:
+    """macOS has no /proc/cpuinfo. Its features get the names that Linux gives them."""
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 0, stdout=told, stderr="")
+
+    monkeypatch.setattr(hardware.subprocess, "run", run)
+    assert hardware.cpu_flags() == expected
+
+
+@pytest.mark.usefixtures("macos")
+def test_macos_without_sysctl_has_no_known_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **_: object) -> None:
+        raise FileNotFoundError(command[0])
+
+    monkeypatch.setattr(hardware.subprocess, "run", run)
+    assert hardware.cpu_flags() == frozenset()

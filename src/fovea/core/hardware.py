@@ -1,8 +1,14 @@
-"""Memory, cores and CPU features of this machine, read from /proc and /sys with the standard library."""
+"""Memory, cores and CPU features of this machine, by the standard library.
+
+They are read from /proc and /sys. macOS has neither; there only the CPU features are known, by `sysctl`.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
+import platform
+import subprocess
 from pathlib import Path
 
 VECTORS = (
@@ -22,6 +28,13 @@ VECTORS = (
     "i8mm",
 )
 """Prefixes of the names of vector instruction sets in /proc/cpuinfo."""
+MACOS_FEATURES = {
+    "hw.optional.AdvSIMD": "asimd",
+    "hw.optional.arm.FEAT_DotProd": "asimddp",
+    "hw.optional.arm.FEAT_BF16": "bf16",
+    "hw.optional.arm.FEAT_I8MM": "i8mm",
+}
+"""Names that macOS gives to features of ARM processors, and those in Linux's /proc/cpuinfo."""
 FALLBACK_BYTES = 2 * 1024**3
 """Memory that is assumed to be available where the system does not report it."""
 
@@ -78,7 +91,9 @@ def _cpu_limit() -> int | None:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return the CPU's features by their names in /proc/cpuinfo; an empty set if it does not report them."""
+    """Return the CPU's features by their names in Linux's /proc/cpuinfo; an empty set if none are known."""
+    if platform.system() == "Darwin":
+        return _macos_flags()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -88,6 +103,20 @@ def cpu_flags() -> frozenset[str]:
         if name.strip() in ("flags", "Features"):
             return frozenset(flags.split())
     return frozenset()
+
+
+@functools.cache
+def _macos_flags() -> frozenset[str]:
+    """Return the features of MACOS_FEATURES that `sysctl` reports, by their names on Linux."""
+    try:
+        command = ["/usr/sbin/sysctl", "hw.optional"]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return frozenset()
+    present = {
+        name for name, _, value in (line.partition(": ") for line in told.splitlines()) if value == "1"
+    }
+    return frozenset(linux for macos, linux in MACOS_FEATURES.items() if macos in present)
 
 
 def instruction_sets() -> tuple[str, ...]:
