@@ -98,10 +98,10 @@ def test_a_healthy_engine_survives_a_run_of_failed_steps(
         truth = machine.generate(ask("hello"), temperature=0, max_tokens=8).token_ids
         forward = machine.runner._forward
 
-        def broken(work: list[Any]) -> Any:
+        def broken(work: list[Any], rows: list[int]) -> Any:
             if any(item.seq.sampling.seed == 13 for item in work):
                 raise RuntimeError(SECRET)
-            return forward(work)
+            return forward(work, rows)
 
         monkeypatch.setattr(machine.runner, "_forward", broken)
         with caplog.at_level(logging.CRITICAL, "fovea.engine"):

@@ -192,10 +192,10 @@ def test_a_step_that_fails_ends_only_the_request_that_makes_it_fail(
     poison = asyncio.run(machine.tokenize(prompts[2]))
     forward = machine.runner._forward
 
-    def broken(work: list[Any]) -> Any:
+    def broken(work: list[Any], rows: list[int]) -> Any:
         if any(item.seq.prompt_ids == poison and len(item.seq.output_ids) == 3 for item in work):
             raise Broken("a defect in /srv/secret")
-        return forward(work)
+        return forward(work, rows)
 
     monkeypatch.setattr(machine.runner, "_forward", broken)
     with caplog.at_level(logging.CRITICAL, "fovea.engine"):

@@ -26,10 +26,11 @@ Arguments: x, and the residual (..., out) or None.
 A gated activation is applied to the first half of the outputs, which then scales the second half; so `out` is
 half the rows of W.
 """
-Stack = Callable[[Tensor, int, int, Tensor, Tensor, Tensor, AttentionPlan], Tensor]
+Stack = Callable[[Tensor, int, int, Tensor, Tensor, Tensor, AttentionPlan, Tensor | None], Tensor]
 """Computes layers first..last-1 on x (T, hidden) and returns the result, (T, hidden). x is not changed.
 
-Arguments: x, first, last, cos and sin (T, 1, D) float32, kv (layers, blocks, block_size, 2, Hkv, D), plan.
+Arguments: x, first, last, cos and sin (T, 1, D) float32, kv (layers, blocks, block_size, 2, Hkv, D), plan,
+and the numbers of the rows whose results are returned, (rows,) int64; None: all T.
 """
 
 

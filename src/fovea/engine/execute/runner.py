@@ -142,15 +142,14 @@ class Runner:
         work = by_length([item for item in plan.work if item.seq.id not in result.failures])
         if not work:
             return result
-        with forward_stage(work):
-            hidden = self._forward(work)
         ends = np.cumsum([item.count for item in work]) - 1
         rows = [int(end) for end, item in zip(ends, work, strict=True) if item.samples]
+        with forward_stage(work):
+            hidden = self._forward(work, rows)
         if rows:
             sequences = [item.seq for item in work if item.samples]
-            chosen = hidden if len(rows) == hidden.shape[0] else hidden[row_index(rows, hidden.device)]
             with stage("head", rows=len(rows)):
-                logits = self.model.logits(chosen)
+                logits = self.model.logits(hidden)
             with stage("sampling", rows=len(rows)):
                 picks = self.sampler.sample(logits, sequences)
             for seq, pick in zip(sequences, picks, strict=True):
@@ -208,13 +207,14 @@ class Runner:
     def _pixels(self, job: EncodeJob) -> ProcessedImage:
         return self._prompts[job.holders[0]].inputs.pixels[job.span.key]()
 
-    def _forward(self, work: list[Work]) -> Tensor:
+    def _forward(self, work: list[Work], rows: list[int]) -> Tensor:
+        """Compute a step, and return the hidden states of the rows that are sampled, (len(rows), hidden)."""
         device = self.model.device
         ids = np.concatenate([self._prompts[item.seq.id].ids_of(item) for item in work])
         visual_rows, embeds, deepstack = self._visual(work)
         positions = np.concatenate([self._prompts[item.seq.id].positions_of(item) for item in work], axis=-1)
-        if self._padded is not None and (rows := self._padded.padding.size(work)):
-            return self._padded.run(rows, work, ids, positions)
+        if self._padded is not None and (size := self._padded.padding.size(work)):
+            return self._padded.run(size, work, ids, positions)
         x = self.model.decoder.embed_tokens(torch.from_numpy(ids).to(device))
         if visual_rows is not None and embeds is not None:
             x = x.index_copy(0, visual_rows, embeds.to(x.dtype))
@@ -225,6 +225,7 @@ class Runner:
             self._planner.plan(work),
             visual_rows,
             deepstack,
+            None if len(rows) == len(ids) else row_index(rows, device),
         )
         return hidden
 

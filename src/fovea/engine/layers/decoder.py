@@ -128,8 +128,15 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden, config.eps)
         self.mlp = GatedMLP(config.hidden, config.intermediate, config.activation, bias=config.mlp_bias)
 
-    def forward(self, x: Tensor, kv: Tensor, step: Step) -> Tensor:
-        return self.after(self.self_attn.mix(self.before(x), kv, step), x)
+    def forward(self, x: Tensor, kv: Tensor, step: Step, read: Tensor | None = None) -> Tensor:
+        """Compute the layer on rows x (T, hidden).
+
+        read: numbers of the rows whose results are returned; None: all. All rows get keys and values.
+        """
+        mixed = self.self_attn.mix(self.before(x), kv, step)
+        if read is None:
+            return self.after(mixed, x)
+        return self.after(mixed[read], x[read]) if len(read) else x[:0]
 
     def before(self, x: Tensor) -> Tensor:
         """Queries, keys and values of rows x (T, hidden), not rotated."""
@@ -177,8 +184,9 @@ class Decoder(nn.Module):
         plan: AttentionPlan,
         visual_rows: Tensor | None = None,
         deepstack: Sequence[Tensor] = (),
+        read: Tensor | None = None,
     ) -> Tensor:
-        """Run all layers. Returns hidden states (T, hidden) before the final norm.
+        """Run all layers. Returns hidden states (rows, hidden) before the final norm.
 
         x: (T, hidden), input embeddings.
         positions: (T,) or (3, T).
@@ -186,6 +194,8 @@ class Decoder(nn.Module):
         visual_rows: numbers of the rows to which DeepStack features are added; None: there are none.
         deepstack: deepstack[i], (len(visual_rows), hidden), is added to these rows after layer i (DeepStack,
             arXiv 2406.04334).
+        read: numbers of the rows that are returned; None: all T. The last layer computes little more than
+            these: of a prompt only the last row is read.
         """
         cos, sin = self.rotary(positions, x.dtype)
         step = Step(cos, sin, plan)
@@ -194,13 +204,17 @@ class Decoder(nn.Module):
             for index, features in enumerate(deepstack):
                 x = self._run(x, index, index + 1, kv, step).index_add(0, visual_rows, features)
                 first = index + 1
-        return self._run(x, first, len(self.layers), kv, step)
+        if first == len(self.layers):
+            return x if read is None else x[read]
+        return self._run(x, first, len(self.layers), kv, step, read)
 
-    def _run(self, x: Tensor, first: int, last: int, kv: Tensor, step: Step) -> Tensor:
+    def _run(
+        self, x: Tensor, first: int, last: int, kv: Tensor, step: Step, read: Tensor | None = None
+    ) -> Tensor:
         if self._stack is not None:
-            return self._stack(x, first, last, step.cos, step.sin, kv, step.attention)
+            return self._stack(x, first, last, step.cos, step.sin, kv, step.attention, read)
         for index in range(first, last):
-            x = self.layers[index](x, kv[index], step)
+            x = self.layers[index](x, kv[index], step, read if index == last - 1 else None)
         return x
 
     def use_stack(self, kernels: Kernels) -> None:

@@ -50,6 +50,7 @@ class _Attention(ctypes.Structure):
         ("layer_stride", c_int64), ("decodes", c_int64), ("table_width", c_int64), ("tables", c_void_p),
         ("lengths", c_void_p),
         ("shared", ctypes.POINTER(_Shares)), ("chunks", c_int64), ("chunk", ctypes.POINTER(_Chunk)),
+        ("read", c_void_p), ("reads", c_int64),
     ]  # fmt: skip
 
 
@@ -85,7 +86,15 @@ class NativeStack:
             layer.activation = products[2].kind
 
     def __call__(
-        self, x: Tensor, first: int, last: int, cos: Tensor, sin: Tensor, kv: Tensor, plan: AttentionPlan
+        self,
+        x: Tensor,
+        first: int,
+        last: int,
+        cos: Tensor,
+        sin: Tensor,
+        kv: Tensor,
+        plan: AttentionPlan,
+        read: Tensor | None,
     ) -> Tensor:
         x = x.clone(memory_format=torch.contiguous_format)
         attention = _Attention(
@@ -102,9 +111,11 @@ class NativeStack:
         if plan.chunks:
             chunks = [_Chunk(c.row, c.count, c.first, c.table.data_ptr()) for c in plan.chunks]
             attention.chunk = (_Chunk * len(chunks))(*chunks)
+        if read is not None:
+            attention.read, attention.reads = read.data_ptr(), len(read)
         self._run(
             ctypes.byref(self._layers, first * ctypes.sizeof(_Layer)), last - first,
             ctypes.byref(self._shape),
             ctypes.byref(attention), x.data_ptr(), len(x), kv[first].data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
-        return x
+        return x if read is None else x[: len(read)]

@@ -118,10 +118,18 @@ class TritonStack:
         self._kernels, self._shape, self._layers = kernels, shape, layers
 
     def __call__(
-        self, x: Tensor, first: int, last: int, cos: Tensor, sin: Tensor, kv: Tensor, plan: AttentionPlan
+        self,
+        x: Tensor,
+        first: int,
+        last: int,
+        cos: Tensor,
+        sin: Tensor,
+        kv: Tensor,
+        plan: AttentionPlan,
+        read: Tensor | None,
     ) -> Tensor:
         if first == last:
-            return x
+            return x if read is None else x[read]
         shape, kernels, rows = self._shape, self._kernels, len(x)
         heads = shape.heads + 2 * shape.kv_heads
         x = x.contiguous()
@@ -137,9 +145,12 @@ class TritonStack:
             qkv = qkv_product(normal, None).view(rows, heads, shape.head_dim)
             query = kernels.rotate_store(qkv, shape.heads, cos, sin, norms, shape.eps, kv[index], plan.slots)
             out = kernels.attend(query, kv[index], plan, shape.scale)
-            x, normal = triton_rows.add_rms_norm(
-                x, out_product(out.view(rows, -1), None), layer.post_norm, shape.eps
-            )
+            out = out.view(rows, -1)
+            if read is not None and index == last - 1:
+                if not len(read):
+                    return x[:0]
+                x, out = x[read], out[read]
+            x, normal = triton_rows.add_rms_norm(x, out_product(out, None), layer.post_norm, shape.eps)
             delta = down(gate_up(normal, None), None)
         return x if delta is None else x + delta
 

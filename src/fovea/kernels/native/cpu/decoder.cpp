@@ -34,11 +34,20 @@ struct DecoderAttention {
     const DecodeShares* shared;  // null: no rows share blocks
     int64_t chunks;
     const DecoderChunk* chunk;
+    const int64_t* read;  // the rows whose results are wanted, ascending; null: all
+    int64_t reads;
 };
+
+// Moves rows read[i] of x (rows, width) to row i.
+static void gather(bf16* x, int64_t width, const int64_t* read, int64_t reads) {
+    for (int64_t i = 0; i < reads; ++i)
+        if (read[i] != i) std::memcpy(x + i * width, x + read[i] * width, width * sizeof(bf16));
+}
 
 extern "C" {
 
-// Computes `count` layers on x (rows, hidden), in place. kv: the KV pool of the first of these layers.
+// Computes `count` layers on x (rows, hidden), in place. kv: the KV pool of the first of these layers. The last of them
+// computes only the wanted rows after its attention; they become the first rows of x.
 void fovea_decoder(const DecoderLayer* layers, int64_t count, const DecoderShape* shape, const DecoderAttention* plan,
                    bf16* x, int64_t rows, bf16* kv, int threads) {
     thread_local std::vector<bf16> normed, qkv, mixed, inner;
@@ -62,6 +71,12 @@ void fovea_decoder(const DecoderLayer* layers, int64_t count, const DecoderShape
             fovea_chunk_attention(qkv.data() + chunk.row * heads * s.dim, heads * s.dim, chunk.count, chunk.first,
                                   s.heads, s.kv_heads, s.dim, kv, plan->block, chunk.table, s.scale,
                                   mixed.data() + chunk.row * s.heads * s.dim, threads);
+        }
+        if (plan->read && i == count - 1) {
+            gather(mixed.data(), s.heads * s.dim, plan->read, plan->reads);
+            gather(x, s.hidden, plan->read, plan->reads);
+            rows = plan->reads;
+            if (rows == 0) return;
         }
         fovea_product(layer.out, mixed.data(), s.heads * s.dim, rows, NONE, x, x, threads);
         fovea_rms_norm(x, rows, s.hidden, layer.post_norm, s.eps, normed.data(), threads);

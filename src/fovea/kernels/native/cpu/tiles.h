@@ -52,7 +52,7 @@ FOVEA_INLINE Unsigned pair_of(const bf16* row, int64_t pair) {
 
 // The even and the odd values of pairs, in float32.
 FOVEA_INLINE Floats even_of(Unsigned pairs) { return hn::BitCast(f32, hn::ShiftLeft<16>(pairs)); }
-FOVEA_INLINE Floats odd_of(Unsigned pairs) { return hn::BitCast(f32, hn::And(pairs, hn::Set(u32, 0xFFFF0000u))); }
+FOVEA_INLINE Floats odd_of(Unsigned pairs) { return hn::BitCast(f32, hn::And(pairs, hn::Set(u32, ~0xFFFFu))); }
 
 // Adds a pair of k of R rows, `ldx` values apart, times N vectors of a tile in memory to sums.
 template <int R, int N>
@@ -70,7 +70,7 @@ FOVEA_INLINE void add_tile(Floats (&sums)[R][N], const uint32_t* tile, const Inp
         Floats half[N];
         for (int v = 0; v < N; ++v) {
             const Unsigned pairs = hn::Load(u32, tile + v * LANES);
-            half[v] = side ? odd_of(pairs) : even_of(pairs);
+            half[v] = even_of(side ? hn::ShiftRight<16>(pairs) : pairs);
         }
         for (int r = 0; r < R; ++r) {
             const Floats value = hn::Set(f32, x[r * ldx + side]);
