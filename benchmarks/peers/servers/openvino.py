@@ -43,8 +43,8 @@ def start(home: Home, model: Path, precision: str, port: int) -> Start:
 def start_avx2(home: Home, model: Path, precision: str, port: int) -> Start:
     """Start it with a library in front that answers for OpenVINO which instructions the CPU has.
 
-    OpenVINO's own kernels, as that of attention, ask `ov::with_cpu_x86_avx512f` and the like; there is no
-    switch for them.
+    OpenVINO's own kernels, such as that of attention, ask `ov::with_cpu_x86_avx512f` and the like; there is
+    no switch for them. With ONEDNN_MAX_CPU_ISA alone it does not start, because its parts disagree.
     """
     library = home.folder / "openvino_avx2.so"
     home.run("c++", "-shared", "-fPIC", "-o", str(library), str(INSIDE / "openvino_avx2.cpp"))
