@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,8 @@ FOLDER = Path(os.environ.get("FOVEA_ARM_FOLDER") or Path.home() / ".cache" / "fo
 SETS = tuple(each for each in instruction_sets() if each.machine == "aarch64")
 LIMIT_S = 1800
 """Seconds after which the tests of one instruction set are stopped."""
+SPECIAL = ("sdot", "udot", "usdot", "smmla", "bfdot", "bfmmla")
+"""Instructions that plain NEON lacks, for dot products of bytes and of bf16."""
 COMPILE = """
 import logging
 from fovea.kernels.native import build
@@ -96,6 +100,7 @@ def test(instructions: InstructionSet, cpu: str, folder: Path, options: list[str
     if made.returncode or not library:
         return row(0, 0, 0, "the kernels cannot be compiled or loaded")
     print(f"compiled in {time.monotonic() - start:.0f} s: {library}", flush=True)
+    print(f"of the instructions that set the sets apart it has: {_special(library)}", flush=True)
     report = folder / "state" / f"{instructions.name}.xml"
     report.unlink(missing_ok=True)
     pytest = ["-m", "pytest", "-q", "--tb=short", "-pno:cacheprovider", f"--junit-xml={report}"]
@@ -106,6 +111,18 @@ def test(instructions: InstructionSet, cpu: str, folder: Path, options: list[str
         return row(0, 0, 0, f"pytest ended with status {status} and no report")
     passed, skipped, failed = _counts(report)
     return row(passed, skipped, failed, "" if status == 0 and passed else "tests failed")
+
+
+def _special(library: str) -> str:
+    """Return how often a library has each instruction of SPECIAL. A set without its own is no gain."""
+    listing = subprocess.run(
+        ["aarch64-linux-gnu-objdump", "--disassemble", "--no-show-raw-insn", library],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    counts = Counter(re.findall(rf"\t({'|'.join(SPECIAL)})\b", listing))
+    return ", ".join(f"{counts[name]} {name}" for name in SPECIAL)
 
 
 def _run(arguments: list[str], variables: dict[str, str]) -> int | None:
