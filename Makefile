@@ -3,7 +3,7 @@
 # make test-portable  repeat the tests of kernels as on a CPU without AVX-512 (a minute)
 # make test-arm  compile the kernels for ARM and test them on emulated processors (needs a Debian machine)
 # make check  lint, types, import walls (seconds)
-# make bench  every figure of README.md; the first time installs the engines to compare with (an hour, 12 GB)
+# make bench  every figure of README.md; the first time installs the engines to compare with (an hour, 16 GB)
 # make attack attack a running server in every known way, and measure what other clients see (6 minutes);
 #             PAGE=benchmarks/results/attack.md writes the page of results
 # make fuzz   feed random data to everything that reads data from others (FUZZ_SECONDS=600; better with the extra fuzz)
