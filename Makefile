@@ -2,8 +2,9 @@
 # make test   set up, check and test (minutes)
 # make test-portable  repeat the tests of kernels as on a CPU without AVX-512 (a minute)
 # make test-arm  compile the kernels for ARM and test them on emulated processors (needs a Debian machine)
+# make wheel  wheels with compiled kernels for Linux and macOS, into dist/; tries the one of this machine (15 minutes)
 # make check  lint, types, import walls (seconds)
-# make bench  every figure of README.md; the first time installs the engines to compare with (an hour, 16 GB)
+# make bench  every figure of README.md; the first time installs the engines to compare with (an hour, 12 GB)
 # make attack attack a running server in every known way, and measure what other clients see (6 minutes);
 #             PAGE=benchmarks/results/attack.md writes the page of results
 # make fuzz   feed random data to everything that reads data from others (FUZZ_SECONDS=600; better with the extra fuzz)
@@ -15,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 OUT ?= out
 FUZZ_SECONDS ?= 600
 
-.PHONY: help demo test test-all test-portable test-arm check format serve bench bench-relevance attack fuzz gpu clean
+.PHONY: help demo test test-all test-portable test-arm check format serve bench bench-relevance attack fuzz gpu wheel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -75,9 +76,19 @@ attack: $(VENV)/.installed-dev
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
 
+# The tools, zig's compiler for all platforms among them, get an environment of their own.
+WHEEL_TOOLS := $(OUT)/wheel-tools
+$(WHEEL_TOOLS)/.installed: tools/wheels/requirements.txt
+	$(PYTHON) -m venv $(WHEEL_TOOLS)
+	$(WHEEL_TOOLS)/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
+	@touch $@
+
+wheel: $(WHEEL_TOOLS)/.installed
+	$(WHEEL_TOOLS)/bin/python -m tools.wheels.build --folder dist
+
 # Uses the python that is there (a GPU machine has its own torch); results under $(OUT).
 gpu:
 	OUT=$(OUT) $(PYTHON) benchmarks/gpu.py
 
 clean:
-	rm -rf $(VENV) $(OUT) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(OUT) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

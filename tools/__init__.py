@@ -1,0 +1,1 @@
+"""Tools for developers, not a part of the package."""

@@ -1,0 +1,1 @@
+"""Build and check wheels with compiled kernels: `make wheel`."""
