@@ -1,6 +1,11 @@
 """Measure products with one weight in every format: Fovea's bf16, int8 and int4 beside torch's.
 
-    python benchmarks/kernels.py [--threads 2] [--repeats 7] [--outputs 9728] [--inputs 896]
+    python benchmarks/kernels.py [--threads 2] [--repeats 7] [--outputs 9728] [--inputs 896] [--rows 1,288]
+    FOVEA_NATIVE_KERNELS=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/kernels.py
+
+The second form measures a machine without AVX-512 on one that has it. Before and after each number of rows,
+the cores' rates in registers are measured (peak.cpp), and Fovea's products are given as a share of the better
+one of the two, too: those of int8 and int4 as a share of the rate of exact sums of products of bytes.
 
 The weight is copied until the copies fill 160 MB, so that each call reads another copy from memory, as the
 layers of a decoder do. All kernels take turns, so that other processes on the machine disturb all of them
@@ -12,6 +17,7 @@ is JSON.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -21,9 +27,11 @@ import torch
 from torch import Tensor
 
 from fovea.kernels.native.build import library
+from fovea.kernels.native.instruction_sets import chosen
 from fovea.kernels.native.kernels import NativeKernels
-from fovea.kernels.quantize import INT4, INT8, quantize
+from fovea.kernels.quantize import INT4, INT8, Levels, quantize
 from fovea.kernels.torch.kernels import TorchKernels
+from peak import peaks
 
 ROWS = (1, 2, 4, 8, 12, 32, 64, 288, 576)
 FILL = 160e6
@@ -37,11 +45,13 @@ class Kernel:
     name: title of its column.
     make: create a product with a new copy of the weight.
     nbytes: bytes of the weight that one call reads.
+    peak: name of the rate in registers that limits it; empty: not one of Fovea's.
     """
 
     name: str
     make: Callable[[], Call]
     nbytes: float
+    peak: str = ""
 
 
 def kernels(weight: Tensor) -> list[Kernel]:
@@ -55,22 +65,36 @@ def kernels(weight: Tensor) -> list[Kernel]:
         assert product is not None
         return lambda x: product(x, None)
 
-    return [
-        Kernel("fovea bf16", lambda: ours(native.product(weight, None, None, False)), 1.5 * count),
+    found = [
+        Kernel("fovea bf16", lambda: ours(native.product(weight, None, None, False)), 1.5 * count, "float"),
         Kernel(
             "fovea int8",
             lambda: ours(native.quantized_product(weight, None, None, False, INT8)),
             count * (1 + 2 / 128),
+            "int8",
         ),
         Kernel(
             "fovea int4",
             lambda: ours(native.quantized_product(weight, None, None, False, INT4)),
             count * (0.5 + 2 / 64),
+            "int8",
         ),
-        Kernel("torch bf16 (oneDNN)", lambda: ours(onednn.product(weight, None, None, False)), 2.0 * count),
+        Kernel("torch float32 (oneDNN)", lambda: wide(onednn, weight), 4.0 * count),
         Kernel("torch int8 (qlinear)", lambda: torch_int8(weight), count),
         Kernel("torch int4 (int4pack)", lambda: torch_int4(weight), count * (0.5 + 4 / 64)),
     ]
+    if onednn.product(weight, None, None, False) is not None:
+        packed = Kernel(
+            "torch bf16 (oneDNN)", lambda: ours(onednn.product(weight, None, None, False)), 2.0 * count
+        )
+        found.insert(3, packed)
+    return found
+
+
+def wide(onednn: TorchKernels, weight: Tensor) -> Call:
+    product = onednn.product(weight.float(), None, None, False)
+    assert product is not None
+    return lambda x: product(x.float(), None)
 
 
 def torch_int8(weight: Tensor) -> Call:
@@ -92,8 +116,13 @@ def torch_int8(weight: Tensor) -> Call:
     return call
 
 
+@functools.cache  # quantizing takes a second, and all copies have the same weight
+def int4_levels(weight: Tensor) -> Levels:
+    return quantize(weight, INT4)
+
+
 def torch_int4(weight: Tensor) -> Call:
-    levels = quantize(weight, INT4)
+    levels = int4_levels(weight)
     codes = (levels.values.flatten(1)[:, : weight.shape[1]].int() // 16 + 8).clamp(0, 15).to(torch.int32)
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
     scale = levels.scale.T.contiguous().to(torch.bfloat16)
@@ -116,6 +145,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--outputs", type=int, default=9728)
     parser.add_argument("--inputs", type=int, default=896)
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)), help="numbers of rows, by commas")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
@@ -125,13 +155,17 @@ def main() -> None:
     calls = {
         kernel.name: [kernel.make() for _ in range(int(FILL / kernel.nbytes) + 1)] for kernel in measured
     }
+    instructions = chosen()
+    assert instructions is not None
     print(
-        f"{n} outputs, {k} inputs, {args.threads} threads; GB/s of the packed bytes, GFLOP/s; "
-        f"best of {args.repeats}"
+        f"{instructions.name}; {n} outputs, {k} inputs, {args.threads} threads; GB/s of the packed bytes, "
+        f"GFLOP/s; best of {args.repeats}"
     )
     print(f"{'rows':>5} " + "".join(f"{kernel.name:>24}" for kernel in measured))
     results: dict[str, dict[int, float]] = {kernel.name: {} for kernel in measured}
-    for rows in ROWS:
+    shares: dict[str, dict[int, float]] = {kernel.name: {} for kernel in measured if kernel.peak}
+    for rows in map(int, args.rows.split(",")):
+        limit = peaks(instructions, args.threads)
         x = torch.randn(rows, k).to(torch.bfloat16)
         samples: dict[str, list[float]] = {kernel.name: [] for kernel in measured}
         for repeat in range(args.repeats + 1):
@@ -140,12 +174,23 @@ def main() -> None:
                 duration = seconds(calls[kernel.name][: 2 if rows > 12 else None], x)
                 if repeat:
                     samples[kernel.name].append(duration)
+        after = peaks(instructions, args.threads)
+        limit = {name: max(rate, after[name]) for name, rate in limit.items()}
         line = f"{rows:5} "
         for kernel in measured:
             best = results[kernel.name][rows] = min(samples[kernel.name])
-            line += f"{kernel.nbytes / best / 1e9:11.1f} {2e-9 * rows * n * k / best:8.0f} GF "
-        print(line)
-    print(json.dumps({"outputs": n, "inputs": k, "threads": args.threads, "seconds": results}))
+            rate = 2e-9 * rows * n * k / best
+            share = f"{rate / limit[kernel.peak]:4.0%}" if kernel.peak else ""
+            if kernel.peak:
+                shares[kernel.name][rows] = rate / limit[kernel.peak]
+            line += f"{kernel.nbytes / best / 1e9:9.1f} {rate:6.0f} GF {share:5}"
+        print(f"{line} of {limit['float']:.0f} and {limit['int8']:.0f} GF in registers", flush=True)
+    print(
+        json.dumps(
+            {"instructions": instructions.name, "outputs": n, "inputs": k, "threads": args.threads,
+             "seconds": results, "shares_of_peak": shares}
+        )
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
