@@ -182,7 +182,9 @@ void store_mixed(const float* sums, const float* inverse, int heads, bf16* out, 
     for (int g = 0; g < heads; ++g, sums += 2 * LANES, out += stride) {
         const Floats scale = hn::Set(f32, inverse[g]);
         const Floats left = hn::Mul(scale, hn::LoadU(f32, sums)), right = hn::Mul(scale, hn::LoadU(f32, sums + LANES));
-#if FOVEA_BF16_DOT
+#if FOVEA_BF16_DOT && HWY_ARCH_ARM
+        store(out, left), store(out + LANES, right);  // a vector is one block
+#elif FOVEA_BF16_DOT
         const hn::Repartition<uint64_t, Halves> fours;
         const auto low = hn::BitCast(fours, narrow(left)), high = hn::BitCast(fours, narrow(right));
         hn::StoreU(hn::BitCast(halves, hn::InterleaveWholeLower(fours, low, high)), halves, out);

@@ -91,8 +91,8 @@ FOVEA_INLINE Ints add_dot(Ints sum, Unsigned levels, Unsigned row) {
     asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(raw), "=&x"(products) : "x"(levels.raw), "x"(row.raw));
     return Ints{raw};
 #elif FOVEA_DOTPROD
-    const hn::Repartition<int8_t, I> bytes;
-    return hn::SumOfMulQuadAccumulate(i32, hn::BitCast(bytes, levels), hn::BitCast(bytes, row), sum);
+    // Highway's SumOfMulQuadAccumulate takes this instruction only together with those for bf16.
+    return Ints{vdotq_s32(sum.raw, vreinterpretq_s8_u32(levels.raw), vreinterpretq_s8_u32(row.raw))};
 #else
     const hn::Repartition<int16_t, I> words;
     return hn::Add(sum, hn::WidenMulPairwiseAdd(i32, hn::BitCast(words, levels), hn::BitCast(words, row)));

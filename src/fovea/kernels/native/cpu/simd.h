@@ -98,9 +98,14 @@ FOVEA_INLINE Floats rounded(Floats values) { return widened(narrow(values)); }
 
 // e^x to about 2 units in the last place of float32: 2^n times a polynomial on [-ln2/2, ln2/2].
 FOVEA_INLINE Floats exponential(Floats x) {
-    // On x86, Min and Max return their second operand if one of the two is NaN. x is the second, so NaN stays
-    // NaN. On ARM they return NaN.
-    x = hn::Min(hn::Set(f32, 88.0f), hn::Max(hn::Set(f32, -87.0f), x));
+    const Floats lowest = hn::Set(f32, -87.0f), highest = hn::Set(f32, 88.0f);
+#if HWY_ARCH_X86
+    // Min and Max return their second operand if one of the two is NaN. x is the second, so NaN stays NaN.
+    x = hn::Min(highest, hn::Max(lowest, x));
+#else
+    // Here they would return the number. Comparisons with NaN are false.
+    x = hn::IfThenElse(hn::Lt(x, lowest), lowest, hn::IfThenElse(hn::Gt(x, highest), highest, x));
+#endif
     const Floats n = hn::Round(hn::Mul(x, hn::Set(f32, 1.44269504f)));
     Floats f = hn::NegMulAdd(n, hn::Set(f32, 0.693359375f), x);
     f = hn::NegMulAdd(n, hn::Set(f32, -2.12194440e-4f), f);
