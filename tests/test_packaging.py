@@ -54,8 +54,15 @@ def test_installs_from_source_need_no_compiler() -> None:
     settings = PROJECT["tool"]["scikit-build"]
     assert settings["wheel"]["cmake"] is False
     assert settings["wheel"]["py-api"] == "py3"
-    assert settings["editable"]["mode"] == "inplace", "new files are seen without another installation"
     assert PROJECT["tool"]["cibuildwheel"]["config-settings"] == {"wheel.cmake": "true"}
+
+
+def test_an_editable_install_is_a_path_alone() -> None:
+    """An import hook found the installed package first, although PYTHONPATH named another tree."""
+    (override,) = PROJECT["tool"]["scikit-build"]["overrides"]
+    assert re.fullmatch(override["if"]["state"], "editable")
+    assert not re.fullmatch(override["if"]["state"], "wheel")
+    assert override["sdist"]["exclude"] == ["*"], "no file for the hook"
 
 
 def test_the_source_distribution_has_all_that_a_build_needs() -> None:
