@@ -13,6 +13,7 @@ from fovea import Engine
 from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, TextPart
 from fovea.engine.request.inputs import to_image
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
+from fovea.kernels.attention import AttentionPlan, Chunk
 from fovea.kernels.native import build
 from fovea.kernels.native.build import library
 from fovea.kernels.native.instruction_sets import chosen
@@ -76,6 +77,31 @@ def test_layers_in_one_call_equal_the_layers_one_by_one(native: Engine) -> None:
     try:
         native.clear_caches()
         assert written(answer(native, prompt)) == whole
+    finally:
+        decoder._stack = stack
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["one call", "layer by layer"])
+def test_rows_that_are_read_do_not_depend_on_the_others(native: Engine, at_once: bool) -> None:
+    """The last layer computes only rows that are read. It writes the keys and values of all rows."""
+    decoder, rows = native.runner.model.decoder, 20
+    torch.manual_seed(0)
+    x = torch.randn(rows, decoder.config.hidden).to(torch.bfloat16)
+    slots = torch.arange(rows)
+    plan = AttentionPlan(slots, (), (Chunk(0, rows, 0, torch.arange(2)),))
+    stack, found = decoder._stack, {}
+    try:
+        decoder._stack = stack if at_once else None
+        for read in (None, [rows - 1], [3, 4, 17], []):
+            kv = torch.zeros_like(native.runner.kv[:, :2])
+            chosen = None if read is None else torch.tensor(read, dtype=torch.int64)
+            with torch.inference_mode():
+                hidden = decoder(x, slots.expand(3, -1), kv, plan, read=chosen)
+            found[str(read)] = hidden, kv
+            whole, all_kv = found["None"]
+            assert torch.equal(hidden, whole if read is None else whole[read])
+            assert torch.equal(kv, all_kv)
+            assert bool(kv.any())
     finally:
         decoder._stack = stack
 

@@ -1,1 +1,1 @@
-"""Kernels in C++ for bfloat16 on CPUs with AVX-512: sources, build, and calls through ctypes."""
+"""Kernels in C++ for bfloat16 on CPUs: sources, instruction sets, build, and calls through ctypes."""
