@@ -57,7 +57,7 @@ def _table(params: Sequence[SamplingParams], points: Sequence[float], device: to
 
 def row_index(rows: Sequence[int], device: torch.device) -> Tensor:
     """Numbers of rows as a tensor on the device, to index a batch."""
-    return _to_device(torch.tensor(rows), device)
+    return _to_device(torch.tensor(rows, dtype=torch.int64), device)
 
 
 def _to_device(values: Tensor, device: torch.device) -> Tensor:

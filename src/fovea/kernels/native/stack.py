@@ -113,6 +113,8 @@ class NativeStack:
             attention.chunk = (_Chunk * len(chunks))(*chunks)
         if read is not None:
             attention.read, attention.reads = read.data_ptr(), len(read)
+        else:
+            attention.reads = -1
         self._run(
             ctypes.byref(self._layers, first * ctypes.sizeof(_Layer)), last - first,
             ctypes.byref(self._shape),

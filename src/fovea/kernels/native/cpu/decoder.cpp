@@ -34,8 +34,8 @@ struct DecoderAttention {
     const DecodeShares* shared;  // null: no rows share blocks
     int64_t chunks;
     const DecoderChunk* chunk;
-    const int64_t* read;  // the rows whose results are wanted, ascending; null: all
-    int64_t reads;
+    const int64_t* read;  // the rows whose results are wanted, ascending
+    int64_t reads;        // how many; -1: all rows
 };
 
 // Moves rows read[i] of x (rows, width) to row i.
@@ -72,7 +72,7 @@ void fovea_decoder(const DecoderLayer* layers, int64_t count, const DecoderShape
                                   s.heads, s.kv_heads, s.dim, kv, plan->block, chunk.table, s.scale,
                                   mixed.data() + chunk.row * s.heads * s.dim, threads);
         }
-        if (plan->read && i == count - 1) {
+        if (plan->reads >= 0 && i == count - 1) {
             gather(mixed.data(), s.heads * s.dim, plan->read, plan->reads);
             gather(x, s.hidden, plan->read, plan->reads);
             rows = plan->reads;
