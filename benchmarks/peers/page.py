@@ -115,7 +115,7 @@ def _about(engine: Mapping[str, Any]) -> str:
 
 
 def _kept(engine: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines on how an engine is kept to an instruction set, and on the instructions that it executed."""
+    """Yield lines on how an engine is kept to an instruction set, and on what instructions it executed."""
     if engine.get("limit"):
         yield f"  - kept to AVX2 by {engine['limit']}"
     kinds = engine.get("instructions", {}).get("kinds")
