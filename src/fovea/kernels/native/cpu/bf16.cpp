@@ -114,7 +114,7 @@ void stream_rows(int64_t rows, const uint8_t* panel, hn::Vec<Bytes> table, int64
         for (int v = 0; v < PANEL_VECTORS; ++v) hn::StoreU(sums[r][v], f32, c + r * PANEL + v * LANES);
 }
 
-// Unpacks `pairs` pairs of a panel into strips, and prefetches as many behind them.
+// Unpacks `pairs` pairs of a panel into strips.
 template <bool PACKED>
 void unpack(const uint8_t* panel, hn::Vec<Bytes> table, int64_t pairs, uint32_t* strips) {
     constexpr int BYTES = 2 * (PACKED ? TWO_PACKED : TWO_PLAIN);

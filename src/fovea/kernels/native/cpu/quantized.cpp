@@ -38,7 +38,7 @@ FOVEA_INLINE hn::Vec<Bytes> levels_at(const uint8_t* at, hn::Vec<Bytes> table) {
 }
 
 // Adds a quad of R rows of x, `stride` apart, times the levels of a strip to sums.
-template <Source SOURCE, int R>
+template <Source SOURCE, bool CODED, int R>
 FOVEA_INLINE void add_quad(Ints (&sums)[R][VECTORS], const uint8_t* strip, hn::Vec<Bytes> table, const Level* x,
                            int64_t stride) {
 #pragma GCC unroll 2
@@ -47,7 +47,7 @@ FOVEA_INLINE void add_quad(Ints (&sums)[R][VECTORS], const uint8_t* strip, hn::V
         for (int v = 0; v < VECTORS; ++v) levels[v] = operand(levels_at<SOURCE>(strip + v * WIDTH, table), part);
         for (int r = 0; r < R; ++r) {
             const Unsigned four = quad_of(x + r * stride, part);
-            for (int v = 0; v < VECTORS; ++v) sums[r][v] = add_dot(sums[r][v], levels[v], four);
+            for (int v = 0; v < VECTORS; ++v) sums[r][v] = add_dot<CODED>(sums[r][v], levels[v], four);
         }
     }
 }
@@ -60,8 +60,8 @@ FOVEA_INLINE void add_group(Ints (&sums)[R][VECTORS], const uint8_t* strip, cons
     const auto table = levels_of_codes();
     for (int quad = 0; quad < Format::QUADS; quad += CODES ? 2 : 1, strip += QUAD) {
         for (int line = 0; line < LINES; ++line, ahead += 64) prefetch(ahead);
-        add_quad<CODES ? LOW_CODES : LEVELS, R>(sums, strip, table, x + 4 * quad, stride);
-        if constexpr (CODES) add_quad<HIGH_CODES, R>(sums, strip, table, x + 4 * quad + 4, stride);
+        add_quad<CODES ? LOW_CODES : LEVELS, Format::CODED, R>(sums, strip, table, x + 4 * quad, stride);
+        if constexpr (CODES) add_quad<HIGH_CODES, Format::CODED, R>(sums, strip, table, x + 4 * quad + 4, stride);
     }
 }
 
