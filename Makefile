@@ -21,10 +21,11 @@ FUZZ_SECONDS ?= 600
 help:
 	@sed -n 's/^# //p' Makefile
 
-# torch first and with its exact pin: a looser resolution takes a CUDA build of several gigabytes.
+# torch first and with its exact pin. On Linux, PyPI's build brings CUDA, several gigabytes; TORCH_INDEX names another
+# index, such as https://download.pytorch.org/whl/cpu.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --constraint constraints.txt torch==2.13.0
+	$(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	$(PIP) install --quiet --constraint constraints.txt --editable .
 	@touch $@
 

@@ -25,7 +25,8 @@ TARGETS = {"bf16": 1.8, "int8": 3.0, "int4": 5.0}
 """How many times as many tokens per second a single request is to decode."""
 TINY_TARGET = 3.0
 """How many times sooner the first token of fovea-tiny is to come."""
-TORCH = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+TORCH = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "GOMP_SPINCOUNT": "0"}
+"""Limits of torch and oneDNN; and idle threads of OpenMP sleep, as `import fovea` sets it."""
 ENGINES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32", "kernels": "onednn"},
     "bf16": {"dtype": "bfloat16", "kernels": "native"},

@@ -4,8 +4,8 @@
     FOVEA_NATIVE_KERNELS=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/kernels.py
 
 The second form measures a machine without AVX-512 on one that has it. Before and after each number of rows,
-the cores' rates in registers are measured (peak.cpp), and Fovea's products are given as a share of the better
-one of the two, too: those of int8 and int4 as a share of the rate of exact sums of products of bytes.
+the cores' rates in registers are measured (peak.cpp). Fovea's speed is also given as a share of the higher of
+the two: that of int8 and int4 as a share of the rate of products of bytes.
 
 The weight is copied until the copies fill 160 MB, so that each call reads another copy from memory, as the
 layers of a decoder do. All kernels take turns, so that other processes on the machine disturb all of them
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fovea.kernels.native import weights
 from fovea.kernels.native.build import library
 from fovea.kernels.native.instruction_sets import chosen
 from fovea.kernels.native.kernels import NativeKernels
@@ -45,7 +46,7 @@ class Kernel:
     name: title of its column.
     make: create a product with a new copy of the weight.
     nbytes: bytes of the weight that one call reads.
-    peak: name of the rate in registers that limits it; empty: not one of Fovea's.
+    peak: name of the rate of `peaks` that bounds it; empty: not Fovea's.
     """
 
     name: str
@@ -79,16 +80,26 @@ def kernels(weight: Tensor) -> list[Kernel]:
             count * (0.5 + 2 / 64),
             "int8",
         ),
+        Kernel("fovea bf16, not packed", lambda: ours(unpacked(native, weight)), 2.0 * count, "float"),
         Kernel("torch float32 (oneDNN)", lambda: wide(onednn, weight), 4.0 * count),
-        Kernel("torch int8 (qlinear)", lambda: torch_int8(weight), count),
         Kernel("torch int4 (int4pack)", lambda: torch_int4(weight), count * (0.5 + 4 / 64)),
     ]
     if onednn.product(weight, None, None, False) is not None:
         packed = Kernel(
             "torch bf16 (oneDNN)", lambda: ours(onednn.product(weight, None, None, False)), 2.0 * count
         )
-        found.insert(3, packed)
+        # Without VNNI, qlinear takes minutes for a product.
+        return [*found, packed, Kernel("torch int8 (qlinear)", lambda: torch_int8(weight), count)]
     return found
+
+
+def unpacked(native: NativeKernels, weight: Tensor) -> Callable[[Tensor, None], Tensor] | None:
+    """Return a product whose weight has 16 bits per value, as one with unusual values has."""
+    before, weights.MAX_EXCEPTIONS = weights.MAX_EXCEPTIONS, -1.0
+    try:
+        return native.product(weight, None, None, False)
+    finally:
+        weights.MAX_EXCEPTIONS = before
 
 
 def wide(onednn: TorchKernels, weight: Tensor) -> Call:

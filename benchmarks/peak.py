@@ -18,8 +18,12 @@ def peaks(instructions: InstructionSet, threads: int) -> dict[str, float]:
     """Return the rates of `threads` threads together, in billions of operations per second.
 
     A multiplication and an addition are two operations. "float": of bf16 where the instruction set has them,
-    else of float32. "int8": exact sums of products of bytes, by the best sequence of instructions of the set.
+    else of float32. "int8": sums of products of bytes, by the best sequence of instructions of the set. On
+    AVX2 that sequence is exact only for small values, so the kernels cannot use it: it is a bound. 0: not
+    measured on ARM. Raises RuntimeError if there is no compiler.
     """
+    if not compiler():
+        raise RuntimeError("the rates in registers are measured by a C++ program, and there is no compiler")
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "peak.so"
         command = [*compiler(), "-O2", "-std=c++17", "-fPIC", "-shared", *instructions.flags, str(SOURCE)]

@@ -87,11 +87,10 @@ class Fovea:
     ) -> None:
         self.engine = Engine.from_pretrained(
             str(folder),
-            dtype="bfloat16",
             threads=threads,
             device=device,
             quantization=quantization,
-            **{"kv_cache_mib": 512, **settings},
+            **{"dtype": "bfloat16", "kv_cache_mib": 512, **settings},
         )
 
     def ids(self, prompt: ChatPrompt) -> list[int]:

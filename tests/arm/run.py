@@ -100,7 +100,7 @@ def test(instructions: InstructionSet, cpu: str, folder: Path, options: list[str
     if made.returncode or not library:
         return row(0, 0, 0, "the kernels cannot be compiled or loaded")
     print(f"compiled in {time.monotonic() - start:.0f} s: {library}", flush=True)
-    print(f"of the instructions that set the sets apart it has: {_special(library)}", flush=True)
+    print(f"special instructions in the library: {_special(library)}", flush=True)
     report = folder / "state" / f"{instructions.name}.xml"
     report.unlink(missing_ok=True)
     pytest = ["-m", "pytest", "-q", "--tb=short", "-pno:cacheprovider", f"--junit-xml={report}"]

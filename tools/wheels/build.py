@@ -1,4 +1,4 @@
-"""Build the wheels with compiled kernels, for every platform on this machine: `make wheel`.
+"""Build the wheels with compiled kernels, of all platforms, on this machine: `make wheel`.
 
 zig's C++ compiler, from PyPI, compiles for all of them. First the source distribution is built, then each
 wheel from it. Every wheel is checked (`check.py`). The wheel of this machine is installed and used where

@@ -94,9 +94,6 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # Read when torch is loaded. Threads of a product that wait for each other by spinning keep a processor
-    # from the thread that they wait for: beside other work, a token then took 290 ms instead of 2.
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")
     file = config_file(args)
     serve = options.settings(ServeSettings, args, file)
     keys = {f"{name}s": _keys(name, args, file) for name in ("api_key", "admin_key", "metrics_key")}

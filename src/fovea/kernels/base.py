@@ -27,10 +27,11 @@ A gated activation is applied to the first half of the outputs, which then scale
 half the rows of W.
 """
 Stack = Callable[[Tensor, int, int, Tensor, Tensor, Tensor, AttentionPlan, Tensor | None], Tensor]
-"""Computes layers first..last-1 on x (T, hidden) and returns the result, (T, hidden). x is not changed.
+"""Computes layers first..last-1 on x (T, hidden) and returns the result, (T, hidden), or
+(rows, hidden) for chosen rows. x is not changed.
 
 Arguments: x, first, last, cos and sin (T, 1, D) float32, kv (layers, blocks, block_size, 2, Hkv, D), plan,
-and the numbers of the rows whose results are returned, (rows,) int64; None: all T.
+and the numbers of the rows whose results are returned, (rows,) int64, ascending; None: all T.
 """
 
 

@@ -1,4 +1,4 @@
-"""Loads the C++ kernels of `cpu/`: from the wheel, or compiled once per machine with its compiler.
+"""Loads the C++ kernels of `cpu/`: from the wheel, or compiled on first use by this machine's compiler.
 
 A wheel holds a library for every instruction set of its platform. A source tree has none, so the library is
 compiled when it is first needed, with GCC or Clang as a C++17 compiler. If there is no compiler, Fovea uses
@@ -35,7 +35,7 @@ BUILD_TIMEOUT_S = 600
 
 
 def library() -> ctypes.CDLL | None:
-    """Return the kernels for this machine, or None if the processor or the compiler does not allow them.
+    """Return the kernels for this machine; None: the CPU has no instruction set, or there is no compiler.
 
     A failed build is logged as a warning with its reason, once per process. Raises ConfigError if
     FOVEA_NATIVE_KERNELS has a value that is not accepted, see `instruction_sets.chosen`.
@@ -48,11 +48,14 @@ def library() -> ctypes.CDLL | None:
 def _load(instructions: InstructionSet) -> ctypes.CDLL | None:
     built = BUILT / f"{instructions.name}.so"
     try:
-        return ctypes.CDLL(str(built if built.exists() else _build(instructions)))
+        loaded = ctypes.CDLL(str(built if built.exists() else _build(instructions)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
         log.warning("the CPU kernels cannot be used, so torch's are used instead: %s", detail)
         return None
+    origin = "from the wheel" if built.exists() else "compiled on this machine"
+    log.info("C++ kernels for %s, %s", instructions.title, origin)
+    return loaded
 
 
 def compiler() -> list[str]:

@@ -20,7 +20,7 @@ struct Packed {
 };
 
 // Where lane `lane` of a panel stands among the pairs `pair` of `pairs`: panels consist of strips.
-inline int64_t place(int64_t lane, int64_t pair, int64_t pairs) {
+inline int64_t offset_of(int64_t lane, int64_t pair, int64_t pairs) {
     return (lane / STRIP * pairs + pair) * STRIP + lane % STRIP;
 }
 
@@ -33,7 +33,7 @@ void pack_keys(const Rows& keys, int64_t count, int64_t dim, uint32_t* out) {
             for (int64_t pair = 0; pair < pairs; ++pair) {
                 uint32_t both = 0;
                 if (key) std::memcpy(&both, key + 2 * pair, 4);
-                out[place(lane, pair, pairs)] = both;
+                out[offset_of(lane, pair, pairs)] = both;
             }
         }
     }
@@ -52,7 +52,7 @@ void pack_values(const Rows& values, int64_t count, int64_t dim, int64_t pairs, 
                     if (!of || left <= 0) return hn::Zero(u32);
                     return hn::PromoteTo(u32, left == LANES ? hn::LoadU(halves, of + first + lane) : hn::LoadN(halves, of + first + lane, left));
                 };
-                hn::Store(hn::Or(part(even), hn::ShiftLeft<16>(part(odd))), u32, out + place(lane, pair, pairs));
+                hn::Store(hn::Or(part(even), hn::ShiftLeft<16>(part(odd))), u32, out + offset_of(lane, pair, pairs));
             }
         }
     }

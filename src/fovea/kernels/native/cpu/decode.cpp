@@ -24,7 +24,7 @@ constexpr int MIXED = REGISTERS == 32 ? 8 : 4;  // query heads whose sums are ke
 constexpr int STRETCH = 256;                // shared tokens that are processed together: 64 bytes of each stay in L1
 constexpr int DIMS = 2 * LANES;             // dimensions that are mixed together: a vector of values
 // A lane of a tile of queries, or of weights, holds a pair of bf16, or, without instructions for them, two floats
-// that are a vector apart: a pair is so many vectors.
+// that are a vector apart. PAIR: vectors that a pair of values takes.
 constexpr int PAIR = FOVEA_BF16_DOT ? 1 : 2;
 
 // Up to LANES query heads of one row, in neighbouring lanes of one tile. head, lane: the first of them.

@@ -20,7 +20,7 @@ void bf16_rows(const Weight& w, const int64_t* ids, int64_t count, bf16* out) {
             }
             for (int side = 0; side < 2; ++side) {
                 const uint8_t* from = w.data + two * TWO_PACKED;
-                const int at = place(tile % 2, lane, side);
+                const int at = byte_of(tile % 2, lane, side);
                 const uint8_t rest = from[at], code = from[64 + at % 32] >> (at / 32 * 4) & 15;
                 to[side] = static_cast<bf16>(rest << 15 | w.table[code] << 7 | rest >> 1);
             }
@@ -67,7 +67,7 @@ void fovea_pack(const bf16* weight, int64_t k, const int64_t* order, int64_t pan
                     for (int side = 0; side < 2; ++side) {
                         const bf16 value = both[side];
                         const uint8_t code = code_of[(value >> 7) & 0xFF];
-                        const int at = place(t % 2, lane, side);
+                        const int at = byte_of(t % 2, lane, side);
                         if (code == 0 && (value & 0x7FFF) != 0) {
                             if (exceptions)
                                 exceptions[starts[panel] + count] = {static_cast<uint32_t>(2 * pair + side),

@@ -48,11 +48,11 @@ inline float widen(bf16 value) {
     return result;
 }
 
-// Loads and stores need no alignment.
 FOVEA_INLINE Floats widened(hn::Vec<Halves> values) {
     return hn::BitCast(f32, hn::ShiftLeft<16>(hn::PromoteTo(u32, values)));
 }
 
+// load() and store() need no alignment.
 FOVEA_INLINE Floats load(const bf16* from) { return widened(hn::LoadU(halves, from)); }
 
 // Loads the first `count` values, at least 0; the other lanes are zero.

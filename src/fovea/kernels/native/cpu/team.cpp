@@ -22,7 +22,7 @@
 namespace fovea {
 namespace {
 
-// How often a thread looks for work before it sleeps: some 50 microseconds. More would take time from other
+// How often a thread looks for work before it sleeps: tens of microseconds on x86. More would take time from other
 // processes.
 constexpr int LOOKS = 2000;
 constexpr uint64_t CLOSED = 1ull << 31, ACTIVE = CLOSED - 1;
@@ -84,7 +84,7 @@ class Team {
     void pin(const int32_t* cpus, int count) {
         std::lock_guard<std::mutex> mine(busy_);
         cpus_.assign(cpus, cpus + count);
-        for (size_t i = 0; i < helpers_.size(); ++i) place(i);
+        for (size_t i = 0; i < helpers_.size(); ++i) bind(i);
     }
 
   private:
@@ -101,7 +101,7 @@ class Team {
                 return helpers_.size();
             }
             helpers_.push_back(std::move(helper));
-            place(helpers_.size() - 1);
+            bind(helpers_.size() - 1);
         }
         return wanted;
     }
@@ -125,7 +125,7 @@ class Team {
     }
 
     // Binds thread `at` to its core. The caller's thread is not bound: threads that it starts would be, too.
-    void place(size_t at) {
+    void bind(size_t at) {
 #if defined(__linux__)
         if (cpus_.empty()) return;
         cpu_set_t set;

@@ -10,10 +10,10 @@ namespace fovea {
 // The work that the threads of one call divide among themselves: numbers 0 to `count` - 1. A thread takes a run of
 // them whenever it has finished one; runs become shorter towards the end. So a slower core simply does less, and
 // neighbouring work, which is often neighbouring memory, mostly stays with one thread.
-class Shared {
+class Work {
   public:
     // step: the shortest run.
-    Shared(int64_t count, int64_t step, int threads) : count_(count), step_(step), parts_(2 * threads) {}
+    Work(int64_t count, int64_t step, int threads) : count_(count), step_(step), parts_(2 * threads) {}
 
     // Takes a run [from, to). Returns false if none is left.
     bool take(int64_t& from, int64_t& to) {
@@ -46,8 +46,8 @@ void parallel(int threads, int64_t count, int64_t step, const Body& body) {
     }
     struct Context {
         const Body& body;
-        Shared work;
-    } context{body, Shared(count, step, threads)};
+        Work work;
+    } context{body, Work(count, step, threads)};
     on_threads(
         threads,
         [](void* at) {

@@ -1,6 +1,6 @@
 // Rows times tiles of bf16: the inner loop of products and of attention.
 //
-// A tile holds a pair of values of k for each of 16 outputs. A panel is 4 tiles wide, that is 64 outputs. The sums
+// A tile holds, for each of 16 outputs, the weights of a pair of inputs. Inputs are counted by k. A panel is 4 tiles wide, that is 64 outputs. The sums
 // of a few rows and a whole panel do not fit in the registers of every machine, so a panel is multiplied in
 // strips.
 //
