@@ -33,6 +33,10 @@ constexpr int FAR = 6144;    // how many bytes ahead a single block of rows pref
 constexpr int STREAMED = REGISTERS == 32 ? 24 / (PANEL / LANES) : 1;
 constexpr int PANEL_VECTORS = PANEL / LANES;
 
+// Values from one unpacked strip of `pairs` pairs to the next. A cache line lies between them: otherwise the strips of
+// a panel would often begin 4 KiB apart, in the same set of the L1 cache.
+constexpr int64_t strip_stride(int64_t pairs) { return STRIPS == 1 ? pairs * STRIP : pairs * STRIP + 16; }
+
 namespace {
 
 // The 16 exponents of the codes, repeated in each block of 16 bytes.
@@ -120,7 +124,7 @@ void unpack(const uint8_t* panel, hn::Vec<Bytes> table, int64_t pairs, uint32_t*
     constexpr int BYTES = 2 * (PACKED ? TWO_PACKED : TWO_PLAIN);
     for (int64_t pair = 0; pair < pairs; ++pair, panel += BYTES) {
         unpack_pair<PACKED>(panel, table, [&](int v, Unsigned part) {
-            hn::Store(part, u32, strips + (v / VECTORS * pairs + pair) * STRIP + v % VECTORS * LANES);
+            hn::Store(part, u32, strips + v / VECTORS * strip_stride(pairs) + pair * STRIP + v % VECTORS * LANES);
         });
     }
 }
@@ -157,7 +161,7 @@ void panel_rows(const Call& call, int64_t panel, int64_t start, int64_t rows, Sc
         add_exceptions(call, panel, start, rows, c);
         return finish_rows(call, panel, start, rows, c);
     }
-    uint32_t* tiles = fit_aligned(scratch.tiles, DEEP * PANEL);
+    uint32_t* tiles = fit_aligned(scratch.tiles, STRIPS * strip_stride(DEEP));
     const int64_t most = rows <= FEW ? SHALLOW : DEEP;
     const int64_t steps = (pairs + most - 1) / most, depth = (pairs + steps - 1) / steps;
     const int64_t blocks = (rows + ROWS - 1) / ROWS;
@@ -175,7 +179,7 @@ void panel_rows(const Call& call, int64_t panel, int64_t start, int64_t rows, Sc
                     stream_rows<ROWS, PACKED, true>(some, at, table, count, in, ldx, sums, from == 0, tiles, count * bytes);
             }
             for (int s = 0; s < STRIPS && (STRIPS > 1 || block > 0); ++s, line += 64)
-                block_rows<ROWS>(some, tiles + s * count * STRIP, count, in, ldx, sums + s * STRIP, PANEL, from == 0,
+                block_rows<ROWS>(some, tiles + s * strip_stride(count), count, in, ldx, sums + s * STRIP, PANEL, from == 0,
                                  line < bytes ? next + line * count : nullptr);
             if (!last) continue;
             add_exceptions(call, panel, start + row, some, sums);
