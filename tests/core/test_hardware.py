@@ -143,3 +143,41 @@ def test_macos_without_sysctl_has_no_known_features(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(hardware.subprocess, "run", run)
     assert hardware.cpu_flags() == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("contents", "expected"),
+    [
+        (
+            {
+                "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000",
+                "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            2,
+        ),
+        ({"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 8),
+        (
+            {
+                "/proc/self/cgroup": "0::/system.slice/fovea.service\n",
+                "/sys/fs/cgroup/system.slice/fovea.service/cpu.max": "max 100000",
+                "/sys/fs/cgroup/system.slice/cpu.max": "300000 100000",
+            },
+            3,
+        ),
+        (
+            {
+                "/proc/self/cgroup": "5:memory:/jobs\n4:cpu,cpuacct:/jobs/one\n",
+                "/sys/fs/cgroup/cpu/jobs/one/cpu.cfs_quota_us": "400000",
+                "/sys/fs/cgroup/cpu/jobs/one/cpu.cfs_period_us": "100000",
+            },
+            4,
+        ),
+    ],
+    ids=["version 1", "version 1, no limit", "a folder above", "version 1, a folder"],
+)
+def test_limits_of_cgroups(monkeypatch: pytest.MonkeyPatch, contents: dict[str, str], expected: int) -> None:
+    """Only the file of a container in version 2 was read, so a service with CPUQuota got too many threads."""
+    files(monkeypatch, contents)
+    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert len(hardware.usable_cores()) == expected
+    assert len(hardware.physical_cores()) == 8

@@ -11,6 +11,7 @@ import torch
 
 from fovea import Engine
 from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, TextPart
+from fovea.engine.load import pick_dtype
 from fovea.engine.request.inputs import to_image
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
 from fovea.kernels.attention import AttentionPlan, Chunk
@@ -104,6 +105,24 @@ def test_rows_that_are_read_do_not_depend_on_the_others(native: Engine, at_once:
             assert bool(kv.any())
     finally:
         decoder._stack = stack
+
+
+@pytest.mark.parametrize(
+    ("kernels", "expected"),
+    [
+        ("auto", torch.bfloat16),
+        ("native", torch.bfloat16),
+        ("torch", torch.float32),
+        ("onednn", torch.float32),
+    ],
+)
+def test_bf16_is_automatic_only_with_kernels_that_are_fast_in_it(
+    monkeypatch: pytest.MonkeyPatch, kernels: str, expected: torch.dtype
+) -> None:
+    """Without bf16 instructions torch emulates it, and its products are four times slower than in float32."""
+    monkeypatch.setattr("fovea.engine.load.has_bf16_units", lambda: False)
+    monkeypatch.setattr("fovea.engine.load.library", lambda: object())
+    assert pick_dtype("auto", torch.device("cpu"), torch.bfloat16, kernels) is expected
 
 
 def test_without_a_compiler_torch_takes_over(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.native.weights import PackedWeight
-from fovea.kernels.threads import set_threads
+from fovea.kernels.threads import bind_threads, set_threads
 
 pytestmark = pytest.mark.kernels
 
@@ -103,3 +103,18 @@ def test_threads_are_as_many_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_threads_are_not_bound_if_a_cgroup_limits_the_cores(
+    lib: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `--cpus 2` and no set of cores, every container would bind to the first two of the machine."""
+    kernels, bound = NativeKernels(lib), []
+    monkeypatch.setattr(kernels, "pin", bound.append)
+    monkeypatch.setattr("fovea.kernels.threads.physical_cores", lambda: (0, 1, 2, 3))
+    for usable in ((0, 1), (0, 1, 2, 3)):
+        monkeypatch.setattr("fovea.kernels.threads.usable_cores", lambda usable=usable: usable)
+        with caplog.at_level("WARNING", "fovea.kernels"):
+            bind_threads(kernels)
+    assert bound == [(0, 1, 2, 3)]
+    assert "the cgroup allows 2 of 4" in caplog.text

@@ -59,9 +59,14 @@ def available_memory() -> int:
 def usable_cores() -> tuple[int, ...]:
     """Return the numbers of the CPUs that threads should run on: one for each physical core, at least one.
 
-    Only CPUs of the process's affinity count, and not more than its cgroup may use at a time: with
-    `docker run --cpus 2` two, however many the machine has. (Threads beyond the limit make each other wait.)
+    They are those of `physical_cores`, but not more than the cgroup may use at a time: two with `docker run
+    --cpus 2`, however many the machine has. (Threads beyond the limit make each other wait.)
     """
+    return physical_cores()[: _cpu_limit()]
+
+
+def physical_cores() -> tuple[int, ...]:
+    """Return the first CPU of each physical core that the process's affinity allows, at least one."""
     if hasattr(os, "sched_getaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
     else:
@@ -69,7 +74,7 @@ def usable_cores() -> tuple[int, ...]:
     cores: dict[str, int] = {}
     for cpu in allowed:
         cores.setdefault(_siblings(cpu), cpu)
-    return tuple(cores.values())[: _cpu_limit()]
+    return tuple(cores.values())
 
 
 def _siblings(cpu: int) -> str:
@@ -82,12 +87,42 @@ def _siblings(cpu: int) -> str:
 
 
 def _cpu_limit() -> int | None:
-    """Return how many CPUs the cgroup may use at a time, rounded down, at least one; None: no limit."""
+    """Return how many CPUs the process may use at a time, rounded down, at least one; None: no limit.
+
+    The limits of its cgroup and of all above it count, by cpu.max (version 2) and cpu.cfs_quota_us (1).
+    """
+    limits = [limit for folder in _cgroup_folders() if (limit := _quota(folder)) is not None]
+    return min(limits) if limits else None
+
+
+def _cgroup_folders() -> list[Path]:
+    """Return the folders in which limits of this process may stand. In a container they are the roots."""
+    root = Path("/sys/fs/cgroup")
+    found = [root, root / "cpu"]
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = root / "cpu" if controllers else root
+        own = base / path.strip("/")
+        found += [own, *(parent for parent in own.parents if base in parent.parents)]
+    return found
+
+
+def _quota(folder: Path) -> int | None:
+    try:
+        try:
+            quota, period = (folder / "cpu.max").read_text().split()
+        except OSError:
+            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+        return None if quota in ("max", "-1") else max(1, int(quota) // int(period))
+    except (OSError, ValueError, ZeroDivisionError):
         return None
-    return None if quota == "max" else max(1, int(quota) // int(period))
 
 
 def cpu_flags() -> frozenset[str]:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from fovea.core.errors import CheckpointError, ConfigError, FoveaError, InvalidRequest, UnsupportedModel
-from fovea.core.hardware import usable_cores
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ModelInfo
 from fovea.engine.compile_modes import CompileModes
@@ -39,6 +38,7 @@ from fovea.kernels.fp8 import check_fp8
 from fovea.kernels.native.build import library
 from fovea.kernels.native.instruction_sets import has_bf16_units
 from fovea.kernels.native.kernels import NativeKernels
+from fovea.kernels.threads import bind_threads
 
 log = logging.getLogger("fovea.engine")
 BUNDLED = "fovea-tiny"
@@ -121,13 +121,13 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         )
     files = shard_files(folder)
     device = pick_device(settings.model.device)
-    dtype = pick_dtype(settings.model.dtype, device, checkpoint_dtype(files))
+    dtype = pick_dtype(settings.model.dtype, device, checkpoint_dtype(files), settings.model.kernels)
     if settings.model.quantization == "fp8":
         check_fp8(device, dtype)
     model = _build(folder, config, device, dtype)
     kernels = choose(settings.model.kernels, device, dtype, model.decoder.config.attention_heads)
     if settings.model.pin_threads and isinstance(kernels, NativeKernels):
-        kernels.pin(usable_cores())
+        bind_threads(kernels)
     modes = CompileModes.of(settings.model.compile)
     check_compile(modes, kernels, settings.model.quantization)
     parameters = _count_parameters(model)
@@ -201,13 +201,14 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def pick_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch.dtype:
+def pick_dtype(name: str, device: torch.device, stored: torch.dtype, kernels: str = "auto") -> torch.dtype:
     """Return the torch type of the model.
 
     name: name of a type. "auto" on CUDA: the checkpoint's own type. "auto" on a CPU: bfloat16 for a
         checkpoint of 16-bit floats if Fovea's C++ kernels run here or the CPU has BF16 instructions, else
         float32.
     stored: the checkpoint's type.
+    kernels: the configured kernels, by name.
     """
     if name != "auto":
         chosen: torch.dtype = getattr(torch, name)
@@ -217,7 +218,8 @@ def pick_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch.dt
     if device.type == "cuda":
         return stored
     # Without BF16 instructions oneDNN emulates bf16, and float32 is faster. The C++ kernels do not need them.
-    return torch.bfloat16 if has_bf16_units() or library() is not None else torch.float32
+    native = kernels in ("auto", "native") and library() is not None
+    return torch.bfloat16 if native or has_bf16_units() else torch.float32
 
 
 def _build(folder: Path, config: Any, device: torch.device, dtype: torch.dtype) -> VisionLanguageModel:

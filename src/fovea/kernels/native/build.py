@@ -47,14 +47,20 @@ def library() -> ctypes.CDLL | None:
 @functools.cache
 def _load(instructions: InstructionSet) -> ctypes.CDLL | None:
     built = BUILT / f"{instructions.name}.so"
+    if built.exists():
+        try:
+            loaded = ctypes.CDLL(str(built))
+            log.info("C++ kernels for %s, from the wheel", instructions.title)
+            return loaded
+        except OSError as error:
+            log.warning("the CPU kernels of the wheel cannot be loaded, so they are compiled: %s", error)
     try:
-        loaded = ctypes.CDLL(str(built if built.exists() else _build(instructions)))
+        loaded = ctypes.CDLL(str(_build(instructions)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
         log.warning("the CPU kernels cannot be used, so torch's are used instead: %s", detail)
         return None
-    origin = "from the wheel" if built.exists() else "compiled on this machine"
-    log.info("C++ kernels for %s, %s", instructions.title, origin)
+    log.info("C++ kernels for %s, compiled on this machine", instructions.title)
     return loaded
 
 

@@ -35,6 +35,17 @@ T* fit(std::vector<T>& scratch, int64_t size) {
     return scratch.data();
 }
 
+// Like `fit`, but the buffer only grows. For calls that follow each other with sizes that differ by much, such as the
+// products of a layer: freeing and filling 40 MB for each of them would take a tenth of their time.
+template <class T>
+T* grown(std::vector<T>& scratch, int64_t size) {
+    if (static_cast<int64_t>(scratch.size()) < size) {
+        std::vector<T>().swap(scratch);
+        scratch.resize(size);
+    }
+    return scratch.data();
+}
+
 // The first address in `scratch` that is aligned for vectors and has room for `size` values behind it.
 template <class T>
 T* fit_aligned(std::vector<T>& scratch, int64_t size) {

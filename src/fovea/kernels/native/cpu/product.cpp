@@ -22,14 +22,15 @@ struct Buffer {
 
     LevelRows rows(int64_t count, int64_t k, int64_t group) {
         const int64_t groups = (k + group - 1) / group;
-        return {fit(levels, count * groups * group), fit(scale, count * groups), fit(start, count * groups), groups};
+        return {grown(levels, count * groups * group), grown(scale, count * groups), grown(start, count * groups), groups};
     }
 };
 
-// Calls prepare(row) for all rows. One row is prepared by the caller: it is not worth waking a thread.
+// Calls prepare(row) for all rows, which have k values each. A few rows are prepared by the caller: they are not worth
+// waking a thread.
 template <class Prepare>
-void each_row(int threads, int64_t rows, const Prepare& prepare) {
-    parallel(threads, rows, std::max<int64_t>(1, rows / (4 * threads)), prepare);
+void each_row(int threads, int64_t rows, int64_t k, const Prepare& prepare) {
+    parallel(threads, rows, ALONE / (4 * k + 1) + 1, prepare);
 }
 
 }  // namespace
@@ -49,13 +50,13 @@ void fovea_product(const Weight* w, const bf16* x, int64_t ldx, int64_t rows, in
     if (quantized) {
         const int64_t group = group_size(w->format);
         const LevelRows levels = call.rows = buffer.rows(rows, w->k, group);
-        each_row(threads, rows, [&](int64_t row) { quantize_row(x + row * ldx, w->k, group, row, levels); });
+        each_row(threads, rows, w->k, [&](int64_t row) { quantize_row(x + row * ldx, w->k, group, row, levels); });
     } else if constexpr (FOVEA_BF16_DOT) {
         call.inputs = reinterpret_cast<const Input*>(x);
     } else {
-        Input* inputs = fit(buffer.inputs, rows * w->k);
+        Input* inputs = grown(buffer.inputs, rows * w->k);
         call.inputs = inputs, call.input_stride = w->k;
-        each_row(threads, rows, [&](int64_t row) { to_inputs(x + row * ldx, w->k, inputs + row * w->k); });
+        each_row(threads, rows, w->k, [&](int64_t row) { to_inputs(x + row * ldx, w->k, inputs + row * w->k); });
     }
     const int64_t panels = (w->n + PANEL - 1) / PANEL;
     // If there are few panels and many rows, cut the rows too, so that every thread has work.

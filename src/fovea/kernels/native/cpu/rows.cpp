@@ -9,8 +9,6 @@ using namespace fovea;
 
 namespace {
 
-constexpr int64_t ALONE = 16384;  // up to so many values one thread is faster than several
-
 // x / rms(x), rounded to bf16, then scaled: the order in which Llama checkpoints were trained.
 inline void rms_row(const bf16* x, const bf16* weight, int64_t width, float eps, bf16* out) {
     Floats sum = hn::Zero(f32);
@@ -42,7 +40,7 @@ inline void rotate_head(bf16* head, const float* cos, const float* sin, int64_t 
 // Calls body(row) for all rows, each of which has `width` values.
 template <class Body>
 void each_row(int threads, int64_t rows, int64_t width, const Body& body) {
-    parallel(rows * width > ALONE ? threads : 1, rows, ALONE / (4 * width) + 1, body);
+    parallel(rows * width > ALONE ? threads : 1, rows, ALONE / (4 * width + 1) + 1, body);
 }
 
 }  // namespace

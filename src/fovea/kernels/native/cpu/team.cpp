@@ -2,12 +2,13 @@
 // each other within microseconds, and then sleeps.
 //
 // A caller waits only for threads that have begun: when its own work is done, the call is closed, and a thread
-// that wakes up later does nothing. So a thread without a core, because another process has it, delays nobody.
+// that wakes up later does nothing. So a thread without a core, because another process has it, delays no call that it has not begun.
 
 #include "team.h"
 
 #include <pthread.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -22,17 +23,31 @@
 namespace fovea {
 namespace {
 
-// How often a thread looks for work before it sleeps: tens of microseconds on x86. More would take time from other
-// processes.
-constexpr int LOOKS = 2000;
+// How long a thread looks for work before it sleeps, and how long a caller waits for a team that is busy. More would
+// take time from other processes.
+constexpr std::chrono::microseconds PATIENCE(50), QUEUE(200);
+constexpr int LOOKS = 32;  // between two looks at the clock
 constexpr uint64_t CLOSED = 1ull << 31, ACTIVE = CLOSED - 1;
 
 inline void pause() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #else
-    asm volatile("yield");
+    asm volatile("isb");  // "yield" does nothing on most cores
 #endif
+}
+
+// Tries until `done` returns true, for at most `patience`. Returns whether it did.
+template <class Done>
+bool within(std::chrono::microseconds patience, const Done& done) {
+    const auto end = std::chrono::steady_clock::now() + patience;
+    do {
+        for (int look = 0; look < LOOKS; ++look) {
+            if (done()) return true;
+            pause();
+        }
+    } while (std::chrono::steady_clock::now() < end);
+    return false;
 }
 
 // A thread, and the number of the last call that it is wanted for.
@@ -52,11 +67,8 @@ struct Helper {
 
     // Waits for another call than `seen`, and returns its number.
     uint32_t next(uint32_t seen) {
-        for (int look = 0; look < LOOKS; ++look) {
-            const uint32_t number = call.load(std::memory_order_acquire);
-            if (number != seen) return number;
-            pause();
-        }
+        const auto called = [&] { return call.load(std::memory_order_acquire) != seen; };
+        if (within(PATIENCE, called)) return call.load(std::memory_order_acquire);
         std::unique_lock<std::mutex> held(lock);
         asleep.store(true, std::memory_order_seq_cst);
         wake.wait(held, [&] { return call.load(std::memory_order_seq_cst) != seen; });
@@ -68,8 +80,8 @@ struct Helper {
 class Team {
   public:
     void run(int threads, void (*job)(void*), void* context) {
-        std::unique_lock<std::mutex> mine(busy_, std::try_to_lock);
-        if (!mine.owns_lock() || threads < 2) return job(context);
+        std::unique_lock<std::mutex> mine(busy_, std::defer_lock);
+        if (threads < 2 || !within(QUEUE, [&] { return mine.try_lock(); })) return job(context);
         const size_t wanted = start(static_cast<size_t>(threads - 1));
         job_ = job, context_ = context;
         const uint32_t number = ++calls_;
@@ -77,8 +89,9 @@ class Team {
         for (size_t i = 0; i < wanted; ++i) helpers_[i]->want(number);
         job(context);
         gate_.fetch_or(CLOSED, std::memory_order_acq_rel);
-        for (int look = 0; gate_.load(std::memory_order_acquire) & ACTIVE;)
-            ++look < LOOKS ? pause() : std::this_thread::yield();
+        const auto finished = [&] { return !(gate_.load(std::memory_order_acquire) & ACTIVE); };
+        if (within(PATIENCE, finished)) return;
+        while (!finished()) std::this_thread::yield();  // a thread has lost its core: let it have this one
     }
 
     void pin(const int32_t* cpus, int count) {

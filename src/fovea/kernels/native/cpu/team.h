@@ -37,10 +37,13 @@ class Work {
 // threads, and then the caller does all the work itself.
 void on_threads(int threads, void (*job)(void*), void* context);
 
+constexpr int64_t ALONE = 16384;  // values of a simple operation that one thread handles sooner than several
+
 // Calls body(i) for i from 0 to count - 1, on up to `threads` threads, at least `step` calls on each.
 template <class Body>
 void parallel(int threads, int64_t count, int64_t step, const Body& body) {
-    if (threads <= 1 || count <= step) {
+    if (threads > (count + step - 1) / step) threads = static_cast<int>((count + step - 1) / step);
+    if (threads <= 1) {
         for (int64_t i = 0; i < count; ++i) body(i);
         return;
     }
