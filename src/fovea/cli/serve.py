@@ -156,6 +156,7 @@ def _serve_model(
     address: ServeSettings, settings: ServerSettings, args: argparse.Namespace, file: Mapping[str, Any]
 ) -> int:
     from fovea.engine.load import served_name
+    from fovea.kernels.choose import results_depend_on
     from fovea.server.app import create_app
     from fovea.server.run import serve, stop
     from fovea.server.starting import StartingClient
@@ -171,8 +172,9 @@ def _serve_model(
         engine.rename(name)
         info = engine.info
         log.info(
-            "ready: %s (%s, %.1f M parameters, %s on %s), context %d",
-            info.name, info.architecture, info.parameters / 1e6, info.dtype, info.device, info.max_context,
+            "ready: %s (%s, %.1f M parameters, %s on %s, %s), context %d",
+            info.name, info.architecture, info.parameters / 1e6, info.dtype, info.device,
+            results_depend_on(engine.runner.model.kernels), info.max_context,
         )  # fmt: skip
         return engine
 

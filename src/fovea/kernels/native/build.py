@@ -50,7 +50,7 @@ def _load(instructions: InstructionSet) -> ctypes.CDLL | None:
     if built.exists():
         try:
             loaded = ctypes.CDLL(str(built))
-            log.info("C++ kernels for %s, from the wheel", instructions.title)
+            log.debug("C++ kernels for %s, from the wheel", instructions.title)
             return loaded
         except OSError as error:
             log.warning("the CPU kernels of the wheel cannot be loaded, so they are compiled: %s", error)
@@ -60,7 +60,7 @@ def _load(instructions: InstructionSet) -> ctypes.CDLL | None:
         detail = getattr(error, "stderr", None) or error
         log.warning("the CPU kernels cannot be used, so torch's are used instead: %s", detail)
         return None
-    log.info("C++ kernels for %s, compiled on this machine", instructions.title)
+    log.debug("C++ kernels for %s, compiled on this machine", instructions.title)
     return loaded
 
 
