@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 from pathlib import Path
 
@@ -433,26 +434,28 @@ class MallocInfo(ctypes.Structure):
 
 def test_memory_of_a_long_context_is_freed(lib: ctypes.CDLL) -> None:
     """Each thread once kept its packed keys and values as large as its longest context had made them."""
-    allocated = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if allocated is None:
-        pytest.skip("needs glibc 2.33")
-    allocated.restype = MallocInfo
     dim, block, longest, short = 64, 16, 1 << 19, 64
     kv = torch.randn(1, block, 2, 1, dim).to(BF16)
     table = torch.zeros(longest // block, dtype=torch.int64)
     query, out = torch.randn(1, 1, dim).to(BF16), torch.empty(1, 1, dim, dtype=BF16)
 
-    def attend(keys: int) -> int:
-        """Run one attention, and return the memory that the C library has handed out, in MiB."""
+    def attend(keys: int) -> list[int]:
+        """Run one attention, and return the memory by the system's account and by the C library's, in MiB."""
         lib.fovea_chunk_attention(
             query.data_ptr(), dim, 1, keys - 1, 1, 1, dim, kv.data_ptr(), block, table.data_ptr(), dim**-0.5,
             out.data_ptr(), 1,
         )  # fmt: skip
-        told = allocated()
-        return (told.uordblks + told.hblkhd) >> 20
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        accounts = [resident]
+        if (account := getattr(ctypes.CDLL(None), "mallinfo2", None)) is not None:
+            account.restype = MallocInfo
+            told = account()
+            accounts.append(told.uordblks + told.hblkhd)
+        return [number >> 20 for number in accounts]
 
     attend(short)
     before = out.clone()
-    high = attend(longest)
-    assert attend(short) < high - 100, "keys and values of the long context take 64 MiB each"
+    high, low = attend(longest), attend(short)
+    # One account is enough: the system's changes for other reasons, too, and some C libraries have none.
+    assert any(after < most - 100 for most, after in zip(high, low, strict=True)), (high, low)
     assert torch.equal(out, before)
