@@ -26,13 +26,6 @@ struct Buffer {
     }
 };
 
-// Calls prepare(row) for all rows, which have k values each. A few rows are prepared by the caller: they are not worth
-// waking a thread.
-template <class Prepare>
-void each_row(int threads, int64_t rows, int64_t k, const Prepare& prepare) {
-    parallel(threads, rows, ALONE / (4 * k + 1) + 1, prepare);
-}
-
 }  // namespace
 }  // namespace fovea
 

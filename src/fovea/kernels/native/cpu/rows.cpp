@@ -37,12 +37,6 @@ inline void rotate_head(bf16* head, const float* cos, const float* sin, int64_t 
     }
 }
 
-// Calls body(row) for all rows, each of which has `width` values.
-template <class Body>
-void each_row(int threads, int64_t rows, int64_t width, const Body& body) {
-    parallel(rows * width > ALONE ? threads : 1, rows, ALONE / (4 * width + 1) + 1, body);
-}
-
 }  // namespace
 
 extern "C" {

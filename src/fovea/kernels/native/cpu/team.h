@@ -61,4 +61,11 @@ void parallel(int threads, int64_t count, int64_t step, const Body& body) {
         &context);
 }
 
+// Calls body(row) for all rows, which have `width` values each. A few values are left to the caller: they are not worth
+// waking a thread.
+template <class Body>
+void each_row(int threads, int64_t rows, int64_t width, const Body& body) {
+    parallel(rows * width > ALONE ? threads : 1, rows, ALONE / (4 * width + 1) + 1, body);
+}
+
 }  // namespace fovea

@@ -104,10 +104,9 @@ inline void block_rows(int64_t rows, const uint32_t* strip, int64_t pairs, const
 
 // Does the work of `block_rows` for a whole panel, whose strips follow each other: c (rows, 64).
 inline void block_panel(int64_t rows, const uint32_t* strips, int64_t pairs, const Input* x, int64_t ldx, float* c,
-                        int64_t ldc, bool fresh, const uint8_t* ahead = nullptr) {
+                        int64_t ldc, bool fresh) {
     for (int s = 0; s < STRIPS; ++s)
-        block_rows<ROWS>(rows, strips + s * pairs * STRIP, pairs, x, ldx, c + s * STRIP, ldc, fresh,
-                         ahead ? ahead + s * pairs * 64 : nullptr);
+        block_rows<ROWS>(rows, strips + s * pairs * STRIP, pairs, x, ldx, c + s * STRIP, ldc, fresh);
 }
 
 // Converts `count` values to inputs.
