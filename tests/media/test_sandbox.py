@@ -218,6 +218,21 @@ def test_a_closed_decoder_refuses_and_leaves_no_process() -> None:
     assert worker._process.wait(20) == -signal.SIGKILL
 
 
+def test_a_server_without_videos_keeps_no_process_for_them(caplog: pytest.LogCaptureFixture) -> None:
+    """It took 65 MiB. That it can be started is still found out at the start of the server."""
+    decoder = SandboxedDecoder(LIMITS)
+    with caplog.at_level("INFO", "fovea.media"):
+        decoder.warm_up()
+    assert "images are decoded in processes with" in caplog.text
+    assert "videos are decoded in processes with" in caplog.text
+    assert decoder.images is not None
+    assert decoder.videos is not None
+    assert (len(decoder.images.processes), len(decoder.videos.processes)) == (1, 0)
+    assert decoder.open_video(clip(24)).frames == 24
+    assert len(decoder.videos.processes) == 1
+    decoder.close()
+
+
 def test_without_workers_this_process_decodes() -> None:
     decoder = SandboxedDecoder(replace(LIMITS, image_workers=0, video_workers=0))
     assert decode(decoder, sample()) == decode(LocalDecoder(LIMITS), sample())

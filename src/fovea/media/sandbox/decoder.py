@@ -121,7 +121,12 @@ class SandboxedDecoder:
         return video_of(data, header, SandboxedFrames(data, header, self._limits, self.videos))
 
     def warm_up(self) -> None:
-        threads = [threading.Thread(target=pool.warm_up) for pool in (self.images, self.videos) if pool]
+        """Start a worker for images, and try one for videos: many servers never get a video."""
+        threads = [
+            threading.Thread(target=pool.warm_up, kwargs={"keep": pool is self.images})
+            for pool in (self.images, self.videos)
+            if pool
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

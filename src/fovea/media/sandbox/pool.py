@@ -46,10 +46,12 @@ class WorkerPool:
         with self._changed:
             return tuple(self._all)
 
-    def warm_up(self) -> None:
+    def warm_up(self, *, keep: bool = True) -> None:
         """Start a first worker, so that the first request does not wait for it. Blocks: call in a thread.
 
         A worker that does not start is logged, and tried again when it is needed.
+
+        keep: False: the worker was started to find out that it can be, and ends at once, for its memory.
         """
         try:
             with self.lease() as worker:
@@ -58,6 +60,8 @@ class WorkerPool:
             log.warning("%ss cannot be decoded now: %s", self._kind, error)
         except Unavailable:  # the server has ended meanwhile
             return
+        if not keep:
+            self._end_free()
 
     @contextmanager
     def lease(self, each_wait: Callable[[], None] = lambda: None) -> Iterator[WorkerProcess]:
@@ -128,6 +132,12 @@ class WorkerPool:
                 self._changed.notify()
                 return
         self._end(worker)
+
+    def _end_free(self) -> None:
+        with self._changed:
+            free, self._free = self._free, []
+        for worker in free:
+            self._end(worker)
 
     def _end(self, worker: WorkerProcess) -> None:
         worker.end()
