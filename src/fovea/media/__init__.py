@@ -12,26 +12,3 @@ The steps of one image, by module; `load` runs them for all images and videos of
 
 This floor knows no model, no tokens and no HTTP server. Input is treated as hostile until it is decoded.
 """
-
-from __future__ import annotations
-
-from fovea.media.bundle import ImageBundle, MediaTimings
-from fovea.media.fetch.fetcher import Fetcher
-from fovea.media.image.decode import decode
-from fovea.media.image.identity import from_array, from_pil
-from fovea.media.image.probe import ImageHeader, probe
-from fovea.media.limits import MediaLimits
-from fovea.media.load import MediaLoader
-
-__all__ = [
-    "Fetcher",
-    "ImageHeader",
-    "ImageBundle",
-    "MediaLimits",
-    "MediaLoader",
-    "MediaTimings",
-    "decode",
-    "from_array",
-    "from_pil",
-    "probe",
-]
