@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fovea.core.answer_format import AnswerFormat
     from fovea.core.errors import FoveaError
     from fovea.core.image import PixelBudget, VisualTokens
     from fovea.core.sampling import SamplingParams
@@ -20,6 +21,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 __version__ = "0.1.0"
 __all__ = [
+    "AnswerFormat",
     "Engine",
     "FoveaError",
     "PixelBudget",
@@ -30,6 +32,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AnswerFormat": "fovea.core.answer_format",
     "Engine": "fovea.engine.engine",
     "FoveaError": "fovea.core.errors",
     "PixelBudget": "fovea.core.image",

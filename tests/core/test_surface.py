@@ -26,6 +26,7 @@ BRAINS = [
 
 def test_the_public_names() -> None:
     assert sorted(fovea.__all__) == [
+        "AnswerFormat",
         "Engine",
         "FoveaError",
         "PixelBudget",

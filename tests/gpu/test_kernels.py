@@ -16,6 +16,7 @@ from fovea.core.sampling import SamplingParams
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.shares import find_shares, write_shares
 from fovea.engine.sequence import Sequence
+from fovea.engine.step.executor import StepResult
 from fovea.kernels import reference
 from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Heads, Shares
@@ -185,7 +186,9 @@ def test_a_batch_draws_the_tokens_that_its_rows_draw_alone() -> None:
         sequences = [Sequence(f"s{i}", [1], each, 9) for i, each in enumerate(params)]
         for seq in sequences:
             sampler.add(seq, 0)
-        picks.append([pick.token for pick in sampler.sample(rows, sequences)])
+        result = StepResult()
+        sampler.sample(rows.clone(), [(seq, 0) for seq in sequences], result)
+        picks.append([result.sampled[seq.id][0].token for seq in sequences])
     same = sum(ours == theirs for ours, theirs in zip(*picks, strict=True))
     assert same >= 63, "sums are added in another order, so rounding may move the border between two tokens"
 

@@ -17,7 +17,7 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.kv.blocks import BlockPool
 from fovea.engine.kv.host_blocks import HostBlocks
 from fovea.engine.kv.manager import KVManager
-from fovea.engine.schedule.plan import StepPlan
+from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import ImageSpan, Sequence, Status
 
@@ -60,7 +60,7 @@ def rows(seq: Sequence) -> list[int]:
     """A hash for each position of what its KV row depends on: tokens and images up to it, and the salt."""
     keys = {place: span.key for span in seq.spans for place in range(span.start, span.end)}
     hashes, state = [], hash(seq.salt)
-    for place, token in enumerate([*seq.prompt_ids, *seq.output_ids]):
+    for place, token in enumerate([*seq.prompt_ids, *seq.output_ids, *seq.drafts]):
         state = hash((state, token, keys.get(place)))
         hashes.append(state)
     return hashes
@@ -74,19 +74,35 @@ def answer(seq: Sequence) -> list[int]:
     return alone.output_ids
 
 
+def chosen_tokens(work: Work) -> list[int]:
+    """The tokens that a step chooses for a sequence: its drafts as long as they are right, and one more."""
+    seq, chosen = work.seq, list[int]()
+    for place in range(seq.length - 1, work.stop):
+        chosen.append(rows(seq)[place] % 97)
+        if chosen[-1:] != seq.drafts[len(chosen) - 1 : len(chosen)]:
+            break
+    return chosen
+
+
 class SlotRunner:
     """Execute the plans of a scheduler on slots; check budgets, blocks and encoder outputs in every step."""
 
     def __init__(
-        self, scheduler: Scheduler, image_bytes: int = 10, slices: Callable[[], int] = lambda: 1
+        self,
+        scheduler: Scheduler,
+        image_bytes: int = 10,
+        slices: Callable[[], int] = lambda: 1,
+        drafts: Callable[[Sequence, list[int]], list[int]] = lambda seq, new: [],
     ) -> None:
         """Create a runner for a scheduler.
 
         image_bytes: size of every encoder output.
         slices: returns the number of steps that the next image takes; images are encoded one after the other.
+        drafts: returns the drafts that follow a sequence's new tokens.
         """
         self.scheduler = scheduler
         self.slices = slices
+        self.drafts = drafts
         self.left: dict[str, int] = {}
         self.image_bytes = image_bytes
         self.slots: dict[int, int] = {}
@@ -99,12 +115,13 @@ class SlotRunner:
         scheduler = self.scheduler
         plan = scheduler.schedule()
         self._check_budgets(plan)
-        sampled, finished_jobs = {}, []
+        sampled: dict[str, list[int]] = {}
+        finished_jobs = []
         self._copy(plan)
         for work in plan.work:
             self._compute(work.seq, work.start, work.stop)
             if work.samples:
-                sampled[work.seq.id] = rows(work.seq)[-1] % 97
+                sampled[work.seq.id] = chosen_tokens(work)
         for job in sorted(plan.encode, key=lambda job: job.span.key not in self.left):
             assert job.holders, "an image is encoded, but no sequence waits for it"
             assert len(set(job.holders)) == len(job.holders)
@@ -118,7 +135,10 @@ class SlotRunner:
             scheduler.embeddings.put(job.span.key, job.span.key, self.image_bytes, set(job.holders))
             self.encoded.append(job.span.key)
         self.computed_tokens += plan.tokens
-        scheduler.update(plan, sampled)
+        drafts = {
+            work.seq.id: self.drafts(work.seq, sampled[work.seq.id]) for work in plan.work if work.samples
+        }
+        scheduler.update(plan, sampled, drafts)
         for seq in [s for s in scheduler.waiting if s.id in plan.encoded_ids]:
             scheduler.finish(seq, "length")
         for work in plan.work:
@@ -149,7 +169,7 @@ class SlotRunner:
         size = self.scheduler.kv.block_size
         truth = rows(seq)
         assert start == seq.computed_tokens
-        assert 0 < stop <= seq.length
+        assert 0 < stop <= seq.length + len(seq.drafts)
         places = [seq.blocks[p // size] * size + p % size for p in range(stop)]
         for place in range(start, stop):
             self.slots[places[place]] = truth[place]

@@ -72,7 +72,7 @@ class SlotExecutor:
         if self.fails_alone(seq):
             result.failures[seq.id] = IndexError(f"no candidate in {SECRET}")
         else:
-            result.sampled[seq.id] = SampledToken(rows(seq)[-1] % 97)
+            result.sampled[seq.id] = [SampledToken(rows(seq)[-1] % 97)]
 
 
 class PoisonedLoop:

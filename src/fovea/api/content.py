@@ -5,14 +5,18 @@ Docstrings and descriptions of this module are part of the OpenAPI description a
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Integer, Number, Text, Url, Wire, Word
+from fovea.core.payload import Payload
 
 Detail = Literal["auto", "low", "medium", "high"]
 NO_EFFECT = "Accepted, without effect."
+SENT_BACK = (
+    "Accepted, without effect. Answers of some servers contain this field, and clients send answers back."
+)
 URL = "A data:, https:, http: or file: URL, as far as the server's settings allow it"
 DETAIL = (
     "Number of visual tokens of the image. low: about 64; medium (extension): about 256; high: the model's "
@@ -20,6 +24,11 @@ DETAIL = (
 )
 MAX_PIXELS = "Extension. Upper bound on the pixels of the image after resizing. Overrides `detail`."
 MIN_PIXELS = "Extension. Lower bound on the pixels of the image after resizing. Overrides `detail`."
+
+
+def _as_object(value: Any) -> Any:
+    """Some clients send the URL in place of the object."""
+    return {"url": value} if isinstance(value, str | Payload) else value
 
 
 class ImageURL(Wire):
@@ -62,21 +71,31 @@ class VideoURL(Wire):
     )
 
 
-class TextContent(Wire):
+class Part(Wire):
+    """Fields that every part of a message may have."""
+
+    cache_control: dict[Word, Any] | None = Field(default=None, description=NO_EFFECT)
+    uuid: Word | None = Field(default=None, description=NO_EFFECT)
+
+
+class TextContent(Part):
     """A part of a message that is text."""
 
     type: Literal["text"]
     text: Text
+    annotations: list[Any] | None = Field(default=None, description=NO_EFFECT)
 
 
-class ImageContent(Wire):
+class ImageContent(Part):
     """A part of a message that is an image. Only user messages may contain images."""
 
     type: Literal["image_url"]
-    image_url: ImageURL
+    image_url: Annotated[ImageURL, BeforeValidator(_as_object)] = Field(
+        description="An object, or its `url` alone."
+    )
 
 
-class VideoContent(Wire):
+class VideoContent(Part):
     """A part of a message that is a video (extension). Only user messages may contain videos."""
 
     type: Literal["video_url"]
@@ -97,7 +116,8 @@ class ChatMessage(Wire):
         default=None, description="Text, or a list of at least one part. null is refused."
     )
     name: Word | None = Field(default=None, description=NO_EFFECT)
-    refusal: None = Field(
-        default=None,
-        description="Only null is accepted. Answers contain this field, and clients send answers back.",
-    )
+    refusal: Text | None = Field(default=None, description=SENT_BACK)
+    reasoning: Text | None = Field(default=None, description=SENT_BACK)
+    reasoning_content: Text | None = Field(default=None, description=SENT_BACK)
+    annotations: list[Any] | None = Field(default=None, description=SENT_BACK)
+    provider_specific_fields: dict[Word, Any] | None = Field(default=None, description=SENT_BACK)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from fovea.api.answer_format import answer_format
 from fovea.api.content import ChatMessage, ImageContent, ImageURL, TextContent, VideoContent, VideoURL
 from fovea.api.response_models import PromptTokensDetails, UsageBody
 from fovea.api.schema import ChatRequest, CompletionRequest, Sampling, VisualTokensBody
@@ -179,6 +180,7 @@ def sampling(body: Sampling, defaults: Mapping[str, float | int]) -> SamplingPar
     names = (
         "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
         "frequency_penalty", "seed", "min_tokens", "ignore_eos", "skip_special_tokens", "n", "max_tokens",
+        "include_stop_str_in_output",
     )  # fmt: skip
     values: dict[str, Any] = dict(defaults)
     if body.stream_options is not None and not body.stream:
@@ -186,10 +188,14 @@ def sampling(body: Sampling, defaults: Mapping[str, float | int]) -> SamplingPar
     values |= {name: value for name in names if (value := getattr(body, name)) is not None}
     if body.stop is not None:
         values["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
-    if body.stop_token_ids:
-        values["stop_token_ids"] = tuple(body.stop_token_ids)
+    for name in ("stop_token_ids", "allowed_token_ids", "bad_words"):
+        if getattr(body, name):
+            values[name] = tuple(getattr(body, name))
     if body.logit_bias:
         values["logit_bias"] = _logit_bias(body.logit_bias)
+    form = answer_format(body)
+    if form is not None:
+        values["format"] = form
     if isinstance(body, ChatRequest):
         values |= _chat_fields(body)
     elif isinstance(body, CompletionRequest):

@@ -39,8 +39,10 @@ def clip(text: str, longest: int) -> str:
 class ChatBodies:
     """Bodies of one chat completion. All of them have the same id, model name and creation time."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, fingerprint: str | None = None) -> None:
+        """fingerprint: names what the answer depends on beside the request."""
         self.id = f"chatcmpl-{uuid.uuid4().hex}"
+        self.fingerprint = fingerprint
         self._started: set[int] = set()
         self.model = model
         self.created = int(time.time())
@@ -101,14 +103,22 @@ class ChatBodies:
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
 
 
 class CompletionBodies:
     """Bodies of one text completion. With several prompts, a choice has the index prompt * n + choice."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, fingerprint: str | None = None) -> None:
+        """fingerprint: names what the answer depends on beside the request."""
         self.id = f"cmpl-{uuid.uuid4().hex}"
+        self.fingerprint = fingerprint
         self.model = model
         self.created = int(time.time())
 
@@ -142,7 +152,13 @@ class CompletionBodies:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
     def _head(self) -> dict[str, Any]:
-        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
 
 
 def add_usage(parts: list[Usage]) -> Usage:

@@ -1,17 +1,17 @@
 """Wire models of requests: OpenAI's fields, and the extensions that this server documents.
 
-A field that is not declared here is refused. Fields of OpenAI's API that this server cannot carry out are
-listed in `UNSUPPORTED`, so that the refusal can say why. Fields that have no effect on an answer (user,
-metadata and others) are accepted. Docstrings and descriptions of this module are part of the OpenAPI
+Fields that have no effect on an answer (user, metadata and others) are accepted. The server decides about
+fields that are not declared here. Docstrings and descriptions of this module are part of the OpenAPI
 description at /openapi.json.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from fovea.api.answer_format import FormatFields
 from fovea.api.content import DETAIL, MAX_PIXELS, MIN_PIXELS, NO_EFFECT, URL, ChatMessage, Detail
 from fovea.api.wire import (
     MAX_COUNT,
@@ -22,6 +22,7 @@ from fovea.api.wire import (
     Number,
     Prompts,
     Text,
+    TokenIds,
     Url,
     Wire,
     Word,
@@ -45,18 +46,14 @@ VISUAL_TOKENS = "Extension. Reduces the number of visual tokens of every image."
 class StreamOptions(Wire):
     """Options of a stream. They require `stream: true`."""
 
-    include_usage: Flag = Field(
+    include_usage: Flag | None = Field(
         default=False, description="Send a chunk with the token counts before the stream ends."
     )
+    continuous_usage_stats: Flag | None = Field(default=None, description=NO_EFFECT)
+    include_obfuscation: Flag | None = Field(default=None, description=NO_EFFECT)
 
 
-class ResponseFormat(Wire):
-    """The format of the answer. Only text is supported."""
-
-    type: Literal["text"]
-
-
-class Sampling(Body):
+class Sampling(Body, FormatFields):
     """Fields that chat completions and text completions have in common.
 
     Sampling fields that are omitted or null default to the checkpoint's generation_config.json, then to
@@ -146,6 +143,19 @@ class Sampling(Body):
         default=None,
         description="Extension. Whether special tokens are left out of the answer's text. Default: true.",
     )
+    allowed_token_ids: Annotated[list[Integer], Field(fail_fast=True)] | None = Field(
+        default=None,
+        max_length=4096,
+        description="Extension. The only token ids that the answer may contain, its end tokens included.",
+    )
+    bad_words: Annotated[list[Word], Field(fail_fast=True)] | None = Field(
+        default=None,
+        max_length=64,
+        description="Extension. Texts whose tokens do not occur in the answer one after the other.",
+    )
+    include_stop_str_in_output: Flag | None = Field(
+        default=None, description="Extension. Whether the answer includes the stop string that ended it."
+    )
     timeout: Number | None = Field(default=None, gt=0, le=86_400, description=TIMEOUT)
     cache_salt: str | None = Field(default=None, max_length=256, description=SALT)
     priority: Integer | None = Field(
@@ -229,7 +239,6 @@ class ChatRequest(Sampling):
         le=20,
         description="Number of most likely tokens to report for each position. Requires `logprobs: true`.",
     )
-    response_format: ResponseFormat | None = None
     max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MAX_PIXELS)
     min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MIN_PIXELS)
     video_pruning_rate: Number | None = Field(default=None, ge=0, le=0.95, description=ALL_PRUNING)
@@ -239,6 +248,9 @@ class ChatRequest(Sampling):
     service_tier: Word | None = Field(default=None, description=NO_EFFECT)
     safety_identifier: Word | None = Field(default=None, description=NO_EFFECT)
     prompt_cache_key: Word | None = Field(default=None, description=NO_EFFECT)
+    prompt_cache_retention: Word | None = Field(default=None, description=NO_EFFECT)
+    prediction: dict[Word, Any] | None = Field(default=None, description=NO_EFFECT)
+    verbosity: Word | None = Field(default=None, description=NO_EFFECT)
 
 
 class CompletionRequest(Sampling):
@@ -275,21 +287,8 @@ class TokenizeRequest(Body):
     cache_salt: str | None = Field(default=None, max_length=256, description=SALT)
 
 
-UNSUPPORTED = {
-    "tools": "tool calls are not supported",
-    "tool_choice": "tool calls are not supported",
-    "parallel_tool_calls": "tool calls are not supported",
-    "functions": "tool calls are not supported",
-    "function_call": "tool calls are not supported",
-    "tool_calls": "tool calls are not supported",
-    "tool_call_id": "tool calls are not supported",
-    "audio": "audio is not supported",
-    "modalities": "only text is produced",
-    "prediction": "predicted outputs are not supported",
-    "reasoning_effort": "reasoning effort is not supported",
-    "web_search_options": "web search is not supported",
-    "echo": "echo is not supported",
-    "suffix": "suffix is not supported",
-    "best_of": "best_of is not supported; use n",
-}
-"""Fields of OpenAI's API that are refused, and the reason."""
+class DetokenizeRequest(Body):
+    """A request for the text of token ids."""
+
+    model: Word | None = Field(default=None, description=MODEL)
+    tokens: TokenIds = Field(description="Token ids. Special tokens become their text.")

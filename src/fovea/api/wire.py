@@ -66,9 +66,12 @@ Url = Annotated[str | Payload, _UrlSchema()]
 
 
 class Wire(BaseModel):
-    """Base class of everything that a client sends. A field that the model does not declare is refused."""
+    """Base class of everything that a client sends.
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    The server decides about fields that a model does not declare (`server.bodies.unknown`).
+    """
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
 
 class Body(Wire):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fovea.cli import options
+from fovea.cli.answer_format import add_format_options, answer_format
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.image import DETAILS, PixelBudget, VisualTokens
 from fovea.core.sampling import SamplingParams
@@ -89,6 +90,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
     add_image_options(group)
+    add_format_options(parser)
 
 
 def add_image_options(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
@@ -169,6 +171,9 @@ def sampling_values(args: argparse.Namespace) -> dict[str, Any]:
     """
     names = ("max_tokens", "temperature", "top_p", "seed")
     values = {name: value for name in names if (value := getattr(args, name)) is not None}
+    form = answer_format(args)
+    if form is not None:
+        values["format"] = form
     SamplingParams(**values)
     return values
 

@@ -59,6 +59,13 @@ class EngineClient(Protocol):
 
     async def tokenize(self, prompt: Prompt) -> list[int]: ...
 
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included.
+
+        Raises InvalidRequest for an id that the model does not have.
+        """
+        ...
+
     def stats(self) -> Mapping[str, float]:
         """Return gauges and running totals under the names in `observe.table`."""
         ...

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypedDict
+from typing import Any, TypedDict
 
+from fovea.core.answer_format import AnswerFormat
 from fovea.core.errors import InvalidRequest
 
 MAX_TOP_LOGPROBS = 20
@@ -15,6 +16,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 4096
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
+MAX_ALLOWED_IDS = 4096
+MAX_BAD_WORDS = 64
 MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 10.0
 
@@ -64,6 +67,10 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     ignore_eos: bool
     skip_special_tokens: bool
+    format: AnswerFormat | None
+    allowed_token_ids: tuple[int, ...]
+    bad_words: tuple[str, ...]
+    include_stop_str_in_output: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,13 @@ class SamplingParams:
     logit_bias: token id -> value in [-100, 100] that is added to its logit. At most 1024 entries.
     ignore_eos: the model's own end tokens do not end the text; stop, stop_token_ids and max_tokens do.
     skip_special_tokens: special tokens are left out of the text.
+    format: the form that the answer must have, such as JSON of a schema. None: any text. An answer that
+        reaches max_tokens, or a stop string, ends before it is complete.
+    allowed_token_ids: the only token ids that the answer may contain, its end tokens included. Empty:
+        all. At most 4096.
+    bad_words: texts whose tokens never occur in the answer one after the other, as they are and after a
+        space. The same letters may occur as other tokens. At most 64 of at most 4,096 characters.
+    include_stop_str_in_output: the stop string that ends an answer is part of it.
 
     Raises InvalidRequest that names the wrong field.
     """
@@ -111,6 +125,10 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    format: AnswerFormat | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0, 2)
@@ -125,11 +143,16 @@ class SamplingParams:
         _whole("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
         if self.seed is not None:
             _whole("seed", self.seed, -(2**63), 2**63 - 1)
-        for name in ("logprobs", "ignore_eos", "skip_special_tokens"):
+        for name in ("logprobs", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be true or false, got {getattr(self, name)!r}", param=name)
+        if self.format is not None and not isinstance(self.format, AnswerFormat):
+            raise InvalidRequest(
+                f"format takes an AnswerFormat, not {type(self.format).__name__}", param="format"
+            )
         self._check_lengths()
         self._check_stops()
+        self._check_ids()
 
     def _check_lengths(self) -> None:
         if self.max_tokens is not None:
@@ -143,29 +166,30 @@ class SamplingParams:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
 
     def _check_stops(self) -> None:
-        stop: object = self.stop
-        if isinstance(stop, str):
-            raise InvalidRequest(
-                f"stop takes several strings: ({self.stop!r},), not {self.stop!r}", param="stop"
-            )
-        usable = all(isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH for text in self.stop)
-        if len(self.stop) > MAX_STOP_STRINGS or not usable:
-            raise InvalidRequest(
-                f"stop takes up to {MAX_STOP_STRINGS} non-empty strings, "
-                f"each of up to {MAX_STOP_LENGTH} characters",
-                param="stop",
-            )
+        for name, most in (("stop", MAX_STOP_STRINGS), ("bad_words", MAX_BAD_WORDS)):
+            texts: Any = getattr(self, name)
+            if isinstance(texts, str):
+                raise InvalidRequest(f"{name} takes several strings: ({texts!r},), not {texts!r}", param=name)
+            usable = all(isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH for text in texts)
+            if len(texts) > most or not usable:
+                raise InvalidRequest(
+                    f"{name} takes up to {most} non-empty strings, "
+                    f"each of up to {MAX_STOP_LENGTH} characters",
+                    param=name,
+                )
+
+    def _check_ids(self) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(f"logit_bias takes up to {MAX_LOGIT_BIAS} entries", param="logit_bias")
         for token, bias in self.logit_bias.items():
             _whole("logit_bias", token, 0, 2**31)
             _within(f"logit_bias[{token}]", bias, -100, 100)
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequest(
-                f"stop_token_ids takes up to {MAX_STOP_TOKEN_IDS} ids", param="stop_token_ids"
-            )
-        for token in self.stop_token_ids:
-            _whole("stop_token_ids", token, 0, 2**31)
+        for name, most in (("stop_token_ids", MAX_STOP_TOKEN_IDS), ("allowed_token_ids", MAX_ALLOWED_IDS)):
+            ids = getattr(self, name)
+            if len(ids) > most:
+                raise InvalidRequest(f"{name} takes up to {most} ids", param=name)
+            for token in ids:
+                _whole(name, token, 0, 2**31)
 
     @property
     def greedy(self) -> bool:

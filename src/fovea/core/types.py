@@ -228,6 +228,8 @@ class ModelInfo:
     default_sampling: sampling parameters that the checkpoint recommends.
     quantization: as EngineConfig names it.
     max_running: most answers that are computed at a time; 0: unknown.
+    input_modalities: what prompts may contain.
+    fingerprint: names the weights and what changes the encoder's results; "": there are none.
     """
 
     name: str
@@ -241,3 +243,5 @@ class ModelInfo:
     default_sampling: dict[str, float | int] = field(default_factory=dict)
     quantization: str = "none"
     max_running: int = 0
+    input_modalities: tuple[str, ...] = ("text", "image")
+    fingerprint: str = ""

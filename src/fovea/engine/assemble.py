@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fovea.core.errors import ConfigError
 from fovea.core.image import VisualTokens
@@ -13,6 +14,8 @@ from fovea.engine.cache.shares import CacheShares, owner_of_key
 from fovea.engine.config import MIB, EngineConfig, PixelSettings
 from fovea.engine.execute.memory import decode_padding, host_slots, pool_blocks
 from fovea.engine.execute.runner import Runner
+from fovea.engine.grammar.compiler import GrammarCompiler
+from fovea.engine.grammar.vocabulary import load_vocabulary
 from fovea.engine.intake import Intake
 from fovea.engine.kv.blocks import BlockPool
 from fovea.engine.kv.host_blocks import HostBlocks
@@ -94,6 +97,7 @@ def assemble(
         Sampler(
             frozenset(i for i in tokenizer.eos_ids if i < loaded.info.vocab_size),
             batched=model.device.type == "cuda",
+            most_drafts=config.schedule.max_draft_tokens,
         ),
         blocks=blocks,
         block_size=config.kv.block_size,
@@ -125,6 +129,7 @@ def assemble(
         refuse=refuse,
         find_realization=encoder.relevance.recent_realization,
         shares=shares,
+        grammars=GrammarCompiler(partial(load_vocabulary, tokenizer, loaded.info.vocab_size)),
     )
     return Assembly(
         embeddings, slower, regions, kv, scheduler, runner, loop, preparer, admission, intake, info

@@ -32,6 +32,7 @@ from fovea.engine.intake import Visit, walk, walk_async
 from fovea.engine.load import LoadedModel, load_model
 from fovea.engine.request.inputs import ImageLike, PromptLike, RequestOptions, to_request, to_sampling
 from fovea.engine.request.prompt_plan import PreparedPrompt
+from fovea.engine.request.tokenizer import detokenize
 from fovea.engine.request.waiting import wait_for_shared
 from fovea.engine.request.work_queue import WorkQueue, text_cost
 from fovea.engine.stats import engine_stats
@@ -66,6 +67,7 @@ class Engine:
         assembly = assemble(loaded, self.config, detail_policy)
         self.tokenizer = loaded.tokenizer
         self.scheduler, self.loop, self.runner = assembly.scheduler, assembly.loop, assembly.runner
+        self._assembly = assembly
         self._info = assembly.info
         self._regions = assembly.regions
         self._embeddings, self._slower, self._kv = assembly.embeddings, assembly.slower, assembly.kv
@@ -200,6 +202,13 @@ class Engine:
             claim.release()
         return settled.result().ids
 
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included.
+
+        Raises InvalidRequest for an id that the model does not have, Unavailable when the engine has stopped.
+        """
+        return await self._prepare_pool.run(partial(detokenize, self.tokenizer, ids), len(ids))
+
     def clear_caches(self, *stages: CacheStage) -> None:
         """Clear caches. Answers stay the same, but the cleared data has to be computed again.
 
@@ -234,9 +243,7 @@ class Engine:
         Names that end in `_bytes` are in bytes, in `_seconds` in seconds, in `_tokens` in tokens; the others
         are plain numbers.
         """
-        return engine_stats(
-            self.scheduler, self.loop, self.runner, self._preparer, self._slower, self._regions
-        )
+        return engine_stats(self._assembly)
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, wait up to `drain_s` seconds for running ones, abort the rest, and stop."""
@@ -251,6 +258,7 @@ class Engine:
         self._draining = True
         self.loop.close()
         self._preparer.close()
+        self._intake.grammars.close()
         self._slower.close()
         self._prepare_pool.close()
 

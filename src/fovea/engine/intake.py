@@ -14,11 +14,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from fovea.core.errors import FoveaError, InvalidImage, Overloaded
+from fovea.core.errors import FoveaError, InvalidImage, InvalidRequest, Overloaded
 from fovea.core.types import Delta, GenerationRequest, ModelInfo
 from fovea.engine.cache.shares import CacheShares
 from fovea.engine.config import MIB
 from fovea.engine.events import Event, Sink
+from fovea.engine.grammar.compiler import Grammar, GrammarCompiler, explain
 from fovea.engine.job import Job
 from fovea.engine.request.admission import Admission, leave_at_end, request_size
 from fovea.engine.request.answer import AnswerState
@@ -48,12 +49,14 @@ class Intake:
         refuse: bool,
         find_realization: Callable[[str], Realization | None],
         shares: CacheShares,
+        grammars: GrammarCompiler,
     ) -> None:
         """loop, preparer, admission, info: parts of the engine.
 
         refuse: whether a request without room for its pixels is refused instead of queued.
         find_realization: returns the latest relevance result of an image, by the image's key.
         shares: of the clients, in the caches of images.
+        grammars: compiles the formats of answers.
         """
         self.find_realization = find_realization
         self.loop = loop
@@ -62,6 +65,7 @@ class Intake:
         self.info = info
         self.refuse = refuse
         self.shares = shares
+        self.grammars = grammars
 
     def visit(self, request: GenerationRequest, sink: Sink) -> Visit:
         """Admit a request. Raises Overloaded at once when the limit of requests in flight is reached."""
@@ -93,11 +97,13 @@ class Visit:
         """Yield the steps that wait, then submit the jobs to the loop.
 
         They are: template and tokens, the frames of pruned videos, encoder outputs from slower tiers, room
-        for the pixels, the pixels.
+        for the pixels, the pixels, and the grammar of the answer's format, which is compiled meanwhile.
 
         Raises the errors of these steps, such as RequestError and Overloaded.
         """
         intake, preparer, request = self._intake, self._intake.preparer, self.request
+        form = request.sampling.format
+        compiling = None if form is None else intake.grammars.compile(form)
         outline: RequestOutline = yield partial(preparer.build, request, intake.info, intake.admission.load)
         built_at = time.monotonic()
         self._commit(outline)
@@ -118,12 +124,26 @@ class Visit:
                 yield future
             except InvalidImage as error:
                 raise error.at(number or 0) from error
+        grammar: Grammar | None = None
+        if compiling is not None and form is not None:
+            try:
+                grammar = yield compiling
+            except InvalidRequest as error:
+                raise explain(error, form) from error
         pixels_s = time.monotonic() - built_at
         decode_s = max((task.decode_s for task, _ in ready.needed_tasks), default=0.0)
         self._ready = ready
         self._answer = AnswerState(ready.prompt, request.sampling.n, intake.find_realization)
         self._jobs = preparer.jobs(
-            request, outline, ready, claim, self._sink, self.arrival, pixels_s, min(decode_s, pixels_s)
+            request,
+            outline,
+            ready,
+            claim,
+            self._sink,
+            self.arrival,
+            pixels_s,
+            min(decode_s, pixels_s),
+            grammar,
         )
         intake.loop.submit(self._jobs)
 

@@ -11,6 +11,7 @@ from fovea.engine.events import Sink
 from fovea.engine.sequence import Sequence
 
 if TYPE_CHECKING:  # a simulated engine has jobs, too, and loads no torch
+    from fovea.engine.grammar.compiler import Grammar
     from fovea.engine.request.detokenize import TextStream
     from fovea.engine.vision.features import VisualFeatures
     from fovea.engine.vision.processor.base import ProcessedImage
@@ -27,11 +28,15 @@ class SequenceInputs:
     pixels: one source per image, by span key.
     features: encoder outputs that were read from slower tiers, by span key. An entry is removed when it moves
         to the encoder-output cache, or when it is no longer needed.
+    grammar: what the answer must follow; None: nothing.
+    bad_words: tokens that must not occur one after the other in the answer.
     """
 
     choice: int = 0
     pixels: dict[str, PixelSource] = field(default_factory=dict)
     features: dict[str, VisualFeatures] = field(default_factory=dict)
+    grammar: Grammar | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(slots=True)

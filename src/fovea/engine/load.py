@@ -168,6 +168,8 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         vocab_size=model.decoder.config.vocab_size,
         created=int(time.time()),
         default_sampling=_default_sampling(folder),
+        input_modalities=("text", "image") if videos is None else ("text", "image", "video"),
+        fingerprint=fingerprint_value,
     )
     head = read_head(folder, model.decoder.config.hidden)
     return LoadedModel(model, tokenizer, processor, info, fingerprint_value, videos, head)

@@ -4,6 +4,11 @@ There is no prefill phase and no decode phase. A sequence has a number of tokens
 that are computed. Each step, the scheduler lets it compute some of the missing ones. When none is missing,
 the sampler adds one token, so that one is missing again. A prompt, a follow-up on a cached prefix, a
 preempted sequence and a decode differ only in those two numbers.
+
+A sequence that decodes may have drafts: tokens that are expected to follow its last one. They count as
+missing, too. One step computes the last token and the drafts, and the sampler chooses a token after each of
+them. The drafts that are equal to the chosen tokens are accepted. The first chosen token that differs from
+its draft ends the step's tokens, and the KV of the drafts from there on is overwritten later.
 """
 
 from __future__ import annotations
@@ -67,6 +72,7 @@ class Sequence:
 
     id: unique name of the sequence.
     prompt_ids, output_ids: token ids of the prompt, and those generated so far.
+    drafts: token ids that are expected to follow; only a sequence that decodes has any.
     sampling: how the next token is chosen.
     max_tokens: most tokens to generate.
     spans: positions of the prompt's images, in order.
@@ -96,6 +102,7 @@ class Sequence:
     arrival: float = 0.0
     deadline: float | None = None
     output_ids: list[int] = field(default_factory=list)
+    drafts: list[int] = field(default_factory=list)
     computed_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
@@ -111,25 +118,28 @@ class Sequence:
 
     @property
     def length(self) -> int:
+        """Number of tokens of prompt and answer, without drafts."""
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
     def missing_tokens(self) -> int:
-        """Number of tokens that are not computed yet; 1 for a sequence that decodes."""
-        return self.length - self.computed_tokens
+        """Number of tokens that are not computed yet; for a sequence that decodes, 1 and its drafts."""
+        return self.length + len(self.drafts) - self.computed_tokens
 
     @property
     def decoding(self) -> bool:
-        return self.missing_tokens == 1 and bool(self.output_ids)
+        """Whether only the newest token of the answer is not computed yet."""
+        return self.computed_tokens == self.length - 1 and bool(self.output_ids)
 
     def tokens(self, start: int, stop: int) -> list[int]:
-        """Token ids in [start, stop), prompt first."""
+        """Token ids in [start, stop): prompt, answer, drafts."""
         prompt = len(self.prompt_ids)
         if stop <= prompt:
             return self.prompt_ids[start:stop]
+        later = self.output_ids if stop <= self.length else self.output_ids + self.drafts
         if start >= prompt:
-            return self.output_ids[start - prompt : stop - prompt]
-        return self.prompt_ids[start:] + self.output_ids[: stop - prompt]
+            return later[start - prompt : stop - prompt]
+        return self.prompt_ids[start:] + later[: stop - prompt]
 
     def spans_between(self, start: int, stop: int) -> Seq[ImageSpan]:
         """The image spans that overlap [start, stop).

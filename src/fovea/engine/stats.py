@@ -6,37 +6,28 @@ Other threads read them while the engine runs; each metric is one attribute, so 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
-from fovea.engine.cache.regions import RegionCache
-from fovea.engine.execute.runner import Runner
-from fovea.engine.request.prepare import Preparer
-from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.schedule.stats import scheduler_stats, waiting_ages
-from fovea.engine.step.loop import EngineLoop
 from fovea.engine.step.stats import loop_stats
-from fovea.engine.tiers.slower import SlowerTiers
+
+if TYPE_CHECKING:
+    from fovea.engine.assemble import Assembly
 
 
-def engine_stats(
-    scheduler: Scheduler,
-    loop: EngineLoop,
-    runner: Runner,
-    preparer: Preparer,
-    slower: SlowerTiers,
-    regions: RegionCache[Any],
-) -> dict[str, float]:
+def engine_stats(parts: Assembly) -> dict[str, float]:
     """Return the current value of every metric of the engine."""
+    preparer, regions, runner, grammars = parts.preparer, parts.regions, parts.runner, parts.intake.grammars
     pixels = preparer.pixel_pool.stats()
-    return slower.stats() | {
+    return parts.slower.stats() | {
         "region_cache_bytes": regions.bytes,
         "region_cache_capacity_bytes": regions.capacity,
         "region_cache_entries": len(regions),
         "region_cache_hits": regions.hits,
         "region_cache_misses": regions.misses,
         "region_cache_evictions": regions.evictions,
-        **scheduler_stats(scheduler),
-        **waiting_ages(scheduler, time.monotonic()),
+        **scheduler_stats(parts.scheduler),
+        **waiting_ages(parts.scheduler, time.monotonic()),
         "kv_block_bytes": runner.block_bytes,
         "pixel_bytes": pixels.claimed_bytes,
         "pixel_cache_bytes": pixels.bytes,
@@ -49,5 +40,7 @@ def engine_stats(
         "encoder_engines": len(runner.model.engines),
         "encoder_engine_hits": runner.model.engines.hits,
         "encoder_engine_misses": runner.model.engines.misses,
-        **loop_stats(loop),
+        "grammar_hits": grammars.hits,
+        "grammar_misses": grammars.misses,
+        **loop_stats(parts.loop),
     }

@@ -113,6 +113,10 @@ class Metrics:
     def count_videos(self, count: int) -> None:
         self._count("videos", count)
 
+    def count_ignored_fields(self, count: int) -> None:
+        """Count fields of a request that are not known and were ignored."""
+        self._count("ignored_fields", count)
+
     def observe_gap(self, seconds: float) -> None:
         self._spreads["itl_seconds"].observe(seconds)
 

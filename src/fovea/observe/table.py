@@ -94,6 +94,10 @@ GAUGES = {
     "pixel_cache_entries": "images whose processed pixels no request waits for",
 }
 COUNTERS = {
+    "draft_tokens": "tokens that were computed as drafts: expected ones, verified in one step",
+    "accepted_draft_tokens": "drafts that became part of an answer",
+    "grammar_hits": "answer formats whose grammar was compiled already",
+    "grammar_misses": "answer formats that had to be compiled",
     "bodies_refused": "request bodies that were refused for lack of room while they arrived",
     "prefix_query_tokens": "tokens looked up in the prefix cache",
     "prefix_hit_tokens": "tokens whose KV was in the prefix cache",
@@ -190,6 +194,7 @@ TOTALS = {
         "connections and requests refused before any route, or closed to make room, by reason", ("reason",)
     ),
     "fovea:connection_timeouts": Total("connections closed because the client was too slow", ("kind",)),
+    "fovea:ignored_fields": Total("unknown fields of requests that were ignored"),
     "fovea:images": Total("images in requests"),
     "fovea:videos": Total("videos in requests"),
     "fovea:tokens": Total("tokens by kind; cached and image are parts of prompt", ("kind",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from fovea.engine.request.detokenize import TextStream
@@ -83,3 +84,13 @@ def test_tokens_without_text_do_not_make_later_ones_slow() -> None:
     assert stream.push(1) == "x"
     assert stream.finish() == ""
     assert longest < 100
+
+
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_a_kept_stop_string_ends_the_text_with_itself(cut: int) -> None:
+    text = "one two three"
+    search = StopSearch(["two", "three"], keep=True)
+    first, ended = search.push(text[:cut])
+    assert not ended or first == "one two"
+    rest = "" if ended else search.push(text[cut:])[0]
+    assert first + rest == "one two"

@@ -15,6 +15,7 @@ from fovea.engine.sample.batch import draw
 from fovea.engine.sample.logits import NUCLEUS_GUESS, distribution
 from fovea.engine.sample.sampler import SampledToken, Sampler
 from fovea.engine.sequence import Sequence
+from tests.support.sampling import sample as sample_rows
 
 EOS = 3
 PARAMS = st.fixed_dictionaries(
@@ -36,7 +37,7 @@ def sample(rows: torch.Tensor, params: list[dict[str, Any]], *, batched: bool) -
     sequences = [Sequence(f"s{i}", [1, 2], SamplingParams(**each), 9) for i, each in enumerate(params)]
     for seq in sequences:
         sampler.add(seq, 0)
-    picks = sampler.sample(rows, sequences)
+    picks = sample_rows(sampler, rows, sequences)
     assert not [pick for pick in picks if isinstance(pick, Exception)]
     return [pick for pick in picks if isinstance(pick, SampledToken)]
 

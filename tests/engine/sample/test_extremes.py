@@ -16,6 +16,7 @@ from fovea.engine.sample import sampler as module
 from fovea.engine.sample.logits import distribution
 from fovea.engine.sample.sampler import LOWEST_LOGPROB, SampledToken, Sampler
 from fovea.engine.sequence import Sequence
+from tests.support.sampling import sample as sample_rows
 
 SIZE = 12
 EOS = 3
@@ -70,7 +71,7 @@ def sample(
     for seq in sequences:
         sampler.add(seq, 0)
         sampler._streams[seq.id]._random = Points(point)  # type: ignore[assignment]
-    return sampler.sample(torch.tensor(rows), sequences)
+    return sample_rows(sampler, torch.tensor(rows), sequences)
 
 
 @settings(max_examples=400, deadline=None)
@@ -183,10 +184,10 @@ def test_a_token_that_is_sampled_again_gets_the_same_random_number(batched: bool
     sampler = Sampler(frozenset(), batched=batched)
     seq = sequence("s", {"seed": 5}, [])
     sampler.add(seq, 0)
-    first, second = sampler.sample(rows, [seq]), sampler.sample(rows, [seq])
+    first, second = sample_rows(sampler, rows, [seq]), sample_rows(sampler, rows, [seq])
     assert first == second
     seq.output_ids.append(1)
-    assert sampler.sample(rows, [seq]) != first
+    assert sample_rows(sampler, rows, [seq]) != first
 
 
 def test_the_penalty_of_the_attack_is_refused() -> None:

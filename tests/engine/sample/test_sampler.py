@@ -22,6 +22,7 @@ from fovea.engine.sample.logits import NUCLEUS_GUESS, adjust, distribution
 from fovea.engine.sample.sampler import SampledToken, Sampler
 from fovea.engine.sample.seen import SeenTokens
 from fovea.engine.sequence import Sequence
+from tests.support.sampling import sample as sample_rows
 
 EOS = 3
 NONE: frozenset[int] = frozenset()
@@ -40,7 +41,7 @@ def seq(
 
 
 def draw(sampler: Sampler, rows: torch.Tensor, sequences: list[Sequence]) -> list[int]:
-    return [pick.token for pick in tokens(sampler.sample(rows, sequences))]
+    return [pick.token for pick in tokens(sample_rows(sampler, rows, sequences))]
 
 
 def tokens(picks: list[SampledToken | Exception]) -> list[SampledToken]:
@@ -200,7 +201,7 @@ def test_draws_follow_the_distribution() -> None:
 def test_logprobs_are_the_models_own_before_any_adjustment() -> None:
     row = logits(4)
     mine = seq(temperature=0, logprobs=True, top_logprobs=3, logit_bias={17: 100.0}, repetition_penalty=2.0)
-    (pick,) = tokens(Sampler(NONE).sample(row[None], [mine]))
+    (pick,) = tokens(sample_rows(Sampler(NONE), row[None], [mine]))
     plain = row.log_softmax(0)
     assert pick.token == 17
     assert pick.logprob == pytest.approx(float(plain[17]), abs=1e-5)
@@ -211,7 +212,33 @@ def test_logprobs_are_the_models_own_before_any_adjustment() -> None:
 
 def test_logprobs_without_alternatives_and_none_at_all() -> None:
     row = logits(4)[None]
-    (pick,) = tokens(Sampler(NONE).sample(row, [seq(temperature=0, logprobs=True)]))
+    (pick,) = tokens(sample_rows(Sampler(NONE), row, [seq(temperature=0, logprobs=True)]))
     assert pick.logprob is not None
     assert pick.top == ()
-    assert Sampler(NONE).sample(row, [seq(temperature=0)]) == [SampledToken(int(row.argmax()))]
+    assert sample_rows(Sampler(NONE), row, [seq(temperature=0)]) == [SampledToken(int(row.argmax()))]
+
+
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_only_allowed_ids_are_chosen(temperature: float) -> None:
+    mine = seq(temperature=temperature, seed=1, allowed_token_ids=(4, 9, 17), repetition_penalty=1.5)
+    sampler = Sampler(NONE)
+    sampler.add(mine, 0)
+    for step in range(30):
+        mine.output_ids += draw(sampler, logits(step)[None], [mine])
+    assert set(mine.output_ids) <= {4, 9, 17}
+    assert len(set(mine.output_ids)) > 1
+
+
+def test_bad_words_never_occur_as_these_tokens() -> None:
+    """The tokens alone, and parts of a word of several tokens, may occur."""
+    row = torch.zeros(8)
+    row[5], row[6], row[7] = 3.0, 2.0, 1.0
+    mine = seq(temperature=0)
+    sampler = Sampler(NONE)
+    sampler.add(mine, 0, bad_words=((5, 5, 5), (6, 6)))
+    for _ in range(9):
+        mine.output_ids += draw(sampler, row[None], [mine])
+    assert mine.output_ids == [5, 5, 6, 5, 5, 6, 5, 5, 6]
+    other = seq("other", temperature=0)
+    sampler.add(other, 0, bad_words=((5,), (6,)))
+    assert draw(sampler, row[None], [other]) == [7]

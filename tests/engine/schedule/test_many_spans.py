@@ -46,6 +46,6 @@ def test_the_work_per_block_does_not_grow_with_the_number_of_spans(monkeypatch: 
         reads = 0
         while not seq.output_ids:
             plan = brain.schedule()
-            brain.update(plan, {item.seq.id: 5 for item in plan.work if item.samples})
+            brain.update(plan, {item.seq.id: [5] for item in plan.work if item.samples})
         per_block[groups] = reads / len(seq.blocks)
     assert per_block[800] < 3 * per_block[50], "twice as many spans are one more read"

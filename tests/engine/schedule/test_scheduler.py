@@ -395,7 +395,7 @@ def test_an_update_does_not_change_a_sequence_that_has_ended() -> None:
     brain.add(seq)
     plan = brain.schedule()
     brain.finish(seq, "abort")
-    brain.update(plan, {"a": 7})
+    brain.update(plan, {"a": [7]})
     assert seq.output_ids == []
     assert brain.kv.pool.used == 0
 

@@ -234,7 +234,7 @@ def test_logprobs_are_written_with_their_tokens(tokenizer: ChatTokenizer) -> Non
     machine.board.add([machine.job("a", max_tokens=1, logprobs=True, top_logprobs=2)])
 
     def with_logprobs(result: StepResult) -> None:
-        result.sampled["a:0"] = SampledToken(WORD, -0.5, ((WORD, -0.5), (END, -1.5)))
+        result.sampled["a:0"] = [SampledToken(WORD, -0.5, ((WORD, -0.5), (END, -1.5)))]
 
     machine.step(with_logprobs)
     (written,) = machine.events["a"][0].logprobs
@@ -251,3 +251,52 @@ def test_when_the_engine_is_dead_every_client_gets_an_error(tokenizer: ChatToken
         (event,) = machine.events[name]
         assert isinstance(event.error, EngineError)
     assert not machine.board.jobs
+
+
+def verified(machine: Machine, job: Job, *tokens: int, final: bool = False) -> Event:
+    """Run a prompt's step, then one in which so many tokens are chosen at once. Returns the second event."""
+    machine.board.add([job])
+
+    def expect(result: StepResult) -> None:
+        result.drafts[job.seq.id] = tokens[:-1]
+
+    def choose(result: StepResult) -> None:
+        picks = [SampledToken(token, -1.0, ()) for token in tokens]
+        picks[-1] = SampledToken(tokens[-1], -1.0, (), final)
+        result.sampled[job.seq.id] = picks
+
+    machine.step(expect)
+    machine.step(choose)
+    name = job.seq.id.partition(":")[0]
+    assert len(machine.events[name]) == 2, "one event for all tokens of a step"
+    return machine.events[name][1]
+
+
+def test_the_tokens_of_a_step_are_one_event(tokenizer: ChatTokenizer) -> None:
+    machine = Machine(tokenizer)
+    event = verified(machine, machine.job("a", max_tokens=9), WORD, WORD, WORD)
+    assert (event.token_ids, event.finish_reason) == ((WORD,) * 3, None)
+    assert len(event.logprobs) == 3
+    assert machine.board.generated_tokens == 4
+    machine.run()
+    assert machine.board.generated_tokens == 9
+
+
+def test_tokens_after_the_end_of_an_answer_are_dropped(tokenizer: ChatTokenizer) -> None:
+    """A stop string, the end token or max_tokens may end an answer in the midst of a step's tokens."""
+    word = tokenizer.decode([WORD])
+    for name, options, tokens, shown, reason in (
+        ("stop", {"stop": (word * 2,)}, (WORD, WORD, WORD), 1, "stop"),
+        ("end", {}, (WORD, END, WORD), 2, "stop"),
+        ("length", {"max_tokens": 3}, (WORD, WORD), 2, "length"),
+    ):
+        machine = Machine(tokenizer)
+        event = verified(machine, machine.job(name, **{"max_tokens": 9, **options}), *tokens)
+        assert (len(event.token_ids), event.finish_reason) == (shown, reason), name
+        assert machine.stepper.idle
+
+
+def test_an_answer_ends_with_the_last_token_that_its_form_allows(tokenizer: ChatTokenizer) -> None:
+    machine = Machine(tokenizer)
+    event = verified(machine, machine.job("a", max_tokens=9, ignore_eos=True), WORD, WORD, final=True)
+    assert (event.text, event.finish_reason) == (tokenizer.decode([WORD] * 2), "stop")

@@ -53,7 +53,7 @@ class FakeExecutor:
             result.encoded[key] = IMAGE_S
             result.encode_s += IMAGE_S
         result.sampled = {
-            item.seq.id: SampledToken(TOKEN)
+            item.seq.id: [SampledToken(TOKEN)]
             for item in plan.work
             if item.samples and item.seq.id not in result.failures
         }

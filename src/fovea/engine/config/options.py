@@ -47,6 +47,7 @@ class EngineOptions(TypedDict, total=False):
     max_running: int
     max_step_tokens: int
     max_step_visual_tokens: int
+    max_draft_tokens: int
     max_queue: int
     when_full: str
     detail_policy: str

@@ -48,6 +48,13 @@ class ScheduleSettings:
         low=1,
         high=1 << 20,
     )
+    max_draft_tokens: int = setting(
+        16,
+        "Most tokens that one step computes for an answer in addition to one, because its form leaves no "
+        "choice about them, such as the keys of a JSON schema. 0: one step each.",
+        low=0,
+        high=256,
+    )
     max_queue: int = setting(
         256, "Requests that may wait; more are refused with 429. 0: no bound.", low=0, high=1 << 20
     )

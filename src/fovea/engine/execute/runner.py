@@ -122,7 +122,7 @@ class Runner:
             np.cumsum(self.model.visual(ids), dtype=np.int64) if seq.spans else np.zeros(0, dtype=np.int64)
         )
         self._prompts[seq.id] = PromptArrays(ids, positions, delta, visual, inputs)
-        self.sampler.add(seq, inputs.choice)
+        self.sampler.add(seq, inputs.choice, inputs.grammar, inputs.bad_words)
         for key in list(inputs.features):
             self._restore(key, (seq.id,), self.embeddings.capacity)
 
@@ -139,7 +139,8 @@ class Runner:
         for move in plan.moves:
             self._move(move)
         self._encode(plan, encode_s, result)
-        work = by_length([item for item in plan.work if item.seq.id not in result.failures])
+        items = [item for item in plan.work if item.seq.id not in result.failures]
+        work = by_length([piece for item in items for piece in item.split()])
         if not work:
             return result
         ends = np.cumsum([item.count for item in work]) - 1
@@ -147,16 +148,11 @@ class Runner:
         with forward_stage(work):
             hidden = self._forward(work, rows)
         if rows:
-            sequences = [item.seq for item in work if item.samples]
             with stage("head", rows=len(rows)):
                 logits = self.model.logits(hidden)
             with stage("sampling", rows=len(rows)):
-                picks = self.sampler.sample(logits, sequences)
-            for seq, pick in zip(sequences, picks, strict=True):
-                if isinstance(pick, Exception):
-                    result.failures[seq.id] = pick
-                else:
-                    result.sampled[seq.id] = pick
+                # The rows of a sequence are in the order of its tokens: `by_length` sorts by these places.
+                self.sampler.sample(logits, [(item.seq, item.draft) for item in work if item.samples], result)
         return result
 
     def _move(self, move: Move) -> None:

@@ -29,14 +29,17 @@ class TextStream:
 
     decode: turns ids into text.
     stop: stop strings. The text from the first one on is never emitted.
+    keep_stop: the first stop string itself is emitted.
     min_tokens: stop strings are searched only from this token on (1 = first); text before it is part of no
         match.
     stopped: whether a stop string occurred.
     """
 
-    def __init__(self, decode: Decode, stop: Sequence[str] = (), *, min_tokens: int = 0) -> None:
+    def __init__(
+        self, decode: Decode, stop: Sequence[str] = (), *, min_tokens: int = 0, keep_stop: bool = False
+    ) -> None:
         self._decode = decode
-        self._stops = StopSearch(stop)
+        self._stops = StopSearch(stop, keep=keep_stop)
         self._min_tokens = min_tokens
         self._count = 0
         # The window: tokens whose text is still needed. The text of its first `_emitted_ids` tokens was

@@ -55,7 +55,12 @@ def build_jobs(
             ),
             inputs=inputs(choice),
             sink=sink,
-            text=TextStream(decode, sampling.stop, min_tokens=sampling.min_tokens),
+            text=TextStream(
+                decode,
+                sampling.stop,
+                min_tokens=sampling.min_tokens,
+                keep_stop=sampling.include_stop_str_in_output,
+            ),
             fetch_s=request.fetch_s,
             media_decode_s=request.media_decode_s,
             preprocess_s=preprocess_s,

@@ -25,6 +25,7 @@ from fovea.engine.request.work_queue import EXPENSIVE
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 
 if TYPE_CHECKING:  # this module only passes tensors on, so it does not import torch
+    from fovea.engine.grammar.compiler import Grammar
     from fovea.engine.tiers.slower import SlowerTiers
     from fovea.engine.vision.features import VisualFeatures
 
@@ -176,17 +177,20 @@ class Preparer:
         arrival: float,
         pixels_s: float,
         decode_s: float = 0.0,
+        grammar: Grammar | None = None,
     ) -> list[Job]:
         """Return one job per choice, ready for the loop.
 
         arrival: time of arrival on the monotonic clock; deadlines count from it.
         pixels_s: seconds spent on the pixels.
         decode_s: the part of them that was spent on decoding images.
+        grammar: what the answers must follow; None: nothing.
         """
         pixels: dict[str, PixelSource] = {
             planned.key: partial(_compute_pixels, ready.tasks[planned.key], planned.plan, claim)
             for planned in ready.prompt.planned_inputs
         }
+        bad_words = bad_word_tokens(self._tokenizer, request.sampling.bad_words)
         return build_jobs(
             request,
             ready.prompt,
@@ -196,7 +200,7 @@ class Preparer:
             arrival=arrival,
             preprocess_s=outline.seconds + pixels_s - decode_s,
             decode_s=decode_s,
-            inputs=lambda choice: SequenceInputs(choice, pixels, ready.features),
+            inputs=lambda choice: SequenceInputs(choice, pixels, ready.features, grammar, bad_words),
         )
 
     @property
@@ -250,6 +254,12 @@ def check_lengths(
     return sampling.max_tokens if sampling.max_tokens is not None else min(room, usual_tokens or room)
 
 
+def bad_word_tokens(tokenizer: ChatTokenizer, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of each word as it is, and of each after a space, as within a sentence."""
+    forms = (tuple(tokenizer.encode_plain(space + word)) for word in words for space in ("", " "))
+    return tuple(dict.fromkeys(form for form in forms if form))
+
+
 def check_token_ids(prepared: PreparedPrompt, sampling: SamplingParams, size: int) -> None:
     """Refuse ids outside the model's embeddings, because some tokenizers have more tokens than their model.
 
@@ -260,7 +270,7 @@ def check_token_ids(prepared: PreparedPrompt, sampling: SamplingParams, size: in
         raise InvalidRequest(
             f"token {max(prepared.ids)} of the prompt is outside [0, {size})", param="prompt"
         )
-    for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
-        for token in ids:
+    for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+        for token in getattr(sampling, name):
             if not 0 <= token < size:
                 raise InvalidRequest(f"{name}: token {token} is outside [0, {size})", param=name)

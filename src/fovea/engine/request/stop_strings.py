@@ -10,26 +10,30 @@ from collections.abc import Sequence
 
 
 class StopSearch:
-    """The stop strings of one answer, and the end of its text that may be the beginning of one."""
+    """The stop strings of one answer, and the end of its text that may be the beginning of one.
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    keep: the emitted text includes the stop string.
+    """
+
+    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
+        self._keep = keep
         self._matchers = [_Matcher(stop) for stop in stops]
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
         """Add text. Returns the text that can be emitted now, and whether a stop string has occurred.
 
-        Then the emitted text ends where the first stop string begins.
+        Then the emitted text ends where the first stop string begins, or after it if it is kept.
         """
         whole = self._held + text
-        starts = [
-            len(self._held) + end - len(matcher.stop)
+        found = [
+            (len(self._held) + end - len(matcher.stop), len(self._held) + end)
             for matcher in self._matchers
             if (end := matcher.find(text)) is not None
         ]
-        if starts:
+        if found:
             self._held = ""
-            return whole[: min(starts)], True
+            return whole[: min(found)[self._keep]], True
         emitted = len(whole) - max((matcher.matched for matcher in self._matchers), default=0)
         self._held = whole[emitted:]
         return whole[:emitted], False

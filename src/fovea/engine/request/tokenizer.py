@@ -40,6 +40,7 @@ class ChatTokenizer:
     tokenizer: an object with the interface of a transformers tokenizer.
     template: Jinja source; None: conversations are refused.
     eos_ids: ids that end an answer.
+    backend: the tokenizer of the library `tokenizers`; None if this one is written in Python.
     marker_ids: ids that stand for visual tokens of images and videos.
 
     Raises CheckpointError if the template is not Jinja.
@@ -56,10 +57,10 @@ class ChatTokenizer:
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
         added = tokenizer.added_tokens_decoder
-        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self.backend = getattr(tokenizer, "backend_tokenizer", None)
         self._controls = ControlTokens(added, template or "", eos_ids | marker_ids)
         self._template = ChatTemplate(tokenizer, template, self._controls)
-        self._sealed = SealedTokenizer(backend, self._controls)
+        self._sealed = SealedTokenizer(self.backend, self._controls)
         self._specials = frozenset(tokenizer.added_tokens_decoder)
         self._byte_level = BYTE_LEVEL_SPACE in tokenizer.get_vocab()
         self._longest = max((len(token) for token in tokenizer.get_vocab()), default=1)
@@ -71,6 +72,16 @@ class ChatTokenizer:
     @property
     def eos_ids(self) -> frozenset[int]:
         return self._eos_ids
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that stand for no text, such as those that begin a turn."""
+        return self._specials
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the ids of a text without special tokens around it."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
 
     def fewest_tokens(self, text: str) -> int:
         """Return a lower bound on the number of tokens of `text`, without tokenizing it.
@@ -182,6 +193,16 @@ class ChatTokenizer:
         Raises InvalidRequest as `render`, and for a role that contains a control token.
         """
         return self._template.render_sealed(messages)
+
+
+def detokenize(tokenizer: ChatTokenizer, ids: Sequence[int]) -> str:
+    """Return the text of token ids, special tokens included. Raises InvalidRequest for an unknown id."""
+    for index, token in enumerate(ids):
+        if not 0 <= token < tokenizer.vocab_size:
+            raise InvalidRequest(
+                f"tokens[{index}]: {token} is outside [0, {tokenizer.vocab_size})", param=f"tokens[{index}]"
+            )
+    return tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def check_unicode(text: str) -> None:

@@ -40,14 +40,19 @@ def repair(row: Tensor) -> Tensor:
 def adjust(
     row: Tensor, params: SamplingParams, seen: Tensor | None, output: list[int], forbidden: frozenset[int]
 ) -> Tensor:
-    """Apply bias and penalties in OpenAI's order, then set forbidden ids to -inf. Returns a new row.
+    """Leave the allowed ids, apply bias and penalties in OpenAI's order, then set forbidden ids to -inf.
+
+    Returns a new row.
 
     row: a row from `repair`.
     seen: distinct token ids of the prompt and of the answer so far; None: there is no repetition penalty.
     output: token ids of the answer so far.
-    forbidden: ids that must not come yet, because of min_tokens.
+    forbidden: ids that must not come now, because of min_tokens or bad_words.
     """
     row = row.clone()
+    if params.allowed_token_ids:
+        allowed = torch.tensor(params.allowed_token_ids, device=row.device)
+        row = torch.full_like(row, -math.inf).index_copy(0, allowed, row[allowed])
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=row.device)
         row[ids] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device)
@@ -56,7 +61,7 @@ def adjust(
         values = torch.where(
             values > 0, values / params.repetition_penalty, values * params.repetition_penalty
         )
-        row[seen] = values.clamp(-LIMIT, LIMIT)
+        row[seen] = values.clamp(-LIMIT, LIMIT).masked_fill(row[seen] == -math.inf, -math.inf)
     if output and (params.presence_penalty or params.frequency_penalty):
         ids, counts = torch.unique(torch.tensor(output, device=row.device), return_counts=True)
         row[ids] -= params.presence_penalty + params.frequency_penalty * counts.to(row.dtype)
@@ -83,6 +88,7 @@ def needs_adjusting(params: SamplingParams, forbidden: frozenset[int]) -> bool:
     """Whether `adjust` would change a row."""
     return bool(
         params.logit_bias
+        or params.allowed_token_ids
         or forbidden
         or params.repetition_penalty != 1.0
         or params.presence_penalty

@@ -27,8 +27,23 @@ class Work:
 
     @property
     def samples(self) -> bool:
-        """Whether the step also samples a token, because no token of the sequence remains to be computed."""
-        return self.stop == self.seq.length
+        """Whether the step also chooses a token, because no token of the answer remains to be computed."""
+        return self.stop >= self.seq.length
+
+    @property
+    def draft(self) -> int:
+        """Number of drafts among the tokens."""
+        return max(0, self.stop - self.seq.length)
+
+    def split(self) -> tuple[Work, ...]:
+        """Return the work as one piece, or as single tokens if there are drafts among them.
+
+        A draft is computed like a token that decodes, with the same kernels. So the step that verifies it has
+        the same bits as the step that would have decoded it.
+        """
+        if not self.draft:
+            return (self,)
+        return tuple(Work(self.seq, place, 1) for place in range(self.start, self.stop))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +85,10 @@ class StepPlan:
 
     @property
     def decodes(self) -> int:
+        """Number of sequences that decode."""
         return sum(item.seq.decoding for item in self.work)
+
+    @property
+    def decode_tokens(self) -> int:
+        """Number of tokens of these sequences, drafts included."""
+        return sum(item.count for item in self.work if item.seq.decoding)

@@ -2,8 +2,8 @@
 
 A step has three budgets: a number of tokens, a number of sequences, and the time that the pace leaves beside
 the decodes. Each running sequence computes as many of its missing tokens as the budgets allow. A decode needs
-one token, and decodes come first. So a long prompt uses only what the decodes leave and never stalls them. A
-prompt that does not fit continues in the next step.
+one token, or several if it has drafts, and decodes come first. So a long prompt uses only what the decodes
+leave and never stalls them. A prompt that does not fit continues in the next step.
 
 Images are encoded in the same steps, not before them. A sequence computes its tokens up to the first image
 that is not encoded yet, and requests that image. The encoder works on the requested images one slice at a
@@ -24,7 +24,8 @@ except those whose blocks are still cached.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Seq
 from typing import Any
 
 from fovea.core.types import FinishReason
@@ -120,7 +121,8 @@ class Scheduler:
         current, waiting = _among(self.running, only), _among(self.waiting, only)
         self.images.begin(current, waiting)
         if prompt_tokens is not None:
-            tokens = min(tokens, self.decodes + prompt_tokens)
+            decode_tokens = sum(seq.missing_tokens for seq in self.running if seq.decoding)
+            tokens = min(tokens, decode_tokens + prompt_tokens)
         budget = Budget(tokens, self.config.max_step_visual_tokens)
         for seq in sorted(current, key=lambda s: (not s.decoding, s.arrival, s.id)):
             if seq.status is Status.RUNNING and budget.tokens > 0:
@@ -135,22 +137,35 @@ class Scheduler:
             self.kv.take_moves(),
         )
 
-    def update(self, plan: StepPlan, sampled: dict[str, int]) -> None:
-        """Update the sequences after a plan was executed: count computed tokens and add the sampled ones.
+    def update(
+        self,
+        plan: StepPlan,
+        sampled: Mapping[str, Seq[int]],
+        drafts: Mapping[str, Seq[int]] | None = None,
+    ) -> None:
+        """Update the sequences after a plan was executed: count computed tokens and add the chosen ones.
 
-        sampled: the new token of each sequence that sampled one, by sequence id.
+        Of a sequence with drafts, the tokens count as computed up to the last accepted draft.
+
+        sampled: the new tokens of each sequence, by sequence id: the accepted drafts and one more.
+        drafts: tokens that are expected next, by sequence id.
         """
         self.kv.finish_moves()
         for item in plan.work:
             seq = item.seq
             if seq.status is not Status.RUNNING:
                 continue
-            self.kv.commit(seq, item.count)
+            tokens = sampled.get(seq.id, ())
+            computed = len(tokens) if item.draft else item.count
+            seq.drafts = []
+            seq.output_ids.extend(tokens)
+            self.kv.commit(seq, computed)
             if any(span.end <= seq.computed_tokens for span in seq.spans_between(item.start, item.stop)):
                 self.images.release_computed(seq)
-            if seq.id in sampled:
+            if tokens:
                 seq.first_token_step = seq.first_token_step or self.steps
-                seq.output_ids.append(sampled[seq.id])
+                room = seq.max_tokens - len(seq.output_ids) - 1
+                seq.drafts = list((drafts or {}).get(seq.id, ())[: max(0, room)])
 
     def abandon(self, plan: StepPlan) -> None:
         """The step failed: forget its moves.
@@ -187,6 +202,8 @@ class Scheduler:
         count = self.images.tokens_before_unencoded_image(seq, min(seq.missing_tokens, budget.tokens), budget)
         if count == 0:
             return
+        if seq.drafts and not self.kv.can_extend(seq, seq.computed_tokens + count):
+            count = 1  # nobody is preempted for drafts
         while not self.kv.can_extend(seq, seq.computed_tokens + count):
             victim = max(self.running, key=lambda s: (s.arrival, s.id))
             self._preempt(victim, budget)
@@ -266,6 +283,7 @@ class Scheduler:
     def _send_back(self, seq: Sequence) -> None:
         """Let a running sequence release its blocks and wait again."""
         self._free(seq)
+        seq.drafts = []
         seq.preemptions += 1
         self.preemptions += 1
         self._wait(seq)

@@ -24,8 +24,8 @@ from fovea.engine.schedule.plan import StepPlan
 class Composition:
     """The amounts of work in a step.
 
-    decodes: sequences that get their next token.
-    decode_context: sum of the tokens that these sequences attend to.
+    decodes: tokens of sequences that decode, drafts included.
+    decode_context: sum of the tokens that each of these attends to.
     prompt_tokens: tokens of prompts.
     chunks: number of sequences to which these belong.
     pairs: pairs of a prompt token and a token that it attends to, summed over the chunks.
@@ -43,8 +43,8 @@ class Composition:
         decodes = context = tokens = chunks = pairs = 0
         for item in plan.work:
             if item.seq.decoding:
-                decodes += 1
-                context += item.stop
+                decodes += item.count
+                context += item.count * item.stop
             else:
                 tokens += item.count
                 chunks += 1

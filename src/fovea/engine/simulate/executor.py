@@ -61,7 +61,7 @@ class CostExecutor:
         result = StepResult()
         self._encode(plan, encode_s, result)
         result.sampled = {
-            item.seq.id: SampledToken(self._pick(item.seq)) for item in plan.work if item.samples
+            item.seq.id: (SampledToken(self._pick(item.seq)),) for item in plan.work if item.samples
         }
         result.seconds = self.cost.step(Composition.of(plan)) + result.encode_s
         return result

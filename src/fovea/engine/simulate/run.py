@@ -127,7 +127,7 @@ class _Run:
         self.busy += seconds
         self.stepper.apply(step, result, seconds)
         for seq in [self.stepper.sequences[seq_id] for seq_id in result.sampled]:
-            self.records[int(seq.id)].tokens.append(self.now)
+            self.records[int(seq.id)].tokens += [self.now] * len(result.sampled[seq.id])
             if len(seq.output_ids) >= seq.max_tokens:
                 self.stepper.finish(seq, "length")
                 self._record_end(seq, "length")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from fovea.core.errors import InvalidRequest, Unavailable
 from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
@@ -23,6 +23,7 @@ from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.jobs import build_jobs
 from fovea.engine.request.prepare import check_lengths
 from fovea.engine.request.prompt_plan import PreparedPrompt
+from fovea.engine.request.tokenizer import detokenize
 from fovea.engine.schedule.stats import scheduler_stats
 from fovea.engine.simulate.assemble import context_limit, pool_tokens, simulated_stepper
 from fovea.engine.simulate.bundled import load_prompt_builder
@@ -86,6 +87,11 @@ class SimulatedEngine:
     async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Yield the deltas of a request. An answer has max_tokens tokens, or about 64 without a limit."""
         self.check_room(request.sampling.n)
+        form = request.sampling.format
+        if form is not None:
+            raise InvalidRequest(
+                f"{form.param}: a simulated engine writes filler, which follows no format", param=form.param
+            )
         arrival = time.monotonic()
         ticket = self._admission.enter(request.sampling.n)
         loop = asyncio.get_running_loop()
@@ -118,6 +124,9 @@ class SimulatedEngine:
         if self.status != "ready":
             raise Unavailable("the server is shutting down" if self._draining else "the engine has stopped")
         self._admission.check(choices, reserved)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return await asyncio.to_thread(detokenize, self.tokenizer, ids)
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         prepared = await asyncio.to_thread(self._builder.build, prompt, "", self._info.max_context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,18 +17,21 @@ class SampledToken:
 
     logprob: log probability before any adjustment; None if the request did not ask for it.
     top: the most likely alternatives as (id, logprob), likeliest first.
+    final: the answer is complete with this token, because its format allows no further one.
     """
 
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    final: bool = False
 
 
 @dataclass(slots=True)
 class StepResult:
     """The result of one step.
 
-    sampled: the new token of each sequence that got one, by sequence id.
+    sampled: the new tokens of each sequence that got any, by sequence id: the accepted drafts and one more.
+    drafts: tokens that are expected to follow these, by sequence id; the next step verifies them.
     failures: the error of each sequence whose image could not be encoded, or for which no token could be
         chosen, by sequence id. The other sequences of the step are not affected.
     encoded: for each image whose encoding ended in this step, by span key, the seconds that the encoder spent
@@ -37,7 +41,8 @@ class StepResult:
     seconds: duration of the step by the executor's own clock; None: the caller measures it.
     """
 
-    sampled: dict[str, SampledToken] = field(default_factory=dict)
+    sampled: dict[str, Seq[SampledToken]] = field(default_factory=dict)
+    drafts: dict[str, Seq[int]] = field(default_factory=dict)
     failures: dict[str, Exception] = field(default_factory=dict)
     encoded: dict[str, float] = field(default_factory=dict)
     encode_s: float = 0.0

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest, RequestError, Unavailable
+from fovea.core.sampling import SamplingParams
 from fovea.core.stage import stage
 from fovea.core.types import FinishReason, StageTimings, TokenLogprob
 from fovea.engine.events import Event
 from fovea.engine.job import Job
 from fovea.engine.request.tokenizer import ChatTokenizer
-from fovea.engine.sequence import Sequence, Status
+from fovea.engine.sequence import Status
 from fovea.engine.step.executor import SampledToken, StepResult
 from fovea.engine.step.stepper import Step, Stepper
 
@@ -96,9 +98,9 @@ class JobBoard:
                 job.encode_s += result.encoded.get(encode.span.key, 0.0)
         for seq_id, failure in result.failures.items():
             self.fail([seq_id], failure)
-        for seq_id, pick in result.sampled.items():
+        for seq_id, picks in result.sampled.items():
             try:
-                self._send_token(self.jobs[seq_id], pick, now)
+                self._send_tokens(self.jobs[seq_id], picks, now)
             except Exception as error:  # noqa: BLE001 - any error ends this job alone
                 self.fail([seq_id], error)
 
@@ -113,23 +115,37 @@ class JobBoard:
         job.seq.status, job.seq.finish_reason = Status.FINISHED, "error"
         self._send(job, Event(job.choice, finish_reason="error", error=error))
 
-    def _send_token(self, job: Job, pick: SampledToken, now: float) -> None:
-        """Turn one new token into text, send it, and end the job if it was the last one."""
+    def _send_tokens(self, job: Job, picks: Seq[SampledToken], now: float) -> None:
+        """Turn the new tokens of a step into text, send it, and end the job if one of them is the last.
+
+        Tokens after the last one are dropped: a step that verifies drafts may go beyond a stop string.
+        """
         job.first_token = job.first_token or now
         job.last_token = now
-        self.generated_tokens += 1
-        reason = self._reason(job.seq, pick.token)
-        with stage("detokenize"):
-            text = "" if reason == "stop" else job.text.push(pick.token)
+        before = len(job.seq.output_ids) - len(picks)
+        text = ""
+        reason: FinishReason | None = None
+        for count, pick in enumerate(picks, 1):
+            with stage("detokenize"):
+                ends = self._ends(job.seq.sampling, pick.token, before + count)
+                text += "" if ends else job.text.push(pick.token)
+                if ends or pick.final:
+                    reason = "stop"
+                elif before + count >= job.seq.max_tokens:
+                    reason = "length"
+                if reason is not None:
+                    text += job.text.finish()
+            if job.text.stopped:
+                reason = "stop"
             if reason is not None:
-                text += job.text.finish()
-        if job.text.stopped:
-            reason = "stop"
+                picks = picks[:count]
+                break
+        self.generated_tokens += len(picks)
         event = Event(
             job.choice,
             text=text,
-            token_ids=(pick.token,),
-            logprobs=self._logprobs(pick),
+            token_ids=tuple(pick.token for pick in picks),
+            logprobs=tuple(entry for pick in picks for entry in self._logprobs(pick)),
             finish_reason=reason,
             cached_tokens=job.seq.cached_tokens,
             timings=job.timings if reason else StageTimings(),
@@ -139,14 +155,11 @@ class JobBoard:
         else:
             self._end(job, reason, event)
 
-    def _reason(self, seq: Sequence, token: int) -> FinishReason | None:
-        params = seq.sampling
-        if len(seq.output_ids) >= params.min_tokens:
-            if token in params.stop_token_ids:
-                return "stop"
-            if not params.ignore_eos and token in self.tokenizer.eos_ids:
-                return "stop"
-        return "length" if len(seq.output_ids) >= seq.max_tokens else None
+    def _ends(self, params: SamplingParams, token: int, count: int) -> bool:
+        """Whether a token is one that ends the answer. count: the answer's number of tokens with it."""
+        if count < params.min_tokens:
+            return False
+        return token in params.stop_token_ids or (not params.ignore_eos and token in self.tokenizer.eos_ids)
 
     def _end(self, job: Job, reason: FinishReason, event: Event) -> None:
         self._stepper.finish(job.seq, reason)

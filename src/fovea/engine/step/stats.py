@@ -14,6 +14,8 @@ def loop_stats(loop: EngineLoop) -> dict[str, float]:
         "engine_steps": stepper.steps,
         "failed_steps": loop.failed_steps,
         "computed_tokens": stepper.computed_tokens,
+        "draft_tokens": stepper.draft_tokens,
+        "accepted_draft_tokens": stepper.accepted_drafts,
         "generation_tokens": loop.board.generated_tokens,
         "integrity_errors": loop.integrity_errors,
     }

@@ -30,6 +30,7 @@ class Step:
     plan: tokens and images, from the scheduler.
     encode_s: seconds that the encoder may take.
     decodes: number of sequences that decode in this step.
+    decode_tokens: number of their tokens, drafts included.
     prompt_tokens: number of prompt tokens in this step.
     expired: sequences whose deadline passed before the step; they are ended already.
     """
@@ -37,6 +38,7 @@ class Step:
     plan: StepPlan
     encode_s: float = 0.0
     decodes: int = 0
+    decode_tokens: int = 0
     prompt_tokens: int = 0
     expired: tuple[Sequence, ...] = ()
 
@@ -55,7 +57,8 @@ class Stepper:
 
     sequences: all unfinished sequences, by id.
     suspects: the sequences of a failed step, until the guilty one is found.
-    steps, computed_tokens, encoded_images, encode_seconds: counters since the start.
+    steps, computed_tokens, draft_tokens, accepted_drafts, encoded_images, encode_seconds: counters since the
+        start. draft_tokens are the drafts that were computed.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, control: BatchControl | None = None) -> None:
@@ -69,6 +72,8 @@ class Stepper:
         self.suspects = Suspects()
         self.steps = 0
         self.computed_tokens = 0
+        self.draft_tokens = 0
+        self.accepted_drafts = 0
         self.encoded_images = 0
         self.encode_seconds = 0.0
 
@@ -111,10 +116,10 @@ class Stepper:
         plan = self.scheduler.schedule(tokens, self.batch.allowed(), self.suspects.group)
         if not plan:
             self.suspects.clear(())
-        decodes = plan.decodes
-        prompt_tokens = plan.tokens - decodes
+        decode_tokens = plan.decode_tokens
+        prompt_tokens = plan.tokens - decode_tokens
         encode_s = self.pace.encode_s(streams, others, prompt_tokens)
-        return Step(plan, encode_s, decodes, prompt_tokens, expired)
+        return Step(plan, encode_s, plan.decodes, decode_tokens, prompt_tokens, expired)
 
     def apply(self, step: Step, result: StepResult, seconds: float) -> None:
         """Take in the result of a step. Sequences that failed are ended.
@@ -122,9 +127,12 @@ class Stepper:
         seconds: duration of the step.
         """
         self.suspects.clear(step.involved)
-        self.pace.observe(step.decodes, step.prompt_tokens, seconds, result.encode_s)
+        self.pace.observe(step.decode_tokens, step.prompt_tokens, seconds, result.encode_s)
         prompt_and_image_s = result.encode_s + self.pace.prompt_s(step.prompt_tokens)
-        self.batch.observe(step.decodes, seconds, prompt_and_image_s)
+        if step.decode_tokens == step.decodes:  # a step with drafts yields several tokens per sequence
+            self.batch.observe(step.decodes, seconds, prompt_and_image_s)
+        self.draft_tokens += sum(item.draft for item in step.plan.work)
+        self.accepted_drafts += sum(len(picks) - 1 for picks in result.sampled.values())
         self.steps += 1
         self.computed_tokens += step.plan.tokens
         self.encoded_images += len(result.encoded)
@@ -132,7 +140,8 @@ class Stepper:
         for seq_id in result.failures:
             if seq_id in self.sequences:
                 self.finish(self.sequences[seq_id], "error")
-        self.scheduler.update(step.plan, {seq_id: pick.token for seq_id, pick in result.sampled.items()})
+        tokens = {seq_id: [pick.token for pick in picks] for seq_id, picks in result.sampled.items()}
+        self.scheduler.update(step.plan, tokens, result.drafts)
 
     def abandon(self, step: Step) -> str | None:
         """Give up a step that failed as a whole. Its sequences continue, in smaller groups.

@@ -92,7 +92,7 @@ def enter(memory_bytes: int) -> list[str]:
             os.setresgid(_NOBODY, _NOBODY, _NOBODY)
             os.setresuid(_NOBODY, _NOBODY, _NOBODY)
             taken.append("no root")
-    _limit_resources(memory_bytes)
+    limit_resources(memory_bytes)
     taken.append("resource limits")
     with contextlib.suppress(OSError, AttributeError):
         _filter_system_calls()
@@ -100,7 +100,11 @@ def enter(memory_bytes: int) -> list[str]:
     return taken
 
 
-def _limit_resources(memory_bytes: int) -> None:
+def limit_resources(memory_bytes: int) -> None:
+    """Limit this process to so many more bytes, and few open files. It can write no core dump and no file.
+
+    Raises OSError where the system does not tell the bytes of a process.
+    """
     for kind, most in (
         (resource.RLIMIT_AS, _address_space() + memory_bytes),
         (resource.RLIMIT_NOFILE, 32),

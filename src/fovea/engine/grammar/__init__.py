@@ -1,0 +1,1 @@
+"""Structured output: answers that follow a JSON schema, a regular expression, choices or a grammar."""

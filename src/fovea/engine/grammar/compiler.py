@@ -1,0 +1,101 @@
+"""Compiles the forms of answers in a thread of its own, and keeps the latest results.
+
+A request waits for its grammar as it waits for its images: the engine's steps and the other requests go on.
+The library releases the interpreter lock while it compiles. How long it takes is known before: every form is
+compiled in a process first that has a limit (`trial`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from fovea.core.answer_format import AnswerFormat
+from fovea.core.errors import InvalidRequest, Overloaded, Unavailable
+from fovea.core.stage import stage
+from fovea.engine.grammar.definition import compile_format
+from fovea.engine.grammar.guide import Guide
+from fovea.engine.grammar.trial import Trial
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MOST_KEPT = 256
+"""Number of forms whose grammars are kept."""
+MOST_WAITING = 64
+"""Number of forms that wait to be compiled; more are refused."""
+
+
+class Grammar:
+    """A compiled form. It does not change, and several answers may follow it at a time."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def guide(self) -> Guide:
+        """Return a new guide, which is at the beginning of an answer."""
+        return Guide(self._matcher.deep_copy())
+
+
+class GrammarCompiler:
+    """The grammars of the forms that requests named lately.
+
+    hits, misses: how often a form was known, and how often it was not.
+    """
+
+    def __init__(self, vocabulary: Callable[[], LLTokenizer]) -> None:
+        """vocabulary: returns the model's vocabulary; it is called once, in the compiler's thread."""
+        self.hits = 0
+        self.misses = 0
+        self._load = vocabulary
+        self._vocabulary: LLTokenizer | None = None
+        self._known: OrderedDict[AnswerFormat, Future[Grammar]] = OrderedDict()
+        self._lock = Lock()
+        self._thread = ThreadPoolExecutor(1, "fovea-grammar")
+        self._trial = Trial()
+
+    def compile(self, form: AnswerFormat) -> Future[Grammar]:
+        """Return a future of the grammar. Requests with equal forms share it. Thread-safe.
+
+        The future raises InvalidRequest for a form that is not supported; see `explain`.
+
+        Raises Overloaded if too many forms wait, Unavailable after `close`.
+        """
+        with self._lock:
+            known = self._known.get(form)
+            if known is not None:
+                self.hits += 1
+                self._known.move_to_end(form)
+                return known
+            waiting = sum(not future.done() for future in self._known.values())
+            if waiting >= MOST_WAITING:
+                raise Overloaded(f"{waiting} answer formats wait to be compiled", retry_after=1.0)
+            self.misses += 1
+            try:
+                future = self._thread.submit(self._compile, form)
+            except RuntimeError:
+                raise Unavailable("the engine has stopped") from None
+            self._known[form] = future
+            while len(self._known) > MOST_KEPT:
+                self._known.popitem(last=False)
+            return future
+
+    def close(self) -> None:
+        """Stop the thread. Forms that wait are not compiled any more."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._trial.close()
+
+    def _compile(self, form: AnswerFormat) -> Grammar:
+        with stage("grammar"):
+            self._trial.check(form)
+            if self._vocabulary is None:
+                self._vocabulary = self._load()
+            return Grammar(compile_format(form, self._vocabulary))
+
+
+def explain(error: InvalidRequest, form: AnswerFormat) -> InvalidRequest:
+    """Return an error of a shared future as the error of one request, which names the request's own field."""
+    return InvalidRequest(f"{form.param}: {error.message}", param=form.param, code=error.code)

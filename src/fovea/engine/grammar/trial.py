@@ -1,0 +1,154 @@
+"""Compiles forms in a process of their own first, which may use little time and memory.
+
+The library has limits of its own, but some regular expressions go beyond them and take minutes. A thread
+cannot be stopped, a process can. So a form is compiled in the engine only after it was compiled here.
+
+    engine            helper                         attempt
+    check(form) --->  reads a line, forks  --------> compiles, within CPU_S seconds and MEMORY bytes
+                <---  sends the result  <----------- the result, or nothing if it was killed
+
+The helper has a vocabulary of single bytes: what a compilation costs hardly depends on the vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import IO, Any
+
+from fovea.core.answer_format import AnswerFormat
+from fovea.core.errors import InvalidRequest, Unavailable
+from fovea.engine.grammar.definition import compile_format
+from fovea.media.sandbox.jail import limit_resources
+
+CPU_S = 0.2
+"""Most processor time of an attempt in seconds. It does not count while other processes run."""
+MEMORY = 512 * 1024 * 1024
+"""Most memory of an attempt beyond that of the helper, in bytes."""
+ANSWER_S = 10.0
+"""Longest time until the helper answers. Beyond it, the helper is restarted."""
+END = 256
+
+
+class Trial:
+    """The helper process, seen from the engine. For one thread. It is started on first use."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def check(self, form: AnswerFormat) -> None:
+        """Compile a form in a process of its own.
+
+        Raises InvalidRequest if it is not supported or costs too much, Unavailable if no process can be
+        started.
+        """
+        job = {"kind": form.kind, "definition": form.definition, "whitespace": form.whitespace}
+        try:
+            answer = self._ask(json.dumps(job).encode() + b"\n")
+        except OSError as error:
+            self.close()
+            raise Unavailable(f"answer formats cannot be checked: {error}") from error
+        if answer is None:
+            raise InvalidRequest(
+                f"{form.kind}: it takes more than {CPU_S:g} seconds or {MEMORY >> 20} MiB to compile",
+                code="unsupported_format",
+            )
+        if "error" in answer:
+            raise InvalidRequest(answer["error"], code="unsupported_format")
+
+    def close(self) -> None:
+        """Stop the helper. A later check starts another."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _ask(self, job: bytes) -> dict[str, str] | None:
+        """Return the helper's answer; None: the attempt was killed."""
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fovea.engine.grammar.trial"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAYON_NUM_THREADS": "1"},
+            )
+        source, sink = self._process.stdout, self._process.stdin
+        assert source is not None
+        assert sink is not None
+        sink.write(job)
+        sink.flush()
+        ready, _, _ = select.select([source], [], [], ANSWER_S)
+        line = source.readline() if ready else b""
+        if not line:
+            self.close()
+            return None
+        answer: dict[str, str] | None = json.loads(line)
+        return answer
+
+
+def serve(source: IO[bytes], sink: IO[bytes]) -> None:
+    """Answer each line of `source` with a line: {} for a form that compiles, its error, or null."""
+    vocabulary = byte_vocabulary()
+    for line in source:
+        job = json.loads(line)
+        form = AnswerFormat(job["kind"], job["definition"], job["whitespace"])
+        sink.write((_attempt(form, vocabulary) or b"null") + b"\n")
+        sink.flush()
+
+
+def byte_vocabulary() -> Any:
+    """A vocabulary of the 256 bytes and an end token."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    class Bytes:
+        """A tokenizer with the attributes that the library's wrapper asks for."""
+
+        tokens = [*(bytes([byte]) for byte in range(END)), b"<end>"]
+        eos_token_id = END
+        bos_token_id = None
+        special_token_ids = [END]
+
+        def __call__(self, text: bytes) -> list[int]:
+            return list(text)
+
+    return LLTokenizer(TokenizerWrapper(Bytes()), eos_token=END)
+
+
+def _attempt(form: AnswerFormat, vocabulary: Any) -> bytes:
+    """Compile in a fork of this process. Returns the line of the result, empty if it was killed."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _limit()
+        try:
+            compile_format(form, vocabulary)
+            result: dict[str, str] = {}
+        except InvalidRequest as error:
+            result = {"error": error.message}
+        except BaseException:  # noqa: BLE001 - such as MemoryError: as if it had been killed
+            os._exit(1)
+        os.write(writer, json.dumps(result).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        line = pipe.read()
+    os.waitpid(child, 0)
+    return line
+
+
+def _limit() -> None:
+    """Let the system end this process when it has used too much time, and refuse it too much memory."""
+    signal.setitimer(signal.ITIMER_PROF, CPU_S)  # SIGPROF ends a process
+    with suppress(OSError):  # on macOS
+        limit_resources(MEMORY)
+
+
+if __name__ == "__main__":
+    serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,0 +1,81 @@
+"""The vocabulary of a model in the form in which the grammar library reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fovea.core.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+
+class GrammarTokenizer(Protocol):
+    """The tokenizer of a model, as far as grammars need it."""
+
+    @property
+    def backend(self) -> Any:
+        """The tokenizer of the library `tokenizers`; None: there is none."""
+        ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    def encode_plain(self, text: str) -> list[int]: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+def load_vocabulary(tokenizer: GrammarTokenizer, size: int) -> LLTokenizer:
+    """Return the vocabulary. For a large one it takes about a second.
+
+    size: number of the model's logits. Ids that the tokenizer lacks are never allowed.
+
+    Raises InvalidRequest if the library cannot read the tokenizer.
+    """
+    from llguidance import LLTokenizer
+
+    ends = sorted(token for token in tokenizer.eos_ids if token < size)
+    try:
+        return LLTokenizer(_source(tokenizer, ends), n_vocab=size, eos_token=ends)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library's Rust code is no Exception
+        raise InvalidRequest(
+            f"this model's tokenizer cannot be used for structured output: {str(error)[:300]}",
+            code="unsupported_field",
+        ) from error
+
+
+def _source(tokenizer: GrammarTokenizer, ends: Sequence[int]) -> Any:
+    if tokenizer.backend is not None:
+        import tokenizers
+
+        copy = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+        copy.no_padding()
+        copy.no_truncation()
+        return copy.to_str()
+    from llguidance import TokenizerWrapper
+
+    return TokenizerWrapper(_Slow(tokenizer, ends))
+
+
+class _Slow:
+    """A tokenizer that is written in Python, with the attributes that the library's wrapper asks for."""
+
+    def __init__(self, tokenizer: GrammarTokenizer, ends: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = ends[0]
+        self.bos_token_id = None
+        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.special_ids)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._tokenizer.encode_plain(text if isinstance(text, str) else text.decode())

@@ -1,0 +1,63 @@
+"""Applies the masks of grammars to logits: one operation on the device for all rows of a step."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fovea.engine.grammar.guide import Masks
+from fovea.engine.sample.batch import row_index
+
+
+class RowMask:
+    """The mask of one row.
+
+    row: the logits of the row as the model computed them, (vocabulary,).
+    """
+
+    def __init__(self, masks: Masks, index: int, forbidden: Tensor, row: Tensor) -> None:
+        self.row = row
+        self._masks = masks
+        self._index = index
+        self._forbidden = forbidden
+
+    def allows(self, token: int) -> bool:
+        return self._masks.allows(self._index, token)
+
+    def apply(self, row: Tensor) -> Tensor:
+        """Return the row with -inf for forbidden tokens.
+
+        If none of the others is possible by the row itself, because min_tokens bans the end of an answer that
+        is complete, they are equally likely.
+        """
+        masked = row.masked_fill(self._forbidden, -math.inf)
+        if float(masked.max()) > -math.inf:
+            return masked
+        return torch.zeros_like(row).masked_fill_(self._forbidden, -math.inf)
+
+
+class RowMasks:
+    """The masks of a step, by row; rows without a grammar have none."""
+
+    def __init__(self, rows: dict[int, RowMask]) -> None:
+        self._rows = rows
+
+    @classmethod
+    def of(cls, masks: Masks | None, logits: Tensor) -> RowMasks:
+        """Set the forbidden tokens of `logits` to -inf, in place, and return the masks."""
+        if masks is None:
+            return cls({})
+        forbidden = ~torch.from_numpy(masks.allowed(logits.shape[1])).to(logits.device)
+        if masks.rows == list(range(len(logits))):
+            before = logits.clone()
+            logits.masked_fill_(forbidden, -math.inf)
+        else:
+            index = row_index(masks.rows, logits.device)
+            before = logits[index]
+            logits[index] = before.masked_fill(forbidden, -math.inf)
+        return cls({row: RowMask(masks, i, forbidden[i], before[i]) for i, row in enumerate(masks.rows)})
+
+    def get(self, row: int) -> RowMask | None:
+        return self._rows.get(row)

@@ -1,0 +1,56 @@
+"""Forms that cost too much are refused by a process that the system ends, and others go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from fovea.core.answer_format import AnswerFormat
+from fovea.core.errors import InvalidRequest, Unavailable
+from fovea.engine.grammar.trial import Trial
+
+EXPLODING = "start: A\nA: " + " & ".join(
+    f"/(.|\\n){{0,{i}}}[a-{chr(98 + i % 20)}](.|\\n){{{i}}}/" for i in range(1, 40)
+)
+"""An intersection of expressions that takes the library more than a minute."""
+
+
+@pytest.fixture(scope="module")
+def trial() -> Iterator[Trial]:
+    made = Trial()
+    yield made
+    made.close()
+
+
+def test_a_form_that_takes_minutes_is_refused(trial: Trial) -> None:
+    trial.check(AnswerFormat.regex("a"))
+    started = time.process_time()
+    with pytest.raises(InvalidRequest, match="more than 0.2 seconds or 512 MiB"):
+        trial.check(AnswerFormat.grammar(EXPLODING))
+    assert time.process_time() - started < 0.1, "the work is not done here"
+    helper = trial._process
+    trial.check(AnswerFormat.json_object())
+    assert trial._process is helper, "only the attempt was ended"
+
+
+def test_the_reason_of_a_refusal_comes_back(trial: Trial) -> None:
+    with pytest.raises(InvalidRequest, match="json at /items: .*not") as caught:
+        trial.check(AnswerFormat.json_schema({"items": {"not": {}}}))
+    assert caught.value.code == "unsupported_format"
+
+
+def test_a_helper_that_died_is_replaced(trial: Trial) -> None:
+    trial.check(AnswerFormat.regex("b"))
+    assert trial._process is not None
+    trial._process.kill()
+    trial._process.wait()
+    trial.check(AnswerFormat.regex("c"))
+
+
+def test_without_a_process_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial()
+    monkeypatch.setattr("sys.executable", "/none/python")
+    with pytest.raises(Unavailable, match="cannot be checked"):
+        trial.check(AnswerFormat.regex("a"))
