@@ -119,7 +119,7 @@ IMAGES = [
     Case("unknown field of an image", "unknown field .*did you mean 'detail'",
          chat(user(image(GOOD, details="low"))), "messages[0].content[0].image_url.details",
          code="unknown_field"),
-    Case("image_url as a string", "must be an object", chat(user({"type": "image_url", "image_url": GOOD})),
+    Case("image_url as a list", "must be an object", chat(user({"type": "image_url", "image_url": [GOOD]})),
          "messages[0].content[0].image_url"),
     Case("image without image_url", "image_url is required", chat(user({"type": "image_url"})),
          "messages[0].content[0].image_url", code="missing_field"),

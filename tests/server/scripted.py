@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from fovea.core.protocols import CacheStage, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
@@ -34,6 +34,9 @@ class Script:
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return [1, 2]
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return "a" * len(ids)
 
     def stats(self) -> Mapping[str, float]:
         return {}

@@ -7,7 +7,7 @@ import contextlib
 import io
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,9 @@ class SharedEngine:
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return await self._engine.tokenize(prompt)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return await self._engine.detokenize(ids)
 
     def stats(self) -> Mapping[str, float]:
         return self._engine.stats()

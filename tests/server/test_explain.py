@@ -12,13 +12,11 @@ from fovea.api.wire import Wire
 from fovea.core.errors import InvalidRequest
 from fovea.server.explain import LONGEST, explain, path_of, shorten
 
-FIELDS = ("temperature", "messages", "detail")
-
 
 def explanation(body: Any, model: type[Wire] = ChatRequest) -> InvalidRequest:
     with pytest.raises(ValidationError) as caught:
         model.model_validate(body)
-    return explain(caught.value.errors(), FIELDS)
+    return explain(caught.value.errors())
 
 
 def content(value: Any) -> dict[str, Any]:
@@ -65,9 +63,9 @@ def test_paths(location: tuple[Any, ...], path: str) -> None:
             "messages[0].content[0].text: must be a valid string, got 5",
         ),
         (
-            content([{"type": "image_url", "image_url": "x"}]),
+            content([{"type": "image_url", "image_url": 5}]),
             "messages[0].content[0].image_url",
-            "messages[0].content[0].image_url: must be an object, got 'x'",
+            "messages[0].content[0].image_url: must be an object, got 5",
         ),
         (
             content([{"text": "x"}]),
@@ -86,13 +84,6 @@ def test_paths(location: tuple[Any, ...], path: str) -> None:
             "got '\\ud800'",
         ),
         ({**content("x"), "temperature": True}, "temperature", "temperature: must be a number, got True"),
-        (
-            {**content("x"), "temperatur": 1},
-            "temperatur",
-            "unknown field 'temperatur'; did you mean 'temperature'?",
-        ),
-        ({**content("x"), "zzz": 1}, "zzz", "unknown field 'zzz'"),
-        ({**content("x"), "tools": []}, "tools", "tools: tool calls are not supported by this server"),
         ({}, "messages", "messages is required"),
     ],
 )
@@ -107,7 +98,7 @@ def test_message_for_a_prompt_of_a_wrong_type() -> None:
 
 
 def test_explain_without_problems() -> None:
-    assert explain([], ()).message == "the body is not valid"
+    assert explain([]).message == "the body is not valid"
 
 
 def test_shorten_limits_length_and_depth() -> None:

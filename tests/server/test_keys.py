@@ -161,7 +161,7 @@ def test_every_refusal_is_counted_by_its_code(locked: Server) -> None:
         "unknown_url": lambda: locked.get("/v1/none", headers=key),
         "method_not_allowed": lambda: locked.get(CHAT, headers=key),
         "model_not_found": lambda: locked.post(CHAT, chat(model="other"), headers=key),
-        "unknown_field": lambda: locked.post(CHAT, chat(colour=1), headers=key),
+        "unknown_field": lambda: locked.post(CHAT, chat(temprature=1), headers=key),
         "payload_too_large": lambda: locked.post(CHAT, "x" * (65 << 20), headers=key),
     }
     before = refusals(locked)

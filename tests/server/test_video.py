@@ -119,7 +119,8 @@ TABLE: list[tuple[str, Any, str, str, str | None]] = [
     ("fps", video(clip(), fps=0), "greater than 0", "invalid_value", ".fps"),
     ("pruning", video(clip(), video_pruning_rate=1), "less than or equal to 0.95", "invalid_value",
          ".video_pruning_rate"),
-    ("unknown field", video(clip(), speed=2), "unknown field", "unknown_field", ".speed"),
+    ("misspelt field", video(clip(), max_framse=2), "did you mean 'max_frames'", "unknown_field",
+         ".max_framse"),
     ("min above max", video(clip(), min_frames=9, max_frames=3), "min_frames is 9, above max_frames",
          "invalid_value", None),
 ]  # fmt: skip

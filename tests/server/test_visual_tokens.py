@@ -265,7 +265,7 @@ def test_explanation_only_on_request_and_for_relevance(server: Server) -> None:
         ({"preset": "document", "budget": 5}, "visual_tokens.preset", "accepted beside it: explain"),
         ({"method": "fast", "keep": 0.9}, "visual_tokens", "the preset fast sets how much is kept"),
         ({"explain": 1}, "visual_tokens.explain", "visual_tokens.explain: must be"),
-        ({"ratio": 0.5}, "visual_tokens.ratio", "unknown field"),
+        ({"budgets": 5}, "visual_tokens.budgets", "did you mean 'budget'"),
         (0.5, "visual_tokens", "visual_tokens: must be an object"),
     ],
     ids=str,

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fovea import __version__
@@ -25,6 +26,7 @@ from fovea.server.access.forbidden import on_forbidden
 from fovea.server.access.shares import divide_caches
 from fovea.server.answer import ClientGone
 from fovea.server.bodies.budget import BodyBudget
+from fovea.server.bodies.unknown import HEADER
 from fovea.server.garbage import collect_regularly
 from fovea.server.guard import Guard
 from fovea.server.http.address import Proxies
@@ -36,6 +38,9 @@ from fovea.server.routes import caches, chat, completions, models
 from fovea.server.routes import images as images_api
 from fovea.server.settings import MIB, ServerSettings
 from fovea.server.state import ServerState
+
+EXPOSED = ("x-request-id", "retry-after", HEADER)
+"""Headers of answers that pages of other origins may read."""
 
 
 def create_app(client: EngineClient, settings: ServerSettings | None = None) -> FastAPI:
@@ -91,6 +96,14 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
     app.add_exception_handler(Forbidden, on_forbidden)
     app.add_middleware(_IgnoreClientGone)
     app.add_middleware(Guard, state=state)
+    if settings.access.cors_origins:  # outside of the guard, because a browser sends no key when it asks
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.access.cors_origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED,
+        )
     return app
 
 

@@ -57,7 +57,7 @@ def install_handlers(app: FastAPI) -> None:
 
     async def on_invalid_body(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return respond(request, explain(error.errors(), ()))
+        return respond(request, explain(error.errors()))
 
     async def on_http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fovea.api import schema
-from fovea.api.content import ChatMessage, ImageURL
+from fovea.api.answer_format import JsonSchemaFormat, ResponseFormat, StructuredOutputs
+from fovea.api.content import ChatMessage, ImageURL, VideoURL
 from fovea.api.responses import clip
 from fovea.api.wire import Wire
 from fovea.core.errors import InvalidRequest
@@ -22,7 +23,6 @@ CAUSES = (
     "string_unicode",
     "literal_error",
     "union_tag_invalid",
-    "extra_forbidden",
     "missing",
     "too_long",
 )
@@ -30,6 +30,8 @@ CAUSES = (
 UNION_TAGS = ("text", "image_url", "video_url")
 OBJECT = ("model_type", "model_attributes_type", "dict_type")
 EXPECTED = "Input should be "
+SHORTEST, SIMILAR = 5, 0.8
+"""A name with as many letters and as similar to a field's name (difflib's ratio) counts as misspelt."""
 LONGEST = 64
 """Longest text from a request that is repeated in a message, in characters."""
 LONGEST_PATH = 200
@@ -41,10 +43,10 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = LONGEST
 _SHORT.maxlevel = _SHORT.maxlist = _SHORT.maxdict = 3
 
 
-def explain(problems: Sequence[Problem], fields: Sequence[str]) -> InvalidRequest:
+def explain(problems: Sequence[Problem]) -> InvalidRequest:
     """The error to send for a body that is not valid. It explains the problem from which the others follow.
 
-    problems: pydantic's errors. fields: known field names, of which an unknown one may be a misspelling.
+    problems: pydantic's errors.
     """
     if not problems:
         return InvalidRequest("the body is not valid")
@@ -54,8 +56,6 @@ def explain(problems: Sequence[Problem], fields: Sequence[str]) -> InvalidReques
     if kind == "json_invalid":
         reason = first.get("ctx", {}).get("error", "syntax error")
         return InvalidRequest(f"the body is not JSON: {reason}", code="invalid_json")
-    if kind == "extra_forbidden":
-        return _unknown_field(path, fields)
     if kind == "union_tag_not_found":
         kind, path = "missing", f"{path}.type"
     if kind == "missing":
@@ -91,12 +91,11 @@ def path_of(location: Sequence[Any]) -> str:
 
 def fields_of(model: type[Wire]) -> tuple[str, ...]:
     """The names of all fields of a body and of its messages, for hints at misspelled ones."""
-    return (
-        *model.model_fields,
-        *ChatMessage.model_fields,
-        *ImageURL.model_fields,
-        *schema.StreamOptions.model_fields,
-    )
+    models = (
+        model, ChatMessage, ImageURL, VideoURL, schema.StreamOptions, schema.VisualTokensBody,
+        ResponseFormat, JsonSchemaFormat, StructuredOutputs,
+    )  # fmt: skip
+    return tuple(field.alias or name for each in models for name, field in each.model_fields.items())
 
 
 def shorten(value: Any) -> str:
@@ -133,17 +132,20 @@ def _expected(problem: Problem) -> str | None:
     return message.removeprefix(EXPECTED) if message.startswith(EXPECTED) else None
 
 
-def _unknown_field(path: str, fields: Sequence[str]) -> InvalidRequest:
-    name = path.rpartition(".")[2]
-    if name in schema.UNSUPPORTED:
-        return InvalidRequest(
-            f"{path}: {schema.UNSUPPORTED[name]} by this server", param=path, code="unsupported_field"
-        )
-    near = difflib.get_close_matches(name, fields, n=1)
+def unknown_field(path: str, fields: Sequence[str]) -> InvalidRequest:
+    """The error for a field that is not known. fields: known names, of which it may be a misspelling."""
+    near = difflib.get_close_matches(path.rpartition(".")[2], fields, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return InvalidRequest(f"unknown field {path!r}{hint}", param=path, code="unknown_field")
 
 
+def misspelt(name: str, fields: Sequence[str]) -> bool:
+    """Whether a name looks like a misspelt field. Short names resemble too many others to tell."""
+    return len(name) >= SHORTEST and bool(
+        difflib.get_close_matches(name[:LONGEST], fields, n=1, cutoff=SIMILAR)
+    )
+
+
 def _is_type_name(part: str) -> bool:
     """Whether a part of a path is the name of a union's branch. No field of the API has such a name."""
-    return part in ("str", "int", "constrained-str") or "[" in part
+    return part in ("str", "int", "bool", "constrained-str") or "[" in part

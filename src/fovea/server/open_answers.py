@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from fovea.core.errors import Unavailable
 from fovea.core.protocols import CacheStage, EngineClient, EngineStatus
@@ -72,6 +72,9 @@ class OpenAnswers:
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return await self.engine.tokenize(prompt)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return await self.engine.detokenize(ids)
 
     def stats(self) -> Mapping[str, float]:
         return self.engine.stats()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from fovea.core.errors import Unavailable
 from fovea.core.protocols import CacheStage, EngineClient, EngineStatus
@@ -70,6 +70,9 @@ class StartingClient:
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return await self._require_engine().tokenize(prompt)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return await self._require_engine().detokenize(ids)
 
     def stats(self) -> Mapping[str, float]:
         return self._engine.stats() if self._engine else {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from asyncio import Lock
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,6 +11,7 @@ from typing import NamedTuple
 
 from fastapi import Request
 
+from fovea import __version__
 from fovea.core.errors import NotFound
 from fovea.core.protocols import EngineClient
 from fovea.media.fetch.cache import FetchCache
@@ -79,6 +82,13 @@ class ServerState:
                 code="model_not_found",
             )
         return served
+
+    @property
+    def system_fingerprint(self) -> str:
+        """A name of what answers depend on beside the request: weights, precision, device, version."""
+        info = self.client.info
+        parts = (__version__, info.architecture, info.fingerprint, info.dtype, info.quantization, info.device)
+        return f"fp_{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
 
     def stats(self) -> Mapping[str, float]:
         """Figures of the engine and of the server's own caches, by the names of `observe.table`."""

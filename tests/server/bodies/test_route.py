@@ -239,7 +239,7 @@ async def test_errors_about_long_paths_are_short() -> None:
     body: Any = 1
     for at in range(90):
         body = {f"{at}" + "k" * 60: body}
-    upload = Upload(app_of())
+    upload = Upload(app_of(strict_requests=True))
     await upload.send(
         json.dumps({"messages": [{"role": "user", "content": "x", **body}]}).encode(), more=False
     )

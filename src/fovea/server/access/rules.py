@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OPEN = ("/health", "/ready")
+OPEN = ("/health", "/ping", "/ready")
 DOCS = ("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json")
 METRICS = "/metrics"
 VERSION = "/version"
@@ -18,7 +18,7 @@ NOUNS = {"metrics": "metrics key", "admin": "admin key", "api": "API key"}
 
 def is_limited(path: str) -> bool:
     """Whether requests to a path count towards the limits per minute of their client."""
-    return path.startswith("/v1/") or path == "/tokenize"
+    return path.startswith("/v1/") or path in ("/tokenize", "/detokenize")
 
 
 def is_measured(path: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from fovea.core.settings import check_settings, setting
 
@@ -13,6 +14,15 @@ DOCS = ("on", "off", "key")
 def check_key(key: str) -> str:
     """Return an empty text if a key is accepted, otherwise the accepted keys in words."""
     return "" if key.strip() else "keys that are not empty"
+
+
+def check_origin(origin: str) -> str:
+    """Return an empty text if an origin is accepted, otherwise the accepted ones in words."""
+    parts = urlsplit(origin)
+    plain = (
+        parts.scheme in ("http", "https") and parts.netloc and origin == f"{parts.scheme}://{parts.netloc}"
+    )
+    return "" if plain or origin == "*" else "*, or a scheme and a host, such as https://example.org:8080"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,12 @@ class AccessSettings:
         "Who may read /docs, /redoc and /openapi.json. key: holders of any key, or everyone if there are no "
         "keys; on: everyone; off: no one.",
         choices=DOCS,
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        "Origins of web pages that may call this server from a browser, such as https://example.org; *: all. "
+        "Without any, browsers let no other site's pages read an answer.",
+        check=check_origin,
     )
     access_log: str = setting(
         "false",

@@ -28,6 +28,7 @@ from fovea.server.answer import ClientGone
 from fovea.server.bodies.budget import BodyBudget, Claim
 from fovea.server.bodies.cutter import Cutter
 from fovea.server.bodies.texts import restore
+from fovea.server.bodies.unknown import HEADER, header, ignored_fields
 from fovea.server.explain import explain, fields_of
 from fovea.server.state import caller_of, state_of
 
@@ -67,8 +68,14 @@ class BodyRoute(APIRoute):
                         claim.arrived()
                 except TimeoutError:
                     raise state.bodies.overloaded() from None
-                value = await _parse(arrived.pop(), model, claim)  # nothing else holds the bytes any more
-                return await handler(_Received(request, value))
+                strict = state.settings.bodies.strict_requests
+                # Nothing else holds the bytes any more.
+                value, ignored = await _parse(arrived.pop(), model, claim, strict=strict)
+                response = await handler(_Received(request, value))
+                if ignored:
+                    response.headers[HEADER] = header(ignored)
+                    state.metrics.count_ignored_fields(len(ignored))
+                return response
 
         return handle
 
@@ -132,18 +139,25 @@ async def _receive(request: Request, claim: Claim, budget: BodyBudget) -> Cutter
             return cutter
 
 
-async def _parse(cutter: Cutter, model: type[Wire], claim: Claim) -> Wire | None:
-    """Parse and validate a body. None if it is empty. Raises InvalidRequest."""
+async def _parse(
+    cutter: Cutter, model: type[Wire], claim: Claim, *, strict: bool
+) -> tuple[Wire | None, list[str]]:
+    """Parse and validate a body. Returns it (None if it is empty), and the fields that were ignored.
+
+    strict: refuse unknown fields. Raises InvalidRequest.
+    """
     if not cutter.size:
-        return None
+        return None, []
     loop = asyncio.get_running_loop()
     if cutter.size <= LARGE:
-        return _validated(cutter, model, claim.shrink)
-    return await loop.run_in_executor(_PARSER, _validated, cutter, model, claim.shrink)
+        return _validated(cutter, model, claim.shrink, strict)
+    return await loop.run_in_executor(_PARSER, _validated, cutter, model, claim.shrink, strict)
 
 
-def _validated(cutter: Cutter, model: type[Wire], on_drop: Callable[[int], None]) -> Wire:
-    """Return the validated body. Raises InvalidRequest.
+def _validated(
+    cutter: Cutter, model: type[Wire], on_drop: Callable[[int], None], strict: bool
+) -> tuple[Wire, list[str]]:
+    """Return the validated body, and its fields that were ignored. Raises InvalidRequest.
 
     on_drop: called when an image or video of it was read.
     """
@@ -158,9 +172,10 @@ def _validated(cutter: Cutter, model: type[Wire], on_drop: Callable[[int], None]
     check_count(value)
     _validate_messages(value)
     try:
-        return model.model_validate(value)
+        body = model.model_validate(value, extra="allow")
     except ValidationError as error:
-        raise explain(error.errors(include_url=False), fields_of(model)) from None
+        raise explain(error.errors(include_url=False)) from None
+    return body, ignored_fields(body, fields_of(model), strict=strict)
 
 
 def _validate_messages(value: Any) -> None:
@@ -173,4 +188,4 @@ def _validate_messages(value: Any) -> None:
     if isinstance(messages, list):
         with suppress(ValidationError):
             for index, message in enumerate(messages[:MAX_ITEMS]):
-                messages[index] = ChatMessage.model_validate(message)
+                messages[index] = ChatMessage.model_validate(message, extra="allow")

@@ -13,6 +13,11 @@ class BodySettings:
     """Limits on request bodies."""
 
     max_body_mib: int = setting(64, "Largest request body, data URLs included.", low=1, high=4096)
+    strict_requests: bool = setting(
+        False,
+        "Refuse requests with unknown fields. Otherwise these are ignored and named in the answer's header "
+        "x-fovea-ignored-fields.",
+    )
     max_bodies_mib: int = setting(
         256,
         "MiB of all request bodies together that are arriving, or whose images are not read yet.",

@@ -64,7 +64,7 @@ class _Restorer:
         return self._text(self._strings[name], path) if name in self._strings else name
 
     def _string(self, raw: bytearray, path: str, key: str) -> str | Payload:
-        if key == "url" and _IS_DATA.match(raw):
+        if key in ("url", "image_url") and _IS_DATA.match(raw):
             data = unescape(raw)
             if data is not None:
                 return Payload(data, self._on_drop)

@@ -27,7 +27,7 @@ router = APIRouter(route_class=BodyRoute)
 async def chat_completions(body: ChatRequest, http: Request) -> Response:
     """Answer a conversation of text, images and videos."""
     state = state_of(http)
-    bodies = ChatBodies(state.check_model(body.model))
+    bodies = ChatBodies(state.check_model(body.model), state.system_fingerprint)
     with wire_names(body), image_paths(body.messages):
         params = sampling(body, state.client.info.default_sampling)
         state.caller.client.check_priority(body.priority or 0)

@@ -30,7 +30,7 @@ USUAL_TOKENS = 16
 async def completions(body: CompletionRequest, http: Request) -> Response:
     """Continue each prompt."""
     state = state_of(http)
-    bodies = CompletionBodies(state.check_model(body.model))
+    bodies = CompletionBodies(state.check_model(body.model), state.system_fingerprint)
     with wire_names(body):
         requests = _requests(state, body, cache_scope_of(http, body.cache_salt).salt)
         with state.reservations.reserve(sum(request.sampling.n for request in requests)) as reservation:

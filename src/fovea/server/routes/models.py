@@ -1,4 +1,4 @@
-"""/v1/models, /tokenize, and routes for operators: /health, /ready, /version, /metrics."""
+"""/v1/models, /tokenize, /detokenize, and routes for operators: /health, /ready, /version, /metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from fovea import __version__
 from fovea.api.convert import chat_prompt, wire_names
-from fovea.api.schema import ChatRequest, TokenizeRequest
+from fovea.api.schema import ChatRequest, DetokenizeRequest, TokenizeRequest
 from fovea.core.errors import InvalidRequest, NotFound, Unavailable
 from fovea.core.types import Prompt, TextPrompt
 from fovea.server.answer import Deadline, while_connected
@@ -60,6 +60,14 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
     return {"tokens": ids, "count": len(ids), "max_model_len": state.client.info.max_context}
 
 
+@router.post("/detokenize", responses=ERRORS)
+async def detokenize(body: DetokenizeRequest, http: Request) -> dict[str, Any]:
+    """Return the text of token ids, special tokens included."""
+    state = state_of(http)
+    state.check_model(body.model)
+    return {"prompt": await while_connected(http, state.client.detokenize(body.tokens))}
+
+
 async def _prompt(state: ServerState, body: TokenizeRequest, http: Request) -> Prompt:
     """Load the images and videos of the messages, if there are any, and build the prompt."""
     if body.messages is None:
@@ -75,6 +83,7 @@ async def _prompt(state: ServerState, body: TokenizeRequest, http: Request) -> P
     return chat_prompt(chat, images.images, videos.videos)
 
 
+@router.api_route("/ping", methods=["GET", "HEAD"], include_in_schema=False)
 @router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
 async def health(http: Request) -> Response:
     """Tell whether the process runs, even if it is still loading: /ready tells whether it serves requests.
@@ -117,6 +126,8 @@ def _model_object(state: ServerState) -> dict[str, Any]:
         "created": info.created,
         "owned_by": "fovea",
         "max_model_len": info.max_context,
+        "input_modalities": list(info.input_modalities),
+        "output_modalities": ["text"],
         "architecture": info.architecture,
         "parameters": info.parameters,
         "dtype": info.dtype,

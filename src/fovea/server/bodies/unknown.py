@@ -1,0 +1,87 @@
+"""Fields of a body that the API does not declare: neutral, unsupported, misspelt, or unknown.
+
+Clients send fields of other engines, and fields with which they only say that they want nothing special.
+They are ignored, and the answer names them in a header. A field that would change the answer, and one that
+looks like a misspelt field of this API, is refused: the client would not notice that it had no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import BaseModel
+
+from fovea.api.responses import clip
+from fovea.api.unsupported import UNSUPPORTED
+from fovea.core.errors import InvalidRequest
+from fovea.server.explain import LONGEST, LONGEST_PATH, misspelt, unknown_field
+
+HEADER = "x-fovea-ignored-fields"
+"""Header of an answer with the fields of the request that were ignored."""
+MOST_NAMED = 16
+MOST = 32
+"""Most undeclared fields of a body: each is compared with all names of the API."""
+SAFE = "[]._-"
+
+
+def ignored_fields(body: BaseModel, known: Sequence[str], *, strict: bool) -> list[str]:
+    """Remove undeclared fields from a validated body, and return the JSON paths of those that are ignored.
+
+    known: names of declared fields, for hints.
+    strict: refuse every unknown field.
+
+    Raises InvalidRequest for a field that is refused.
+    """
+    ignored: list[str] = []
+    for count, (location, value) in enumerate(_extras(body, ())):
+        name, path = str(location[-1]), _path(location)
+        if count == MOST:
+            raise InvalidRequest(
+                f"the body: more than {MOST} unknown fields, such as {path}", code="unknown_field"
+            )
+        if name in UNSUPPORTED:
+            reason, neutral = UNSUPPORTED[name]
+            if value not in neutral:
+                raise InvalidRequest(f"{path}: {reason} by this server", param=path, code="unsupported_field")
+            continue
+        if strict or misspelt(name, known):
+            raise unknown_field(path, known)
+        ignored.append(path)
+    return ignored
+
+
+def header(ignored: Sequence[str]) -> str:
+    """The value of HEADER. What clients wrote is quoted, so that it cannot contain anything but ASCII."""
+    names = [quote(path, safe=SAFE, errors="replace") for path in ignored[:MOST_NAMED]]
+    more = len(ignored) - len(names)
+    return ", ".join([*names, *([f"and {more} more"] if more else [])])
+
+
+def _path(location: Sequence[Any]) -> str:
+    """The JSON path of a location, with long names and long paths cut."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            name = part if len(part) <= LONGEST else f"{part[:LONGEST]}..."
+            path += f".{name}" if path else name
+    return clip(path, LONGEST_PATH)
+
+
+def _extras(model: BaseModel, at: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the location and value of every undeclared field, and remove it from its model."""
+    extras = model.__pydantic_extra__
+    if extras:
+        for name in list(extras):
+            yield (*at, name), extras.pop(name)
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            yield from _extras(value, (*at, field.alias or name))
+        elif isinstance(value, list):
+            for index, entry in enumerate(value):
+                if isinstance(entry, BaseModel):
+                    yield from _extras(entry, (*at, field.alias or name, index))

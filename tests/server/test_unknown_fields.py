@@ -1,0 +1,136 @@
+"""Fields that the API does not know: ignored and named, or refused, and never silently without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fovea import Engine
+from fovea.server.bodies.settings import BodySettings
+from fovea.server.bodies.unknown import HEADER
+from fovea.server.settings import ServerSettings
+from tests.server.support import Server, chat, data_url, image, picture, running, user
+
+CHAT = "/v1/chat/completions"
+GOOD = data_url(picture())
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def strict(engine: Engine, files: Path) -> Iterator[httpx.Client]:
+    settings = ServerSettings(bodies=BodySettings(strict_requests=True))
+    with running(engine, settings, files) as server, server.client() as client:
+        yield client
+
+
+NEUTRAL: list[dict[str, Any]] = [
+    {"tools": None},
+    {"tools": []},
+    {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+    {"tool_choice": "none"},
+    {"functions": None, "function_call": "none"},
+    {"modalities": ["text"]},
+    {"audio": None, "web_search_options": None, "reasoning_effort": None},
+    {"prediction": {"type": "content", "content": "x"}, "verbosity": "low", "store": False},
+    {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
+    {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+]
+"""Fields that clients send without wanting anything special."""
+BACK: list[dict[str, Any]] = [
+    {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None},
+    {"reasoning_content": "because", "provider_specific_fields": {"refusal": None}},
+    {"reasoning": "because", "tool_calls": []},
+]
+"""Fields of an answer's message that clients send back."""
+
+
+@pytest.mark.parametrize("fields", NEUTRAL, ids=str)
+def test_neutral_fields_are_accepted_even_strictly(strict: httpx.Client, fields: dict[str, Any]) -> None:
+    answer = strict.post(CHAT, json=chat(**fields))
+    assert answer.status_code == 200, answer.text
+    assert HEADER not in answer.headers
+
+
+@pytest.mark.parametrize("fields", BACK, ids=str)
+def test_a_received_message_can_be_sent_back(strict: httpx.Client, fields: dict[str, Any]) -> None:
+    received = {"role": "assistant", "content": "A circle.", **fields}
+    answer = strict.post(CHAT, json=chat(user("what?"), received, user("sure?")))
+    assert answer.status_code == 200, answer.text
+    assert HEADER not in answer.headers
+
+
+def test_parts_as_other_clients_write_them(strict: httpx.Client) -> None:
+    plain = {"type": "image_url", "image_url": GOOD}
+    marked = {"type": "text", "text": "what?", "cache_control": {"type": "ephemeral"}, "uuid": "one"}
+    answer = strict.post(CHAT, json=chat(user(plain, marked)))
+    assert answer.status_code == 200, answer.text
+    usual = strict.post(CHAT, json=chat(user(image(GOOD), "what?")))
+    assert answer.json()["usage"] == usual.json()["usage"]
+
+
+def test_unknown_fields_are_ignored_and_named(client: httpx.Client, server: Server) -> None:
+    before = server.metrics().get("fovea:ignored_fields_total", 0.0)
+    message = {"role": "user", "content": [{"type": "text", "text": "x", "colour": 1}], "mood": "good"}
+    answer = client.post(CHAT, json=chat(message, guidance=1, chat_ui={"a": [1]}))
+    assert answer.status_code == 200, answer.text
+    assert set(answer.headers[HEADER].split(", ")) == {
+        "guidance", "chat_ui", "messages[0].mood", "messages[0].content[0].colour",
+    }  # fmt: skip
+    assert server.metrics()["fovea:ignored_fields_total"] == before + 4
+
+
+def test_a_stream_names_them_too(client: httpx.Client) -> None:
+    with client.stream("POST", CHAT, json=chat(stream=True, guidance=1)) as answer:
+        assert answer.headers[HEADER] == "guidance"
+        assert b"[DONE]" in answer.read()
+
+
+@pytest.mark.parametrize("name", ["a\r\nx-evil: 1", "ü" * 9, "x" * 100_000, "a,b"])
+def test_the_header_cannot_be_forged(client: httpx.Client, name: str) -> None:
+    answer = client.post(CHAT, json=chat(**{name: 1}))
+    assert answer.status_code == 200
+    assert "x-evil" not in answer.headers
+    assert len(answer.headers[HEADER]) < 500
+    assert answer.headers[HEADER].isascii()
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "hint"),
+    [
+        (chat(temprature=0.5), "temprature", "temperature"),
+        (chat(max_new_tokens=5), "max_new_tokens", "max_tokens"),
+        (chat(user(image(GOOD, details="low"))), "messages[0].content[0].image_url.details", "detail"),
+        (
+            chat(stream=True, stream_options={"includeusage": True}),
+            "stream_options.includeusage",
+            "include_usage",
+        ),
+    ],
+)  # fmt: skip
+def test_a_misspelt_field_is_refused(client: httpx.Client, body: Any, param: str, hint: str) -> None:
+    error = client.post(CHAT, json=body).json()["error"]
+    assert (error["param"], error["code"]) == (param, "unknown_field")
+    assert f"did you mean {hint!r}" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (chat(best_guess=1), "best_guess"),
+        (chat(**{"x" * 500_000: 1}), "x" * 64 + "..."),
+        (chat({"role": "user", "content": "x", "colour": "red"}), "messages[0].colour"),
+        (chat(stream=True, stream_options={"cost": True}), "stream_options.cost"),
+    ],
+)  # fmt: skip
+def test_strictly_every_unknown_field_is_refused(strict: httpx.Client, body: Any, param: str) -> None:
+    error = strict.post(CHAT, json=body).json()["error"]
+    assert (error["param"], error["code"]) == (param, "unknown_field")
