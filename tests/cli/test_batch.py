@@ -235,15 +235,79 @@ def test_a_second_run_continues_after_the_last_whole_line(
     assert without_usage((here / "out.jsonl").read_bytes()) == without_usage(finished)
     lines_of_stderr = outcome.err.splitlines()
     assert lines_of_stderr[-1].startswith("fovea: 1 of 6 lines could not be answered")
-    assert lines_of_stderr[:-1] == ([f"fovea: {kept} of 6 lines are answered already"] if kept else [])
+    again = "; asking again what failed: 1" if kept > 2 else ""
+    assert lines_of_stderr[:-1] == ([f"fovea: {kept} of 6 lines are answered already{again}"] if kept else [])
 
 
-def test_a_finished_batch_does_nothing(fovea: Caller, here: Path, finished: bytes) -> None:
-    """No model is loaded. The failed line is reported again."""
+def test_a_finished_batch_does_nothing(fovea: Caller, batch: Any, here: Path) -> None:
+    """No model is loaded."""
+    write_lines(here / "in.jsonl", {"question": "one?"}, {"question": "two?"})
+    assert batch().code == 0
+    finished = (here / "out.jsonl").read_bytes()
     outcome = fovea("batch", here / "in.jsonl", here / "out.jsonl", "--model", "./none")
-    assert outcome.code == 1
-    assert outcome.err.splitlines()[0] == "fovea: 6 of 6 lines are answered already"
+    assert outcome.code == 0
+    assert outcome.err.splitlines() == ["fovea: 2 of 2 lines are answered already"]
     assert (here / "out.jsonl").read_bytes() == finished
+
+
+def test_a_second_run_asks_again_what_failed(batch: Any, here: Path, finished: bytes) -> None:
+    """In the past a failed line counted as answered, and had to be copied into another file."""
+    outcome = batch()
+    assert outcome.code == 1
+    assert outcome.err.splitlines()[0] == (
+        "fovea: 6 of 6 lines are answered already; asking again what failed: 1"
+    )
+    assert without_usage((here / "out.jsonl").read_bytes()) == without_usage(finished)
+    (here / "none.png").write_bytes((here / "a.png").read_bytes())
+    assert batch().code == 0
+    before, after = without_usage(finished), without_usage((here / "out.jsonl").read_bytes())
+    assert [body for body in before if "error" not in body] == [*after[:2], *after[3:]]
+    assert (after[2]["line"], after[2]["id"], "text" in after[2]) == (3, "n2", True)
+    assert [path.name for path in here.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_folder_of_images_with_one_question(fovea: Caller, tiny: Path, engine: Engine, here: Path) -> None:
+    pictures = here / "pictures"
+    (pictures / "deep").mkdir(parents=True)
+    for name in ("b.PNG", "deep/c.png", ".hidden.png", "a.png"):
+        (pictures / name).write_bytes((here / "a.png").read_bytes())
+    (pictures / "notes.txt").write_text("no image")
+    (pictures / "broken.png").write_text("no image")
+    out = here / "out.jsonl"
+    outcome = fovea("batch", pictures, out, "--prompt", "what is it?", "--model", tiny, *FEW)
+    assert outcome.code == 1
+    bodies = read_lines(out)
+    assert [body["id"] for body in bodies] == ["a.png", "b.PNG", "broken.png", "deep/c.png"]
+    assert "error" in bodies[2]
+    whole = engine.generate("what is it?", images=[pictures / "a.png"], max_tokens=5)
+    assert bodies[0]["text"] == bodies[3]["text"] == whole.text
+
+
+def test_a_folder_needs_a_question_and_images(fovea: Caller, here: Path) -> None:
+    outcome = fovea("batch", here, here / "out.jsonl")
+    assert (outcome.code, outcome.error_line.endswith("--prompt has to say what is asked")) == (2, True)
+    empty = here / "empty"
+    empty.mkdir()
+    outcome = fovea("batch", empty, here / "out.jsonl", "--prompt", "what?")
+    assert outcome.code == 2
+    assert "has no image; accepted are files that end in .png" in outcome.error_line
+
+
+def test_lines_may_prescribe_the_form_of_their_answers(batch: Any, here: Path) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer", "maximum": 9}}}
+    write_lines(
+        here / "in.jsonl",
+        {"question": "how many?", "params": {"response_format": form}},
+        {"question": "yes?", "params": {"structured_outputs": {"choice": ["yes", "no"]}}},
+        {"question": "no flag?"},
+        {"question": "wrong?", "params": {"guided_regex": "("}},
+    )
+    assert batch("--regex", "[ab]{3}").code == 1
+    number, word, flag, wrong = read_lines(here / "out.jsonl")
+    assert int(number["text"]) <= 9
+    assert word["text"] in ("yes", "no")
+    assert set(flag["text"]) <= set("ab")
+    assert "unclosed group" in wrong["error"]["message"]
 
 
 def test_questions_may_be_appended(batch: Any, here: Path, finished: bytes) -> None:
@@ -295,7 +359,6 @@ def test_files_that_cannot_be_used(fovea: Caller, here: Path) -> None:
     source_file = write_lines(here / "in.jsonl", {"question": "q"})
     for source, output, message in (
         (here / "none.jsonl", here / "out.jsonl", "none.jsonl cannot be read: No such file or directory"),
-        (here, here / "out.jsonl", "cannot be read: Is a directory"),
         (source_file, here, "cannot be written: Is a directory"),
         (source_file, here / "none" / "out.jsonl", "out.jsonl cannot be written: No such file or directory"),
     ):
