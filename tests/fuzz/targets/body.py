@@ -11,6 +11,7 @@ from fovea.core.payload import Payload
 from fovea.server.bodies.cutter import Cutter
 from fovea.server.bodies.route import _validated
 from fovea.server.bodies.texts import restore
+from fovea.server.bodies.unknown import header
 from tests.fuzz.refusals import note, refusals
 
 LONGEST = 8192
@@ -20,17 +21,19 @@ WORDS = (
     b'"url"', b'"prompt"', b'"stop"', b'"logit_bias"', b'"stop_token_ids"', b'"visual_tokens"', b'"preset"',
     b'"max_tokens"', b'"temperature"', b'"n"', b'"data:image/png;base64,', b"[", b"]", b"{", b"}", b",", b":",
     b'"', b"\\", b"\\u", b"\\ud800", b"\\udc00", b"\\\"", b"null", b"true", b"1e400", b"1e-300", b"NaN",
+    b'"response_format"', b'"json_schema"', b'"schema"', b'"guided_json"', b'"structured_outputs"', b'"regex"',
     b"-Infinity", b"-0", b"9" * 600, b"[" * 101, b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\0", b"a" * 300,
 )  # fmt: skip
 
 
 def target(data: bytes) -> None:
-    """Read a body as the server does. Its first byte chooses the route."""
+    """Read a body as the server does. Its first byte chooses route and strictness."""
     if not data:
         return
     model, text = MODELS[data[0] % len(MODELS)], data[1:]
     with refusals():
-        body = _validated(_cut(text), model, lambda size: None)
+        body, ignored = _validated(_cut(text), model, lambda size: None, data[0] >= 128)
+        header(ignored).encode("ascii")
         note(model.__name__)
         _compare(text)
         _convert(body)
