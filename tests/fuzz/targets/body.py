@@ -21,7 +21,7 @@ WORDS = (
     b'"url"', b'"prompt"', b'"stop"', b'"logit_bias"', b'"stop_token_ids"', b'"visual_tokens"', b'"preset"',
     b'"max_tokens"', b'"temperature"', b'"n"', b'"data:image/png;base64,', b"[", b"]", b"{", b"}", b",", b":",
     b'"', b"\\", b"\\u", b"\\ud800", b"\\udc00", b"\\\"", b"null", b"true", b"1e400", b"1e-300", b"NaN",
-    b'"response_format"', b'"json_schema"', b'"schema"', b'"guided_json"', b'"structured_outputs"', b'"regex"',
+    b'"response_format"', b'"json_schema"', b'"schema"', b'"guided_json"', b'"structured_outputs"',
     b"-Infinity", b"-0", b"9" * 600, b"[" * 101, b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\0", b"a" * 300,
 )  # fmt: skip
 
