@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -108,6 +109,35 @@ def test_sampling_flags(fovea: Caller, tiny: Path, here: Path) -> None:
     assert text(*hot, "1") == text(*hot, "1")
     assert len({text(*hot, str(seed)) for seed in range(4)}) > 1
     assert text(*hot, "1", "--top-p", "1e-6") == text()
+
+
+def test_the_answer_has_the_form_that_a_flag_prescribes(fovea: Caller, tiny: Path, here: Path) -> None:
+    (here / "schema.json").write_text('{"type": "array", "items": {"type": "boolean"}, "maxItems": 3}')
+    (here / "digits.lark").write_text("start: /[0-9]{4}/")
+    for words, pattern in (
+        (("--schema", "schema.json"), r"\[((true|false)(, ?(true|false)){0,2})?\]"),
+        (("--choice", "yes, no"), "yes|no"),
+        (("--regex", "[a-c]{5}"), "[a-c]{5}"),
+        (("--grammar", "digits.lark"), "[0-9]{4}"),
+    ):
+        outcome = fovea("ask", "a.png", "what?", *words, "--max-tokens", "90", "--model", tiny)
+        assert (outcome.code, outcome.err) == (0, "")
+        assert re.fullmatch(pattern, outcome.out.rstrip("\n")), outcome.out
+
+
+def test_wrong_forms_are_named_by_their_flag(fovea: Caller, tiny: Path, here: Path) -> None:
+    (here / "wrong.json").write_text('{"items": {"not": {}}}')
+    (here / "prose.json").write_text("no JSON")
+    for words, message in (
+        (("--schema", "none.json"), "--schema: none.json cannot be read: No such file or directory"),
+        (("--schema", "prose.json"), "--schema: the schema is not JSON"),
+        (("--schema", "wrong.json"), '--schema: json at /items: Unimplemented keys: ["not"]'),
+        (("--regex", "("), "--regex: regex: .*unclosed group"),
+        (("--choice", "yes,"), "--choice: accepted: 1 to 1024 non-empty texts"),
+    ):
+        outcome = fovea("ask", "what?", *words, "--model", tiny)
+        assert outcome.code == 2, words
+        assert re.search(message.replace("[", r"\["), outcome.error_line), outcome.error_line
 
 
 def test_the_model_may_come_from_any_source(
