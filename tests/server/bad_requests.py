@@ -164,7 +164,7 @@ PARAMETERS = [
     of_message("tool calls in a message", {"role": "assistant", "content": "x", "tool_calls": [{"id": "a"}]},
          "tool calls are not supported", "messages[0].tool_calls", code="unsupported_field"),
     of_text("echo", "echo is not supported", "echo", echo=True, **UNSUPPORTED),
-    of_text("best_of", "use n", "best_of", best_of=3, **UNSUPPORTED),
+    of_text("best_of", "use n. is not supported by this server", "best_of", best_of=3, **UNSUPPORTED),
     of_text("suffix", "suffix is not supported", "suffix", suffix="x", **UNSUPPORTED),
     of_text("completion logprobs", "less than or equal to 20", "logprobs", logprobs=21),
     of_text("no prompt", "prompt is empty", "prompt", prompt=""),

@@ -69,7 +69,7 @@ class StructuredOutputs(Wire):
 
 
 class FormatFields(Wire):
-    """The fields of a request that set the form of the answer. At most one of them may be given."""
+    """The fields of a request that set the form of the answer. They may set at most one form."""
 
     response_format: ResponseFormat | None = Field(default=None, description="The form of the answer.")
     structured_outputs: StructuredOutputs | None = None

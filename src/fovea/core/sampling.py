@@ -98,8 +98,8 @@ class SamplingParams:
     skip_special_tokens: special tokens are left out of the text.
     format: the form that the answer must have, such as JSON of a schema. None: any text. An answer that
         reaches max_tokens, or a stop string, ends before it is complete.
-    allowed_token_ids: the only token ids that the answer may contain, its end tokens included. Empty:
-        all. At most 4096.
+    allowed_token_ids: the only token ids that the answer may contain, its end tokens included. Empty: all.
+        At most 4096. If `format` allows none of them, `format` decides; so it does with bad_words.
     bad_words: texts whose tokens never occur in the answer one after the other, as they are and after a
         space. The same letters may occur as other tokens. At most 64 of at most 4,096 characters.
     include_stop_str_in_output: the stop string that ends an answer is part of it.

@@ -2,7 +2,7 @@
 
 There is no prefill phase and no decode phase. A sequence has a number of tokens in all and a number of tokens
 that are computed. Each step, the scheduler lets it compute some of the missing ones. When none is missing,
-the sampler adds one token, so that one is missing again. A prompt, a follow-up on a cached prefix, a
+the sampler adds a token, so that one is missing again. A prompt, a follow-up on a cached prefix, a
 preempted sequence and a decode differ only in those two numbers.
 
 A sequence that decodes may have drafts: tokens that are expected to follow its last one. They count as
@@ -128,7 +128,7 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        """Whether only the newest token of the answer is not computed yet."""
+        """Whether all tokens but the newest one of the answer are computed. Drafts do not count."""
         return self.computed_tokens == self.length - 1 and bool(self.output_ids)
 
     def tokens(self, start: int, stop: int) -> list[int]:

@@ -96,7 +96,7 @@ GAUGES = {
 COUNTERS = {
     "draft_tokens": "tokens that were computed as drafts: expected ones, verified in one step",
     "accepted_draft_tokens": "drafts that became part of an answer",
-    "grammar_hits": "answer formats whose grammar was compiled already",
+    "grammar_hits": "answer formats that were known",
     "grammar_misses": "answer formats that had to be compiled",
     "bodies_refused": "request bodies that were refused for lack of room while they arrived",
     "prefix_query_tokens": "tokens looked up in the prefix cache",

@@ -9,7 +9,8 @@ import pytest
 
 from fovea.core.answer_format import AnswerFormat
 from fovea.core.errors import InvalidRequest, Unavailable
-from fovea.engine.grammar.trial import Trial
+from fovea.engine.grammar.compiler import GrammarCompiler
+from fovea.engine.grammar.trial import Trial, byte_vocabulary
 
 EXPLODING = "start: A\nA: " + " & ".join(
     f"/(.|\\n){{0,{i}}}[a-{chr(98 + i % 20)}](.|\\n){{{i}}}/" for i in range(1, 40)
@@ -54,3 +55,26 @@ def test_without_a_process_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sys.executable", "/none/python")
     with pytest.raises(Unavailable, match="cannot be checked"):
         trial.check(AnswerFormat.regex("a"))
+
+
+def test_a_form_is_tried_again_after_a_failure_that_was_not_its_own() -> None:
+    """Otherwise every later request with this form would get the old error."""
+    calls = 0
+
+    def vocabulary() -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise OSError("no memory")
+        return byte_vocabulary()
+
+    compiler = GrammarCompiler(vocabulary)  # type: ignore[arg-type]
+    form = AnswerFormat.regex("[ab]+")
+    with pytest.raises(OSError, match="no memory"):
+        compiler.compile(form).result()
+    assert compiler.compile(form).result() is compiler.compile(form).result()
+    wrong = AnswerFormat.regex("(")
+    assert compiler.compile(wrong) is compiler.compile(wrong), "a refusal is kept"
+    compiler.close()
+    with pytest.raises(Unavailable, match="stopped"):
+        compiler.compile(AnswerFormat.regex("c"))

@@ -15,7 +15,7 @@ from fovea.core.errors import InvalidRequest
 class Progress(NamedTuple):
     """The state of OUT.
 
-    done: number of whole lines, answers and errors.
+    done: number of whole lines that are written, answers and errors.
     failed: numbers of those that are errors, from 1 on.
     """
 
@@ -49,7 +49,7 @@ def check_output(source: Path, output: Path) -> None:
 
 
 def resume_at(output: Path, lines: Sequence[bytes]) -> Progress:
-    """Return which lines of OUT are answered.
+    """Return how many lines of IN have a line in OUT, and which of these are errors.
 
     A last line that a crash cut off is removed. Raises InvalidRequest if OUT does not answer these lines;
     then OUT stays as it is.

@@ -4,14 +4,15 @@ IN is a file of questions, or a folder of images with --prompt. A line of the
 file is {"image": "a.png", "question": "..."}. `images` takes several,
 `params` sampling parameters, `id` a name. `messages`, instead of a question,
 takes a whole conversation whose parts are {"type": "text", "text": "..."} and
-{"type": "image", "image": "a.png"}. Paths are relative to IN.
+{"type": "image", "image": "a.png"}. Paths are relative to the folder of IN.
 
 Line n of OUT answers line n of IN: {"line", "id", "text", "finish_reason",
 "usage"}, or {"line", "id", "error"}; with params.n there are "texts" and
 "finish_reasons". A second run asks again what failed, and continues after the
 last whole line of OUT.
 
-Exit codes: 0 every line is answered, 1 some are errors, 2 nothing was asked.
+Exit codes: 0 every line is answered, 1 some are errors, 2 the command line or a
+file is wrong, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def register(commands: Any) -> None:
         "output", type=Path, metavar="OUT.jsonl", help="answers; the file is created, or continued"
     )
     parser.add_argument(
-        "--prompt", metavar="TEXT", help="the question about each image of a folder, and of lines without one"
+        "--prompt", metavar="TEXT", help="the question for each image of a folder, and for lines without one"
     )
     parser.add_argument(
         "--concurrency", type=count, default=16, metavar="N", help="questions in flight (default: 16)"
@@ -92,8 +93,11 @@ def run(args: argparse.Namespace) -> int:
 def _report(progress: Progress, total: int) -> None:
     """Tell what an earlier run has done."""
     if progress.done:
-        again = f"; asking again what failed: {len(progress.failed)}" if progress.failed else ""
-        print(f"fovea: {progress.done} of {total} lines are answered already{again}", file=sys.stderr)
+        failed = len(progress.failed)
+        again = f"; asking again what failed: {failed}" if failed else ""
+        print(
+            f"fovea: {progress.done - failed} of {total} lines are answered already{again}", file=sys.stderr
+        )
 
 
 async def _answer_all(
@@ -101,8 +105,8 @@ async def _answer_all(
 ) -> int:
     """Ask the failed lines again, then the others, and write their answers. Returns the number of errors.
 
-    The answers to failed lines replace these in OUT when all of them are known. The other answers are
-    appended one by one.
+    The new answers to failed lines replace the errors in OUT when all of them are known. The other answers
+    are appended one by one.
     """
     total, done = len(lines), progress.done - len(progress.failed)
     again = [(number, lines[number - 1]) for number in progress.failed]

@@ -104,7 +104,7 @@ def sampling_params(params: dict[str, Any]) -> dict[str, Any]:
         form = answer_format(FormatFields.model_validate(fields))
     except ValidationError as error:
         raise explain(error.errors(include_url=False)) from None
-    if form is not None:
+    if fields:  # also if they ask for plain text, against the flags
         values["format"] = form
     for name, kind in (
         ("stop", str), ("bad_words", str), ("stop_token_ids", int), ("allowed_token_ids", int),

@@ -1,8 +1,8 @@
 """Compiles the forms of answers in a thread of its own, and keeps the latest results.
 
 A request waits for its grammar as it waits for its images: the engine's steps and the other requests go on.
-The library releases the interpreter lock while it compiles. How long it takes is known before: every form is
-compiled in a process first that has a limit (`trial`).
+The library releases the interpreter lock while it compiles. Before that, each form is compiled in a separate
+process with limits on time and memory (`trial`), so that the compilation here is short.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class GrammarCompiler:
         """
         with self._lock:
             known = self._known.get(form)
-            if known is not None:
+            if known is not None and not _failed_for_now(known):
                 self.hits += 1
                 self._known.move_to_end(form)
                 return known
@@ -94,6 +94,13 @@ class GrammarCompiler:
             if self._vocabulary is None:
                 self._vocabulary = self._load()
             return Grammar(compile_format(form, self._vocabulary))
+
+
+def _failed_for_now(future: Future[Grammar]) -> bool:
+    """Whether a form could not be compiled for a reason other than the form itself."""
+    if not future.done():
+        return False
+    return future.cancelled() or not isinstance(future.exception(), InvalidRequest | None)
 
 
 def explain(error: InvalidRequest, form: AnswerFormat) -> InvalidRequest:

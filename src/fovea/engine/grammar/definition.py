@@ -24,7 +24,7 @@ _YEAR = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
 _DATE = f"({_YEAR}-(0[13-9]|1[0-2])-[0-9]{{2}}|{_YEAR}-02-([01][0-9]|2[0-8])|{_LEAP_YEAR}-02-29)"
 PATTERNS = {"date": f"^{_DATE}$", "time": "^.{6}[0-5]", "date-time": f"^{_DATE}.{{7}}[0-5]"}
-"""Patterns beside formats: the library also allows 29 February in any year, and 60 seconds at any time."""
+"""Patterns that are added to formats. Alone, the library allows 29 February in any year, and 60 seconds."""
 REWORDED = {
     "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf": (
         "oneOf is supported only if no value can fit two of its schemas; use anyOf"
@@ -58,7 +58,7 @@ def compile_format(form: AnswerFormat, vocabulary: LLTokenizer) -> LLMatcher:
 
 
 def _check_counts(schema: dict[str, Any]) -> None:
-    """Refuse `minProperties` where the library would count a repeated name twice. Readers keep only one."""
+    """Refuse `minProperties` that the library could satisfy by one name twice: readers keep only one."""
     left: list[tuple[str, Any]] = [("", schema)]
     while left:
         path, node = left.pop()

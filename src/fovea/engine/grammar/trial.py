@@ -1,4 +1,4 @@
-"""Compiles forms in a process of their own first, which may use little time and memory.
+"""Compiles each form in a separate process first, with limits on time and memory.
 
 The library has limits of its own, but some regular expressions go beyond them and take minutes. A thread
 cannot be stopped, a process can. So a form is compiled in the engine only after it was compiled here.
@@ -69,7 +69,7 @@ class Trial:
             process.communicate()
 
     def _ask(self, job: bytes) -> dict[str, str] | None:
-        """Return the helper's answer; None: the attempt was killed."""
+        """Return the helper's answer; None: the attempt was killed, or the helper did not answer."""
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = subprocess.Popen(

@@ -29,8 +29,8 @@ class RowMask:
     def apply(self, row: Tensor) -> Tensor:
         """Return the row with -inf for forbidden tokens.
 
-        If none of the others is possible by the row itself, because min_tokens bans the end of an answer that
-        is complete, they are equally likely.
+        If the request's own parameters (min_tokens, allowed_token_ids, bad_words) exclude all tokens that the
+        grammar allows, these tokens are equally likely: the grammar decides.
         """
         masked = row.masked_fill(self._forbidden, -math.inf)
         if float(masked.max()) > -math.inf:

@@ -1,6 +1,7 @@
 """Chooses one token per row. Greedy rows share one argmax; the others draw with a random stream of their own.
 
-A sequence with drafts has several rows, and gets the tokens up to the first that differs from its draft.
+A sequence with drafts has several rows, and gets the tokens up to the first that differs from its draft, this
+one included.
 
 A sequence with a grammar only gets tokens that the grammar allows. Tokens that the grammar leaves no choice
 about become its next drafts, so that one step computes all of them.
@@ -57,7 +58,7 @@ class Sampler:
     eos_ids: token ids that end an answer; min_tokens forbids them.
     batched: draw many rows at once on the device, and wait only once per step for its tokens. For CUDA. On a
         CPU there is nothing to wait for, and a row that is drawn by itself is rounded equally in every batch.
-    most_drafts: most tokens that a grammar forces and that one step computes; 0: each takes a step.
+    most_drafts: most forced tokens that one step computes as drafts; 0: each takes a step of its own.
     """
 
     def __init__(self, eos_ids: frozenset[int], *, batched: bool = False, most_drafts: int = 0) -> None:

@@ -27,7 +27,7 @@ class Work:
 
     @property
     def samples(self) -> bool:
-        """Whether the step also chooses a token, because no token of the answer remains to be computed."""
+        """Whether the step also chooses tokens, because none of prompt and answer remains to be computed."""
         return self.stop >= self.seq.length
 
     @property
@@ -38,8 +38,8 @@ class Work:
     def split(self) -> tuple[Work, ...]:
         """Return the work as one piece, or as single tokens if there are drafts among them.
 
-        A draft is computed like a token that decodes, with the same kernels. So the step that verifies it has
-        the same bits as the step that would have decoded it.
+        A draft is computed like a token that decodes, with the same kernels. So its logits have the same bits
+        as those of the step that would have decoded it.
         """
         if not self.draft:
             return (self,)

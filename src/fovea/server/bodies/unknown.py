@@ -1,8 +1,9 @@
-"""Fields of a body that the API does not declare: neutral, unsupported, misspelt, or unknown.
+"""Fields of a body that the API does not declare: unsupported, misspelt, or unknown.
 
-Clients send fields of other engines, and fields with which they only say that they want nothing special.
-They are ignored, and the answer names them in a header. A field that would change the answer, and one that
-looks like a misspelt field of this API, is refused: the client would not notice that it had no effect.
+Clients send fields of other engines. These are ignored, and the answer names them in a header. A field of
+OpenAI's API that is not supported is accepted without a note while its value asks for nothing (`tools: []`),
+and refused otherwise. A field that looks like a misspelt one of this API is refused, too: the client would
+not notice that it had no effect.
 """
 
 from __future__ import annotations
