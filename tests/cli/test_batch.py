@@ -304,13 +304,17 @@ def test_lines_may_prescribe_the_form_of_their_answers(batch: Any, here: Path) -
         {"question": "yes?", "params": {"structured_outputs": {"choice": ["yes", "no"]}}},
         {"question": "no flag?"},
         {"question": "wrong?", "params": {"guided_regex": "("}},
+        {"question": "misspelt?", "params": {"response_format": {"type": "json_object", "schemas": {}}}},
+        {"question": "plain?", "params": {"response_format": {"type": "text"}}},
     )
     assert batch("--regex", "[ab]{3}").code == 1
-    number, word, flag, wrong = read_lines(here / "out.jsonl")
+    number, word, flag, wrong, misspelt, plain = read_lines(here / "out.jsonl")
     assert int(number["text"]) <= 9
     assert word["text"] in ("yes", "no")
     assert set(flag["text"]) <= set("ab")
     assert "unclosed group" in wrong["error"]["message"]
+    assert misspelt["error"]["code"] == "unknown_field"
+    assert not set(plain["text"]) <= set("ab"), "it asks for text, against the flag"
 
 
 def test_questions_may_be_appended(batch: Any, here: Path, finished: bytes) -> None:

@@ -163,3 +163,16 @@ def test_wrong_formats_are_refused_with_their_place(
         ask(client, extra_body=extra)
     assert caught.value.param == param
     assert re.search(what, caught.value.message)
+
+
+def test_a_schema_may_contain_data_urls(client: openai.OpenAI) -> None:
+    """A long one under the name `url` became an image, and the request an error 500."""
+    url = "data:text/plain," + "x" * 2000
+    schema = {"const": {"url": url}}
+    answer = ask(client, extra_body={"guided_json": schema}, max_tokens=3000)
+    assert json.loads(answer.choices[0].message.content) == {"url": url}
+
+
+def test_the_end_token_is_never_shown(client: openai.OpenAI) -> None:
+    wish = {"guided_choice": ["yes"], "ignore_eos": True, "skip_special_tokens": False, "min_tokens": 30}
+    assert ask(client, extra_body=wish).choices[0].message.content == "yes"

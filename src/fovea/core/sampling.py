@@ -18,6 +18,8 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_ALLOWED_IDS = 4096
 MAX_BAD_WORDS = 64
+MAX_BAD_CHARACTERS = 16_384
+"""Most characters of all bad words together, which are tokenized."""
 MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 10.0
 
@@ -177,6 +179,10 @@ class SamplingParams:
                     f"each of up to {MAX_STOP_LENGTH} characters",
                     param=name,
                 )
+        if sum(map(len, self.bad_words)) > MAX_BAD_CHARACTERS:
+            raise InvalidRequest(
+                f"bad_words takes up to {MAX_BAD_CHARACTERS} characters in all", param="bad_words"
+            )
 
     def _check_ids(self) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:

@@ -32,6 +32,8 @@ OBJECT = ("model_type", "model_attributes_type", "dict_type")
 EXPECTED = "Input should be "
 SHORTEST, SIMILAR = 5, 0.8
 """A name with as many letters and as similar to a field's name (difflib's ratio) counts as misspelt."""
+ELSEWHERE = ("top_a", "models", "add_special_tokens", "best_of", "prompts", "input")
+"""Fields of other servers' APIs that resemble those of this one."""
 LONGEST = 64
 """Longest text from a request that is repeated in a message, in characters."""
 LONGEST_PATH = 200
@@ -141,8 +143,10 @@ def unknown_field(path: str, fields: Sequence[str]) -> InvalidRequest:
 
 def misspelt(name: str, fields: Sequence[str]) -> bool:
     """Whether a name looks like a misspelt field. Short names resemble too many others to tell."""
-    return len(name) >= SHORTEST and bool(
-        difflib.get_close_matches(name[:LONGEST], fields, n=1, cutoff=SIMILAR)
+    return (
+        len(name) >= SHORTEST
+        and name not in ELSEWHERE
+        and bool(difflib.get_close_matches(name[:LONGEST], fields, n=1, cutoff=SIMILAR))
     )
 
 

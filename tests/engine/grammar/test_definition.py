@@ -151,3 +151,11 @@ def test_errors_name_the_field_of_the_request() -> None:
         AnswerFormat.regex("", param="guided_regex")
     assert caught.value.param == "guided_regex"
     assert AnswerFormat.regex("a", param="one") == AnswerFormat.regex("a", param="two"), "one compilation"
+
+
+@pytest.mark.parametrize("name", ["day", "const", "enum", "format", "properties"])
+def test_dates_are_checked_under_any_name(vocabulary: LLTokenizer, name: str) -> None:
+    schema = {"type": "object", "properties": {name: {"type": "string", "format": "date"}}}
+    form = AnswerFormat.json_schema({**schema, "required": [name], "additionalProperties": False})
+    assert accepts(form, vocabulary, f'{{"{name}":"2024-02-29"}}')
+    assert not accepts(form, vocabulary, f'{{"{name}":"2023-02-29"}}')

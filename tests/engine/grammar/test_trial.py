@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from fovea.core.answer_format import AnswerFormat
 from fovea.core.errors import InvalidRequest, Unavailable
 from fovea.engine.grammar.compiler import GrammarCompiler
+from fovea.engine.grammar.definition import compile_format
 from fovea.engine.grammar.trial import Trial, byte_vocabulary
 
 EXPLODING = "start: A\nA: " + " & ".join(
@@ -78,3 +83,45 @@ def test_a_form_is_tried_again_after_a_failure_that_was_not_its_own() -> None:
     compiler.close()
     with pytest.raises(Unavailable, match="stopped"):
         compiler.compile(AnswerFormat.regex("c"))
+
+
+def test_the_helper_imports_nothing_from_the_folder_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file llguidance.py in the folder in which the server was started would have been executed."""
+    (tmp_path / "llguidance.py").write_text("raise SystemExit('from the folder')")
+    monkeypatch.chdir(tmp_path)
+    trial = Trial()
+    trial.check(AnswerFormat.regex("a"))
+    trial.close()
+
+
+def test_a_helper_that_ends_while_it_is_asked_is_asked_again(trial: Trial) -> None:
+    """In the past the form was refused as too expensive, and the refusal kept."""
+    trial.check(AnswerFormat.regex("d"))
+    process = trial._process
+    assert process is not None
+    assert process.stdout is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    threading.Timer(0.2, process.kill).start()
+    trial.check(AnswerFormat.regex("e"))
+    assert trial._process is not process
+
+
+@pytest.mark.parametrize("schema", [{"required": [{}]}, {"properties": 3}, {"enum": []}, {"items": [1]}])
+def test_schemas_of_wrong_types_get_a_reason(trial: Trial, schema: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        trial.check(AnswerFormat.json_schema(schema))
+    assert "seconds" not in caught.value.message
+
+
+def test_many_optional_properties(trial: Trial) -> None:
+    """260 were accepted, and every answer failed at its first token."""
+    names = {f"p{i}": {"type": "string"} for i in range(600)}
+    schema = {"type": "object", "properties": names, "additionalProperties": False}
+    form = AnswerFormat.json_schema(schema)
+    trial.check(form)
+    matcher = compile_format(form, byte_vocabulary())
+    matcher.consume_tokens(list(b'{"p17":"x","p599":"y"}'))
+    assert not matcher.get_error()
+    assert matcher.is_accepting()

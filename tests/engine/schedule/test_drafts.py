@@ -100,3 +100,19 @@ def test_any_drafts_give_the_same_answers(
         brain.add(seq)
     runner.run()
     assert [seq.output_ids for seq in seqs] == [answer(seq) for seq in seqs]
+
+
+def test_drafts_do_not_delay_the_decodes_of_others() -> None:
+    """The drafts of the first sequence took whole steps, and the others got no token for as long."""
+    brain = scheduler(max_step_tokens=6)
+    runner = SlotRunner(brain, drafts=lambda seq, new: next_tokens(seq, new, 9) if seq.id == "a" else [])
+    seqs = [sequence(name, [ord(name)] * 2, arrival=i, max_tokens=12) for i, name in enumerate("abc")]
+    for seq in seqs:
+        brain.add(seq)
+    while not all(seq.decoding for seq in brain.running) or len(brain.running) < 3:
+        runner.step()
+    while len(brain.running) == 3:
+        plan = runner.step()
+        assert {work.seq.id for work in plan.work} == {"a", "b", "c"}
+    runner.run()
+    assert [seq.output_ids for seq in seqs] == [answer(seq) for seq in seqs]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,8 +34,10 @@ def replace_lines(output: Path, bodies: Mapping[int, Mapping[str, Any]]) -> None
     lines = output.read_bytes().split(b"\n")[:-1]
     for number, body in bodies.items():
         lines[number - 1] = write_body(body)[:-1]
+    output = output.resolve()  # a link stays one
     aside = output.with_name(f".{output.name}.new")
     aside.write_bytes(b"".join(line + b"\n" for line in lines))
+    shutil.copymode(output, aside)
     os.replace(aside, output)
 
 

@@ -7,6 +7,7 @@ process with limits on time and memory (`trial`), so that the compilation here i
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,21 +24,31 @@ from fovea.engine.grammar.trial import Trial
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MOST_KEPT = 256
-"""Number of forms whose grammars are kept."""
+MOST_KEPT = 64
+"""Number of forms whose grammars are kept. A hostile one may come to take 40 MB while it is used."""
+SLOWEST_MASK_S = 0.1
+"""Longest time of a form's first mask. Those of answers are computed within steps, which delays everyone."""
 MOST_WAITING = 64
 """Number of forms that wait to be compiled; more are refused."""
 
 
 class Grammar:
-    """A compiled form. It does not change, and several answers may follow it at a time."""
+    """A compiled form, which several answers may follow at a time.
+
+    broken: whether an answer exceeded the library's limits. What the library has learnt is shared by all
+        answers, so the others would exceed them, too; the form has to be compiled again.
+    """
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
+        self.broken = False
 
     def guide(self) -> Guide:
         """Return a new guide, which is at the beginning of an answer."""
-        return Guide(self._matcher.deep_copy())
+        return Guide(self._matcher.deep_copy(), self._break)
+
+    def _break(self) -> None:
+        self.broken = True
 
 
 class GrammarCompiler:
@@ -93,14 +104,24 @@ class GrammarCompiler:
             self._trial.check(form)
             if self._vocabulary is None:
                 self._vocabulary = self._load()
-            return Grammar(compile_format(form, self._vocabulary))
+            grammar = Grammar(compile_format(form, self._vocabulary))
+            started = time.perf_counter()
+            grammar.guide().fill_first_mask()
+            if time.perf_counter() - started > SLOWEST_MASK_S:
+                raise InvalidRequest(
+                    f"{form.kind}: its first mask takes more than {SLOWEST_MASK_S:g} seconds",
+                    code="unsupported_format",
+                )
+            return grammar
 
 
 def _failed_for_now(future: Future[Grammar]) -> bool:
-    """Whether a form could not be compiled for a reason other than the form itself."""
+    """Whether a form has no usable grammar for a reason other than the form itself."""
     if not future.done():
         return False
-    return future.cancelled() or not isinstance(future.exception(), InvalidRequest | None)
+    if future.cancelled() or not isinstance(error := future.exception(), InvalidRequest | None):
+        return True
+    return error is None and future.result().broken
 
 
 def explain(error: InvalidRequest, form: AnswerFormat) -> InvalidRequest:

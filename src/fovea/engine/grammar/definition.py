@@ -20,11 +20,23 @@ MAX_SEARCH = 64
 LONGEST_REASON = 300
 INITIAL_FUEL, STEP_FUEL, STEP_ITEMS, GRAMMAR_SIZE = 1_000_000, 200_000, 50_000, 100_000
 """Limits of a grammar: work of its compilation and of one mask, in the library's units, and its symbols."""
+ROW_ITEMS, LEXER_STATES = 10_000, 20_000
+"""Limits of an answer: alternatives at one place (an optional property has eight), and states of its strings.
+A state takes one or two KB. The library's own limits are 2,000, which 260 optional properties exceed, and
+250,000.
+"""
 _YEAR = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
 _DATE = f"({_YEAR}-(0[13-9]|1[0-2])-[0-9]{{2}}|{_YEAR}-02-([01][0-9]|2[0-8])|{_LEAP_YEAR}-02-29)"
-PATTERNS = {"date": f"^{_DATE}$", "time": "^.{6}[0-5]", "date-time": f"^{_DATE}.{{7}}[0-5]"}
-"""Patterns that are added to formats. Alone, the library allows 29 February in any year, and 60 seconds."""
+PATTERNS = {
+    "date": f"^{_DATE}$",
+    "time": "^.{6}[0-5]",
+    "date-time": f"^{_DATE}.{{7}}[0-5]",
+    "hostname": "^.{1,253}$",
+}
+"""Patterns that are added to formats. Alone, the library allows 29 February in any year, 60 seconds, and host
+names of any length.
+"""
 REWORDED = {
     "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf": (
         "oneOf is supported only if no value can fit two of its schemas; use anyOf"
@@ -54,7 +66,7 @@ def compile_format(form: AnswerFormat, vocabulary: LLTokenizer) -> LLMatcher:
         error = _compile(_json_grammar(schema, form.whitespace or ""), vocabulary).get_error() or error
         where = _blame(schema, error, vocabulary)
         place = f" at {where}" if where else ""
-    raise InvalidRequest(f"{form.kind}{place}: {_plain(error, form.kind)}", code="unsupported_format")
+    raise InvalidRequest(f"{form.kind}{place}: {explain_error(error, form.kind)}", code="unsupported_format")
 
 
 def _check_counts(schema: dict[str, Any]) -> None:
@@ -65,7 +77,7 @@ def _check_counts(schema: dict[str, Any]) -> None:
         if not isinstance(node, dict):
             continue
         least, required = node.get("minProperties"), node.get("required")
-        names = len(set(required)) if isinstance(required, list) else 0
+        names = len({name for name in required if isinstance(name, str)}) if isinstance(required, list) else 0
         if isinstance(least, int) and least > max(1, names):
             raise InvalidRequest(
                 f"json{' at ' + path if path else ''}: minProperties above the number of required properties "
@@ -83,6 +95,8 @@ def _compile(grammar: str, vocabulary: LLTokenizer) -> LLMatcher:
         step_lexer_fuel=STEP_FUEL,
         step_max_items=STEP_ITEMS,
         max_grammar_size=GRAMMAR_SIZE,
+        max_items_in_row=ROW_ITEMS,
+        max_lexer_states=LEXER_STATES,
         verbose_errors=False,
     )
     return LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
@@ -147,18 +161,21 @@ def _with_options(schema: dict[str, Any], **options: Any) -> dict[str, Any]:
     return {**_exact(schema), "x-guidance": {**defaults, **options}}
 
 
-def _exact(node: Any) -> Any:
-    """Return a schema with patterns beside those formats of which the library allows too much.
-
-    Lists and objects that are no schemas come back as they are, unless they look like one with such a format;
-    `const` and `enum` are left alone.
-    """
-    if isinstance(node, list):
-        return [_exact(part) for part in node]
-    if not isinstance(node, dict):
-        return node
-    exact = {key: value if key in ("const", "enum") else _exact(value) for key, value in node.items()}
-    pattern = PATTERNS.get(node["format"]) if isinstance(node.get("format"), str) else None
+def _exact(schema: Any) -> Any:
+    """Return a schema with patterns beside those formats of which the library allows too much."""
+    if not isinstance(schema, dict):
+        return schema
+    exact = {}
+    for key, value in schema.items():
+        if key in SUBSCHEMA:
+            exact[key] = _exact(value)
+        elif key in SUBSCHEMAS and isinstance(value, list):
+            exact[key] = [_exact(part) for part in value]
+        elif key in NAMED_SUBSCHEMAS and isinstance(value, dict):
+            exact[key] = {name: _exact(part) for name, part in value.items()}
+        else:
+            exact[key] = value
+    pattern = PATTERNS.get(schema["format"]) if isinstance(schema.get("format"), str) else None
     if pattern is not None:
         also = exact.get("allOf")
         exact["allOf"] = [*(also if isinstance(also, list) else []), {"pattern": pattern}]
@@ -218,7 +235,7 @@ def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield f"{key}/{name.replace('~', '~0').replace('/', '~1')}", part
 
 
-def _plain(error: str, kind: str) -> str:
+def explain_error(error: str, kind: str) -> str:
     """Return an error of the library in one line of bounded length.
 
     It may cite a line of a grammar. Unless the client sent a grammar, that line was made here.

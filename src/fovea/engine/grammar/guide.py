@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,11 +23,20 @@ WORD = 32
 
 
 class Guide:
-    """The place of one answer in its grammar."""
+    """The place of one answer in its grammar.
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    on_failure: called if the library gives up; what it has learnt for the grammar is unusable then.
+    """
+
+    def __init__(self, matcher: LLMatcher, on_failure: Callable[[], None] = lambda: None) -> None:
         self.matcher = matcher
+        self._on_failure = on_failure
         self._read = 0
+
+    def fill_first_mask(self) -> None:
+        """Compute the mask of the answer's first token, and drop it. Raises InvalidRequest as `read`."""
+        self.matcher.compute_bitmask()
+        self.check()
 
     def read(self, answer: Seq[int]) -> None:
         """Go to the end of an answer. It may be shorter than before: a step that failed is tried again.
@@ -43,6 +53,7 @@ class Guide:
     def check(self) -> None:
         """Raise InvalidRequest if the library has given up."""
         if self.matcher.is_error():
+            self._on_failure()
             raise InvalidRequest(
                 f"the answer's format failed at token {self._read}: {self.matcher.get_error()[:300]}",
                 code="format_failed",

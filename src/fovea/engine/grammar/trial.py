@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from fovea.core.answer_format import AnswerFormat
 from fovea.core.errors import InvalidRequest, Unavailable
-from fovea.engine.grammar.definition import compile_format
+from fovea.engine.grammar.definition import compile_format, explain_error
 from fovea.media.sandbox.jail import limit_resources
 
 CPU_S = 0.2
@@ -48,9 +48,13 @@ class Trial:
         started.
         """
         job = {"kind": form.kind, "definition": form.definition, "whitespace": form.whitespace}
+        line = json.dumps(job).encode() + b"\n"
         try:
-            answer = self._ask(json.dumps(job).encode() + b"\n")
-        except OSError as error:
+            try:
+                answer = self._ask(line)
+            except EOFError:
+                answer = self._ask(line)  # the helper had ended, for whatever reason
+        except (OSError, EOFError) as error:
             self.close()
             raise Unavailable(f"answer formats cannot be checked: {error}") from error
         if answer is None:
@@ -65,18 +69,25 @@ class Trial:
         """Stop the helper. A later check starts another."""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # an attempt may be at work, too
             process.communicate()
 
     def _ask(self, job: bytes) -> dict[str, str] | None:
-        """Return the helper's answer; None: the attempt was killed, or the helper did not answer."""
+        """Return the helper's answer; None: the attempt was killed.
+
+        Raises EOFError if the helper ended, or did not answer in time.
+        """
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fovea.engine.grammar.trial"],
+                [sys.executable, "-P", "-m", "fovea.engine.grammar.trial"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAYON_NUM_THREADS": "1"},
+                stderr=subprocess.DEVNULL,
+                env={"PYTHONPATH": os.pathsep.join(sys.path), "RAYON_NUM_THREADS": "1"},
+                cwd="/",  # whose modules are imported, so not the folder in which the server was started
+                start_new_session=True,  # Ctrl-C in a terminal is for the server
             )
         source, sink = self._process.stdout, self._process.stdin
         assert source is not None
@@ -87,7 +98,7 @@ class Trial:
         line = source.readline() if ready else b""
         if not line:
             self.close()
-            return None
+            raise EOFError("the process that tries them does not answer")
         answer: dict[str, str] | None = json.loads(line)
         return answer
 
@@ -127,13 +138,18 @@ def _attempt(form: AnswerFormat, vocabulary: Any) -> bytes:
     if child == 0:
         os.close(reader)
         _limit()
+        result: dict[str, str] = {}
         try:
-            compile_format(form, vocabulary)
-            result: dict[str, str] = {}
+            matcher = compile_format(form, vocabulary)
+            matcher.compute_bitmask()
+            if matcher.is_error():
+                result = {"error": f"{form.kind}: {explain_error(matcher.get_error(), form.kind)}"}
         except InvalidRequest as error:
             result = {"error": error.message}
-        except BaseException:  # noqa: BLE001 - such as MemoryError: as if it had been killed
+        except MemoryError:
             os._exit(1)
+        except BaseException as error:  # noqa: BLE001 - a panic of the library is no Exception
+            result = {"error": f"{form.kind}: it cannot be read: {str(error)[:200]}"}
         os.write(writer, json.dumps(result).encode())
         os._exit(0)
     os.close(writer)
@@ -146,6 +162,7 @@ def _attempt(form: AnswerFormat, vocabulary: Any) -> bytes:
 def _limit() -> None:
     """Let the system end this process when it has used too much time, and refuse it too much memory."""
     signal.setitimer(signal.ITIMER_PROF, CPU_S)  # SIGPROF ends a process
+    signal.alarm(int(ANSWER_S) // 2)  # if it only waits
     with suppress(OSError):  # on macOS
         limit_resources(MEMORY)
 

@@ -39,6 +39,7 @@ class RequestOutline:
     tasks: the computations of the pixels, by image key.
     stored: keys of images whose encoder output is in a slower tier. They need no pixels if it can be read.
     seconds: time that building the outline took.
+    bad_words: tokens that must not occur one after the other in an answer.
     """
 
     prompt: PreparedPrompt
@@ -46,6 +47,7 @@ class RequestOutline:
     tasks: dict[str, PixelTask]
     stored: frozenset[str]
     seconds: float
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +103,10 @@ class Preparer:
             prompt = self.builder.outline(request.prompt, request.cache_salt, info.max_context, load)
             max_tokens = fits(prompt)
             check_token_ids(prompt, request.sampling, info.vocab_size)
+            bad_words = bad_word_tokens(self._tokenizer, request.sampling.bad_words)
         tasks = {planned.key: self._pixels.task(planned) for planned in prompt.planned_inputs}
         stored = self._slower.find(key for key in tasks if key not in self._embeddings)
-        return RequestOutline(prompt, max_tokens, tasks, stored, time.monotonic() - started)
+        return RequestOutline(prompt, max_tokens, tasks, stored, time.monotonic() - started, bad_words)
 
     def claim(self, outline: RequestOutline) -> Claim:
         """Claim room for the pixels that the encoder will need, and for outputs in slower tiers.
@@ -190,7 +193,6 @@ class Preparer:
             planned.key: partial(_compute_pixels, ready.tasks[planned.key], planned.plan, claim)
             for planned in ready.prompt.planned_inputs
         }
-        bad_words = bad_word_tokens(self._tokenizer, request.sampling.bad_words)
         return build_jobs(
             request,
             ready.prompt,
@@ -200,7 +202,7 @@ class Preparer:
             arrival=arrival,
             preprocess_s=outline.seconds + pixels_s - decode_s,
             decode_s=decode_s,
-            inputs=lambda choice: SequenceInputs(choice, pixels, ready.features, grammar, bad_words),
+            inputs=lambda choice: SequenceInputs(choice, pixels, ready.features, grammar, outline.bad_words),
         )
 
     @property

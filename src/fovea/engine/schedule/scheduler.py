@@ -124,9 +124,11 @@ class Scheduler:
             decode_tokens = sum(seq.missing_tokens for seq in self.running if seq.decoding)
             tokens = min(tokens, decode_tokens + prompt_tokens)
         budget = Budget(tokens, self.config.max_step_visual_tokens)
+        decodes = sum(seq.decoding for seq in current)
         for seq in sorted(current, key=lambda s: (not s.decoding, s.arrival, s.id)):
+            decodes -= seq.decoding
             if seq.status is Status.RUNNING and budget.tokens > 0:
-                self._continue(seq, budget)
+                self._continue(seq, budget, max(1, budget.tokens - decodes))
         self._admit_waiting(_among(self.waiting, only), budget)
         work = sorted(budget.work.values(), key=lambda w: not w.seq.decoding)
         return StepPlan(
@@ -198,8 +200,9 @@ class Scheduler:
         self.kv.check_integrity()
         self.embeddings.check_integrity({seq.id for seq in (*self.running, *self.waiting)})
 
-    def _continue(self, seq: Sequence, budget: Budget) -> None:
-        count = self.images.tokens_before_unencoded_image(seq, min(seq.missing_tokens, budget.tokens), budget)
+    def _continue(self, seq: Sequence, budget: Budget, most: int) -> None:
+        """most: most tokens, so that one is left for each later decode: drafts do not delay these."""
+        count = self.images.tokens_before_unencoded_image(seq, min(seq.missing_tokens, most), budget)
         if count == 0:
             return
         if seq.drafts and not self.kv.can_extend(seq, seq.computed_tokens + count):

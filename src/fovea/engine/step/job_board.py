@@ -128,6 +128,7 @@ class JobBoard:
         for count, pick in enumerate(picks, 1):
             with stage("detokenize"):
                 ends = self._ends(job.seq.sampling, pick.token, before + count)
+                ends = ends or (pick.final and pick.token in self.tokenizer.eos_ids)
                 text += "" if ends else job.text.push(pick.token)
                 if ends or pick.final:
                     reason = "stop"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from fovea.core.settings import check_settings, setting
 
 DOCS = ("on", "off", "key")
+_ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 
 
 def check_key(key: str) -> str:
@@ -18,11 +19,8 @@ def check_key(key: str) -> str:
 
 def check_origin(origin: str) -> str:
     """Return an empty text if an origin is accepted, otherwise the accepted ones in words."""
-    parts = urlsplit(origin)
-    plain = (
-        parts.scheme in ("http", "https") and parts.netloc and origin == f"{parts.scheme}://{parts.netloc}"
-    )
-    return "" if plain or origin == "*" else "*, or a scheme and a host, such as https://example.org:8080"
+    known = origin == "*" or _ORIGIN.fullmatch(origin)
+    return "" if known else "*, or a scheme and a host in small letters, such as https://example.org:8080"
 
 
 @dataclass(frozen=True, slots=True)

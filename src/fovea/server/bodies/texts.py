@@ -18,6 +18,8 @@ from fovea.server.bodies.cutter import Cut
 
 PIECE = 256 * 1024
 _NODES = frozenset((str, list, dict))
+_MEDIA = ("url", "image_url")
+"""Fields of messages, and of the body of /v1/images, whose data: URLs become payloads."""
 _WHOLE = re.compile(rb"(?:[^\\]++|\\u.{4}|\\[^u])*+", re.DOTALL)
 _IS_DATA = re.compile(rb"(?:\s|\\[tnrf])*data:", re.IGNORECASE)
 
@@ -64,7 +66,7 @@ class _Restorer:
         return self._text(self._strings[name], path) if name in self._strings else name
 
     def _string(self, raw: bytearray, path: str, key: str) -> str | Payload:
-        if key in ("url", "image_url") and _IS_DATA.match(raw):
+        if key in _MEDIA and (path == "url" or path.startswith("messages[")) and _IS_DATA.match(raw):
             data = unescape(raw)
             if data is not None:
                 return Payload(data, self._on_drop)
