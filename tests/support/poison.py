@@ -42,8 +42,8 @@ class SlotExecutor:
         self.encoding = False
         self.steps = 0
 
-    def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
-        pass
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> tuple[int, ...]:
+        return ()
 
     def remove(self, seq: Sequence) -> None:
         pass

@@ -5,10 +5,10 @@ that are computed. Each step, the scheduler lets it compute some of the missing 
 the sampler adds a token, so that one is missing again. A prompt, a follow-up on a cached prefix, a
 preempted sequence and a decode differ only in those two numbers.
 
-A sequence that decodes may have drafts: tokens that are expected to follow its last one. They count as
-missing, too. One step computes the last token and the drafts, and the sampler chooses a token after each of
-them. The drafts that are equal to the chosen tokens are accepted. The first chosen token that differs from
-its draft ends the step's tokens, and the KV of the drafts from there on is overwritten later.
+A sequence may have drafts: tokens that are expected to follow its last one. They count as missing, too. One
+step computes the last token and the drafts, and the sampler chooses a token after each of them. The drafts
+that are equal to the chosen tokens are accepted. The first chosen token that differs from its draft ends the
+step's tokens, and the KV of the drafts from there on is overwritten later.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Sequence:
 
     id: unique name of the sequence.
     prompt_ids, output_ids: token ids of the prompt, and those generated so far.
-    drafts: token ids that are expected to follow; only a sequence that decodes has any.
+    drafts: token ids that are expected to follow.
     sampling: how the next token is chosen.
     max_tokens: most tokens to generate.
     spans: positions of the prompt's images, in order.
@@ -123,7 +123,7 @@ class Sequence:
 
     @property
     def missing_tokens(self) -> int:
-        """Number of tokens that are not computed yet; for a sequence that decodes, 1 and its drafts."""
+        """Number of tokens that are not computed yet, drafts included."""
         return self.length + len(self.drafts) - self.computed_tokens
 
     @property

@@ -97,7 +97,7 @@ def test_any_drafts_give_the_same_answers(
     runner = SlotRunner(brain, drafts=drafts)
     seqs = [sequence(f"s{i}", size, arrival=i, max_tokens=8) for i, size in enumerate(prompts)]
     for seq in seqs:
-        brain.add(seq)
+        brain.add(seq, drafts(seq, []))
     runner.run()
     assert [seq.output_ids for seq in seqs] == [answer(seq) for seq in seqs]
 
@@ -116,3 +116,24 @@ def test_drafts_do_not_delay_the_decodes_of_others() -> None:
         assert {work.seq.id for work in plan.work} == {"a", "b", "c"}
     runner.run()
     assert [seq.output_ids for seq in seqs] == [answer(seq) for seq in seqs]
+
+
+def test_drafts_at_the_beginning_are_computed_with_the_end_of_the_prompt() -> None:
+    brain = scheduler(max_step_tokens=8)
+    runner = SlotRunner(brain)
+    seq = sequence("a", 10, max_tokens=6)
+    brain.add(seq, next_tokens(seq, [], 3))
+    assert [plan.tokens for plan in runner.run()] == [8, 2 + 3, 1, 1]
+    assert seq.output_ids == answer(seq)
+
+
+def test_a_prompt_that_fits_without_its_drafts_is_not_delayed_by_them() -> None:
+    brain = scheduler(blocks=3, block_size=4)
+    runner = SlotRunner(brain)
+    seq = sequence("a", 11, max_tokens=1)
+    brain.add(seq, [1] * 9)
+    assert seq.drafts == []
+    longer = sequence("b", 10, arrival=1, max_tokens=3)
+    brain.add(longer, [98] * 2)
+    runner.run()
+    assert longer.output_ids == answer(longer)

@@ -33,10 +33,11 @@ class FakeExecutor:
         self.broken: set[str] = set()
         self.encode_s: list[float] = []
 
-    def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> tuple[int, ...]:
         self.inputs[seq.id] = inputs
         if seq.id in self.refused:
             raise ValueError("no such choice")
+        return ()
 
     def remove(self, seq: Sequence) -> None:
         self.inputs.pop(seq.id, None)

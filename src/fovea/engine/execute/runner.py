@@ -105,8 +105,10 @@ class Runner:
         """Whether an image is partly encoded."""
         return self._encoder.working
 
-    def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> Sequences[int]:
         """Store a sequence's prompt, positions and pixel sources.
+
+        Returns the tokens that its form forces at the beginning of the answer.
 
         Features that were read from slower tiers move into the encoder-output cache, as far as they fit
         beside the held outputs. The others stay with the sequence, claimed like pixels, until the scheduler
@@ -122,9 +124,10 @@ class Runner:
             np.cumsum(self.model.visual(ids), dtype=np.int64) if seq.spans else np.zeros(0, dtype=np.int64)
         )
         self._prompts[seq.id] = PromptArrays(ids, positions, delta, visual, inputs)
-        self.sampler.add(seq, inputs.choice, inputs.grammar, inputs.bad_words)
+        forced = self.sampler.add(seq, inputs.choice, inputs.grammar, inputs.bad_words)
         for key in list(inputs.features):
             self._restore(key, (seq.id,), self.embeddings.capacity)
+        return forced
 
     def remove(self, seq: Sequence) -> None:
         self._prompts.pop(seq.id, None)
@@ -151,7 +154,6 @@ class Runner:
             with stage("head", rows=len(rows)):
                 logits = self.model.logits(hidden)
             with stage("sampling", rows=len(rows)):
-                # The rows of a sequence are in the order of its tokens: `by_length` sorts by these places.
                 self.sampler.sample(logits, [(item.seq, item.draft) for item in work if item.samples], result)
         return result
 

@@ -117,13 +117,14 @@ class Guides:
     ) -> Masks | None:
         """Return the masks of the rows whose sequences have a grammar; None: no row has one.
 
-        rows: sequence, and number of its drafts before the row; those of a sequence are in ascending order.
+        rows: sequence, and number of its drafts before the row; in any order.
         size: number of logits.
         failures: gets the error of each sequence whose grammar fails, by sequence id; it has no mask.
         """
         places: dict[str, list[int]] = {}
         sequences: dict[str, Sequence] = {}
-        for number, (seq, _) in enumerate(rows):
+        for number in sorted(range(len(rows)), key=lambda number: rows[number][1]):
+            seq = rows[number][0]
             if seq.id not in self._guides:
                 continue
             if seq.id not in sequences:

@@ -76,17 +76,21 @@ class Sampler:
         choice: int,
         grammar: Grammar | None = None,
         bad_words: Seq[Seq[int]] = (),
-    ) -> None:
+    ) -> list[int]:
         """Start the random stream of a sequence, which is choice number `choice` of its request.
+
+        Returns the tokens with which the grammar forces the answer to begin, as drafts.
 
         grammar: what the answer must follow.
         bad_words: tokens that must not occur one after the other.
         """
         self._streams[seq.id] = _Stream(seq.sampling.seed, choice)
-        if grammar is not None:
-            self._guides.add(seq.id, grammar)
         if bad_words:
             self._bad_words[seq.id] = [list(word) for word in bad_words]
+        if grammar is None:
+            return []
+        self._guides.add(seq.id, grammar)
+        return self._guides.forced(seq.id)[: self._most_drafts]
 
     def remove(self, seq: Sequence) -> None:
         self._streams.pop(seq.id, None)
@@ -101,7 +105,7 @@ class Sampler:
         place. So the tokens are those that single steps would choose: drafts only save steps.
 
         logits: (len(rows), vocabulary) float32. Those of sequences with a grammar are changed.
-        rows: the rows of a sequence are in the order of its tokens.
+        rows: sequence of each row, and number of drafts before it; in any order.
         result: gets the tokens, or the error why none could be chosen; it concerns that sequence alone. It
             also gets the next drafts.
         """
@@ -114,7 +118,8 @@ class Sampler:
         else:
             tokens, sure = best.tolist(), [True] * len(rows)
         picks: dict[str, list[SampledToken]] = {}
-        for i, (seq, drafts) in enumerate(rows):
+        for i in sorted(range(len(rows)), key=lambda i: rows[i][1]):
+            seq, drafts = rows[i]
             chosen = picks.setdefault(seq.id, [])
             if seq.id in result.failures or not _is_reached(seq, drafts, chosen):
                 continue

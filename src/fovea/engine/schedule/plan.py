@@ -36,14 +36,16 @@ class Work:
         return max(0, self.stop - self.seq.length)
 
     def split(self) -> tuple[Work, ...]:
-        """Return the work as one piece, or as single tokens if there are drafts among them.
+        """Return the work as one piece, and each draft among its tokens as one more.
 
         A draft is computed like a token that decodes, with the same kernels. So its logits have the same bits
         as those of the step that would have decoded it.
         """
         if not self.draft:
             return (self,)
-        return tuple(Work(self.seq, place, 1) for place in range(self.start, self.stop))
+        length = self.seq.length
+        known = Work(self.seq, self.start, length - self.start)
+        return (known, *(Work(self.seq, place, 1) for place in range(length, self.stop)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,8 +81,10 @@ class Scheduler:
     def idle(self) -> bool:
         return not self.waiting and not self.running
 
-    def add(self, seq: Sequence) -> None:
+    def add(self, seq: Sequence, drafts: Seq[int] = ()) -> None:
+        """Add a sequence. drafts: tokens with which its answer is expected to begin."""
         seq.arrival_step = self.steps
+        seq.drafts = list(drafts[: seq.max_tokens - 1])
         self._wait(seq)
 
     @property
@@ -158,8 +160,9 @@ class Scheduler:
             if seq.status is not Status.RUNNING:
                 continue
             tokens = sampled.get(seq.id, ())
-            computed = len(tokens) if item.draft else item.count
-            seq.drafts = []
+            computed = item.count - item.draft + max(0, len(tokens) - 1)
+            if tokens:
+                seq.drafts = []
             seq.output_ids.extend(tokens)
             self.kv.commit(seq, computed)
             if any(span.end <= seq.computed_tokens for span in seq.spans_between(item.start, item.stop)):
@@ -205,8 +208,8 @@ class Scheduler:
         count = self.images.tokens_before_unencoded_image(seq, min(seq.missing_tokens, most), budget)
         if count == 0:
             return
-        if seq.drafts and not self.kv.can_extend(seq, seq.computed_tokens + count):
-            count = 1  # nobody is preempted for drafts
+        if not self.kv.can_extend(seq, seq.computed_tokens + count):
+            count = min(count, seq.length - seq.computed_tokens)  # nobody is preempted for drafts
         while not self.kv.can_extend(seq, seq.computed_tokens + count):
             victim = max(self.running, key=lambda s: (s.arrival, s.id))
             self._preempt(victim, budget)
@@ -264,6 +267,8 @@ class Scheduler:
         seq.status = Status.RUNNING
         self.running.append(seq)
         count = self.images.tokens_before_unencoded_image(seq, min(seq.missing_tokens, budget.tokens), budget)
+        if not self.kv.can_extend(seq, seq.computed_tokens + count):
+            count = min(count, seq.length - seq.computed_tokens)
         if count and self.kv.can_extend(seq, seq.computed_tokens + count):
             self._take(seq, count, budget)
 

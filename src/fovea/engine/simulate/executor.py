@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from fovea.engine.cache.embeddings import EmbeddingCache
@@ -51,8 +52,9 @@ class CostExecutor:
     def encoding(self) -> bool:
         return bool(self._queue.states)
 
-    def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> Seq[int]:
         self._alive.add(seq.id)
+        return ()
 
     def remove(self, seq: Sequence) -> None:
         self._alive.discard(seq.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Seq
 
 from fovea.engine.job import SequenceInputs
 from fovea.engine.schedule.plan import StepPlan
@@ -29,11 +30,11 @@ class RealtimeExecutor:
     def encoding(self) -> bool:
         return self._executor.encoding
 
-    def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> Seq[int]:
         if not len(self._filler):  # the engine was idle, so there is no delay to make up for
             self._due = time.monotonic()
         self._filler.add(seq, inputs.choice)
-        self._executor.add(seq, inputs)
+        return self._executor.add(seq, inputs)
 
     def remove(self, seq: Sequence) -> None:
         self._filler.remove(seq)

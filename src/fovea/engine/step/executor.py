@@ -61,8 +61,11 @@ class Executor(Protocol):
         """Whether an image is partly encoded."""
         ...
 
-    def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
-        """Prepare a sequence before it enters the scheduler. It may raise; then the sequence is not added."""
+    def add(self, seq: Sequence, inputs: SequenceInputs) -> Seq[int]:
+        """Prepare a sequence before it enters the scheduler. It may raise; then the sequence is not added.
+
+        Returns the tokens with which its answer is expected to begin, as drafts.
+        """
         ...
 
     def remove(self, seq: Sequence) -> None:

@@ -85,12 +85,12 @@ class Stepper:
     def add(self, seq: Sequence, inputs: SequenceInputs) -> None:
         """Add a sequence. If the executor raises, nothing of the sequence is kept."""
         try:
-            self.executor.add(seq, inputs)
+            drafts = self.executor.add(seq, inputs)
         except BaseException:
             self.executor.remove(seq)
             raise
         self.sequences[seq.id] = seq
-        self.scheduler.add(seq)
+        self.scheduler.add(seq, drafts)
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End a sequence at any time and free its blocks, images and inputs. Ending twice is no error."""
