@@ -19,7 +19,6 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -37,6 +36,7 @@ from fovea.core.types import Completion
 from fovea.engine.grammar.compiler import Grammar
 from fovea.engine.grammar.definition import compile_format
 from fovea.engine.grammar.guide import Guides
+from fovea.engine.grammar.vocabulary import PlainTokens
 from fovea.engine.sequence import Sequence as Answer
 from fovea.evaluation.scenes import HELD_OUT_SEED, Sample, generate
 
@@ -188,16 +188,8 @@ def large_vocabulary(size: int) -> Any:
         word = "".join(rng.choice(LETTERS) for _ in range(rng.randint(2, 9)))
         words[rng.choice(("", " ", "", '"')).encode() + rng.choice((word, word.title())).encode()] = None
 
-    class Words:
-        tokens: Sequence[bytes] = [*words, b"<end>"]
-        eos_token_id = size - 1
-        bos_token_id = None
-        special_token_ids = [size - 1]
-
-        def __call__(self, text: str | bytes) -> list[int]:
-            return list(text if isinstance(text, bytes) else text.encode())
-
-    return LLTokenizer(TokenizerWrapper(Words()), eos_token=size - 1)
+    tokens = PlainTokens([*words, b"<end>"], size - 1)
+    return LLTokenizer(TokenizerWrapper(tokens), eos_token=size - 1)
 
 
 def hostile_formats() -> dict[str, AnswerFormat | dict[str, Any]]:

@@ -5,8 +5,7 @@ Docstrings and descriptions of this module are part of the OpenAPI description a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -85,47 +84,54 @@ class FormatFields(Wire):
     guided_decoding_backend: Word | None = Field(default=None, description=NO_EFFECT)
 
 
+class _Wish(NamedTuple):
+    """A form that a request names, before it is checked.
+
+    param: name of the field.
+    kind: json, json_object, regex, choice or grammar.
+    """
+
+    param: str
+    kind: str
+    value: Any
+    whitespace: str | None = None
+
+
 def answer_format(body: FormatFields) -> AnswerFormat | None:
     """The form that a request sets for its answer; None: any text.
 
     Raises InvalidRequest if a form is wrong, or if the request sets several.
     """
-    forms = dict(_given(body))
-    if len(forms) > 1:
-        raise InvalidRequest(f"{' and '.join(forms)} exclude each other; send one", param=list(forms)[1])
-    for param, make in forms.items():
-        return make(param)
-    return None
+    wishes = [*_response_format(body.response_format), *_structured(body.structured_outputs), *_guided(body)]
+    if len(wishes) > 1:
+        names = " and ".join(wish.param for wish in wishes)
+        raise InvalidRequest(f"{names} exclude each other; send one", param=wishes[1].param)
+    return _make(*wishes[0]) if wishes else None
 
 
-def _given(body: FormatFields) -> list[tuple[str, Callable[[str], AnswerFormat]]]:
-    """The forms that a request sets, as (field, a function of the field's name that makes the form)."""
-    forms: list[tuple[str, Callable[[str], AnswerFormat]]] = []
-    chat, outputs = body.response_format, body.structured_outputs
-    if chat is not None and chat.type != "text":
-        forms += [_response_format(chat)]
-    elif chat is not None and chat.json_schema is not None:
+def _make(param: str, kind: str, value: Any, whitespace: str | None) -> AnswerFormat:
+    if kind == "json":
+        return AnswerFormat.json_schema(value, whitespace=whitespace, param=param)
+    if kind == "json_object":
+        return AnswerFormat.json_object(whitespace=whitespace, param=param)
+    if kind == "regex":
+        return AnswerFormat.regex(value, param=param)
+    if kind == "choice":
+        return AnswerFormat.choice(value, param=param)
+    return AnswerFormat.grammar(value, param=param)
+
+
+def _response_format(body: ResponseFormat | None) -> list[_Wish]:
+    if body is None:
+        return []
+    if body.type == "json_object":
+        return [_Wish("response_format", "json_object", True)]
+    if body.type == "text":
+        if body.json_schema is None:
+            return []
         raise InvalidRequest(
             "response_format.json_schema needs the type json_schema", param="response_format.json_schema"
         )
-    if outputs is not None:
-        forms += _structured(outputs)
-    space = body.guided_whitespace_pattern
-    forms += _forms(
-        {
-            "guided_json": body.guided_json,
-            "guided_regex": body.guided_regex,
-            "guided_choice": body.guided_choice,
-            "guided_grammar": body.guided_grammar,
-        },
-        space,
-    )
-    return forms
-
-
-def _response_format(body: ResponseFormat) -> tuple[str, Callable[[str], AnswerFormat]]:
-    if body.type == "json_object":
-        return "response_format", lambda param: AnswerFormat.json_object(param=param)
     if body.json_schema is None:
         raise InvalidRequest(
             "response_format.json_schema is required for the type json_schema",
@@ -134,45 +140,46 @@ def _response_format(body: ResponseFormat) -> tuple[str, Callable[[str], AnswerF
         )
     schema = body.json_schema.schema_
     if schema is None:  # OpenAI's API takes a missing schema for that of any object
-        return "response_format.json_schema", lambda param: AnswerFormat.json_object(param=param)
-    return "response_format.json_schema.schema", lambda param: AnswerFormat.json_schema(schema, param=param)
+        return [_Wish("response_format.json_schema", "json_object", True)]
+    return [_Wish("response_format.json_schema.schema", "json", schema)]
 
 
-def _structured(body: StructuredOutputs) -> list[tuple[str, Callable[[str], AnswerFormat]]]:
+def _structured(body: StructuredOutputs | None) -> list[_Wish]:
+    if body is None:
+        return []
     space = body.whitespace_pattern
     if space is None and body.disable_any_whitespace is False:
         space = ANY_WHITESPACE
-    values = {"json": body.json_, "regex": body.regex, "choice": body.choice, "grammar": body.grammar}
-    forms = _forms({f"structured_outputs.{name}": value for name, value in values.items()}, space)
-    if body.json_object:
-        forms.append(
-            (
-                "structured_outputs.json_object",
-                lambda param: AnswerFormat.json_object(whitespace=space, param=param),
-            )
-        )
-    if not forms:
+    values = {
+        "json": body.json_,
+        "regex": body.regex,
+        "choice": body.choice,
+        "grammar": body.grammar,
+        "json_object": body.json_object or None,
+    }
+    wishes = _wishes("structured_outputs.", values, space)
+    if not wishes:
         raise InvalidRequest(
             "structured_outputs: one of json, json_object, regex, choice and grammar is required",
             param="structured_outputs",
             code="missing_field",
         )
-    return forms
+    return wishes
 
 
-def _forms(values: dict[str, Any], whitespace: str | None) -> list[tuple[str, Callable[[str], AnswerFormat]]]:
-    makers: dict[str, Callable[[Any, str], AnswerFormat]] = {
-        "json": lambda value, param: AnswerFormat.json_schema(value, whitespace=whitespace, param=param),
-        "regex": lambda value, param: AnswerFormat.regex(value, param=param),
-        "choice": lambda value, param: AnswerFormat.choice(value, param=param),
-        "grammar": lambda value, param: AnswerFormat.grammar(value, param=param),
+def _guided(body: FormatFields) -> list[_Wish]:
+    values = {
+        "json": body.guided_json,
+        "regex": body.guided_regex,
+        "choice": body.guided_choice,
+        "grammar": body.guided_grammar,
     }
+    return _wishes("guided_", values, body.guided_whitespace_pattern)
+
+
+def _wishes(prefix: str, values: dict[str, Any], whitespace: str | None) -> list[_Wish]:
     return [
-        (name, _bind(makers[name.rpartition(".")[2].removeprefix("guided_")], value))
-        for name, value in values.items()
+        _Wish(f"{prefix}{kind}", kind, value, whitespace)
+        for kind, value in values.items()
         if value is not None
     ]
-
-
-def _bind(make: Callable[[Any, str], AnswerFormat], value: Any) -> Callable[[str], AnswerFormat]:
-    return lambda param: make(value, param)

@@ -131,6 +131,11 @@ class Sequence:
         """Whether all tokens but the newest one of the answer are computed. Drafts do not count."""
         return self.computed_tokens == self.length - 1 and bool(self.output_ids)
 
+    def expect(self, tokens: Seq[int]) -> None:
+        """Set the drafts, as far as the answer has room for them and for the token after them."""
+        room = self.max_tokens - len(self.output_ids) - 1
+        self.drafts = list(tokens[: max(0, room)])
+
     def tokens(self, start: int, stop: int) -> list[int]:
         """Token ids in [start, stop): prompt, answer, drafts."""
         prompt = len(self.prompt_ids)

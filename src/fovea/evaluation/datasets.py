@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.core.errors import InvalidRequest
+from fovea.core.json_lines import parse_object
 from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS, Sample, generate
 
 MOTION = "motion"
@@ -101,12 +102,7 @@ def _case(path: Path, number: int, line: bytes) -> Case:
 
 
 def _read_case(folder: Path, number: int, line: bytes) -> Case:
-    try:
-        value = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidRequest("not a JSON object")
+    value = parse_object(line)
     unknown = sorted(set(value) - set(FIELDS))
     if unknown:
         raise InvalidRequest(f"unknown field {unknown[0]!r}; known: {', '.join(FIELDS)}")

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from fovea.api.answer_format import FormatFields, answer_format
 from fovea.core.errors import InvalidRequest
+from fovea.core.json_lines import parse_object
 from fovea.server.bodies.unknown import ignored_fields
 from fovea.server.explain import explain, fields_of
 
@@ -63,15 +64,10 @@ def _file_lines(path: Path) -> list[bytes]:
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
+    """Return the object that a line of IN holds. Raises InvalidRequest, also for an empty line."""
     if not line.strip():
         raise InvalidRequest("the line is empty")
-    try:
-        value = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidRequest("not a JSON object")
-    return value
+    return parse_object(line)
 
 
 def check_question(value: dict[str, Any]) -> None:

@@ -54,15 +54,20 @@ def compile_format(form: AnswerFormat, vocabulary: LLTokenizer) -> LLMatcher:
 
     Raises InvalidRequest that says what is not supported; for a schema also where, as a JSON pointer.
     """
-    if form.kind == "json":
-        _check_counts(json.loads(form.definition))
-    matcher = _compile(_grammar(form), vocabulary)
+    schema = json.loads(form.definition) if form.kind == "json" else None
+    if schema is None:
+        grammar = _text_grammar(form)
+    else:
+        _check_counts(schema)
+        grammar = (
+            _one_line_grammar(schema) if form.whitespace is None else _json_grammar(schema, form.whitespace)
+        )
+    matcher = _compile(grammar, vocabulary)
     error = matcher.get_error()
     if not error:
         return matcher
     place = ""
-    if form.kind == "json":
-        schema = json.loads(form.definition)
+    if schema is not None:
         error = _compile(_json_grammar(schema, form.whitespace or ""), vocabulary).get_error() or error
         where = _blame(schema, error, vocabulary)
         place = f" at {where}" if where else ""
@@ -102,14 +107,10 @@ def _compile(grammar: str, vocabulary: LLTokenizer) -> LLMatcher:
     return LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
 
 
-def _grammar(form: AnswerFormat) -> str:
+def _text_grammar(form: AnswerFormat) -> str:
+    """Return the grammar of a form that is not JSON."""
     from llguidance import LLMatcher
 
-    if form.kind == "json":
-        schema = json.loads(form.definition)
-        return (
-            _one_line_grammar(schema) if form.whitespace is None else _json_grammar(schema, form.whitespace)
-        )
     if form.kind == "regex":
         grammar: str = LLMatcher.grammar_from_regex(form.definition)
         return grammar

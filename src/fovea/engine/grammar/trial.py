@@ -19,11 +19,13 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from typing import IO, Any
 
 from fovea.core.answer_format import AnswerFormat
 from fovea.core.errors import InvalidRequest, Unavailable
 from fovea.engine.grammar.definition import compile_format, explain_error
+from fovea.engine.grammar.vocabulary import PlainTokens
 from fovea.media.sandbox.jail import limit_resources
 
 CPU_S = 0.2
@@ -47,8 +49,7 @@ class Trial:
         Raises InvalidRequest if it is not supported or costs too much, Unavailable if no process can be
         started.
         """
-        job = {"kind": form.kind, "definition": form.definition, "whitespace": form.whitespace}
-        line = json.dumps(job).encode() + b"\n"
+        line = json.dumps(asdict(form)).encode() + b"\n"
         try:
             try:
                 answer = self._ask(line)
@@ -107,8 +108,7 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
     """Answer each line of `source` with a line: {} for a form that compiles, its error, or null."""
     vocabulary = byte_vocabulary()
     for line in source:
-        job = json.loads(line)
-        form = AnswerFormat(job["kind"], job["definition"], job["whitespace"])
+        form = AnswerFormat(**json.loads(line))
         sink.write((_attempt(form, vocabulary) or b"null") + b"\n")
         sink.flush()
 
@@ -117,18 +117,8 @@ def byte_vocabulary() -> Any:
     """A vocabulary of the 256 bytes and an end token."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    class Bytes:
-        """A tokenizer with the attributes that the library's wrapper asks for."""
-
-        tokens = [*(bytes([byte]) for byte in range(END)), b"<end>"]
-        eos_token_id = END
-        bos_token_id = None
-        special_token_ids = [END]
-
-        def __call__(self, text: bytes) -> list[int]:
-            return list(text)
-
-    return LLTokenizer(TokenizerWrapper(Bytes()), eos_token=END)
+    tokens = [*(bytes([byte]) for byte in range(END)), b"<end>"]
+    return LLTokenizer(TokenizerWrapper(PlainTokens(tokens, END)), eos_token=END)
 
 
 def _attempt(form: AnswerFormat, vocabulary: Any) -> bytes:

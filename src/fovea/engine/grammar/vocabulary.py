@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fovea.core.errors import InvalidRequest
@@ -64,18 +64,36 @@ def _source(tokenizer: GrammarTokenizer, ends: Sequence[int]) -> Any:
         return copy.to_str()
     from llguidance import TokenizerWrapper
 
-    return TokenizerWrapper(_Slow(tokenizer, ends))
+    tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+    return TokenizerWrapper(
+        PlainTokens(tokens, ends[0], sorted(tokenizer.special_ids), tokenizer.encode_plain)
+    )
 
 
-class _Slow:
-    """A tokenizer that is written in Python, with the attributes that the library's wrapper asks for."""
+class PlainTokens:
+    """A tokenizer that is written in Python, with the attributes that the library's wrapper asks for.
 
-    def __init__(self, tokenizer: GrammarTokenizer, ends: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self.eos_token_id = ends[0]
-        self.bos_token_id = None
-        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
-        self.special_token_ids = sorted(tokenizer.special_ids)
+    tokens: bytes of each id.
+    end: id that ends an answer.
+    specials: ids that stand for no text; None: `end` alone.
+    encode: turns text into ids; None: the ids are the text's bytes.
+    """
+
+    bos_token_id = None
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        end: int,
+        specials: Sequence[int] | None = None,
+        encode: Callable[[str], list[int]] | None = None,
+    ) -> None:
+        self.tokens = tokens
+        self.eos_token_id = end
+        self.special_token_ids = [end] if specials is None else specials
+        self._encode = encode
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._tokenizer.encode_plain(text if isinstance(text, str) else text.decode())
+        if self._encode is None:
+            return list(text if isinstance(text, bytes) else text.encode())
+        return self._encode(text if isinstance(text, str) else text.decode())

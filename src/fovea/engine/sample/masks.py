@@ -50,13 +50,9 @@ class RowMasks:
         if masks is None:
             return cls({})
         forbidden = ~torch.from_numpy(masks.allowed(logits.shape[1])).to(logits.device)
-        if masks.rows == list(range(len(logits))):
-            before = logits.clone()
-            logits.masked_fill_(forbidden, -math.inf)
-        else:
-            index = row_index(masks.rows, logits.device)
-            before = logits[index]
-            logits[index] = before.masked_fill(forbidden, -math.inf)
+        index = row_index(masks.rows, logits.device)
+        before = logits[index]
+        logits[index] = before.masked_fill(forbidden, -math.inf)
         return cls({row: RowMask(masks, i, forbidden[i], before[i]) for i, row in enumerate(masks.rows)})
 
     def get(self, row: int) -> RowMask | None:

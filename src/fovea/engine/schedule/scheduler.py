@@ -35,6 +35,7 @@ from fovea.engine.kv.manager import KVManager
 from fovea.engine.kv.match import PrefixMatch
 from fovea.engine.schedule.budget import Budget
 from fovea.engine.schedule.images import ImageRequests
+from fovea.engine.schedule.passing import count_passes, may_pass
 from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.policy import POLICIES, Policy
 from fovea.engine.sequence import Sequence, Status
@@ -84,7 +85,7 @@ class Scheduler:
     def add(self, seq: Sequence, drafts: Seq[int] = ()) -> None:
         """Add a sequence. drafts: tokens with which its answer is expected to begin."""
         seq.arrival_step = self.steps
-        seq.drafts = list(drafts[: seq.max_tokens - 1])
+        seq.expect(drafts)
         self._wait(seq)
 
     @property
@@ -161,16 +162,13 @@ class Scheduler:
                 continue
             tokens = sampled.get(seq.id, ())
             computed = item.count - item.draft + max(0, len(tokens) - 1)
-            if tokens:
-                seq.drafts = []
             seq.output_ids.extend(tokens)
             self.kv.commit(seq, computed)
             if any(span.end <= seq.computed_tokens for span in seq.spans_between(item.start, item.stop)):
                 self.images.release_computed(seq)
             if tokens:
                 seq.first_token_step = seq.first_token_step or self.steps
-                room = seq.max_tokens - len(seq.output_ids) - 1
-                seq.drafts = list((drafts or {}).get(seq.id, ())[: max(0, room)])
+                seq.expect((drafts or {}).get(seq.id, ()))
 
     def abandon(self, plan: StepPlan) -> None:
         """The step failed: forget its moves.
@@ -203,13 +201,18 @@ class Scheduler:
         self.kv.check_integrity()
         self.embeddings.check_integrity({seq.id for seq in (*self.running, *self.waiting)})
 
-    def _continue(self, seq: Sequence, budget: Budget, most: int) -> None:
-        """most: most tokens, so that one is left for each later decode: drafts do not delay these."""
+    def _next_tokens(self, seq: Sequence, most: int, budget: Budget) -> int:
+        """How many of its next `most` tokens a sequence should compute; no drafts if no block is free."""
         count = self.images.tokens_before_unencoded_image(seq, min(seq.missing_tokens, most), budget)
-        if count == 0:
-            return
         if not self.kv.can_extend(seq, seq.computed_tokens + count):
             count = min(count, seq.length - seq.computed_tokens)  # nobody is preempted for drafts
+        return count
+
+    def _continue(self, seq: Sequence, budget: Budget, most: int) -> None:
+        """most: most tokens, so that one is left for each later decode: drafts do not delay these."""
+        count = self._next_tokens(seq, most, budget)
+        if count == 0:
+            return
         while not self.kv.can_extend(seq, seq.computed_tokens + count):
             victim = max(self.running, key=lambda s: (s.arrival, s.id))
             self._preempt(victim, budget)
@@ -220,13 +223,11 @@ class Scheduler:
     def _admit_waiting(self, waiting: list[Sequence], budget: Budget) -> None:
         """waiting: the sequences that may join, the oldest first."""
         room = not budget.preempted
-        position = 0
         oldest = waiting[0] if waiting else None
         if oldest is not None:
             self._request_first_image(oldest, budget)
-        for seq in self.policy.order(tuple(waiting), self.images.ready):
+        for position, seq in enumerate(self.policy.order(tuple(waiting), self.images.ready), 1):
             room = room and len(self.running) < self._most and budget.tokens > 0
-            position += 1
             if not room and position > LOOKAHEAD:
                 return
             if seq.encode_only:
@@ -239,7 +240,7 @@ class Scheduler:
             if self.images.request_next(seq, self.kv.matched_tokens(match), budget):
                 room = room and not self.policy.strict
                 continue
-            if room and self._may_pass(seq):
+            if room and may_pass(seq, self.waiting, self.config.max_passes):
                 room = self.kv.can_admit(match, seq.length)
                 if room:
                     self._admit(seq, match, budget)
@@ -259,24 +260,14 @@ class Scheduler:
 
     def _admit(self, seq: Sequence, match: PrefixMatch, budget: Budget) -> None:
         self.waiting.remove(seq)
-        for other in self.waiting:
-            if _passes(seq, other):
-                other.times_passed += 1
+        count_passes(seq, self.waiting)
         self.kv.admit(seq, match)
         self.images.release_computed(seq)
         seq.status = Status.RUNNING
         self.running.append(seq)
-        count = self.images.tokens_before_unencoded_image(seq, min(seq.missing_tokens, budget.tokens), budget)
-        if not self.kv.can_extend(seq, seq.computed_tokens + count):
-            count = min(count, seq.length - seq.computed_tokens)
+        count = self._next_tokens(seq, budget.tokens, budget)
         if count and self.kv.can_extend(seq, seq.computed_tokens + count):
             self._take(seq, count, budget)
-
-    def _may_pass(self, seq: Sequence) -> bool:
-        """Whether the sequence may join: no sequence that arrived earlier has been passed too often."""
-        return not any(
-            other.times_passed >= self.config.max_passes for other in self.waiting if _passes(seq, other)
-        )
 
     def _take(self, seq: Sequence, count: int, budget: Budget) -> None:
         self.kv.extend(seq, seq.computed_tokens + count)
@@ -309,11 +300,3 @@ class Scheduler:
 def _among(sequences: list[Sequence], only: Collection[str] | None) -> list[Sequence]:
     """The sequences that a step may take, in their order. only: their ids; None for all."""
     return sequences if only is None else [seq for seq in sequences if seq.id in only]
-
-
-def _passes(seq: Sequence, other: Sequence) -> bool:
-    """Whether `seq` would pass `other`, which arrived earlier.
-
-    A sequence that only wants its images encoded takes no place in a step, so it cannot be passed.
-    """
-    return (other.arrival, other.id) < (seq.arrival, seq.id) and not other.encode_only
