@@ -13,11 +13,13 @@ from fovea.evaluation.scenes import attributes, listing, quantities, reading, re
 from fovea.evaluation.scenes.chat import chat, small_talk
 from fovea.evaluation.scenes.compose import compose
 from fovea.evaluation.scenes.draw import draw
+from fovea.evaluation.scenes.forms import form
 from fovea.evaluation.scenes.refusal import refusal
 from fovea.evaluation.scenes.sample import Turn
 from fovea.evaluation.scenes.scene import Scene
 from fovea.evaluation.scenes.small import compose_small
 from fovea.evaluation.scenes.structured import structured
+from fovea.evaluation.scenes.tools import TOOLS, Tool, tool_use
 from packing import Batch, Packer, PromptMedia, Size, branches, collate, conversation
 
 QUESTIONS: dict[str, tuple[Callable[[Random, Scene], Turn | None], float]] = {
@@ -32,6 +34,7 @@ QUESTIONS: dict[str, tuple[Callable[[Random, Scene], Turn | None], float]] = {
     "refusal": (refusal, 0.4),
     "listing": (listing.listing, 0.7),
     "describe": (listing.describe, 0.8),
+    "form": (form, 1.5),
 }
 """The function that asks each kind of question, and how often the kind is chosen, as a weight."""
 SYSTEMS = ("You are a helpful assistant.", "Answer the question.", "You are fovea-tiny.")
@@ -94,6 +97,46 @@ def scene_batch(rng: Random, packer: Packer, size: Size, count: int, per_image: 
         pictures.append([fit_image(draw(scene), size)])
         dense.append(dense_targets(scene, size))
     return collate(sequences, pictures) | stack_dense(dense)
+
+
+def tool_batch(rng: Random, packer: Packer, size: Size, count: int) -> Batch:
+    """`count` single images of one size, with tools on offer.
+
+    Each has one or two requests that need a tool, and in some conversations a question that needs none.
+    """
+    width, height = size
+    sequences, pictures, dense = [], [], []
+    while len(sequences) < count:
+        scene = compose(rng, max(128, width), max(128, height), labels=rng.choice((0, 1, 1)))
+        parts = [tool_use(rng, scene) for _ in range(rng.choice((1, 1, 2)))]
+        if rng.random() < 0.35:
+            parts += [(turn,) for turn in questions(rng, scene, 2) if turn.schema is None]
+        rng.shuffle(parts)
+        turns = [turn for part in parts if part for turn in part]
+        if not turns:
+            continue
+        called = [tool for tool in TOOLS if any(f'"{_name(tool)}"' in turn.answer for turn in turns)]
+        others = [tool for tool in TOOLS if tool not in called and rng.random() < 0.6]
+        offered = rng.sample([*called, *others], len(called) + len(others))
+        system = offer(offered, random_system(rng))
+        media = PromptMedia((height // 32, width // 32))
+        sequences.append(conversation(packer, turns, media, system, rng.random() < 0.3))
+        pictures.append([fit_image(draw(scene), size)])
+        dense.append(dense_targets(scene, size))
+    return collate(sequences, pictures) | stack_dense(dense)
+
+
+def offer(tools: list[Tool], system: str | None) -> str | None:
+    """The text of the system message that offers tools, as the chat template writes it."""
+    if not tools:
+        return system
+    lines = [f"{_name(tool)}({', '.join(tool['function']['parameters']['properties'])})" for tool in tools]
+    return "\n".join([*([system] if system else []), "Tools:", *lines])
+
+
+def _name(tool: Tool) -> str:
+    name: str = tool["function"]["name"]
+    return name
 
 
 def text_batch(rng: Random, packer: Packer, count: int) -> Batch:

@@ -11,9 +11,10 @@ from random import Random
 
 import torch
 
-from batches import fit_image
-from fovea.evaluation.scenes.dataset import KINDS, content
+from batches import fit_image, offer
+from fovea.evaluation.scenes.dataset import KINDS, TASK_KINDS, content
 from fovea.evaluation.scenes.draw import draw
+from fovea.evaluation.scenes.tools import TOOLS
 from fovea.evaluation.scenes.vocabulary import HELD_OUT_SEED
 from model import Fovea
 from packing import Batch, Packer, PromptMedia, collate, conversation
@@ -32,7 +33,7 @@ def held_out_batches(
     packer: Packer,
     count: int,
     sizes: tuple[tuple[int, int], ...] = SIZES,
-    kinds: tuple[str, ...] = (*KINDS, VIDEO),
+    kinds: tuple[str, ...] = (*KINDS, *TASK_KINDS, VIDEO),
 ) -> dict[str, list[Batch]]:
     """Held-out batches by kind, with `count` samples of each kind together.
 
@@ -63,7 +64,8 @@ def held_out_batches(
                 else PromptMedia(grid, 0, group_times(len(scenes), 2.0))
             )
             frames = [fit_image(draw(scene), size) for scene in scenes]
-            sequences.append(conversation(packer, list(turns), media, None, False))
+            system = offer(list(TOOLS), None) if kind == "tool" else None
+            sequences.append(conversation(packer, list(turns), media, system, False))
             pictures.append(group_frames(frames) if kind == VIDEO else frames)
         batches[kind] = [collate(*both) for both in by_shape.values()]
     embeds = tower()

@@ -25,7 +25,7 @@ def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon:
-    """The optimizer; `step` applies the gradients of the model's parameters."""
+    """The optimizer; `step` applies the gradients of those of the model's parameters that require them."""
 
     def __init__(
         self, model: nn.Module, *, momentum: float, betas: tuple[float, float], decay: float
@@ -34,6 +34,8 @@ class Muon:
         self.steps = 0
         matrices, others = [], []
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
             hidden = parameter.ndim == 2 and ".blocks." in name or ".layers." in name or "merger" in name
             is_matrix = hidden and parameter.ndim == 2
             (matrices if is_matrix else others).append(parameter)

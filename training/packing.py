@@ -62,7 +62,8 @@ class Packer:
         ask: whether the ids begin with the question.
         """
         answer = [*self.text(turn.answer), self.end]
-        question = self.text(turn.question) if ask else []
+        said = turn.question if turn.role == "user" else f"<tool_response>{turn.question}</tool_response>"
+        question = self.text(said) if ask else []
         return [*question, *self.assistant, *answer], len(answer)
 
 

@@ -23,10 +23,11 @@ from random import Random
 import numpy as np
 import torch
 import torch.multiprocessing as mp
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from batches import scene_batch, text_batch
+from batches import scene_batch, text_batch, tool_batch
 from common import ASSETS
 from evaluate import exact_match, held_out_batches
 from model import Fovea
@@ -52,6 +53,7 @@ class Settings:
     rate, adam_rate: learning rates of Muon and of Adam.
     images: images of a main batch.
     several: pairs or motions of a step's second batch; 0: no such batch.
+    tools: conversations in a step's batch with tools on offer; 0: no such batch.
     varied: at most so many images in a step's batch of images in parts; 0: no such batch.
     minor: probability of a minor batch in a step.
     large: probability that a minor batch is of larger images.
@@ -63,6 +65,8 @@ class Settings:
     auxiliary: weight of the auxiliary heads' losses at the start; it falls to half of that.
     average: decay of the averaged weights per step.
     resume: whether to continue from the run's checkpoint.
+    language: begin with the bundled weights, and train the text layers alone. The vision tower and the
+        embeddings stay as they are, and with them everything that was trained on their outputs.
     """
 
     run: str = "runs/first"
@@ -74,6 +78,7 @@ class Settings:
     adam_rate: float = 2e-3
     images: int = 32
     several: int = 12
+    tools: int = 0
     varied: int = 16
     minor: float = 0.6
     large: float = 0.7
@@ -85,6 +90,7 @@ class Settings:
     auxiliary: float = 1.0
     average: float = 0.99
     resume: bool = False
+    language: bool = False
 
 
 def small_size(rng: Random) -> tuple[int, int]:
@@ -152,6 +158,8 @@ def produce(queue: mp.Queue, settings: Settings, start: int, worker: int, progre
         batches = [main]
         if settings.several:
             batches.append(several_batch(rng, packer, settings))
+        if settings.tools:
+            batches.append(tool_batch(rng, packer, small_size(rng), settings.tools))
         if settings.varied:
             batches.append(parts_batch(rng, packer, settings, embeds))
         if rng.random() < settings.minor:
@@ -174,7 +182,7 @@ def losses(model: Fovea, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     row, column, token, _ = batch["targets"].unbind(1)
     logits = model.logits(states[row, column])
     values = {"answer": F.cross_entropy(logits, token)}
-    if "patches" not in batch:
+    if "patches" not in batch or not visual.requires_grad:
         return values
     dense = {
         "shape": (batch["patches"][..., 0], 1.0),
@@ -257,6 +265,8 @@ class Trainer:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.set_num_threads(settings.threads)
         self.model = Fovea(json.loads((ASSETS / "config.json").read_text())).to(self.device)
+        if settings.language:
+            self.begin_with_bundled()
         if self.device.type == "cpu":
             self.model.fuse()
         self.averages = [p.detach().clone() for p in self.model.parameters()]
@@ -277,6 +287,13 @@ class Trainer:
     @property
     def progress(self) -> float:
         return min(1.0, self.elapsed / (60 * self.settings.minutes))
+
+    def begin_with_bundled(self) -> None:
+        """Load the bundled weights, and keep all but the text layers and the last norm fixed."""
+        weights = load_file(ASSETS / "model.safetensors")
+        self.model.load_state_dict({name: value.float() for name, value in weights.items()}, strict=False)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_("language_model.layers" in name or "language_model.norm" in name)
 
     def load(self) -> None:
         state = torch.load(self.folder / "checkpoint.pt", map_location=self.device)

@@ -216,6 +216,7 @@ def test_usage_and_timings() -> None:
         "completion_tokens": 5,
         "total_tokens": 15,
         "prompt_tokens_details": {"cached_tokens": 8, "image_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     timings = timings_body(StageTimings(fetch=0.0012345, media_decode=0.5, ttft=2))
     assert (timings["fetch"], timings["media_decode"], timings["ttft"], timings["decode"]) == (

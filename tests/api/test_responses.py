@@ -70,7 +70,7 @@ def test_chat_chunks() -> None:
         (0, {}, "stop"),
     ]
     assert len({chunk["id"] for chunk in chunks}) == 1
-    last = ChatCompletionChunk.model_validate(bodies.usage_chunk(Usage(5, 2)), strict=True)
+    last = ChatCompletionChunk.model_validate(bodies.closing(Usage(5, 2), True)[0], strict=True)
     assert last.choices == []
     assert last.usage is not None
     assert last.usage.total_tokens == 7
@@ -105,7 +105,7 @@ def test_completion_chunks() -> None:
     assert bodies.chunks(Delta(0, "", (7,))) == []
     (chunk,) = bodies.chunks(Delta(0, "x", (7,)))
     assert chunk["choices"] == [{"index": 0, "text": "x", "logprobs": None, "finish_reason": None}]
-    assert bodies.usage_chunk(Usage(1, 2))["choices"] == []
+    assert bodies.closing(Usage(1, 2), True)[0]["choices"] == []
 
 
 def test_add_usage() -> None:

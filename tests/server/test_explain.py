@@ -73,9 +73,9 @@ def test_paths(location: tuple[Any, ...], path: str) -> None:
             "messages[0].content[0].type is required",
         ),
         (
-            {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]},
+            {"messages": [{"role": "wizard", "content": "x"}]},
             "messages[0].role",
-            "messages[0].role: must be 'system', 'developer', 'user' or 'assistant', got 'tool'",
+            "messages[0].role: must be 'system', 'developer', 'user', 'assistant' or 'tool', got 'wizard'",
         ),
         (
             content("\ud800"),

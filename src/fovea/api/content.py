@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from fovea.api.tools import MAX_TOOLS, ToolCallBody
 from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Integer, Number, Text, Url, Wire, Word
 from fovea.core.payload import Payload
 
@@ -17,6 +18,7 @@ NO_EFFECT = "Accepted, without effect."
 SENT_BACK = (
     "Accepted, without effect. Answers of some servers contain this field, and clients send answers back."
 )
+REASONING = "Extension. What the assistant thought. Chat templates decide which of it the model reads again."
 URL = "A data:, https:, http: or file: URL, as far as the server's settings allow it"
 DETAIL = (
     "Number of visual tokens of the image. low: about 64; medium (extension): about 256; high: the model's "
@@ -109,15 +111,23 @@ Content = Annotated[TextContent | ImageContent | VideoContent, Field(discriminat
 class ChatMessage(Wire):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"] = Field(
-        description="Author of the message. developer means the same as system."
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="Author of the message. developer means the same as system. tool: the result of a call."
     )
     content: Text | Annotated[list[Content], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = Field(
-        default=None, description="Text, or a list of at least one part. null is refused."
+        default=None,
+        description="Text, or a list of at least one part. Only a message of the assistant with tool calls "
+        "may have none.",
+    )
+    tool_calls: Annotated[list[ToolCallBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        default=None, description="Calls that the assistant made in this message."
+    )
+    tool_call_id: Word | None = Field(
+        default=None, description="In messages of the role tool: the call whose result this is."
     )
     name: Word | None = Field(default=None, description=NO_EFFECT)
     refusal: Text | None = Field(default=None, description=SENT_BACK)
-    reasoning: Text | None = Field(default=None, description=SENT_BACK)
-    reasoning_content: Text | None = Field(default=None, description=SENT_BACK)
+    reasoning: Text | None = Field(default=None, description=REASONING)
+    reasoning_content: Text | None = Field(default=None, description=REASONING)
     annotations: list[Any] | None = Field(default=None, description=SENT_BACK)
     provider_specific_fields: dict[Word, Any] | None = Field(default=None, description=SENT_BACK)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fovea.api.answer_format import answer_format
 from fovea.api.content import ChatMessage, ImageContent, ImageURL, TextContent, VideoContent, VideoURL
-from fovea.api.response_models import PromptTokensDetails, UsageBody
+from fovea.api.response_models import CompletionTokensDetails, PromptTokensDetails, UsageBody
 from fovea.api.schema import ChatRequest, CompletionRequest, Sampling, VisualTokensBody
+from fovea.api.tools import tool_calls, tool_use
 from fovea.api.wire import Wire
 from fovea.core.errors import InvalidRequest, PromptTooLong, RequestError
 from fovea.core.image import Image, ImageUse, PixelBudget, VisualTokens
@@ -24,6 +25,7 @@ from fovea.core.types import (
     Part,
     Prompt,
     StageTimings,
+    TemplateInputs,
     TextPart,
     TextPrompt,
     TokenPrompt,
@@ -81,34 +83,92 @@ def chat_prompt(body: ChatRequest, images: Sequence[Image], videos: Sequence[Vid
     """
     visual = None if body.visual_tokens is None else visual_tokens(body.visual_tokens)
     media = iter(images), iter(videos)
-    messages = tuple(_message(m, f"messages[{i}]", media, body) for i, m in enumerate(body.messages))
-    return ChatPrompt(messages, visual)
+    messages = [_message(m, f"messages[{i}]", media, body) for i, m in enumerate(body.messages)]
+    continues = bool(body.continue_final_message)
+    if continues and messages[-1].role != "assistant":
+        raise InvalidRequest(
+            f"continue_final_message needs a last message of the assistant, not of {messages[-1].role}",
+            param="continue_final_message",
+        )
+    template = TemplateInputs(tool_use(body).offered, _template_arguments(body), continues)
+    return ChatPrompt(in_order_of_calls(messages), visual, template)
+
+
+def _template_arguments(body: ChatRequest) -> dict[str, Any]:
+    arguments = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        arguments.setdefault("reasoning_effort", body.reasoning_effort)
+        arguments.setdefault("enable_thinking", body.reasoning_effort != "none")
+    return arguments
+
+
+def in_order_of_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Order results of tools like the calls before them, and name the tool of each.
+
+    Clients name the call whose result a message is. Most chat templates do not write that, so the model knows
+    it by the order alone.
+    """
+    ordered: list[Message] = []
+    calls: dict[str, tuple[int, str]] = {}
+    for message in messages:
+        if message.calls:
+            calls = {call.id: (number, call.name) for number, call in enumerate(message.calls) if call.id}
+        if message.role != "tool" or message.call_id not in calls:
+            ordered.append(message)
+            continue
+        place, name = calls[message.call_id]
+        at = len(ordered)
+        while at and ordered[at - 1].role == "tool" and calls.get(ordered[at - 1].call_id, (-1,))[0] > place:
+            at -= 1
+        ordered.insert(at, replace(message, name=message.name or name))
+    return tuple(ordered)
 
 
 def _message(
     message: ChatMessage, param: str, media: tuple[Iterator[Image], Iterator[Video]], body: ChatRequest
 ) -> Message:
-    if message.content is None or message.content == []:
-        raise InvalidRequest("a message needs content: text, or a list of parts", param=f"{param}.content")
     role = "system" if message.role == "developer" else message.role
+    calls = tool_calls(message.tool_calls)
+    if calls and role != "assistant":
+        raise InvalidRequest(
+            f"tool_calls are accepted in messages of the assistant, not in those of {message.role}",
+            param=f"{param}.tool_calls",
+        )
+    if message.content in (None, []) and not calls:
+        raise InvalidRequest("a message needs content: text, or a list of parts", param=f"{param}.content")
+    parts = tuple(_parts(message, role, param, media, body))
+    if role == "tool":
+        return Message(role, parts, call_id=message.tool_call_id or "", name=message.name or "")
+    if role == "assistant":
+        reasoning = message.reasoning_content or message.reasoning or ""
+        return Message(role, parts, calls, reasoning=reasoning)
+    return Message(role, parts)
+
+
+def _parts(
+    message: ChatMessage,
+    role: str,
+    param: str,
+    media: tuple[Iterator[Image], Iterator[Video]],
+    body: ChatRequest,
+) -> Iterator[Part]:
     if isinstance(message.content, str):
-        return Message(role, (TextPart(message.content),))
-    parts: list[Part] = []
-    for index, part in enumerate(message.content):
+        yield TextPart(message.content)
+        return
+    for index, part in enumerate(message.content or ()):
         if isinstance(part, TextContent):
-            parts.append(TextPart(part.text))
+            yield TextPart(part.text)
             continue
-        if role != "user":
+        if role not in ("user", "tool"):
             noun = "images" if isinstance(part, ImageContent) else "videos"
             raise InvalidRequest(
-                f"{noun} are accepted in user messages, not in {message.role} messages",
+                f"{noun} are accepted in user and tool messages, not in {message.role} messages",
                 param=f"{param}.content[{index}]",
             )
         if isinstance(part, ImageContent):
-            parts.append(ImagePart(next(media[0]), budget(part.image_url, body)))
+            yield ImagePart(next(media[0]), budget(part.image_url, body))
         else:
-            parts.append(VideoPart(next(media[1]), video_budget(part.video_url, body)))
-    return Message(role, tuple(parts))
+            yield VideoPart(next(media[1]), video_budget(part.video_url, body))
 
 
 def budget(image: ImageURL, body: ChatRequest) -> PixelBudget:
@@ -248,6 +308,7 @@ def usage_body(usage: Usage) -> UsageBody:
         completion_tokens=usage.completion,
         total_tokens=usage.prompt + usage.completion,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached, image_tokens=usage.image),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=usage.reasoning),
     )
 
 

@@ -19,6 +19,12 @@ class PromptTokensDetails(BaseModel):
     )
 
 
+class CompletionTokensDetails(BaseModel):
+    """Parts of the number of tokens of the answers."""
+
+    reasoning_tokens: int = Field(default=0, description="Tokens in which the model reasoned.")
+
+
 class UsageBody(BaseModel):
     """Token counts of a request."""
 
@@ -26,6 +32,7 @@ class UsageBody(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class ErrorBody(BaseModel):

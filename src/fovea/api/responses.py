@@ -7,12 +7,16 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from fovea.api import sse
 from fovea.api.convert import extension_body, usage_body
+from fovea.api.reading import Answer, Readers, Reading, finish_reason, new_call_id
 from fovea.core.errors import EngineError, FoveaError
 from fovea.core.types import Completion, Delta, TokenLogprob, Usage
+from fovea.dialects.reader import Piece
 
 LONGEST_MESSAGE = 500
 LONGEST_PARAM = 200
+PLAIN = Reading()
 DEFECT = "the server failed on this request; see its log"
 
 
@@ -39,10 +43,18 @@ def clip(text: str, longest: int) -> str:
 class ChatBodies:
     """Bodies of one chat completion. All of them have the same id, model name and creation time."""
 
-    def __init__(self, model: str, fingerprint: str | None = None) -> None:
-        """fingerprint: names what the answer depends on beside the request."""
+    done = sse.DONE
+    event = staticmethod(sse.event)
+
+    def __init__(self, model: str, fingerprint: str | None = None, reading: Reading = PLAIN) -> None:
+        """fingerprint: names what the answer depends on beside the request.
+
+        reading: how answers are divided into content, reasoning and tool calls.
+        """
         self.id = f"chatcmpl-{uuid.uuid4().hex}"
         self.fingerprint = fingerprint
+        self._reading = reading
+        self._readers = Readers(reading)
         self._started: set[int] = set()
         self.model = model
         self.created = int(time.time())
@@ -50,15 +62,16 @@ class ChatBodies:
     def complete(self, answers: Sequence[Completion]) -> dict[str, Any]:
         """The body of a complete answer. answers: exactly one."""
         [answer] = answers
+        divided = [self._reading.divide(text, answer.thinking) for text in answer.texts]
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": text, "refusal": None},
+                "message": message_body(message),
                 "logprobs": self.logprobs(logprobs),
-                "finish_reason": reason,
+                "finish_reason": finish_reason(reason, bool(message.calls)),
             }
-            for index, (text, reason, logprobs) in enumerate(
-                zip(answer.texts, answer.finish_reasons, answer.logprobs, strict=True)
+            for index, (message, reason, logprobs) in enumerate(
+                zip(divided, answer.finish_reasons, answer.logprobs, strict=True)
             )
         ]
         return {
@@ -73,7 +86,7 @@ class ChatBodies:
         return chat_logprobs(entries) if entries else None
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
-        """The chunks of a delta. There is none with text while the engine holds text back.
+        """The chunks of a delta. There is none with text while text is held back.
 
         The first chunk of a choice holds its role. The last chunk of an answer holds the `fovea` field.
         """
@@ -81,24 +94,32 @@ class ChatBodies:
         if delta.index not in self._started:
             self._started.add(delta.index)
             chunks.append(self._chunk(delta.index, {"role": "assistant", "content": ""}, None, None))
-        if delta.text or delta.logprobs or delta.finish_reason:
-            content = {"content": delta.text} if delta.text or delta.logprobs else {}
+        parts = [delta_body(piece) for piece in self._readers.read(delta)]
+        if not parts and (delta.logprobs or delta.finish_reason):
+            parts.append({"content": ""} if delta.logprobs else {})
+        reason = finish_reason(delta.finish_reason, self._readers.has_calls(delta.index))
+        logprobs = self.logprobs(delta.logprobs)
+        for number, part in enumerate(parts):
+            last = number == len(parts) - 1
             chunks.append(
-                self._chunk(delta.index, content, self.logprobs(delta.logprobs), delta.finish_reason)
+                self._chunk(delta.index, part, None if number else logprobs, reason if last else None)
             )
         if delta.timings is not None:
             chunks[-1]["fovea"] = extension_body(delta.timings, delta.images)
         return chunks
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        """The chunk with the token counts, which ends a stream if the client requested it."""
-        return {
-            **self._head("chat.completion.chunk"),
-            "choices": [],
-            "usage": usage_body(usage).model_dump(),
-        }
+    def closing(self, usage: Usage, include_usage: bool) -> list[dict[str, Any]]:
+        """The chunks that end a stream: the token counts if the client requested them."""
+        if not include_usage:
+            return []
+        head = self._head("chat.completion.chunk")
+        return [{**head, "choices": [], "usage": usage_body(usage).model_dump()}]
 
-    def _chunk(self, index: int, delta: dict[str, str], logprobs: Any, reason: str | None) -> dict[str, Any]:
+    def failure(self, error: FoveaError) -> dict[str, Any]:
+        """The chunk of an error that ends a stream."""
+        return error_body(error)
+
+    def _chunk(self, index: int, delta: dict[str, Any], logprobs: Any, reason: str | None) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
@@ -112,8 +133,50 @@ class ChatBodies:
         }
 
 
+def message_body(answer: Answer) -> dict[str, Any]:
+    """A divided answer as a message. Its text is null if it has tool calls instead."""
+    body: dict[str, Any] = {
+        "role": "assistant",
+        "content": answer.content if answer.content or not answer.calls else None,
+        "refusal": None,
+    }
+    if answer.calls:
+        body["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in answer.calls
+        ]
+    if answer.reasoning:
+        body |= {"reasoning": answer.reasoning, "reasoning_content": answer.reasoning}
+    return body
+
+
+def delta_body(piece: Piece) -> dict[str, Any]:
+    """A piece of an answer as the `delta` of a chunk.
+
+    Reasoning has the name that vLLM uses now and the older one, because clients read either.
+    """
+    if piece.kind == "content":
+        return {"content": piece.text}
+    if piece.kind == "reasoning":
+        return {"reasoning": piece.text, "reasoning_content": piece.text}
+    call: dict[str, Any] = {"index": piece.index}
+    if piece.kind == "call":
+        call |= {"id": new_call_id(), "type": "function"}
+        call["function"] = {"name": piece.text, "arguments": ""}
+    else:
+        call["function"] = {"arguments": piece.text}
+    return {"tool_calls": [call]}
+
+
 class CompletionBodies:
     """Bodies of one text completion. With several prompts, a choice has the index prompt * n + choice."""
+
+    done = sse.DONE
+    event = staticmethod(sse.event)
 
     def __init__(self, model: str, fingerprint: str | None = None) -> None:
         """fingerprint: names what the answer depends on beside the request."""
@@ -144,9 +207,15 @@ class CompletionBodies:
         choice = self._choice(delta.index, delta.text, delta.finish_reason, self.logprobs(delta.logprobs))
         return [{**self._head(), "choices": [choice]}]
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        """The chunk with the token counts, which ends a stream if the client requested it."""
-        return {**self._head(), "choices": [], "usage": usage_body(usage).model_dump()}
+    def closing(self, usage: Usage, include_usage: bool) -> list[dict[str, Any]]:
+        """The chunks that end a stream: the token counts if the client requested them."""
+        if not include_usage:
+            return []
+        return [{**self._head(), "choices": [], "usage": usage_body(usage).model_dump()}]
+
+    def failure(self, error: FoveaError) -> dict[str, Any]:
+        """The chunk of an error that ends a stream."""
+        return error_body(error)
 
     def _choice(self, index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
@@ -168,6 +237,7 @@ def add_usage(parts: list[Usage]) -> Usage:
         sum(u.completion for u in parts),
         sum(u.cached for u in parts),
         sum(u.image for u in parts),
+        sum(u.reasoning for u in parts),
     )
 
 

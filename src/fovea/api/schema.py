@@ -13,6 +13,7 @@ from pydantic import Field
 
 from fovea.api.answer_format import FormatFields
 from fovea.api.content import DETAIL, MAX_PIXELS, MIN_PIXELS, NO_EFFECT, URL, ChatMessage, Detail
+from fovea.api.tools import ToolFields
 from fovea.api.wire import (
     MAX_COUNT,
     MAX_ITEMS,
@@ -219,7 +220,7 @@ class VisualTokensBody(Wire):
     )
 
 
-class ChatRequest(Sampling):
+class ChatRequest(Sampling, ToolFields):
     """A request for an answer to a conversation.
 
     Sampling fields that are omitted or null default to the checkpoint's generation_config.json, then to
@@ -243,6 +244,30 @@ class ChatRequest(Sampling):
     min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MIN_PIXELS)
     video_pruning_rate: Number | None = Field(default=None, ge=0, le=0.95, description=ALL_PRUNING)
     visual_tokens: VisualTokensBody | None = Field(default=None, description=VISUAL_TOKENS)
+    chat_template_kwargs: dict[Word, Any] | None = Field(
+        default=None,
+        max_length=64,
+        description="Extension. Variables of the model's chat template, such as `enable_thinking`. Those that "
+        "it does not know have no effect.",
+    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        default=None,
+        description="Passed to the chat template as `reasoning_effort`, and as `enable_thinking`, which is "
+        "false for none. Templates that know neither ignore it.",
+    )
+    include_reasoning: Flag | None = Field(
+        default=None,
+        description="Extension. Whether the answer contains the model's reasoning. Default: true.",
+    )
+    continue_final_message: Flag | None = Field(
+        default=None,
+        description="Extension. Whether the answer continues the last message, one of the assistant, instead "
+        "of beginning a new one.",
+    )
+    add_generation_prompt: Flag | None = Field(
+        default=None,
+        description="Extension. false has no effect but with continue_final_message, where it is implied.",
+    )
     metadata: dict[Word, Word] | None = Field(default=None, max_length=64, description=NO_EFFECT)
     store: Flag | None = Field(default=None, description=NO_EFFECT)
     service_tier: Word | None = Field(default=None, description=NO_EFFECT)

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": the answer is not ready yet\n\n"
+"""Keeps a connection open. Readers of events skip it."""
 MEDIA_TYPE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 

@@ -21,6 +21,7 @@ class AnswerBuilder:
         self._usage = Usage()
         self._timings = StageTimings()
         self._images: tuple[ImageUse, ...] = ()
+        self._thinking = False
 
     def add(self, delta: Delta) -> None:
         self._texts[delta.index] += delta.text
@@ -30,6 +31,7 @@ class AnswerBuilder:
         self._usage = delta.usage or self._usage
         self._timings = delta.timings or self._timings
         self._images = delta.images or self._images
+        self._thinking = delta.thinking
 
     def build(self) -> Completion:
         return Completion(
@@ -40,4 +42,5 @@ class AnswerBuilder:
             self._usage,
             self._timings,
             self._images,
+            self._thinking,
         )

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from fovea.core.errors import InvalidRequest
 
-FormatKind = Literal["json", "regex", "choice", "grammar"]
+FormatKind = Literal["json", "regex", "choice", "grammar", "calls"]
 MAX_DEFINITION = 128 * 1024
 """Longest schema, regular expression, list of choices or grammar, in characters."""
 MAX_DEPTH = 48
@@ -28,7 +28,7 @@ class AnswerFormat:
     kind: how `definition` is read.
     definition: for "json" the schema as JSON; for "regex" a regular expression that the whole answer matches;
         for "choice" a JSON list of strings, of which the answer is one; for "grammar" a grammar in Lark's
-        notation as llguidance reads it, or in GBNF.
+        notation as llguidance reads it, or in GBNF; for "calls" see `calls`.
     whitespace: regular expression of the white space between the parts of JSON. None: the answer is on one
         line, with a space after every comma and colon or without any; the model chooses at the first one.
     param: name of the request's field, for errors.
@@ -100,6 +100,19 @@ class AnswerFormat:
     def grammar(cls, text: str, *, param: str = "format") -> AnswerFormat:
         """Return the form of a text of a context-free grammar. It begins at `start`, or in GBNF at `root`."""
         return cls("grammar", text, None, param)
+
+    @classmethod
+    def calls(cls, grammar: str, schemas: Mapping[str, tuple[Mapping[str, Any], str]]) -> AnswerFormat:
+        """Return the form of tool calls.
+
+        grammar: in Lark's notation, with rules that it does not define.
+        schemas: for each of these rules the JSON Schema of its text, and its place in the request.
+        """
+        for schema, place in schemas.values():
+            _check_depth(schema, place)
+        rules = {name: {"schema": schema, "param": place} for name, (schema, place) in schemas.items()}
+        definition = json.dumps({"grammar": grammar, "schemas": rules}, ensure_ascii=False)
+        return cls("calls", definition, None, "tools")
 
 
 def _parse(text: str, param: str) -> Any:

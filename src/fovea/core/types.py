@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from fovea.core.errors import InvalidRequest
 from fovea.core.image import Image, ImageUse, PixelBudget, VisualTokens
 from fovea.core.sampling import SamplingParams
+from fovea.core.tools import Tool, ToolCall
 from fovea.core.video import Video, VideoBudget
 
 MAX_SALT = 1024
@@ -45,10 +47,35 @@ Part = TextPart | ImagePart | VideoPart
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. Every turn may hold images and videos, anywhere among its text."""
+    """One turn of a conversation. Every turn may hold images and videos, anywhere among its text.
+
+    calls: tool calls that an assistant's turn makes.
+    call_id: the call whose result a turn of the role `tool` is.
+    name: the tool that was called.
+    reasoning: what the assistant thought before its text.
+    """
 
     role: str
     parts: tuple[Part, ...]
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    name: str = ""
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateInputs:
+    """What the chat template gets beside the messages.
+
+    tools: those that the model may call.
+    arguments: further variables of the template, such as `enable_thinking`. Those that the template does not
+        know have no effect.
+    continues: the last message is not complete; the answer continues it.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +84,12 @@ class ChatPrompt:
 
     visual: the request's wish for the visual tokens of all of its images, which their budgets repeat. It is
         checked also if the request has no image. None: the request names none.
+    template: what the chat template gets beside the messages.
     """
 
     messages: tuple[Message, ...]
     visual: VisualTokens | None = None
+    template: TemplateInputs = TemplateInputs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +184,14 @@ class Usage:
     prompt, completion: tokens of the prompt, and of all choices.
     cached: prompt tokens whose KV was in the prefix cache.
     image: prompt tokens that stand for images or videos.
+    reasoning: tokens of the answers in which the model reasoned.
     """
 
     prompt: int = 0
     completion: int = 0
     cached: int = 0
     image: int = 0
+    reasoning: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +220,7 @@ class Delta:
     index: number of the choice, from 0.
     finish_reason: set on the last delta of a choice.
     usage, timings, images: set on the last delta of the request; images tells how each image was used.
+    thinking: the prompt ended inside the model's reasoning, so the answer begins there. On every delta.
     """
 
     index: int
@@ -199,6 +231,7 @@ class Delta:
     usage: Usage | None = None
     timings: StageTimings | None = None
     images: tuple[ImageUse, ...] = ()
+    thinking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +245,7 @@ class Completion:
     usage: Usage
     timings: StageTimings
     images: tuple[ImageUse, ...] = ()
+    thinking: bool = False
 
     @property
     def text(self) -> str:
@@ -230,6 +264,8 @@ class ModelInfo:
     max_running: most answers that are computed at a time; 0: unknown.
     input_modalities: what prompts may contain.
     fingerprint: names the weights and what changes the encoder's results; "": there are none.
+    tool_format: how the model writes tool calls, by the names of `fovea.dialects`; "": it makes none.
+    reasons: whether its answers may begin with reasoning.
     """
 
     name: str
@@ -245,3 +281,5 @@ class ModelInfo:
     max_running: int = 0
     input_modalities: tuple[str, ...] = ("text", "image")
     fingerprint: str = ""
+    tool_format: str = ""
+    reasons: bool = False

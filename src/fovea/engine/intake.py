@@ -133,7 +133,9 @@ class Visit:
         pixels_s = time.monotonic() - built_at
         decode_s = max((task.decode_s for task, _ in ready.needed_tasks), default=0.0)
         self._ready = ready
-        self._answer = AnswerState(ready.prompt, request.sampling.n, intake.find_realization)
+        self._answer = AnswerState(
+            ready.prompt, request.sampling.n, intake.find_realization, preparer.reasoning_marks
+        )
         self._jobs = preparer.jobs(
             request,
             outline,

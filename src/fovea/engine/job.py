@@ -30,6 +30,7 @@ class SequenceInputs:
         to the encoder-output cache, or when it is no longer needed.
     grammar: what the answer must follow; None: nothing.
     bad_words: tokens that must not occur one after the other in the answer.
+    grammar_after: tokens that end the model's reasoning, behind which the grammar begins; (): at once.
     """
 
     choice: int = 0
@@ -37,6 +38,7 @@ class SequenceInputs:
     features: dict[str, VisualFeatures] = field(default_factory=dict)
     grammar: Grammar | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar_after: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

@@ -155,7 +155,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     model.finish_loading(kernels, recipe.head, parameters)
     compile_modules(model, modes)
     _trim_memory()
-    tokenizer = load_tokenizer(folder, config, template=chat_template)
+    tokenizer = load_tokenizer(folder, config, template=chat_template, dialect=settings.model.dialect)
     processor, videos = _build_processors(folder, config)
     info = ModelInfo(
         name=served_name(name),
@@ -170,6 +170,8 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         default_sampling=_default_sampling(folder),
         input_modalities=("text", "image") if videos is None else ("text", "image", "video"),
         fingerprint=fingerprint_value,
+        tool_format=tokenizer.dialect.tools.name if tokenizer.dialect.tools else "",
+        reasons=tokenizer.dialect.reasoning is not None,
     )
     head = read_head(folder, model.decoder.config.hidden)
     return LoadedModel(model, tokenizer, processor, info, fingerprint_value, videos, head)

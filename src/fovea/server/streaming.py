@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any, Protocol
 
 from fastapi import Request
@@ -11,23 +13,32 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from fovea.api import sse
-from fovea.api.responses import error_body
-from fovea.api.schema import Sampling
 from fovea.core.errors import EngineError, FoveaError
 from fovea.core.types import Delta, GenerationRequest, Usage
 from fovea.server.answer import stream_deltas, while_connected
 from fovea.server.reservations import Reservation
 from fovea.server.state import ServerState
 
+SILENCE_S = 10.0
+"""Seconds after which a stream that has nothing to send sends a comment."""
 log = logging.getLogger("fovea.server")
 
 
 class Bodies(Protocol):
-    """Writer of the chunks of one kind of completion: ChatBodies or CompletionBodies."""
+    """Writer of the events of one kind of answer, such as ChatBodies.
+
+    done: bytes that end a stream without an error.
+    """
+
+    done: bytes
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]: ...
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]: ...
+    def closing(self, usage: Usage, include_usage: bool) -> list[dict[str, Any]]: ...
+
+    def failure(self, error: FoveaError) -> dict[str, Any]: ...
+
+    def event(self, payload: Any, /) -> bytes: ...
 
 
 class _EventStream(StreamingResponse):
@@ -37,16 +48,23 @@ class _EventStream(StreamingResponse):
     collection.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], source: AsyncGenerator[Delta, None]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        first: asyncio.Future[Delta],
+        source: AsyncGenerator[Delta, None],
+    ) -> None:
+        """first: the first delta of the source, which is awaited in a task of its own."""
         super().__init__(events, media_type=sse.MEDIA_TYPE, headers=sse.HEADERS)
-        self._generators = (events, source)
+        self._events, self._first, self._source = events, first, source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            for generator in self._generators:
-                await generator.aclose()
+            await self._events.aclose()
+            await _cancel(self._first)
+            await self._source.aclose()
 
 
 async def stream_response(
@@ -55,38 +73,70 @@ async def stream_response(
     request: GenerationRequest,
     reservation: Reservation,
     bodies: Bodies,
-    body: Sampling,
+    include_usage: bool,
 ) -> StreamingResponse:
     """Start a generation and return the response that streams it.
 
-    It waits for the first delta, so that an error of the request still becomes an HTTP status.
+    It waits for the first delta, so that an error of the request still becomes an HTTP status, but not longer
+    than SILENCE_S: clients and proxies take a longer silence for a dead connection.
     """
     stream = stream_deltas(state, request, reservation)
-    first = await while_connected(http, anext(stream))
-    include_usage = bool(body.stream_options and body.stream_options.include_usage)
-    return _EventStream(_events(bodies, first, stream, include_usage), stream)
+    first = asyncio.ensure_future(anext(stream))
+    try:
+        await while_connected(http, asyncio.wait({first}, timeout=SILENCE_S))
+    except BaseException:
+        await _cancel(first)
+        await stream.aclose()
+        raise
+    if first.done():
+        first.result()
+    return _EventStream(_events(bodies, first, stream, include_usage), first, stream)
+
+
+async def _cancel(waiting: asyncio.Future[Delta]) -> None:
+    """Stop waiting for a delta. A generator cannot be closed while it computes one."""
+    if not waiting.done():
+        waiting.cancel()
+        with suppress(asyncio.CancelledError, FoveaError, StopAsyncIteration):
+            await waiting
 
 
 async def _events(
-    bodies: Bodies, first: Delta, rest: AsyncGenerator[Delta, None], include_usage: bool
+    bodies: Bodies,
+    waiting: asyncio.Future[Delta],
+    rest: AsyncGenerator[Delta, None],
+    include_usage: bool,
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream.
 
-    Status 200 is already sent, so an error becomes an event. The stream then ends without [DONE].
+    Status 200 is already sent, so an error becomes an event. The stream then ends without its mark of the
+    end.
+
+    waiting: the next delta.
     """
     usage = Usage()
-    delta: Delta | None = first
     try:
-        while delta is not None:
+        while True:
+            while not waiting.done():
+                await asyncio.wait({waiting}, timeout=SILENCE_S)
+                if not waiting.done():
+                    yield sse.COMMENT
+            try:
+                delta = waiting.result()
+            except StopAsyncIteration:
+                break
             for chunk in bodies.chunks(delta):
-                yield sse.event(chunk)
+                yield bodies.event(chunk)
             usage = delta.usage or usage
-            delta = await anext(rest, None)
-        if include_usage:
-            yield sse.event(bodies.usage_chunk(usage))
-        yield sse.DONE
+            waiting = asyncio.ensure_future(anext(rest))
+        for chunk in bodies.closing(usage, include_usage):
+            yield bodies.event(chunk)
+        if bodies.done:
+            yield bodies.done
     except FoveaError as error:
-        yield sse.event(error_body(error))
+        yield bodies.event(bodies.failure(error))
     except Exception as error:  # the client must see that the stream broke
         log.error("a stream broke off", exc_info=error)
-        yield sse.event(error_body(EngineError("the answer broke off; see the server's log")))
+        yield bodies.event(bodies.failure(EngineError("the answer broke off; see the server's log")))
+    finally:
+        await _cancel(waiting)

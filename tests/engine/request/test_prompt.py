@@ -11,7 +11,8 @@ from hypothesis import given
 
 from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.image import Image, PixelBudget
-from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, TextPrompt, TokenPrompt
+from fovea.core.types import ChatPrompt, ImagePart, Message, TemplateInputs, TextPart, TextPrompt, TokenPrompt
+from fovea.engine.request.chat_template import NOTHING
 from fovea.engine.request.prompt import PromptBuilder
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.vision.processor.base import Capabilities, VisualPlan
@@ -27,7 +28,7 @@ class Letters:
     def encode(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], inputs: TemplateInputs = NOTHING) -> str:
         return "".join(
             MARKER if isinstance(part, ImagePart) else part.text for m in messages for part in m.parts
         )
@@ -40,6 +41,9 @@ class Letters:
 
     def seal(self, text: str) -> str:
         return text
+
+    def ends_thinking(self, text: str) -> bool:
+        return False
 
     render_sealed, encode_sealed = render, encode
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from fovea.core.settings import check_settings, setting
+from fovea.dialects.dialect import FORMATS, THINK, Dialect, detect
 from fovea.engine.compile_modes import CompileModes
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -105,6 +106,18 @@ class ModelSettings:
         check=_revision,
         words="a branch, tag or commit",
     )
+    tool_format: str = setting(
+        "auto",
+        "How the model writes tool calls, see docs/tools.md. auto: as its chat template tells. none: it "
+        "makes none, and requests with tools are refused.",
+        choices=("auto", "none", *FORMATS),
+    )
+    reasoning: str = setting(
+        "auto",
+        "Whether answers may begin with reasoning between <think> and </think>, which is reported apart from "
+        "the answer. auto: if the chat template knows these marks.",
+        choices=("auto", "off", "think"),
+    )
     special_tokens_in_text: bool = setting(
         False,
         "Read control tokens such as <|im_end|> in the text of messages as control tokens. Off: they are "
@@ -113,3 +126,10 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+    def dialect(self, template: str | None) -> Dialect:
+        """How the model writes tool calls and reasoning. template: its chat template, for auto."""
+        detected = detect(template)
+        reasoning = {"auto": detected.reasoning, "off": None, "think": THINK}[self.reasoning]
+        tools = detected.tools if self.tool_format == "auto" else FORMATS.get(self.tool_format)
+        return Dialect(tools, reasoning)

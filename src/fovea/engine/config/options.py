@@ -21,6 +21,8 @@ class EngineOptions(TypedDict, total=False):
     compile: str
     encoder_engines: str
     revision: str
+    tool_format: str
+    reasoning: str
     special_tokens_in_text: bool
     block_size: int
     kv_cache_mib: int

@@ -124,7 +124,7 @@ class Runner:
             np.cumsum(self.model.visual(ids), dtype=np.int64) if seq.spans else np.zeros(0, dtype=np.int64)
         )
         self._prompts[seq.id] = PromptArrays(ids, positions, delta, visual, inputs)
-        forced = self.sampler.add(seq, inputs.choice, inputs.grammar, inputs.bad_words)
+        forced = self.sampler.add(seq, inputs.choice, inputs.grammar, inputs.bad_words, inputs.grammar_after)
         for key in list(inputs.features):
             self._restore(key, (seq.id,), self.embeddings.capacity)
         return forced

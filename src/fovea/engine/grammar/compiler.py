@@ -43,9 +43,9 @@ class Grammar:
         self._matcher = matcher
         self.broken = False
 
-    def guide(self) -> Guide:
-        """Return a new guide, which is at the beginning of an answer."""
-        return Guide(self._matcher.deep_copy(), self._break)
+    def guide(self, after: tuple[int, ...] = ()) -> Guide:
+        """Return a new guide, which is at the beginning of an answer. after: see `Guide`."""
+        return Guide(self._matcher.deep_copy(), self._break, after)
 
     def _break(self) -> None:
         self.broken = True
@@ -126,4 +126,5 @@ def _failed_for_now(future: Future[Grammar]) -> bool:
 
 def explain(error: InvalidRequest, form: AnswerFormat) -> InvalidRequest:
     """Return an error of a shared future as the error of one request, which names the request's own field."""
-    return InvalidRequest(f"{form.param}: {error.message}", param=form.param, code=error.code)
+    message = error.message if form.kind == "calls" else f"{form.param}: {error.message}"  # names the tool
+    return InvalidRequest(message, param=form.param, code=error.code)

@@ -54,6 +54,8 @@ def compile_format(form: AnswerFormat, vocabulary: LLTokenizer) -> LLMatcher:
 
     Raises InvalidRequest that says what is not supported; for a schema also where, as a JSON pointer.
     """
+    if form.kind == "calls":
+        return _compile_calls(form, vocabulary)
     schema = json.loads(form.definition) if form.kind == "json" else None
     if schema is None:
         grammar = _text_grammar(form)
@@ -72,6 +74,33 @@ def compile_format(form: AnswerFormat, vocabulary: LLTokenizer) -> LLMatcher:
         where = _blame(schema, error, vocabulary)
         place = f" at {where}" if where else ""
     raise InvalidRequest(f"{form.kind}{place}: {explain_error(error, form.kind)}", code="unsupported_format")
+
+
+def _compile_calls(form: AnswerFormat, vocabulary: LLTokenizer) -> LLMatcher:
+    """Compile the form of tool calls: a grammar with rules that are given as schemas.
+
+    Raises InvalidRequest, which names the place of the schema that is not supported.
+    """
+    from llguidance import LLMatcher
+
+    value = json.loads(form.definition)
+    rules = [value["grammar"]]
+    for name, part in value["schemas"].items():
+        schema, place = part["schema"], part["param"]
+        _check_counts(schema)
+        error = _compile(_json_grammar(schema, ""), vocabulary).get_error()
+        if error:
+            where = _blame(schema, error, vocabulary)
+            raise InvalidRequest(
+                f"{place}{' at ' + where if where else ''}: {explain_error(error, 'json')}",
+                code="unsupported_format",
+            )
+        rules.append(_one_line_rule(name, schema))
+    matcher = _compile(LLMatcher.grammar_from_lark("".join(rules)), vocabulary)
+    if matcher.get_error():
+        reason = explain_error(matcher.get_error(), "grammar")
+        raise InvalidRequest(f"tools: {reason}", code="unsupported_format")
+    return matcher
 
 
 def _check_counts(schema: dict[str, Any]) -> None:
@@ -128,12 +157,18 @@ def _one_line_grammar(schema: dict[str, Any]) -> str:
     """
     from llguidance import LLMatcher
 
+    grammar: str = LLMatcher.grammar_from_lark(_one_line_rule("start", schema))
+    return grammar
+
+
+def _one_line_rule(name: str, schema: dict[str, Any]) -> str:
+    """Return the rule of JSON on one line, with the two rules of its ways of punctuation."""
     compact = json.dumps(_with_options(schema, item_separator=",", key_separator=":"))
     spaced = json.dumps(_with_options(schema, item_separator=", ", key_separator=": "))
-    grammar: str = LLMatcher.grammar_from_lark(
-        f"start: compact | spaced\ncompact: %json {compact}\nspaced: %json {spaced}\n"
+    return (
+        f"{name}: {name}_compact | {name}_spaced\n"
+        f"{name}_compact: %json {compact}\n{name}_spaced: %json {spaced}\n"
     )
-    return grammar
 
 
 def _json_grammar(schema: dict[str, Any], whitespace: str) -> str:

@@ -26,12 +26,25 @@ class Guide:
     """The place of one answer in its grammar.
 
     on_failure: called if the library gives up; what it has learnt for the grammar is unusable then.
+    after: tokens that end the model's reasoning. The grammar begins behind them; (): with the answer.
     """
 
-    def __init__(self, matcher: LLMatcher, on_failure: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        on_failure: Callable[[], None] = lambda: None,
+        after: tuple[int, ...] = (),
+    ) -> None:
         self.matcher = matcher
         self._on_failure = on_failure
+        self._after = after
+        self._begin = None if after else 0
         self._read = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the model is still reasoning. Every token is allowed until then."""
+        return self._begin is None
 
     def fill_first_mask(self) -> None:
         """Compute the mask of the answer's first token, and drop it. Raises InvalidRequest as `read`."""
@@ -43,6 +56,9 @@ class Guide:
 
         Raises InvalidRequest if the grammar became too complex, or does not allow the answer.
         """
+        if self._after and (self._begin is None or len(answer) < self._begin):
+            self._begin = _end_of(self._after, answer)
+        answer = answer[len(answer) if self._begin is None else self._begin :]
         if len(answer) < self._read:
             self.matcher.rollback(self._read - len(answer))
         elif len(answer) > self._read:
@@ -62,14 +78,22 @@ class Guide:
     @property
     def ended(self) -> bool:
         """Whether the answer is complete, and the grammar allows no further token."""
-        stopped: bool = self.matcher.is_stopped()
+        stopped: bool = not self.waits and self.matcher.is_stopped()
         return stopped
 
     @property
     def forced(self) -> list[int]:
         """The tokens that come next in any case, as the tokenizer would write them."""
-        tokens: list[int] = self.matcher.compute_ff_tokens()
+        tokens: list[int] = [] if self.waits else self.matcher.compute_ff_tokens()
         return tokens
+
+
+def _end_of(part: tuple[int, ...], tokens: Seq[int]) -> int | None:
+    """The place behind the first occurrence of some tokens among others; None: there is none."""
+    for end in range(len(part), len(tokens) + 1):
+        if tuple(tokens[end - len(part) : end]) == part:
+            return end
+    return None
 
 
 class Masks(NamedTuple):
@@ -99,9 +123,9 @@ class Guides:
         self._guides: dict[str, Guide] = {}
         self._executor: LLExecutor | None = None
 
-    def add(self, name: str, grammar: Grammar) -> None:
-        """Start the guide of a sequence. name: its id."""
-        self._guides[name] = grammar.guide()
+    def add(self, name: str, grammar: Grammar, after: tuple[int, ...] = ()) -> None:
+        """Start the guide of a sequence. name: its id. after: see `Guide`."""
+        self._guides[name] = grammar.guide(after)
 
     def remove(self, name: str) -> None:
         self._guides.pop(name, None)
@@ -133,7 +157,7 @@ class Guides:
                     self._guides[seq.id].read(seq.output_ids)
                 except Exception as error:  # noqa: BLE001 - any error fails this sequence alone
                     failures[seq.id] = error
-            if seq.id not in failures:
+            if seq.id not in failures and not self._guides[seq.id].waits:
                 places.setdefault(seq.id, []).append(number)
         if not places:
             return None

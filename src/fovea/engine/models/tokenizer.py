@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fovea.core.errors import CheckpointError
+from fovea.dialects.dialect import Dialect, detect
 from fovea.engine.files import read_json, read_text
 from fovea.engine.models.config_bounds import BOUNDS
 from fovea.engine.request.tokenizer import MARKER_FIELDS, ChatTokenizer
@@ -26,11 +28,18 @@ LLAVA_TEMPLATE = (
 """Chat template of LLaVA-1.5, for checkpoints without one."""
 
 
-def load_tokenizer(folder: Path, config: Any, *, template: str | None = None) -> ChatTokenizer:
+def load_tokenizer(
+    folder: Path,
+    config: Any,
+    *,
+    template: str | None = None,
+    dialect: Callable[[str | None], Dialect] = detect,
+) -> ChatTokenizer:
     """Load the tokenizer of a checkpoint.
 
     config: the checkpoint's configuration, as transformers reads it.
     template: a chat template that replaces the checkpoint's own.
+    dialect: tells by the template how the model writes reasoning and tool calls.
 
     Raises CheckpointError if there is no usable tokenizer.
     """
@@ -55,7 +64,11 @@ def load_tokenizer(folder: Path, config: Any, *, template: str | None = None) ->
         token for name in MARKER_FIELDS if isinstance(token := getattr(config, name, None), int)
     )
     return ChatTokenizer(
-        tokenizer, chat_template, eos_ids=_eos_ids(folder, config, tokenizer), marker_ids=markers
+        tokenizer,
+        chat_template,
+        eos_ids=_eos_ids(folder, config, tokenizer),
+        marker_ids=markers,
+        dialect=dialect(chat_template),
     )
 
 

@@ -5,7 +5,7 @@ The last delta carries the usage, the timings and the use of each image.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fovea.core.errors import Unavailable
@@ -14,6 +14,37 @@ from fovea.core.types import Delta, Usage
 from fovea.engine.events import Event
 from fovea.engine.request.prompt_plan import PlannedImage, PreparedPrompt
 from fovea.relevance.pipeline import Realization
+
+Ids = tuple[int, ...]
+
+
+class ReasoningCount:
+    """Counts the tokens of one answer in which the model reasons, the marks around them included.
+
+    marks: tokens of the mark that begins the reasoning, and of the one that ends it; None: there are none.
+    begun: whether the prompt ended inside of it.
+    """
+
+    def __init__(self, marks: tuple[Ids, Ids] | None, begun: bool) -> None:
+        self.tokens = 0
+        self._begin, self._end = marks or ((), ())
+        self._reasons = begun and bool(self._end)
+        self._waits = marks is not None and not begun
+        self._last: list[int] = []
+
+    def add(self, tokens: Sequence[int]) -> None:
+        if not (self._reasons or self._waits):
+            return
+        for token in tokens:
+            self._last.append(token)
+            if self._waits:
+                begins = tuple(self._last) == self._begin[: len(self._last)]
+                if not begins or len(self._last) == len(self._begin):
+                    self._waits, self._reasons = False, begins
+                    self.tokens = len(self._last) if begins else 0
+            elif self._reasons:
+                self.tokens += 1
+                self._reasons = tuple(self._last[-len(self._end) :]) != self._end
 
 
 class AnswerState:
@@ -24,16 +55,20 @@ class AnswerState:
         prepared: PreparedPrompt,
         choices: int,
         find_realization: Callable[[str], Realization | None] = lambda key: None,
+        marks: tuple[Ids, Ids] | None = None,
     ) -> None:
         """choices: number of answers.
 
         find_realization: returns the relevance result of an image, by the image's key; None if it is no
             longer known.
+        marks: tokens that begin the model's reasoning, and those that end it; None: it does not reason.
         """
+        self._reasoning = [ReasoningCount(marks, prepared.thinking) for _ in range(choices)]
         self._images = prepared.images
         self._find_realization = find_realization
         self._prompt = len(prepared.ids)
         self._image = prepared.image_tokens
+        self._thinking = prepared.thinking
         self._open = choices
         self._completion = 0
         self._cached = 0
@@ -50,13 +85,15 @@ class AnswerState:
             # A client that cancels reads no further events, so the engine itself caused this end.
             raise Unavailable("the engine is shutting down")
         self._completion += len(event.token_ids)
+        self._reasoning[event.choice].add(event.token_ids)
         if event.choice == 0:
             self._cached = event.cached_tokens
         usage = timings = None
         if event.finish_reason is not None:
             self._open -= 1
             if self.done:
-                usage = Usage(self._prompt, self._completion, self._cached, self._image)
+                reasoning = sum(count.tokens for count in self._reasoning)
+                usage = Usage(self._prompt, self._completion, self._cached, self._image, reasoning)
                 timings = event.timings
         return Delta(
             event.choice,
@@ -67,6 +104,7 @@ class AnswerState:
             usage,
             timings,
             tuple(map(self._image_use, self._images)) if self.done else (),
+            self._thinking,
         )
 
     def _image_use(self, image: PlannedImage) -> ImageUse:

@@ -18,12 +18,14 @@ ends of them. If that text is equal, and has as many special tokens, it counts; 
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fovea.core.errors import CheckpointError, InvalidRequest
-from fovea.core.types import Message, TextPart, VideoPart
+from fovea.core.tools import ToolCall
+from fovea.core.types import Message, TemplateInputs, TextPart, VideoPart
 from fovea.engine.request.control_tokens import ControlTokens
 
 log = logging.getLogger("fovea.engine")
@@ -31,7 +33,17 @@ LONGEST_REASON = 300
 """Most characters of a template's own message that a client gets."""
 GROWTH, ROOM = 8, 1 << 20
 """A rendered conversation has at most GROWTH times the characters of its texts, and ROOM more."""
+CLIENT = "client"
+"""The role of text in tools and calls, which is never the model's own."""
 _STAND_INS = range(0x100000, 0x10FFFE)
+
+NOTHING = TemplateInputs()
+RESERVED = (
+    "messages", "conversation", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt",
+    "continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+    "return_assistant_tokens_mask", "tokenizer_kwargs",
+)  # fmt: skip
+"""Arguments that the library or this module sets, and clients do not."""
 
 Rewrite = Callable[[str, str], str]
 """A function from the role and the text of a part to the text that the template gets."""
@@ -53,18 +65,33 @@ class ChatTemplate:
         self._controls = controls
         self._content_as_list = self._accepts_lists()
 
-    def render(self, messages: Sequence[Message], rewrite: Rewrite | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        inputs: TemplateInputs = NOTHING,
+        rewrite: Rewrite | None = None,
+    ) -> str:
         """Return a conversation as text, ending where the answer begins.
 
-        Raises InvalidRequest if there is no template, or if it refuses the messages.
+        Raises InvalidRequest if there is no template, if it refuses the messages, or if it has no place for
+        tools.
         """
         if self._source is None:
             raise InvalidRequest(
                 "this checkpoint has no chat template; use a text prompt, or start with --chat-template FILE",
                 param="messages",
             )
-        size = sum(len(part.text) for m in messages for part in m.parts if isinstance(part, TextPart))
-        text = self._apply([{"role": m.role, "content": self._content(m, rewrite)} for m in messages])
+        if inputs.tools and "tools" not in self._source:
+            raise InvalidRequest(
+                "this model's chat template has no place for tools: it has not learnt to call any",
+                param="tools",
+                code="unsupported_field",
+            )
+        written = list(_texts(messages, inputs))
+        size = sum(map(len, written))
+        text = self._apply(
+            [self._message(message, rewrite) for message in messages], self._arguments(inputs, rewrite)
+        )
         most = GROWTH * size + ROOM
         if len(text) > most:
             raise InvalidRequest(
@@ -73,7 +100,7 @@ class ChatTemplate:
             )
         return text
 
-    def render_sealed(self, messages: Sequence[Message]) -> str:
+    def render_sealed(self, messages: Sequence[Message], inputs: TemplateInputs = NOTHING) -> str:
         """Return the conversation, sealed if messages contain control tokens; these are plain text then.
 
         Raises InvalidRequest as `render`, and for a role that contains a control token.
@@ -83,17 +110,20 @@ class ChatTemplate:
                 raise InvalidRequest(
                     f"role {message.role[:50]!r} contains a control token", param=f"messages[{index}].role"
                 )
-        plain = self.render(messages)
-        texts = [part.text for m in messages for part in m.parts if isinstance(part, TextPart)]
+        plain = self.render(messages, inputs)
+        texts = list(_texts(messages, inputs))
         if not any(char in text for text in texts for char in self._controls.characters):
             return plain
-        return self._controls.relax(self._seal(messages, plain, StandIns(self._controls, [plain, *texts])))
+        stand_ins = StandIns(self._controls, [plain, *texts])
+        return self._controls.relax(self._seal(messages, inputs, plain, stand_ins))
 
-    def _seal(self, messages: Sequence[Message], plain: str, stand_ins: StandIns) -> str:
-        wide = self.render(messages, stand_ins.everywhere)
+    def _seal(
+        self, messages: Sequence[Message], inputs: TemplateInputs, plain: str, stand_ins: StandIns
+    ) -> str:
+        wide = self.render(messages, inputs, stand_ins.everywhere)
         if stand_ins.restore(wide) == plain:
             return stand_ins.restore(self._controls.seal(wide))
-        narrow = self.render(messages, stand_ins.in_tokens)
+        narrow = self.render(messages, inputs, stand_ins.in_tokens)
         if stand_ins.restore(narrow) == plain and self._turns(narrow) == self._turns(wide):
             return stand_ins.restore(self._controls.seal(narrow))
         return stand_ins.restore(self._controls.seal(wide))
@@ -103,13 +133,16 @@ class ChatTemplate:
         tokens = self._controls.pattern.findall(text)
         return [token for token in tokens if not self._controls.answer_words.fullmatch(token)]
 
-    def _apply(self, messages: list[dict[str, Any]]) -> str:
+    def _apply(self, messages: list[dict[str, Any]], arguments: dict[str, Any] | None = None) -> str:
         """Run the template. Only messages of its author (`raise_exception`) are passed on to clients."""
         from jinja2 import TemplateError, TemplateSyntaxError
 
         try:
             text: str = self._tokenizer.apply_chat_template(
-                messages, chat_template=self._source, tokenize=False, add_generation_prompt=True
+                messages,
+                chat_template=self._source,
+                tokenize=False,
+                **{"add_generation_prompt": True, **(arguments or {})},
             )
         except TemplateSyntaxError:
             raise
@@ -122,6 +155,51 @@ class ChatTemplate:
                 reason += "the roles and contents that the template expects (the server's log has the cause)"
             raise InvalidRequest(reason, param="messages") from error
         return text
+
+    def _arguments(self, inputs: TemplateInputs, rewrite: Rewrite | None) -> dict[str, Any]:
+        """Return the arguments of the template beside the messages."""
+        wrong = [name for name in inputs.arguments if name in RESERVED or not name.isidentifier()]
+        if wrong:
+            raise InvalidRequest(
+                f"chat_template_kwargs.{wrong[0][:50]} cannot be set; accepted: variables of the template",
+                param="chat_template_kwargs",
+            )
+        arguments: dict[str, Any] = {
+            name: _rewritten(value, rewrite)
+            for name, value in inputs.arguments.items()
+            if name in (self._source or "")
+        }
+        if inputs.tools:
+            arguments["tools"] = [_rewritten(tool.definition, rewrite) for tool in inputs.tools]
+        if inputs.continues:
+            arguments |= {"add_generation_prompt": False, "continue_final_message": True}
+        return arguments
+
+    def _message(self, message: Message, rewrite: Rewrite | None) -> dict[str, Any]:
+        """Return a message as the template gets it, with only those fields that have a value."""
+        fields: dict[str, Any] = {"role": message.role, "content": self._content(message, rewrite)}
+        if message.calls:
+            fields["content"] = fields["content"] or ""
+            fields["tool_calls"] = [
+                {
+                    "type": "function",
+                    "id": call.id,
+                    "function": {
+                        "name": _rewritten(call.name, rewrite),
+                        "arguments": _rewritten(_arguments_of(call), rewrite),
+                    },
+                }
+                for call in message.calls
+            ]
+        if message.call_id:
+            fields["tool_call_id"] = message.call_id
+        if message.name:
+            fields["name"] = _rewritten(message.name, rewrite)
+        if message.reasoning:
+            fields["reasoning_content"] = (
+                message.reasoning if rewrite is None else rewrite(message.role, message.reasoning)
+            )
+        return fields
 
     def _content(self, message: Message, rewrite: Rewrite | None) -> Any:
         def text(part: TextPart) -> str:
@@ -152,6 +230,52 @@ class ChatTemplate:
         except InvalidRequest:
             return False
         return probe in text and "{'type'" not in text
+
+
+def _texts(messages: Sequence[Message], inputs: TemplateInputs) -> Iterator[str]:
+    """Yield all texts of a request that the template gets."""
+    for message in messages:
+        yield from (part.text for part in message.parts if isinstance(part, TextPart))
+        yield from (message.name, message.reasoning)
+        for call in message.calls:
+            yield call.name
+            yield call.arguments
+    for tool in inputs.tools:
+        yield from _strings(tool.definition)
+    yield from _strings(inputs.arguments)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield all strings of a JSON value, names of properties included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, entry in value.items():
+            yield name
+            yield from _strings(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _strings(entry)
+
+
+def _rewritten(value: Any, rewrite: Rewrite | None) -> Any:
+    """Return a JSON value with all of its strings rewritten."""
+    if isinstance(value, str):
+        return value if rewrite is None else rewrite(CLIENT, value)
+    if isinstance(value, Mapping):
+        return {_rewritten(name, rewrite): _rewritten(entry, rewrite) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rewritten(entry, rewrite) for entry in value]
+    return value
+
+
+def _arguments_of(call: ToolCall) -> Any:
+    """Return the arguments of a call as templates expect them: an object, or else the text itself."""
+    try:
+        value = json.loads(call.arguments) if call.arguments else {}
+    except (ValueError, RecursionError):
+        return call.arguments
+    return value if isinstance(value, dict) else call.arguments
 
 
 class StandIns:

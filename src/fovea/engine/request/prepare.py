@@ -202,8 +202,19 @@ class Preparer:
             arrival=arrival,
             preprocess_s=outline.seconds + pixels_s - decode_s,
             decode_s=decode_s,
-            inputs=lambda choice: SequenceInputs(choice, pixels, ready.features, grammar, outline.bad_words),
+            inputs=lambda choice: SequenceInputs(
+                choice, pixels, ready.features, grammar, outline.bad_words, self._reasoning_end(ready.prompt)
+            ),
         )
+
+    @property
+    def reasoning_marks(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The tokens that begin the model's reasoning, and those that end it; None: it does not reason."""
+        return self._tokenizer.reasoning_marks
+
+    def _reasoning_end(self, prompt: PreparedPrompt) -> tuple[int, ...]:
+        """Return the tokens that end the model's reasoning; (): the prompt does not end inside of it."""
+        return self.reasoning_marks[1] if prompt.thinking and self.reasoning_marks else ()
 
     @property
     def pixel_bytes(self) -> int:

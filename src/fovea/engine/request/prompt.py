@@ -96,7 +96,7 @@ class PromptBuilder:
             if prompt.visual is not None:
                 self._visual_budget.check_wish(prompt.visual)
             render = self._tokenizer.render_sealed if self._seals_messages else self._tokenizer.render
-            text = render(prompt.messages)
+            text = render(prompt.messages, prompt.template)
         else:
             text, parts = prompt.text, list(prompt.images)
         if limit is not None and self._tokenizer.fewest_tokens(text) > limit:
@@ -144,7 +144,14 @@ class PromptBuilder:
         ids = encode("".join(segments))
         if not ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
-        return PreparedPrompt(ids, self._spans(ids, order), tuple(images), tuple(videos), (text, what))
+        return PreparedPrompt(
+            ids,
+            self._spans(ids, order),
+            tuple(images),
+            tuple(videos),
+            (text, what),
+            what == "messages" and self._tokenizer.ends_thinking(text),
+        )
 
     def _from_ids(self, prompt: TokenPrompt) -> PreparedPrompt:
         size = self._tokenizer.vocab_size

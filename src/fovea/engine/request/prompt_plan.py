@@ -83,6 +83,7 @@ class PreparedPrompt:
     images: planned images, in the order of the request.
     videos: planned videos, in the order of the request.
     source: the text with a marker for each image and video, and the name of the request's field for errors.
+    thinking: whether the prompt ends inside the model's reasoning.
     """
 
     ids: list[int]
@@ -90,6 +91,7 @@ class PreparedPrompt:
     images: tuple[PlannedImage, ...]
     videos: tuple[PlannedVideo, ...] = ()
     source: tuple[str, str] = field(default=("", ""), repr=False)
+    thinking: bool = False
 
     @property
     def image_tokens(self) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fovea.core.errors import CheckpointError, InvalidRequest
-from fovea.core.types import Message
-from fovea.engine.request.chat_template import ChatTemplate
+from fovea.core.types import Message, TemplateInputs
+from fovea.dialects.dialect import Dialect, detect
+from fovea.engine.request.chat_template import NOTHING, ChatTemplate
 from fovea.engine.request.control_tokens import ControlTokens
 from fovea.engine.request.sealed_tokenizer import SealedTokenizer
 
@@ -42,6 +43,9 @@ class ChatTokenizer:
     eos_ids: ids that end an answer.
     backend: the tokenizer of the library `tokenizers`; None if this one is written in Python.
     marker_ids: ids that stand for visual tokens of images and videos.
+    reasoning_marks: the tokens that begin the model's reasoning, and those that end it; None: it does not
+        reason.
+    dialect: how the model writes reasoning and tool calls; None: as the template tells.
 
     Raises CheckpointError if the template is not Jinja.
     """
@@ -53,16 +57,23 @@ class ChatTokenizer:
         *,
         eos_ids: frozenset[int],
         marker_ids: frozenset[int] = frozenset(),
+        dialect: Dialect | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
         added = tokenizer.added_tokens_decoder
         self.backend = getattr(tokenizer, "backend_tokenizer", None)
+        self.dialect = dialect if dialect is not None else detect(template)
         self._controls = ControlTokens(added, template or "", eos_ids | marker_ids)
         self._template = ChatTemplate(tokenizer, template, self._controls)
         self._sealed = SealedTokenizer(self.backend, self._controls)
         self._specials = frozenset(tokenizer.added_tokens_decoder)
         self._byte_level = BYTE_LEVEL_SPACE in tokenizer.get_vocab()
+        marks = self.dialect.reasoning
+        self.reasoning_marks = marks and (
+            tuple(self.encode_plain(marks[0])),
+            tuple(self.encode_plain(marks[1])),
+        )
         self._longest = max((len(token) for token in tokenizer.get_vocab()), default=1)
 
     @property
@@ -177,22 +188,30 @@ class ChatTokenizer:
             raise CheckpointError(f"the tokenizer has no token {token_id}")
         return token
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], inputs: TemplateInputs = NOTHING) -> str:
         """Return a conversation as text in the model's chat format, ending where the answer begins.
 
         Each image and each video is one marker.
 
         Raises InvalidRequest if there is no template, or if the template refuses the messages.
         """
-        return self._template.render(messages)
+        return self._template.render(messages, inputs)
 
-    def render_sealed(self, messages: Sequence[Message]) -> str:
+    def render_sealed(self, messages: Sequence[Message], inputs: TemplateInputs = NOTHING) -> str:
         """Return the conversation for `encode_sealed`.
 
         If messages contain control tokens, those of the template are sealed, and the others are plain text.
         Raises InvalidRequest as `render`, and for a role that contains a control token.
         """
-        return self._template.render_sealed(messages)
+        return self._template.render_sealed(messages, inputs)
+
+    def ends_thinking(self, text: str) -> bool:
+        """Whether a text of `render_sealed` ends inside the model's reasoning, where the template began it."""
+        if self.dialect.reasoning is None:
+            return False
+        begin, end = self.dialect.reasoning
+        plain = self._controls.unseal(text)
+        return plain.rstrip().endswith(begin) and plain.rfind(end) < plain.rfind(begin)
 
 
 def detokenize(tokenizer: ChatTokenizer, ids: Sequence[int]) -> str:

@@ -76,6 +76,7 @@ class Sampler:
         choice: int,
         grammar: Grammar | None = None,
         bad_words: Seq[Seq[int]] = (),
+        after: tuple[int, ...] = (),
     ) -> list[int]:
         """Start the random stream of a sequence, which is choice number `choice` of its request.
 
@@ -83,13 +84,14 @@ class Sampler:
 
         grammar: what the answer must follow.
         bad_words: tokens that must not occur one after the other.
+        after: the grammar begins behind these tokens; (): with the answer.
         """
         self._streams[seq.id] = _Stream(seq.sampling.seed, choice)
         if bad_words:
             self._bad_words[seq.id] = [list(word) for word in bad_words]
         if grammar is None:
             return []
-        self._guides.add(seq.id, grammar)
+        self._guides.add(seq.id, grammar, after)
         return self._guides.forced(seq.id)[: self._most_drafts]
 
     def remove(self, seq: Sequence) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +33,7 @@ class PlainTokenizer:
     def __init__(self, folder: Path) -> None:
         self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.filters["tojson"] = _to_json
         self._compile = lru_cache(4)(environment.from_string)
         config = read_json(folder / "tokenizer_config.json")
         self.bos_token: str | None = config.get("bos_token")
@@ -71,12 +73,27 @@ class PlainTokenizer:
         *,
         chat_template: str,
         tokenize: bool,
-        add_generation_prompt: bool,
+        **variables: Any,
     ) -> str:
-        """Return messages as text. tokenize: always false here."""
-        return self._compile(chat_template).render(
-            messages=messages, add_generation_prompt=add_generation_prompt
-        )
+        """Return messages as text.
+
+        tokenize: always false here.
+        variables: of the template, beside the messages.
+        """
+        text = self._compile(chat_template).render(messages=messages, **variables)
+        if not variables.get("continue_final_message"):
+            return text
+        content = messages[-1]["content"]
+        last = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+        at = text.rfind(last.strip())
+        if at < 0:
+            raise jinja2.TemplateError("the template does not repeat the last message as it is")
+        return text[: at + len(last.strip())]
+
+
+def _to_json(value: Any, **_: Any) -> str:
+    """JSON as transformers' templates get it. Jinja's own filter would escape it for HTML."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def load_prompt_builder(

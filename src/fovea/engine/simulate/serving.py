@@ -69,6 +69,7 @@ class SimulatedEngine:
             self.tokenizer.vocab_size,
             int(time.time()),
             max_running=config.schedule.max_running,
+            tool_format=self.tokenizer.dialect.tools.name if self.tokenizer.dialect.tools else "",
         )
         refuse = config.schedule.when_full == "refuse"
         tokens = pool_tokens(config, cost)

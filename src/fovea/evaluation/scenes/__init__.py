@@ -5,8 +5,8 @@ the same version of Pillow. Seeds from `HELD_OUT_SEED` (1_000_000_000) on are fo
 run of a bundled model uses them.
 """
 
-from fovea.evaluation.scenes.dataset import DETAIL_KINDS, KINDS, generate
+from fovea.evaluation.scenes.dataset import ALL_KINDS, DETAIL_KINDS, KINDS, TASK_KINDS, generate
 from fovea.evaluation.scenes.sample import Sample, Turn
 from fovea.evaluation.scenes.vocabulary import HELD_OUT_SEED
 
-__all__ = ["DETAIL_KINDS", "HELD_OUT_SEED", "KINDS", "Sample", "Turn", "generate"]
+__all__ = ["ALL_KINDS", "DETAIL_KINDS", "HELD_OUT_SEED", "KINDS", "TASK_KINDS", "Sample", "Turn", "generate"]

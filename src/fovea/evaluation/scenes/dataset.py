@@ -9,6 +9,7 @@ from fovea.evaluation.scenes import attributes, listing, quantities, relations
 from fovea.evaluation.scenes.chat import chat
 from fovea.evaluation.scenes.compose import compose, random_size
 from fovea.evaluation.scenes.draw import draw
+from fovea.evaluation.scenes.forms import form
 from fovea.evaluation.scenes.motion import motion
 from fovea.evaluation.scenes.pairs import compare
 from fovea.evaluation.scenes.reading import reading_of
@@ -17,6 +18,7 @@ from fovea.evaluation.scenes.sample import Sample, Turn
 from fovea.evaluation.scenes.scene import Scene
 from fovea.evaluation.scenes.small import LARGE_SIZES, Question, small_object, small_text
 from fovea.evaluation.scenes.structured import structured
+from fovea.evaluation.scenes.tools import TOOLS, tool_use
 
 Size = tuple[int, int]
 Content = tuple[tuple[Scene, ...], tuple[Turn, ...], dict[str, int]]
@@ -71,6 +73,22 @@ def _chat(rng: Random, size: Size) -> Content:
             return (scene,), turns, {}
 
 
+def _tool(rng: Random, size: Size) -> Content:
+    while True:
+        scene = compose(rng, *size, labels=rng.choice((0, 1, 1)))
+        turns = tool_use(rng, scene)
+        if turns is not None:
+            return (scene,), turns, {}
+
+
+def _form(rng: Random, size: Size) -> Content:
+    while True:
+        scene = compose(rng, *size, labels=rng.choice((0, 1, 1)))
+        turn = form(rng, scene)
+        if turn is not None:
+            return (scene,), (turn,), {}
+
+
 def _compare(rng: Random, size: Size) -> Content:
     scenes, turn = compare(rng, *size)
     return scenes, (turn,), {}
@@ -92,6 +110,8 @@ _SPECIAL: Mapping[str, Callable[[Random, Size], Content]] = {
     "chat": _chat,
     "compare": _compare,
     "motion": _motion,
+    "tool": _tool,
+    "form": _form,
     "small_text": lambda rng, size: _alone(small_text(rng, *size)),
     "small_object": lambda rng, size: _alone(small_object(rng, *size)),
 }
@@ -113,6 +133,13 @@ KINDS: tuple[str, ...] = (
 )
 DETAIL_KINDS: tuple[str, ...] = ("small_text", "small_object")
 """Kinds about small details in large images. They are not among the default kinds."""
+
+TASK_KINDS: tuple[str, ...] = ("tool", "form")
+"""Kinds that need more than a question: tools to call, or a schema that comes with the request.
+
+They are not among the default kinds.
+"""
+ALL_KINDS = (*KINDS, *DETAIL_KINDS, *TASK_KINDS)
 
 
 def _size(rng: Random, kind: str, sizes: Sequence[Size] | None) -> Size:
@@ -139,18 +166,19 @@ def generate(
 
     Raises ValueError for unknown kinds, and for none.
 
-    kinds: names from KINDS and DETAIL_KINDS.
+    kinds: names from ALL_KINDS.
     sizes: choices of (width, height) in pixels. None: 128 to 896 per side, mostly small, a fifth of them not
         multiples of 32; for compare and motion 128 to 256; for DETAIL_KINDS `LARGE_SIZES`.
     """
-    known = (*KINDS, *DETAIL_KINDS)
-    unknown = sorted(set(kinds) - set(known))
+    unknown = sorted(set(kinds) - set(ALL_KINDS))
     if unknown or not kinds:
-        raise ValueError(f"unknown kinds {unknown}, there are {', '.join(known)}")
+        raise ValueError(f"unknown kinds {unknown}, there are {', '.join(ALL_KINDS)}")
     for index in range(count):
         kind = kinds[index % len(kinds)]
         rng = Random(f"{seed}/{index}/{kind}")
         size = _size(rng, kind, sizes)
         scenes, turns, facts = content(kind, rng, size)
         facts |= {"width": size[0], "image_height": size[1]}
-        yield Sample(f"{kind}-{seed}-{index}", kind, tuple(draw(scene) for scene in scenes), turns, facts)
+        images = tuple(draw(scene) for scene in scenes)
+        tools = TOOLS if kind == "tool" else ()
+        yield Sample(f"{kind}-{seed}-{index}", kind, images, turns, facts, tools)

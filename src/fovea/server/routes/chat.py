@@ -3,33 +3,65 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from fovea.api.convert import chat_prompt, sampling, wire_names
+from fovea.api.reading import Reading
 from fovea.api.responses import ChatBodies
 from fovea.api.schema import ChatRequest
+from fovea.api.tools import tool_use
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import GenerationRequest
+from fovea.dialects.dialect import dialect_of
+from fovea.dialects.grammar import request_format
 from fovea.server.answer import Deadline, collect_answer, while_connected
+from fovea.server.bodies import answers
 from fovea.server.bodies.answers import answer_response
 from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import GENERATES
 from fovea.server.media import image_paths, load_media
 from fovea.server.state import CacheScope, ServerState, cache_scope_of, state_of
-from fovea.server.streaming import stream_response
+from fovea.server.streaming import Bodies, stream_response
 
 router = APIRouter(route_class=BodyRoute)
+
+
+class ChatWriter(answers.Bodies, Bodies, Protocol):
+    """Writer of complete answers and of streams, in the form of one API."""
 
 
 @router.post("/v1/chat/completions", responses=GENERATES)
 async def chat_completions(body: ChatRequest, http: Request) -> Response:
     """Answer a conversation of text, images and videos."""
     state = state_of(http)
-    bodies = ChatBodies(state.check_model(body.model), state.system_fingerprint)
+    model = state.check_model(body.model)
+
+    def bodies(reading: Reading) -> ChatBodies:
+        return ChatBodies(model, state.system_fingerprint, reading)
+
+    return await answer_chat(state, http, body, bodies)
+
+
+async def answer_chat(
+    state: ServerState, http: Request, body: ChatRequest, make_bodies: Callable[[Reading], ChatWriter]
+) -> Response:
+    """Answer a conversation in the form of any API.
+
+    make_bodies: returns the writer of the answer, for the way in which answers are read.
+    """
+    info = state.client.info
     with wire_names(body), image_paths(body.messages):
-        params = sampling(body, state.client.info.default_sampling)
+        dialect, use = dialect_of(info.tool_format, info.reasons), tool_use(body)
+        params = sampling(body, info.default_sampling)
+        params = replace(params, format=request_format(use, params.format, dialect))
+        if use.offered and dialect.tools is not None and dialect.tools.special:
+            params = replace(params, skip_special_tokens=False)
+        bodies = make_bodies(Reading(dialect, use, body.include_reasoning is not False))
         state.caller.client.check_priority(body.priority or 0)
         with state.reservations.reserve(params.n) as reservation:
             request = await while_connected(
@@ -38,7 +70,8 @@ async def chat_completions(body: ChatRequest, http: Request) -> Response:
             if not body.stream:
                 answer = await while_connected(http, collect_answer(state, request, reservation))
                 return await answer_response(bodies, [answer])
-            return await stream_response(state, http, request, reservation, bodies, body)
+            usage = bool(body.stream_options and body.stream_options.include_usage)
+            return await stream_response(state, http, request, reservation, bodies, usage)
 
 
 async def _request(

@@ -39,7 +39,8 @@ async def completions(body: CompletionRequest, http: Request) -> Response:
                 return await answer_response(bodies, answers)
             if len(requests) > 1:
                 raise InvalidRequest("a stream takes one prompt", param="prompt")
-            return await stream_response(state, http, requests[0], reservation, bodies, body)
+            usage = bool(body.stream_options and body.stream_options.include_usage)
+            return await stream_response(state, http, requests[0], reservation, bodies, usage)
 
 
 def _requests(state: ServerState, body: CompletionRequest, salt: str) -> list[GenerationRequest]:
