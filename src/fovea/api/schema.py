@@ -247,8 +247,8 @@ class ChatRequest(Sampling, ToolFields):
     chat_template_kwargs: dict[Word, Any] | None = Field(
         default=None,
         max_length=64,
-        description="Extension. Variables of the model's chat template, such as `enable_thinking`. Those that "
-        "it does not know have no effect.",
+        description="Extension. Variables of the model's chat template, such as `enable_thinking`. Those "
+        "that it does not know have no effect.",
     )
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         default=None,

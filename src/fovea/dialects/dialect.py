@@ -48,7 +48,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         ToolFormat("qwen_xml", "xml", "<tool_call>", "</tool_call>", newline=True),
     )
 }
-"""hermes: Qwen2.5 and Qwen3. llama: Llama 3. pythonic: Llama 4. lfm2: LFM2. qwen_xml: Qwen3.5 and Qwen3-Coder."""
+"""hermes: Qwen2.5 and Qwen3. llama: Llama 3. pythonic: Llama 4. lfm2: LFM2. qwen_xml: Qwen3.5."""
 THINK = ("<think>", "</think>")
 
 

@@ -206,7 +206,7 @@ class ChatTokenizer:
         return self._template.render_sealed(messages, inputs)
 
     def ends_thinking(self, text: str) -> bool:
-        """Whether a text of `render_sealed` ends inside the model's reasoning, where the template began it."""
+        """Whether a text of `render_sealed` ends inside the model's reasoning, which the template began."""
         if self.dialect.reasoning is None:
             return False
         begin, end = self.dialect.reasoning
