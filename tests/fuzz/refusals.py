@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fovea.api import responses
-from fovea.api.responses import error_body
+from fovea.api import bodies
+from fovea.api.bodies import error_body
 from fovea.core.errors import FoveaError
 
 LONGEST_MESSAGE = 2000
@@ -32,9 +32,9 @@ def refusals() -> Iterator[None]:
         if not 0 < size < LONGEST_MESSAGE:
             raise AssertionError(f"a message of {size} characters") from error
         answer = error_body(error)["error"]
-        if not 0 < len(answer["message"]) <= responses.LONGEST_MESSAGE:
+        if not 0 < len(answer["message"]) <= bodies.LONGEST_MESSAGE:
             raise AssertionError(f"an answer of {len(answer['message'])} characters") from error
-        if len(answer["param"] or "") > responses.LONGEST_PARAM:
+        if len(answer["param"] or "") > bodies.LONGEST_PARAM:
             raise AssertionError(f"a param of {len(answer['param'])} characters") from error
         note(f"{type(error).__name__} {error.code} {_VARIABLE.sub('', error.message)[:80]}")
 

@@ -17,6 +17,11 @@ def event(payload: Any) -> bytes:
     return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
+def named_event(payload: dict[str, Any]) -> bytes:
+    """Write one event whose name is the payload's `type`."""
+    return b"event: " + str(payload["type"]).encode() + b"\n" + event(payload)
+
+
 class Decoder:
     """A parser of a stream of events. Half an event is kept until the rest of it arrives."""
 

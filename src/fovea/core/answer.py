@@ -22,6 +22,7 @@ class AnswerBuilder:
         self._timings = StageTimings()
         self._images: tuple[ImageUse, ...] = ()
         self._thinking = False
+        self._stops: list[str | int | None] = [None] * choices
 
     def add(self, delta: Delta) -> None:
         self._texts[delta.index] += delta.text
@@ -32,6 +33,8 @@ class AnswerBuilder:
         self._timings = delta.timings or self._timings
         self._images = delta.images or self._images
         self._thinking = delta.thinking
+        if delta.stop is not None:
+            self._stops[delta.index] = delta.stop
 
     def build(self) -> Completion:
         return Completion(
@@ -43,4 +46,5 @@ class AnswerBuilder:
             self._timings,
             self._images,
             self._thinking,
+            tuple(self._stops),
         )

@@ -23,6 +23,10 @@ class Payload:
     def __len__(self) -> int:
         return len(self.data)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Payload:
+        """Return a copy of its own, which nobody else's memory counts."""
+        return Payload(bytes(self.data))
+
     def __repr__(self) -> str:
         return f"<data: URL of {len(self.data)} bytes>"
 

@@ -221,6 +221,7 @@ class Delta:
     finish_reason: set on the last delta of a choice.
     usage, timings, images: set on the last delta of the request; images tells how each image was used.
     thinking: the prompt ended inside the model's reasoning, so the answer begins there. On every delta.
+    stop: the stop string or the token of stop_token_ids that ended the choice; None: another end, or none.
     """
 
     index: int
@@ -232,6 +233,7 @@ class Delta:
     timings: StageTimings | None = None
     images: tuple[ImageUse, ...] = ()
     thinking: bool = False
+    stop: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +248,7 @@ class Completion:
     timings: StageTimings
     images: tuple[ImageUse, ...] = ()
     thinking: bool = False
+    stops: tuple[str | int | None, ...] = ()
 
     @property
     def text(self) -> str:

@@ -15,6 +15,7 @@ class Event:
     choice: number of the choice.
     text, token_ids, logprobs: the new part of the answer; text may lag behind the tokens.
     finish_reason: why the choice has ended; None: it goes on.
+    stop: the stop string or token that ended the choice; None: another end, or none.
     error: an error, which ends the request.
     cached_tokens: prompt tokens whose KV came from the cache.
     timings: durations of the stages, in the choice's last event.
@@ -25,6 +26,7 @@ class Event:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
+    stop: str | int | None = None
     error: Exception | None = None
     cached_tokens: int = 0
     timings: StageTimings = StageTimings()

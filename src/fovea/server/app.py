@@ -34,7 +34,8 @@ from fovea.server.http.settings import HttpSettings
 from fovea.server.http.table import Connections
 from fovea.server.open_answers import OpenAnswers
 from fovea.server.reservations import Reservations
-from fovea.server.routes import caches, chat, completions, models
+from fovea.server.response_store import ResponseStore
+from fovea.server.routes import caches, chat, completions, messages, models, responses
 from fovea.server.routes import images as images_api
 from fovea.server.settings import MIB, ServerSettings
 from fovea.server.state import ServerState
@@ -61,6 +62,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         fetch_cache=fetch_cache,
         decoded_cache=decoded_cache,
         image_store=ImageStore(settings.image_store_mib * MIB, settings.image_ttl),
+        response_store=ResponseStore(settings.response_store_mib * MIB),
         reservations=Reservations(client),
         access=Access(settings),
         bodies=BodyBudget(settings.bodies.max_bodies_mib * MIB, settings.bodies.max_body_mib * MIB),
@@ -90,7 +92,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
     )
     app.state.fovea = state
     app.state.connections = connections
-    for routes in (chat, completions, images_api, models, caches):
+    for routes in (chat, completions, responses, messages, images_api, models, caches):
         app.include_router(routes.router)
     errors.install_handlers(app)
     app.add_exception_handler(Forbidden, on_forbidden)

@@ -14,7 +14,7 @@ from typing import Any
 from fovea.api import schema
 from fovea.api.answer_format import JsonSchemaFormat, ResponseFormat, StructuredOutputs
 from fovea.api.content import ChatMessage, ImageURL, VideoURL
-from fovea.api.responses import clip
+from fovea.api.bodies import clip
 from fovea.api.wire import Wire
 from fovea.core.errors import InvalidRequest
 
@@ -93,10 +93,11 @@ def path_of(location: Sequence[Any]) -> str:
 
 def fields_of(model: type[Wire]) -> tuple[str, ...]:
     """The names of all fields of a body and of its messages, for hints at misspelled ones."""
-    models = (
-        model, ChatMessage, ImageURL, VideoURL, schema.StreamOptions, schema.VisualTokensBody,
+    inner = (
+        ChatMessage, ImageURL, VideoURL, schema.StreamOptions, schema.VisualTokensBody,
         ResponseFormat, JsonSchemaFormat, StructuredOutputs,
     )  # fmt: skip
+    models = (model, *inner) if issubclass(model, schema.Sampling | schema.TokenizeRequest) else (model,)
     return tuple(field.alias or name for each in models for name, field in each.model_fields.items())
 
 

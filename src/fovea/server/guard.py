@@ -52,7 +52,10 @@ class Guard:
 
     def _check(self, scope: Scope, exchange: Exchange) -> None:
         path, headers = scope["path"], exchange.headers
-        self.state.access.authenticate(path, headers.get(b"authorization", b""), exchange.caller)
+        key = headers.get(b"authorization", b"")
+        if not key and b"x-api-key" in headers:  # Anthropic's clients send it so
+            key = b"Bearer " + headers[b"x-api-key"]
+        self.state.access.authenticate(path, key, exchange.caller)
         reason = self.state.unavailable() if scope["method"] == "POST" else None
         if reason is not None:
             raise Unavailable(reason)

@@ -64,6 +64,12 @@ class ServerSettings:
         high=1 << 20,
     )
     image_ttl: float = setting(3600.0, "Life of an image sent ahead, in seconds.", low=1, high=2592000)
+    response_store_mib: int = setting(
+        64,
+        "Ceiling of answers of /v1/responses that are kept to be continued, in MiB. 0: none are kept.",
+        low=0,
+        high=1 << 20,
+    )
     http: HttpSettings = field(default_factory=HttpSettings)
     access: AccessSettings = field(default_factory=AccessSettings)
     bodies: BodySettings = field(default_factory=BodySettings)

@@ -24,6 +24,7 @@ from fovea.server.access.caller import Caller
 from fovea.server.bodies.budget import BodyBudget
 from fovea.server.explain import shorten
 from fovea.server.reservations import Reservations
+from fovea.server.response_store import ResponseStore
 from fovea.server.settings import ServerSettings
 
 _REASONS = {
@@ -40,6 +41,7 @@ class ServerState:
     media: loads the images and videos of requests.
     fetch_cache, decoded_cache: bytes from URLs, and decoded images.
     image_store: images that clients sent to /v1/images.
+    response_store: answers that later requests continue.
     reservations: places in the engine's queue.
     access: keys, clients and their limits.
     bodies: bytes that request bodies may take.
@@ -55,6 +57,7 @@ class ServerState:
     fetch_cache: FetchCache
     decoded_cache: DecodedImageCache
     image_store: ImageStore
+    response_store: ResponseStore
     reservations: Reservations
     access: Access
     bodies: BodyBudget
@@ -95,6 +98,7 @@ class ServerState:
         caches = self.fetch_cache.stats() | self.decoded_cache.stats() | self.image_store.stats()
         return {
             **caches,
+            **self.response_store.stats(),
             **self.access.stats(),
             **self.media.stats(),
             **self.bodies.stats(),

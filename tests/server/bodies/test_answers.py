@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fovea.api.responses import ChatBodies, CompletionBodies
+from fovea.api.bodies import ChatBodies, CompletionBodies
 from fovea.core.types import Completion, StageTimings, TokenLogprob, Usage
 from fovea.server.bodies.answers import BATCH, answer_response, json_pieces
 

@@ -105,6 +105,7 @@ class AnswerState:
             timings,
             tuple(map(self._image_use, self._images)) if self.done else (),
             self._thinking,
+            event.stop,
         )
 
     def _image_use(self, image: PlannedImage) -> ImageUse:

@@ -49,6 +49,11 @@ class TextStream:
         self._emitted_chars = 0
         self.stopped = False
 
+    @property
+    def found_stop(self) -> str | None:
+        """The stop string that ended the text; None: none has."""
+        return self._stops.found
+
     def push(self, token_id: int) -> str:
         """Add one token. Returns the text that can be emitted now."""
         self._count += 1

@@ -13,12 +13,14 @@ class StopSearch:
     """The stop strings of one answer, and the end of its text that may be the beginning of one.
 
     keep: the emitted text includes the stop string.
+    found: the stop string that has occurred; None: none has.
     """
 
     def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
         self._keep = keep
         self._matchers = [_Matcher(stop) for stop in stops]
         self._held = ""
+        self.found: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
         """Add text. Returns the text that can be emitted now, and whether a stop string has occurred.
@@ -27,13 +29,15 @@ class StopSearch:
         """
         whole = self._held + text
         found = [
-            (len(self._held) + end - len(matcher.stop), len(self._held) + end)
+            (len(self._held) + end - len(matcher.stop), len(self._held) + end, matcher.stop)
             for matcher in self._matchers
             if (end := matcher.find(text)) is not None
         ]
         if found:
             self._held = ""
-            return whole[: min(found)[self._keep]], True
+            first = min(found)
+            self.found = first[2]
+            return whole[: first[1] if self._keep else first[0]], True
         emitted = len(whole) - max((matcher.matched for matcher in self._matchers), default=0)
         self._held = whole[emitted:]
         return whole[:emitted], False

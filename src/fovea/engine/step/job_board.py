@@ -124,10 +124,11 @@ class JobBoard:
         job.last_token = now
         before = len(job.seq.output_ids) - len(picks)
         text = ""
+        stop: str | int | None = None
         reason: FinishReason | None = None
         for count, pick in enumerate(picks, 1):
             with stage("detokenize"):
-                ends = self._ends(job.seq.sampling, pick.token, before + count)
+                ends = named = self._ends(job.seq.sampling, pick.token, before + count)
                 ends = ends or (pick.final and pick.token in self.tokenizer.eos_ids)
                 text += "" if ends else job.text.push(pick.token)
                 if ends or pick.final:
@@ -137,8 +138,10 @@ class JobBoard:
                 if reason is not None:
                     text += job.text.finish()
             if job.text.stopped:
-                reason = "stop"
+                reason, stop = "stop", job.text.found_stop
             if reason is not None:
+                if named and pick.token in job.seq.sampling.stop_token_ids:
+                    stop = pick.token
                 picks = picks[:count]
                 break
         self.generated_tokens += len(picks)
@@ -148,6 +151,7 @@ class JobBoard:
             token_ids=tuple(pick.token for pick in picks),
             logprobs=tuple(entry for pick in picks for entry in self._logprobs(pick)),
             finish_reason=reason,
+            stop=stop,
             cached_tokens=job.seq.cached_tokens,
             timings=job.timings if reason else StageTimings(),
         )

@@ -98,6 +98,8 @@ def _write(bodies: Bodies, answers: Sequence[Completion]) -> list[bytes]:
     """Write a body without its log probabilities as a whole, and these in parts."""
     plain = [replace(answer, logprobs=((),) * len(answer.logprobs)) for answer in answers]
     body = bodies.complete(plain)
+    if "choices" not in body:  # an API that has its log probabilities elsewhere
+        return list(_joined(bodies.complete(answers)))
     of_choices = [entries for answer in answers for entries in answer.logprobs]
     for choice, entries in zip(body["choices"], of_choices, strict=True):
         if entries:

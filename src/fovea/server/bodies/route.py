@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from starlette.datastructures import Headers
 
 from fovea.api.content import ChatMessage
+from fovea.api.schema import ChatRequest, TokenizeRequest
 from fovea.api.wire import MAX_ITEMS, Wire, check_count
 from fovea.core.errors import InvalidRequest, PayloadTooLarge
 from fovea.server.answer import ClientGone
@@ -170,7 +171,8 @@ def _validated(
     except ValueError:  # of a number that Python does not convert
         raise InvalidRequest("the body holds a number that cannot be read", code="invalid_json") from None
     check_count(value)
-    _validate_messages(value)
+    if issubclass(model, ChatRequest | TokenizeRequest):
+        _validate_messages(value)
     try:
         body = model.model_validate(value, extra="allow")
     except ValidationError as error:

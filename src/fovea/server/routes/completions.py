@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from fovea.api.convert import completion_prompts, sampling, wire_names
-from fovea.api.responses import CompletionBodies
+from fovea.api.bodies import CompletionBodies
 from fovea.api.schema import CompletionRequest
 from fovea.core.errors import InvalidRequest
 from fovea.core.types import Completion, GenerationRequest

@@ -8,7 +8,7 @@ from openai.types import Completion as TextCompletion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from fovea.api import sse
-from fovea.api.responses import DEFECT, ChatBodies, CompletionBodies, add_usage, error_body
+from fovea.api.bodies import DEFECT, ChatBodies, CompletionBodies, add_usage, error_body
 from fovea.core.errors import CheckpointError, EngineError, InvalidImage, InvalidRequest, Overloaded
 from fovea.core.types import Completion, Delta, StageTimings, TokenLogprob, Usage
 

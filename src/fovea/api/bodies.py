@@ -69,9 +69,10 @@ class ChatBodies:
                 "message": message_body(message),
                 "logprobs": self.logprobs(logprobs),
                 "finish_reason": finish_reason(reason, bool(message.calls)),
+                "stop_reason": stop,
             }
-            for index, (message, reason, logprobs) in enumerate(
-                zip(divided, answer.finish_reasons, answer.logprobs, strict=True)
+            for index, (message, reason, logprobs, stop) in enumerate(
+                zip(divided, answer.finish_reasons, answer.logprobs, answer.stops, strict=True)
             )
         ]
         return {

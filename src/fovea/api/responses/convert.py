@@ -1,0 +1,178 @@
+"""Turns requests to /v1/responses into chat requests, and errors about these back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from fovea.api.content import ChatMessage
+from fovea.api.responses.request import (
+    FunctionCallItem,
+    FunctionOutputItem,
+    FunctionTool,
+    InputImage,
+    InputText,
+    Item,
+    MessageItem,
+    NamedTool,
+    ResponsesRequest,
+    TextFormat,
+)
+from fovea.api.schema import ChatRequest
+from fovea.core.errors import RequestError
+
+SAME = (
+    "model", "temperature", "top_p", "top_logprobs", "parallel_tool_calls", "stream", "timeout", "cache_salt",
+    "priority", "visual_tokens", "chat_template_kwargs", "seed", "top_k",
+)  # fmt: skip
+"""Fields that chat requests have, too."""
+LOGPROBS = "message.output_text.logprobs"
+NAMES = {
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format.json_schema.schema": "text.format.schema",
+    "response_format.json_schema": "text.format.schema",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+"""Fields of chat requests by other names."""
+_MESSAGE = re.compile(r"messages\[(\d+)\]")
+_TOOL = re.compile(r"(tools\[\d+\])\.function")
+
+
+class Conversation:
+    """The messages of a request, and the item of `input` from which each was made.
+
+    messages: as dictionaries for ChatMessage, or as such.
+    places: JSON path of the item of each message in the request.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+        self.places: list[str] = []
+
+    def add(self, place: str, **message: Any) -> None:
+        self.messages.append(message)
+        self.places.append(place)
+
+    def add_to_last(self, place: str, name: str, value: Any) -> None:
+        """Add to the assistant's message that is being written, or begin one.
+
+        A model's answer has reasoning, text and calls in one message; here each is an item.
+        """
+        last = self.messages[-1] if self.messages else None
+        continues = isinstance(last, dict) and last.get("role") == "assistant"
+        if not continues or (name != "tool_calls" and last.get(name) is not None):
+            self.add(place, role="assistant", content=None)
+            last = self.messages[-1]
+        if name == "tool_calls":
+            last.setdefault("tool_calls", []).append(value)
+        else:
+            last[name] = value
+
+
+def chat_request(body: ResponsesRequest, earlier: Sequence[ChatMessage]) -> tuple[ChatRequest, Conversation]:
+    """Return the chat request of a request, and its conversation without `instructions`.
+
+    earlier: messages of the answer that it continues.
+    """
+    conversation = Conversation()
+    for message in earlier:
+        conversation.messages.append(message)
+        conversation.places.append("previous_response_id")
+    for index, item in enumerate(body.input):
+        _add_item(conversation, item, f"input[{index}]")
+    fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name)) is not None}
+    fields["messages"] = list(conversation.messages)
+    if body.instructions is not None:
+        fields["messages"].insert(0, {"role": "system", "content": body.instructions})
+    if body.max_output_tokens is not None:
+        fields["max_completion_tokens"] = body.max_output_tokens
+    if body.top_logprobs is not None or LOGPROBS in (body.include or ()):
+        fields["logprobs"] = True
+    if body.tools:
+        fields["tools"] = [_tool(tool) for tool in body.tools]
+    choice = body.tool_choice
+    if choice is not None:
+        fields["tool_choice"] = (
+            {"function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
+        )
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        fields["reasoning_effort"] = body.reasoning.effort
+    if body.text is not None and body.text.format is not None:
+        fields["response_format"] = _format(body.text.format)
+    return ChatRequest.model_validate(fields), conversation
+
+
+@contextmanager
+def responses_names(places: Sequence[str], instructions: bool) -> Iterator[None]:
+    """Rename fields in errors of the block from those of chat requests to those of the client.
+
+    places: of the messages. instructions: whether the first message is `instructions` instead.
+    """
+    paths = ["instructions", *places] if instructions else list(places)
+    with renamed(NAMES, paths):
+        yield
+
+
+@contextmanager
+def renamed(names: Mapping[str, str], paths: Sequence[str]) -> Iterator[None]:
+    """Rename fields in errors of the block. paths: JSON path of each message in the client's request."""
+
+    def path(match: re.Match[str]) -> str:
+        number = int(match[1])
+        return paths[number] if number < len(paths) else match[0]
+
+    try:
+        yield
+    except RequestError as error:
+        old = error.param
+        if old is not None:
+            new = names.get(old) or _TOOL.sub(r"\1", _MESSAGE.sub(path, old))
+            error.message = error.message.replace(old, new)
+            error.param = new
+        raise
+
+
+def _add_item(conversation: Conversation, item: Item, place: str) -> None:
+    if isinstance(item, MessageItem):
+        content = _content(item.content)
+        if item.role == "assistant":
+            conversation.add_to_last(place, "content", content)
+        else:
+            conversation.add(place, role=item.role, content=content)
+    elif isinstance(item, FunctionCallItem):
+        function = {"name": item.name, "arguments": item.arguments}
+        conversation.add_to_last(place, "tool_calls", {"id": item.call_id, "function": function})
+    elif isinstance(item, FunctionOutputItem):
+        conversation.add(place, role="tool", content=_content(item.output), tool_call_id=item.call_id)
+    else:
+        text = "".join(part.text for part in item.content or ())
+        if text:
+            conversation.add_to_last(place, "reasoning_content", text)
+
+
+def _content(content: str | list[InputText | InputImage]) -> Any:
+    if isinstance(content, str):
+        return content
+    parts: list[dict[str, Any]] = []
+    for part in content:
+        if isinstance(part, InputText):
+            parts.append({"type": "text", "text": part.refusal or part.text})
+            continue
+        detail = "high" if part.detail == "original" else part.detail or "auto"
+        parts.append({"type": "image_url", "image_url": {"url": part.image_url, "detail": detail}})
+    return parts
+
+
+def _tool(tool: FunctionTool) -> dict[str, Any]:
+    return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+
+
+def _format(form: TextFormat) -> dict[str, Any]:
+    if form.type != "json_schema":
+        return {"type": form.type}
+    schema = {"name": form.name or "answer", "schema": form.schema_}
+    return {"type": "json_schema", "json_schema": schema}

@@ -1,0 +1,100 @@
+"""/v1/responses: OpenAI's Responses API, in front of the same engine as chat completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from fovea.api.bodies import message_body
+from fovea.api.content import ChatMessage
+from fovea.api.reading import Answer, Reading
+from fovea.api.responses.bodies import ResponsesBodies
+from fovea.api.responses.convert import chat_request, responses_names
+from fovea.api.responses.request import ResponsesRequest
+from fovea.core.errors import NotFound
+from fovea.server.bodies.route import BodyRoute
+from fovea.server.docs import GENERATES, NAMED
+from fovea.server.explain import shorten
+from fovea.server.response_store import KeptAnswer, copy_messages
+from fovea.server.routes.chat import answer_chat
+from fovea.server.state import ServerState, state_of
+
+router = APIRouter(route_class=BodyRoute)
+
+
+@router.post("/v1/responses", responses=GENERATES)
+async def create(body: ResponsesRequest, http: Request) -> Response:
+    """Answer items: messages with text and images, tool calls and their results."""
+    state = state_of(http)
+    model, owner = state.check_model(body.model), state.caller.owner
+    earlier: tuple[ChatMessage, ...] = ()
+    if body.previous_response_id is not None:
+        previous = _kept(state, body.previous_response_id, "previous_response_id")
+        earlier = copy_messages(previous.messages)
+    chat, conversation = chat_request(body, earlier)
+    instructions = body.instructions is not None
+    keeps = body.store is not False and state.response_store.cache.capacity > 0
+    kept = copy_messages(chat.messages[instructions:]) if keeps else ()
+    items = _items(body) if keeps else ()
+
+    def keep(answer_body: dict[str, Any], answer: Answer) -> None:
+        if keeps:
+            message = ChatMessage.model_validate(message_body(answer))
+            state.response_store.put(KeptAnswer(owner, answer_body, (*kept, message), items))
+
+    def bodies(reading: Reading) -> ResponsesBodies:
+        return ResponsesBodies(model, body, reading, keep)
+
+    with responses_names(conversation.places, instructions):
+        return await answer_chat(state, http, chat, bodies)
+
+
+@router.get("/v1/responses/{name}", responses=NAMED)
+async def retrieve(name: str, http: Request) -> dict[str, Any]:
+    """Return an answer that is kept."""
+    return _kept(state_of(http), name, None).body
+
+
+@router.get("/v1/responses/{name}/input_items", responses=NAMED)
+async def input_items(name: str, http: Request) -> dict[str, Any]:
+    """List the items of the request of an answer that is kept. Images are left out."""
+    items = list(_kept(state_of(http), name, None).items)
+    ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {}
+    return {"object": "list", "data": items, "has_more": False, **ends}
+
+
+@router.delete("/v1/responses/{name}", responses=NAMED)
+async def delete(name: str, http: Request) -> dict[str, Any]:
+    """Forget an answer that is kept."""
+    state = state_of(http)
+    _kept(state, name, None)
+    state.response_store.drop(name, state.caller.owner)
+    return {"id": name, "object": "response", "deleted": True}
+
+
+def _kept(state: ServerState, name: str, param: str | None) -> KeptAnswer:
+    answer = state.response_store.get(name, state.caller.owner)
+    if answer is None:
+        raise NotFound(
+            f"response {shorten(name)} is not kept here: it was never stored, or has made room for newer ones",
+            param=param,
+            code="response_not_found",
+        )
+    return answer
+
+
+def _items(body: ResponsesRequest) -> tuple[dict[str, Any], ...]:
+    """The items of a request as it sent them, each with a name, and without the bytes of images."""
+    items = []
+    for number, item in enumerate(body.input):
+        value = item.model_dump(exclude_none=True)
+        for field in ("content", "output"):
+            parts = value.get(field)
+            if isinstance(parts, list):
+                for part in parts:
+                    if "image_url" in part and not isinstance(part["image_url"], str):
+                        part["image_url"] = "data:"
+        items.append({"id": f"item_{number}", **value})
+    return tuple(items)
