@@ -240,4 +240,6 @@ def test_unknown_model(client: Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as caught:
         ask(client, user("?"), model="claude-9")
     assert isinstance(caught.value.body, dict)
+    assert caught.value.body["type"] == "error"
     assert caught.value.body["error"]["type"] == "not_found_error"
+    assert "claude-9" in caught.value.body["error"]["message"]

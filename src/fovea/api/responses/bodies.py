@@ -149,31 +149,25 @@ class ResponsesBodies:
         events = []
         if item["type"] == "function_call":
             arguments, name = item["arguments"], item["name"]
-            events.append(
-                self._at("response.function_call_arguments.done", arguments=arguments, name=name)
-            )
+            events.append(self._at("response.function_call_arguments.done", arguments=arguments, name=name))
         else:
             part = item["content"][0]
             if item["type"] == "message":
                 values = {"text": part["text"], "logprobs": part["logprobs"]}
                 events.append(self._at("response.output_text.done", content_index=0, **values))
             else:
-                events.append(
-                    self._at("response.reasoning_text.done", content_index=0, text=part["text"])
-                )
+                events.append(self._at("response.reasoning_text.done", content_index=0, text=part["text"]))
             events.append(self._at("response.content_part.done", content_index=0, part=part))
         done = {**item, "status": "completed"}
-        events.append(
-            {"type": "response.output_item.done", "output_index": len(self._items), "item": done}
-        )
+        events.append({"type": "response.output_item.done", "output_index": len(self._items), "item": done})
         self._items.append(done)
         self._open = None
         return events
 
-    def _at(self, name: str, **values: Any) -> dict[str, Any]:
+    def _at(self, event: str, **values: Any) -> dict[str, Any]:
         """An event about the open item."""
         assert self._open is not None
-        return {"type": name, "item_id": self._open["id"], "output_index": len(self._items), **values}
+        return {"type": event, "item_id": self._open["id"], "output_index": len(self._items), **values}
 
     def _body(self, usage: Usage | None) -> dict[str, Any]:
         """The answer as far as it is known. usage: None: it goes on."""

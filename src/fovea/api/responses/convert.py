@@ -63,9 +63,8 @@ class Conversation:
         A model's answer has reasoning, text and calls in one message; here each is an item.
         """
         last = self.messages[-1] if self.messages else None
-        continues = isinstance(last, dict) and last.get("role") == "assistant"
-        if not continues or (name != "tool_calls" and last.get(name) is not None):
-            self.add(place, role="assistant", content=None)
+        if not isinstance(last, dict) or last["role"] != "assistant" or name in last.keys() - {"tool_calls"}:
+            self.add(place, role="assistant")
             last = self.messages[-1]
         if name == "tool_calls":
             last.setdefault("tool_calls", []).append(value)
@@ -113,13 +112,17 @@ def responses_names(places: Sequence[str], instructions: bool) -> Iterator[None]
     places: of the messages. instructions: whether the first message is `instructions` instead.
     """
     paths = ["instructions", *places] if instructions else list(places)
-    with renamed(NAMES, paths):
+    with renamed(NAMES, paths, "image_url"):
         yield
 
 
 @contextmanager
-def renamed(names: Mapping[str, str], paths: Sequence[str]) -> Iterator[None]:
-    """Rename fields in errors of the block. paths: JSON path of each message in the client's request."""
+def renamed(names: Mapping[str, str], paths: Sequence[str], image: str) -> Iterator[None]:
+    """Rename fields in errors of the block.
+
+    names: fields by other names. paths: JSON path of each message in the client's request. image: name of the
+    field of an image's URL.
+    """
 
     def path(match: re.Match[str]) -> str:
         number = int(match[1])
@@ -131,6 +134,7 @@ def renamed(names: Mapping[str, str], paths: Sequence[str]) -> Iterator[None]:
         old = error.param
         if old is not None:
             new = names.get(old) or _TOOL.sub(r"\1", _MESSAGE.sub(path, old))
+            new = new.replace("image_url.url", image)
             error.message = error.message.replace(old, new)
             error.param = new
         raise

@@ -154,7 +154,7 @@ class ResponsesRequest(Body):
 
     model: Word | None = Field(default=None, description="Name of the served model. May be omitted.")
     input: Annotated[
-        list[Item], BeforeValidator(_as_list), Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
+        list[Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True), BeforeValidator(_as_list)
     ] = Field(description="Text of the user, or a list of items.")
     instructions: Text | None = Field(
         default=None, description="Message of the system. It is not kept for later requests."

@@ -70,7 +70,7 @@ class _Restorer:
 
     def _string(self, raw: bytearray, path: str, key: str) -> str | Payload:
         if path.startswith("messages[") and path.endswith(_SOURCE) and b"\\" not in raw:
-            raw[0:0] = b"data:;base64,"
+            raw[0:0] = b"data:image/any;base64,"
             return Payload(raw, self._on_drop)
         if key in _MEDIA and (path == "url" or path.startswith(_LISTS)) and _IS_DATA.match(raw):
             data = unescape(raw)

@@ -10,9 +10,9 @@ from typing import Protocol
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from fovea.api.bodies import ChatBodies
 from fovea.api.convert import chat_prompt, sampling, wire_names
 from fovea.api.reading import Reading
-from fovea.api.bodies import ChatBodies
 from fovea.api.schema import ChatRequest
 from fovea.api.tools import tool_use
 from fovea.core.sampling import SamplingParams

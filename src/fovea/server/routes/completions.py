@@ -8,8 +8,8 @@ import uuid
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from fovea.api.convert import completion_prompts, sampling, wire_names
 from fovea.api.bodies import CompletionBodies
+from fovea.api.convert import completion_prompts, sampling, wire_names
 from fovea.api.schema import CompletionRequest
 from fovea.core.errors import InvalidRequest
 from fovea.core.types import Completion, GenerationRequest

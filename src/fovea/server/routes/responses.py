@@ -78,7 +78,7 @@ def _kept(state: ServerState, name: str, param: str | None) -> KeptAnswer:
     answer = state.response_store.get(name, state.caller.owner)
     if answer is None:
         raise NotFound(
-            f"response {shorten(name)} is not kept here: it was never stored, or has made room for newer ones",
+            f"response {shorten(name)} is not kept here: it was never stored, or made room for newer ones",
             param=param,
             code="response_not_found",
         )

@@ -1,0 +1,175 @@
+"""Turns requests to /v1/messages into chat requests, and errors about these back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from fovea.api.messages.request import (
+    Base64Source,
+    CountRequest,
+    ImageBlock,
+    MessageBody,
+    MessagesRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolChoice,
+    ToolDefinition,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from fovea.api.responses.convert import renamed
+from fovea.api.schema import ChatRequest
+from fovea.core.errors import InvalidRequest
+
+SAME = (
+    "model", "temperature", "top_p", "top_k", "stream", "timeout", "cache_salt", "priority", "visual_tokens",
+)  # fmt: skip
+"""Fields that chat requests have, too."""
+NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "tool_choice.function.name": "tool_choice.name",
+    "response_format.json_schema.schema": "output_config.format.schema",
+}
+"""Fields of chat requests by other names."""
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class Conversation:
+    """The messages of a request as chat messages.
+
+    places: JSON path of the origin of each chat message.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.places: list[str] = []
+
+    def add(self, place: str, **message: Any) -> None:
+        self.messages.append(message)
+        self.places.append(place)
+
+
+def chat_request(body: CountRequest) -> tuple[ChatRequest, Conversation]:
+    """Return the chat request of a request, and its conversation.
+
+    Raises InvalidRequest for a tool choice without a name, and for results in messages of the assistant.
+    """
+    conversation = Conversation()
+    if body.system:
+        conversation.add("system", role="system", content=_system(body.system))
+    for index, message in enumerate(body.messages):
+        _add(conversation, message, f"messages[{index}]")
+    fields: dict[str, Any] = {"messages": conversation.messages}
+    if body.tools:
+        fields["tools"] = [_tool(tool) for tool in body.tools]
+    if body.tool_choice is not None:
+        fields |= _tool_choice(body.tool_choice)
+    if body.thinking is not None:
+        fields["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
+    if isinstance(body, MessagesRequest):
+        fields |= _options(body)
+    return ChatRequest.model_validate(fields), conversation
+
+
+@contextmanager
+def messages_names(places: Sequence[str]) -> Iterator[None]:
+    """Rename fields in errors of the block from those of chat requests to those of the client."""
+    with renamed(NAMES, places, "source"):
+        yield
+
+
+def _options(body: MessagesRequest) -> dict[str, Any]:
+    fields = {name: value for name in SAME if (value := getattr(body, name)) is not None}
+    fields["max_completion_tokens"] = body.max_tokens
+    if body.stop_sequences:
+        fields["stop"] = body.stop_sequences
+    form = body.output_config.format if body.output_config is not None else None
+    form = form or body.output_format
+    if form is not None:
+        schema = {"name": "answer", "schema": form.schema_}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
+
+
+def _system(system: str | list[TextBlock]) -> Any:
+    return system if isinstance(system, str) else [_part(block) for block in system]
+
+
+def _add(conversation: Conversation, message: MessageBody, place: str) -> None:
+    """Add the chat messages of one message: results of tools are messages of their own."""
+    if isinstance(message.content, str):
+        conversation.add(place, role=message.role, content=message.content)
+        return
+    if message.role == "assistant":
+        _add_answer(conversation, message.content, place)
+        return
+    parts: list[dict[str, Any]] = []
+    for index, block in enumerate(message.content):
+        if isinstance(block, ToolResultBlock):
+            content = block.content or ""
+            result = content if isinstance(content, str) else [_part(part) for part in content]
+            conversation.add(
+                f"{place}.content[{index}]", role="tool", content=result, tool_call_id=block.tool_use_id
+            )
+        elif isinstance(block, TextBlock | ImageBlock):
+            parts.append(_part(block))
+        else:
+            raise InvalidRequest(
+                f"{block.type} blocks are accepted in messages of the assistant, not of {message.role}",
+                param=f"{place}.content[{index}]",
+            )
+    if parts or not message.content:
+        conversation.add(place, role=message.role, content=parts)
+
+
+def _add_answer(conversation: Conversation, blocks: Sequence[Any], place: str) -> None:
+    fields: dict[str, Any] = {"role": "assistant", "content": None}
+    texts, calls = [], []
+    for index, block in enumerate(blocks):
+        if isinstance(block, ToolUseBlock):
+            function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+            calls.append({"id": block.id, "function": function})
+        elif isinstance(block, ThinkingBlock):
+            fields["reasoning_content"] = block.thinking
+        elif isinstance(block, TextBlock):
+            texts.append(_part(block))
+        else:
+            raise InvalidRequest(
+                f"{block.type} blocks are accepted in messages of the user, not of the assistant",
+                param=f"{place}.content[{index}]",
+            )
+    if texts:
+        fields["content"] = texts
+    if calls:
+        fields["tool_calls"] = calls
+    conversation.add(place, **fields)
+
+
+def _part(block: TextBlock | ImageBlock) -> dict[str, Any]:
+    if isinstance(block, TextBlock):
+        return {"type": "text", "text": block.text}
+    source = block.source
+    url = source.data if isinstance(source, Base64Source) else source.url
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _tool(tool: ToolDefinition) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": {**function, "strict": tool.strict}}
+
+
+def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if choice.disable_parallel_tool_use:
+        fields["parallel_tool_calls"] = False
+    if choice.type != "tool":
+        return {**fields, "tool_choice": CHOICES[choice.type]}
+    if choice.name is None:
+        raise InvalidRequest(
+            "tool_choice.name is required for the type tool", param="tool_choice.name", code="missing_field"
+        )
+    return {**fields, "tool_choice": {"function": {"name": choice.name}}}
