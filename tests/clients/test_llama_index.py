@@ -116,5 +116,5 @@ def test_tool_result(llm: OpenAILike) -> None:
     result = ChatMessage(
         role=MessageRole.TOOL, content='{"ok": true}', additional_kwargs={"tool_call_id": call.tool_id}
     )
-    answer = llm.chat([question, called.message, result])
+    answer = llm.chat_with_tools(tools, chat_history=[question, called.message, result], tool_choice="none")
     assert answer.message.content

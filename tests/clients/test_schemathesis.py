@@ -16,9 +16,9 @@ EXAMPLES = 15
 LIMIT_SECONDS = 900
 # The other checks are wrong for this API. Two compare the status with the schema alone. But a request can fit
 # the schema and be refused, because its model is unknown, its fields contradict each other or its picture is
-# none (positive_data_acceptance); and it can contradict the schema and be accepted, because unknown fields are
-# ignored (negative_data_rejection). The server has no keys here (ignored_auth, object_level_authorization),
-# and no header that is required (missing_required_header).
+# none (positive_data_acceptance). And it can contradict the schema and be accepted, because unknown fields are
+# ignored (negative_data_rejection). The server has no keys here (ignored_auth, object_level_authorization), no
+# header that is required (missing_required_header), and sends no header Allow (allow_header_conformance).
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",

@@ -11,7 +11,7 @@ from typing import Any
 from fovea.api.answer_format import answer_format
 from fovea.api.content import ChatMessage, ImageContent, ImageURL, TextContent, VideoContent, VideoURL
 from fovea.api.response_models import CompletionTokensDetails, PromptTokensDetails, UsageBody
-from fovea.api.schema import ChatRequest, CompletionRequest, Sampling, VisualTokensBody
+from fovea.api.schema import ChatRequest, CompletionRequest, MediaOptions, Sampling, VisualTokensBody
 from fovea.api.tools import tool_calls, tool_use
 from fovea.api.wire import Wire
 from fovea.core.errors import InvalidRequest, PromptTooLong, RequestError
@@ -173,10 +173,11 @@ def _parts(
 
 def budget(image: ImageURL, body: ChatRequest) -> PixelBudget:
     """The resolution limits of one image: its own ones, or those of the request where it has none."""
+    options = body.mm_processor_kwargs or MediaOptions()
     return PixelBudget(
         detail=image.detail,
-        min_pixels=image.min_pixels or body.min_pixels,
-        max_pixels=image.max_pixels or body.max_pixels,
+        min_pixels=image.min_pixels or body.min_pixels or options.min_pixels,
+        max_pixels=image.max_pixels or body.max_pixels or options.max_pixels,
         visual=None if body.visual_tokens is None else visual_tokens(body.visual_tokens),
     )
 

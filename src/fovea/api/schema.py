@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from fovea.api.answer_format import FormatFields
 from fovea.api.content import DETAIL, MAX_PIXELS, MIN_PIXELS, NO_EFFECT, URL, ChatMessage, Detail
@@ -50,7 +50,9 @@ class StreamOptions(Wire):
     include_usage: Flag | None = Field(
         default=False, description="Send a chunk with the token counts before the stream ends."
     )
-    continuous_usage_stats: Flag | None = Field(default=None, description=NO_EFFECT)
+    continuous_usage_stats: Flag | None = Field(
+        default=None, description="Extension. Send the token counts so far with every chunk."
+    )
     include_obfuscation: Flag | None = Field(default=None, description=NO_EFFECT)
 
 
@@ -157,6 +159,12 @@ class Sampling(Body, FormatFields):
     include_stop_str_in_output: Flag | None = Field(
         default=None, description="Extension. Whether the answer includes the stop string that ended it."
     )
+    return_token_ids: Flag | None = Field(
+        default=None, description="Extension. Whether each choice contains the ids of its tokens, `token_ids`."
+    )
+    request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] | None = Field(
+        default=None, description="Extension. Becomes a part of the answer's `id`. Default: a random one."
+    )
     timeout: Number | None = Field(default=None, gt=0, le=86_400, description=TIMEOUT)
     cache_salt: str | None = Field(default=None, max_length=256, description=SALT)
     priority: Integer | None = Field(
@@ -220,6 +228,14 @@ class VisualTokensBody(Wire):
     )
 
 
+class MediaOptions(Wire):
+    """Options of the processor of images. Others could change what images cost, and are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+    max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MAX_PIXELS)
+    min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MIN_PIXELS)
+
+
 class ChatRequest(Sampling, ToolFields):
     """A request for an answer to a conversation.
 
@@ -244,6 +260,9 @@ class ChatRequest(Sampling, ToolFields):
     min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MIN_PIXELS)
     video_pruning_rate: Number | None = Field(default=None, ge=0, le=0.95, description=ALL_PRUNING)
     visual_tokens: VisualTokensBody | None = Field(default=None, description=VISUAL_TOKENS)
+    mm_processor_kwargs: MediaOptions | None = Field(
+        default=None, description="Extension, with vLLM's name: `min_pixels` and `max_pixels` of all images."
+    )
     chat_template_kwargs: dict[Word, Any] | None = Field(
         default=None,
         max_length=64,
@@ -286,6 +305,13 @@ class CompletionRequest(Sampling):
     """
 
     prompt: Prompts = Field(description="One prompt or a list of prompts, each as text or as token ids.")
+    best_of: Integer | None = Field(
+        default=None,
+        ge=1,
+        le=16,
+        description="Number of answers to each prompt, of which the `n` with the largest mean log probability "
+        "per token are returned. Not with `stream`. Default: `n`.",
+    )
     logprobs: Integer | None = Field(
         default=None,
         ge=0,

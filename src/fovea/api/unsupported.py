@@ -10,6 +10,5 @@ UNSUPPORTED: dict[str, tuple[str, tuple[object, ...]]] = {
     "web_search_options": ("web search is not supported", (None,)),
     "echo": ("echo is not supported", (None, False)),
     "suffix": ("suffix is not supported", (None, "")),
-    "best_of": ("best_of (use n) is not supported", (None, 1)),
 }
 """The reason of each refusal, and the values that ask for nothing and are accepted, by the field's name."""

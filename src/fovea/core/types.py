@@ -222,6 +222,7 @@ class Delta:
     usage, timings, images: set on the last delta of the request; images tells how each image was used.
     thinking: the prompt ended inside the model's reasoning, so the answer begins there. On every delta.
     stop: the stop string or the token of stop_token_ids that ended the choice; None: another end, or none.
+    prompt_tokens, cached_tokens: tokens of the prompt, and how many of them were cached. On every delta.
     """
 
     index: int
@@ -234,6 +235,8 @@ class Delta:
     images: tuple[ImageUse, ...] = ()
     thinking: bool = False
     stop: str | int | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from fovea.server.access.access import Access
 from fovea.server.access.forbidden import on_forbidden
 from fovea.server.access.shares import divide_caches
 from fovea.server.answer import ClientGone
+from fovea.server.batches.runner import BatchRunner
+from fovea.server.batches.store import BatchStore
 from fovea.server.bodies.budget import BodyBudget
 from fovea.server.bodies.unknown import HEADER
 from fovea.server.garbage import collect_regularly
@@ -35,7 +37,17 @@ from fovea.server.http.table import Connections
 from fovea.server.open_answers import OpenAnswers
 from fovea.server.reservations import Reservations
 from fovea.server.response_store import ResponseStore
-from fovea.server.routes import caches, chat, completions, messages, models, responses
+from fovea.server.routes import (
+    batches,
+    caches,
+    chat,
+    completions,
+    files,
+    messages,
+    models,
+    predict,
+    responses,
+)
 from fovea.server.routes import images as images_api
 from fovea.server.settings import MIB, ServerSettings
 from fovea.server.state import ServerState
@@ -73,9 +85,12 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         collecting = asyncio.create_task(collect_regularly())
+        running = asyncio.create_task(state.runner.run()) if state.runner is not None else None
         async with state.access.watching():
             yield
             collecting.cancel()
+            if running is not None:
+                running.cancel()
             state.draining = True
             await state.client.close(settings.drain_seconds)
         await state.media.aclose()
@@ -91,8 +106,14 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
         openapi_url=None if settings.access.docs == "off" else "/openapi.json",
     )
     app.state.fovea = state
+    if settings.batches.batch_dir is not None:
+        state.batches = BatchStore(settings.batches.batch_dir, settings.batches.batch_store_mib * MIB)
+        parallel = settings.batches.batch_parallel
+        state.runner = BatchRunner(app, state.batches, state.access.caller_named, parallel)
     app.state.connections = connections
-    for routes in (chat, completions, responses, messages, images_api, models, caches):
+    for routes in (
+        chat, completions, responses, messages, predict, files, batches, images_api, models, caches,
+    ):  # fmt: skip
         app.include_router(routes.router)
     errors.install_handlers(app)
     app.add_exception_handler(Forbidden, on_forbidden)

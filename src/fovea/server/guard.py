@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fovea.core.errors import FoveaError, Unavailable
 from fovea.server.access.exchange import Exchange
 from fovea.server.access.rules import is_limited, is_measured
+from fovea.server.batches.call import CALLER
 from fovea.server.errors import refusal
 from fovea.server.state import ServerState
 
@@ -33,7 +34,7 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        exchange = Exchange(scope)
+        exchange = Exchange(scope, scope.get(CALLER))
         scope.setdefault("state", {})["caller"] = exchange.caller
         receive, send = exchange.received(receive), exchange.sent(send)
         failed, reason = True, "forbidden"
@@ -52,6 +53,8 @@ class Guard:
 
     def _check(self, scope: Scope, exchange: Exchange) -> None:
         path, headers = scope["path"], exchange.headers
+        if CALLER in scope:  # a call from within, by a caller who was checked before
+            return
         key = headers.get(b"authorization", b"")
         if not key and b"x-api-key" in headers:  # Anthropic's clients send it so
             key = b"Bearer " + headers[b"x-api-key"]

@@ -9,6 +9,7 @@ from fovea.core.errors import ConfigError
 from fovea.core.settings import build_settings, check_settings, setting
 from fovea.media.limits import MediaLimits
 from fovea.server.access.settings import AccessSettings, check_key
+from fovea.server.batches.settings import BatchSettings
 from fovea.server.bodies.settings import BodySettings
 from fovea.server.http.settings import HttpSettings
 
@@ -73,6 +74,7 @@ class ServerSettings:
     http: HttpSettings = field(default_factory=HttpSettings)
     access: AccessSettings = field(default_factory=AccessSettings)
     bodies: BodySettings = field(default_factory=BodySettings)
+    batches: BatchSettings = field(default_factory=BatchSettings)
     media: MediaLimits = field(default_factory=MediaLimits)
 
     @classmethod

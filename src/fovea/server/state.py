@@ -7,7 +7,7 @@ import json
 from asyncio import Lock
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fastapi import Request
 
@@ -21,11 +21,15 @@ from fovea.media.load import MediaLoader
 from fovea.observe.metrics import Metrics
 from fovea.server.access.access import Access
 from fovea.server.access.caller import Caller
+from fovea.server.batches.store import BatchStore
 from fovea.server.bodies.budget import BodyBudget
 from fovea.server.explain import shorten
 from fovea.server.reservations import Reservations
 from fovea.server.response_store import ResponseStore
 from fovea.server.settings import ServerSettings
+
+if TYPE_CHECKING:  # it calls the application, of which this is a part
+    from fovea.server.batches.runner import BatchRunner
 
 _REASONS = {
     "loading": "the model is still loading",
@@ -46,6 +50,8 @@ class ServerState:
     access: keys, clients and their limits.
     bodies: bytes that request bodies may take.
     caller: the caller of the request whose route uses this state; see `state_of`.
+    batches: files and batches; None: there is no folder for them.
+    runner: runs the batches.
     clearing: held while the engine clears caches, so that such requests do not fill up threads.
     draining: whether the server is shutting down and refuses new requests.
     """
@@ -62,6 +68,8 @@ class ServerState:
     access: Access
     bodies: BodyBudget
     caller: Caller = field(default_factory=Caller)
+    batches: BatchStore | None = None
+    runner: BatchRunner | None = None
     clearing: Lock = field(default_factory=Lock)
     draining: bool = False
 

@@ -68,8 +68,8 @@ class MessagesBodies:
         events: list[dict[str, Any]] = []
         if not self._begun:
             self._begun = True
-            # The tokens of the prompt are known at the end, and reported there.
-            events.append({"type": "message_start", "message": self._head([], usage_body(Usage()))})
+            usage = usage_body(Usage(delta.prompt_tokens, cached=delta.cached_tokens))
+            events.append({"type": "message_start", "message": self._head([], usage)})
         for piece in self._readers.read(delta):
             self._answer.add(piece)
             events += self._piece(piece)

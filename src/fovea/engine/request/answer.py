@@ -106,6 +106,8 @@ class AnswerState:
             tuple(map(self._image_use, self._images)) if self.done else (),
             self._thinking,
             event.stop,
+            self._prompt,
+            self._cached,
         )
 
     def _image_use(self, image: PlannedImage) -> ImageUse:

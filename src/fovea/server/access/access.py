@@ -93,6 +93,15 @@ class Access:
             caller.client = self._clients[key.name]
             caller.tenant = key.tenant if self._scoped else ""
 
+    def caller_named(self, owner: str) -> Caller | None:
+        """Return a caller of the client of that name, "" without keys; None: none of its keys is left."""
+        if not self.rules.api:
+            return Caller() if not owner else None
+        key = next((key for key in self._keys if key.name == owner and "api" in key.roles), None)
+        if key is None or (key.expires is not None and self._now() >= key.expires):
+            return None
+        return Caller(self._clients[owner], key.tenant if self._scoped else "")
+
     def stats(self) -> dict[str, float]:
         """Figures by the names of `observe.table`."""
         return {"keys": len(self._keys), "keys_file_broken": float(bool(self._complaint))}

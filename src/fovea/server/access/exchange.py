@@ -22,10 +22,11 @@ class Exchange:
     status: status of the response; None: none was sent yet.
     """
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, caller: Caller | None = None) -> None:
+        """caller: None: it is found out by the request's key."""
         # If a name occurs twice, the first header counts.
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
-        self.caller = Caller(request_id=request_id(self.headers.get(b"x-request-id", b"")))
+        self.caller = caller or Caller(request_id=request_id(self.headers.get(b"x-request-id", b"")))
         self.status: int | None = None
         self._scope = scope
         self._arrival = time.time()

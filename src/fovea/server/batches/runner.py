@@ -1,0 +1,199 @@
+"""Answers the requests of batches in the background, some at a time, and goes on after a restart.
+
+A request that finds no room is tried again later: a batch never gets an answer 429 or 503. Answers are
+appended to files as they come, in any order. After a restart, the requests without an answer follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from fovea.core.errors import FoveaError, InvalidRequest
+from fovea.server.access.caller import Caller
+from fovea.server.batches.call import Reply, call
+from fovea.server.batches.lines import Line, answered_ids, check_lines, parse_line, result_line
+from fovea.server.batches.store import OWNER, BatchStore, Record, read_lines
+
+log = logging.getLogger("fovea.server")
+DAY_S = 86_400
+BUSY = (429, 503)
+"""Statuses of answers after which a request is tried again."""
+RETRY_S = 2.0
+
+
+class BatchRunner:
+    """Runs the batches of one server, one after the other. For the event loop's thread.
+
+    caller_of: returns a new caller for a client's name; None: its key is gone.
+    parallel: requests that are answered at a time.
+    """
+
+    def __init__(
+        self, app: ASGIApp, store: BatchStore, caller_of: Callable[[str], Caller | None], parallel: int
+    ) -> None:
+        self._app = app
+        self._store = store
+        self._caller_of = caller_of
+        self._parallel = parallel
+        self._news = asyncio.Event()
+        self._reading = asyncio.Lock()
+
+    def create(self, owner: str, file: Record, endpoint: str, metadata: dict[str, str] | None) -> Record:
+        """Begin a batch, and return it."""
+        now = int(time.time())
+        record: Record = {
+            "id": f"batch_{uuid.uuid4().hex}",
+            "object": "batch",
+            "endpoint": endpoint,
+            "errors": None,
+            "input_file_id": file["id"],
+            "completion_window": "24h",
+            "status": "validating",
+            "output_file_id": None,
+            "error_file_id": None,
+            "created_at": now,
+            "expires_at": now + DAY_S,
+            "in_progress_at": None,
+            "finalizing_at": None,
+            "completed_at": None,
+            "failed_at": None,
+            "expired_at": None,
+            "cancelling_at": None,
+            "cancelled_at": None,
+            "request_counts": {"total": 0, "completed": 0, "failed": 0},
+            "metadata": metadata,
+            OWNER: owner,
+        }
+        self._store.add_batch(record)
+        self._news.set()
+        return record
+
+    def cancel(self, record: Record) -> Record:
+        """End a batch; what is being answered is finished. Raises InvalidRequest if it has ended."""
+        if record["status"] not in ("validating", "in_progress", "cancelling"):
+            raise InvalidRequest(f"the batch is {record['status']}, so it cannot be cancelled")
+        self._mark(record, "cancelling")
+        return record
+
+    async def run(self) -> None:
+        """Run batches until this is cancelled."""
+        while True:
+            self._news.clear()
+            for record in self._store.unfinished():
+                try:
+                    await self._run(record)
+                except FoveaError as error:
+                    self._fail(record, error.code or "failed", error.message)
+                except Exception as error:  # the other batches go on
+                    log.error("batch %s failed", record["id"], exc_info=error)
+                    self._fail(record, "internal_error", "the server failed on this batch; see its log")
+            await self._news.wait()
+
+    async def _run(self, record: Record) -> None:
+        path = self._store.content_path(record["input_file_id"])
+        if record["status"] == "validating":
+            total, errors = await asyncio.to_thread(check_lines, path, record["endpoint"])
+            record["request_counts"]["total"] = total
+            if errors:
+                record["errors"] = {"object": "list", "data": errors}
+                self._mark(record, "failed")
+                return
+            self._mark(record, "in_progress")
+        if record["status"] != "finalizing":
+            await self._answer_all(record)
+        expired = record["status"] == "in_progress" and time.time() > record["expires_at"]
+        cancelled = record["status"] == "cancelling"
+        if not cancelled and not expired:
+            self._mark(record, "finalizing")
+        for kind, field in (("out", "output_file_id"), ("err", "error_file_id")):
+            record[field] = self._store.finish_lines(record["id"], kind, record[OWNER]) or record[field]
+            self._store.save_batch(record)
+        self._mark(record, "cancelled" if cancelled else "expired" if expired else "completed")
+
+    async def _answer_all(self, record: Record) -> None:
+        """Answer all requests that have no answer yet, unless the batch is cancelled or too old."""
+        done = await asyncio.to_thread(self._answered, record)
+        lines = self._open_lines(record, done)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._parallel):
+                    group.create_task(self._work(record, lines))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    def _open_lines(self, record: Record, done: set[str]) -> Iterator[Line]:
+        """The requests that have no answer yet, as long as the batch goes on."""
+        for text in read_lines(self._store.content_path(record["input_file_id"])):
+            if record["status"] == "cancelling" or time.time() > record["expires_at"]:
+                return
+            if text.strip() and (line := parse_line(text, record["endpoint"])).id not in done:
+                yield line
+
+    async def _work(self, record: Record, lines: Iterator[Line]) -> None:
+        """Answer requests, one after the other, until none is left."""
+        while True:
+            async with self._reading:
+                line = await asyncio.to_thread(next, lines, None)
+            if line is None:
+                return
+            reply = await self._answer(record, line)
+            if reply is None:
+                return
+            good = reply.status == 200
+            text = result_line(line.id, reply.status, reply.request_id, reply.body)
+            self._store.append(record["id"], "out" if good else "err", text)
+            record["request_counts"]["completed" if good else "failed"] += 1
+
+    async def _answer(self, record: Record, line: Line) -> Reply | None:
+        """Return the answer to a request; None: the batch was cancelled before there was room for it."""
+        while record["status"] != "cancelling":
+            caller = self._caller_of(record[OWNER])
+            if caller is None:
+                raise InvalidRequest("the key that created the batch is no longer valid", code="key_gone")
+            caller.request_id = f"{record['id'][:20]}-{uuid.uuid4().hex[:12]}"
+            reply = await call(self._app, record["endpoint"], line.body, caller)
+            if reply.status not in BUSY:
+                return reply
+            await asyncio.sleep(reply.retry_after or RETRY_S)
+        return None
+
+    def _answered(self, record: Record) -> set[str]:
+        """The names of the requests that are answered already. Counts them, too."""
+        good, bad = (answered_ids(self._store.lines_path(record["id"], kind)) for kind in ("out", "err"))
+        record["request_counts"] |= {"completed": len(good), "failed": len(bad)}
+        return good | bad
+
+    def _fail(self, record: Record, code: str, message: str) -> None:
+        error = {"code": code, "line": None, "message": message, "param": None}
+        record["errors"] = {"object": "list", "data": [error]}
+        with suppress(FoveaError):
+            for kind, field in (("out", "output_file_id"), ("err", "error_file_id")):
+                record[field] = self._store.finish_lines(record["id"], kind, record[OWNER]) or record[field]
+        self._mark(record, "failed")
+
+    def _mark(self, record: Record, status: str) -> None:
+        record["status"] = status
+        record[f"{status}_at"] = int(time.time())
+        self._store.save_batch(record)
+
+
+def batch_list(records: list[Record], limit: int, after: str | None) -> dict[str, Any]:
+    """A page of a list. after: id of the last entry of the page before."""
+    ids = [record["id"] for record in records]
+    start = ids.index(after) + 1 if after in ids else 0
+    page = records[start : start + limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": start + limit < len(records),
+    }

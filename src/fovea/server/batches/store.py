@@ -1,0 +1,217 @@
+"""Files and batches on disk, in one folder with a ceiling in bytes.
+
+    DIR/files/file-ID.json    what is known about a file
+    DIR/files/file-ID.data    its content
+    DIR/batches/batch_ID.json a batch
+    DIR/batches/batch_ID.out  answers so far, a line of JSON each; they become a file at the end
+    DIR/batches/batch_ID.err  requests that failed, likewise
+
+Descriptions are replaced as a whole, so that a crash leaves the old or the new one. A line that a crash has
+cut is dropped when the folder is opened, and its request is answered again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fovea.core.errors import ConfigError, NotFound, PayloadTooLarge
+from fovea.core.private_files import private_folder
+
+Record = dict[str, Any]
+_ID = re.compile(r"(file-|batch_)[0-9a-f]{32}")
+OWNER = "owner"
+"""Field of a description that clients do not see: the client to whom it belongs."""
+
+
+class BatchStore:
+    """The files and batches of one server. Not thread-safe: for the event loop's thread, but for contents.
+
+    capacity: ceiling in bytes.
+    used: bytes that are taken now.
+
+    Raises ConfigError if the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, capacity: int) -> None:
+        self.capacity = capacity
+        self._folder = folder
+        reason = private_folder(folder)
+        if reason is not None:
+            raise ConfigError(f"batch_dir: {reason}", param="batch_dir")
+        for name in ("files", "batches"):
+            (folder / name).mkdir(mode=0o700, exist_ok=True)
+        self._files = self._read("files")
+        self._batches = self._read("batches")
+        for name in self._batches:
+            for kind in ("out", "err"):
+                _drop_cut_line(self.lines_path(name, kind))
+        self.used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+    def check_room(self, size: int) -> None:
+        """Raise PayloadTooLarge if so many bytes more do not fit."""
+        if self.used + size > self.capacity:
+            raise PayloadTooLarge(
+                f"files and batches take {self.used} bytes, and {size} more do not fit into {self.capacity} "
+                "(batch_store_mib); delete some",
+                code="batch_store_full",
+            )
+
+    def content_path(self, name: str) -> Path:
+        """Path of a file's content. name: id of a file of this store."""
+        return self._folder / "files" / f"{name}.data"
+
+    def lines_path(self, name: str, kind: str) -> Path:
+        """Path of the results of a batch. name: id of a batch of this store. kind: out or err."""
+        return self._folder / "batches" / f"{name}.{kind}"
+
+    def new_upload(self) -> Path:
+        """Path of a file that is arriving."""
+        return self._folder / "files" / f"{uuid.uuid4().hex}.part"
+
+    def add_file(self, source: Path, owner: str, *, filename: str, purpose: str) -> Record:
+        """Take over a file, and return its description."""
+        name = f"file-{uuid.uuid4().hex}"
+        size = source.stat().st_size
+        source.replace(self.content_path(name))
+        record = {
+            "id": name,
+            "object": "file",
+            "bytes": size,
+            "created_at": int(time.time()),
+            "filename": filename,
+            "purpose": purpose,
+            "status": "processed",
+            OWNER: owner,
+        }
+        self.used += size
+        self._files[name] = record
+        self._write("files", record)
+        return record
+
+    def file(self, name: str, owner: str, param: str | None = None) -> Record:
+        """Return the description of an owner's file. Raises NotFound."""
+        return _find(self._files, name, owner, "file", param)
+
+    def files(self, owner: str) -> list[Record]:
+        """Return the descriptions of an owner's files, newest first."""
+        return _newest(self._files, owner)
+
+    def drop_file(self, name: str, owner: str) -> None:
+        """Remove an owner's file. Raises NotFound."""
+        record = self.file(name, owner)
+        del self._files[name]
+        self.content_path(name).unlink(missing_ok=True)
+        (self._folder / "files" / f"{name}.json").unlink(missing_ok=True)
+        self.used -= record["bytes"]
+
+    def add_batch(self, record: Record) -> None:
+        self._batches[record["id"]] = record
+        self._write("batches", record)
+
+    def batch(self, name: str, owner: str) -> Record:
+        """Return an owner's batch. Raises NotFound."""
+        return _find(self._batches, name, owner, "batch", None)
+
+    def batches(self, owner: str) -> list[Record]:
+        """Return an owner's batches, newest first."""
+        return _newest(self._batches, owner)
+
+    def unfinished(self) -> list[Record]:
+        """Return the batches of all owners that have not ended, oldest first."""
+        open_ones = (
+            record
+            for record in self._batches.values()
+            if record["status"] in ("validating", "in_progress", "finalizing", "cancelling")
+        )
+        return sorted(open_ones, key=lambda record: int(record["created_at"]))
+
+    def save_batch(self, record: Record) -> None:
+        self._write("batches", record)
+
+    def append(self, name: str, kind: str, line: bytes) -> None:
+        """Add a line to the results of a batch. Raises PayloadTooLarge if the store is full."""
+        self.check_room(len(line))
+        with self.lines_path(name, kind).open("ab") as file:
+            file.write(line)
+        self.used += len(line)
+
+    def finish_lines(self, name: str, kind: str, owner: str) -> str | None:
+        """Turn the results of a batch into a file. Returns its id; None: there are none."""
+        path = self.lines_path(name, kind)
+        if not path.is_file():
+            return None
+        self.used -= path.stat().st_size
+        title = "output" if kind == "out" else "error"
+        record = self.add_file(path, owner, filename=f"{name}_{title}.jsonl", purpose="batch_output")
+        return str(record["id"])
+
+    def _read(self, kind: str) -> dict[str, Record]:
+        records = {}
+        for path in sorted((self._folder / kind).iterdir()):
+            if path.suffix == ".part":
+                path.unlink()
+            elif path.suffix == ".json" and _ID.fullmatch(path.stem):
+                try:
+                    records[path.stem] = json.loads(path.read_text())
+                except ValueError as error:
+                    raise ConfigError(f"{path} is not JSON: {error}", param="batch_dir") from error
+        return records
+
+    def _write(self, kind: str, record: Record) -> None:
+        path = self._folder / kind / f"{record['id']}.json"
+        part = path.with_suffix(".new")
+        with part.open("w") as file:
+            json.dump(record, file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+
+
+def public(record: Record) -> Record:
+    """A description as clients see it."""
+    return {name: value for name, value in record.items() if name != OWNER}
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file without their ends; none if there is no file."""
+    if path.is_file():
+        with path.open("rb") as file:
+            for line in file:
+                yield line.rstrip(b"\r\n")
+
+
+def _find(records: dict[str, Record], name: str, owner: str, noun: str, param: str | None) -> Record:
+    record = records.get(name)
+    if record is None or record[OWNER] != owner:
+        raise NotFound(f"there is no {noun} {name[:64]!r}", param=param, code=f"{noun}_not_found")
+    return record
+
+
+def _newest(records: dict[str, Record], owner: str) -> list[Record]:
+    mine = [record for record in records.values() if record[OWNER] == owner]
+    return sorted(mine, key=lambda record: int(record["created_at"]), reverse=True)
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Drop the end of a file behind its last line break."""
+    if not path.is_file():
+        return
+    with path.open("rb+") as file:
+        file.seek(0, os.SEEK_END)
+        end = file.tell()
+        while end:
+            start = max(0, end - 65536)
+            file.seek(start)
+            at = file.read(end - start).rfind(b"\n")
+            if at >= 0:
+                file.truncate(start + at + 1)
+                return
+            end = start
+        file.truncate(0)

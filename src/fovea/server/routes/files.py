@@ -1,0 +1,159 @@
+"""/v1/files: files for batches, and their results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse, Response
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException
+from starlette.types import Message
+
+from fovea.core.errors import InvalidRequest, NotFound, PayloadTooLarge
+from fovea.server.batches.runner import batch_list
+from fovea.server.batches.store import BatchStore, public
+from fovea.server.docs import ERRORS, NAMED
+from fovea.server.state import ServerState, state_of
+
+router = APIRouter()
+PURPOSES = ("batch", "batch_output", "user_data", "assistants", "vision", "evals", "fine-tune")
+PIECE = 1 << 20
+FORM = 64 * 1024
+"""Bytes that a form may have beside its file."""
+LONGEST_NAME = 255
+_UPLOAD: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": list(PURPOSES)},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@router.post("/v1/files", responses=ERRORS, openapi_extra=_UPLOAD)
+async def upload(http: Request) -> dict[str, Any]:
+    """Store a file. Batches read their requests from files, a line of JSON each."""
+    state = state_of(http)
+    store = store_of(state)
+    most = state.settings.batches.batch_file_mib << 20
+    _check_length(http, most)
+    limited = Request(http.scope, _limited(http, most + FORM))
+    path = store.new_upload()
+    try:
+        async with limited.form(max_files=1, max_fields=8, max_part_size=4096) as form:
+            purpose, file = form.get("purpose"), form.get("file")
+            if purpose not in PURPOSES:
+                raise InvalidRequest(
+                    f"purpose is {purpose!r:.50}; accepted: {', '.join(PURPOSES)}", param="purpose"
+                )
+            if not isinstance(file, UploadFile):
+                raise InvalidRequest("file is required, as a part of the form", param="file")
+            await _copy(file, path, store, most)
+            name = Path(file.filename or "file").name[:LONGEST_NAME]
+        record = store.add_file(path, state.caller.owner, filename=name, purpose=str(purpose))
+    except MultiPartException as error:
+        raise InvalidRequest(f"the body is no form: {error.message[:200]}") from None
+    finally:
+        path.unlink(missing_ok=True)
+    return public(record)
+
+
+@router.get("/v1/files", responses=NAMED)
+async def files(
+    http: Request, limit: int = 10_000, after: str | None = None, purpose: str | None = None
+) -> dict[str, Any]:
+    """List the files, newest first."""
+    state = state_of(http)
+    records = store_of(state).files(state.caller.owner)
+    wanted = [public(record) for record in records if purpose in (None, record["purpose"])]
+    return batch_list(wanted, max(1, min(limit, 10_000)), after)
+
+
+@router.get("/v1/files/{name}", responses=NAMED)
+async def file(name: str, http: Request) -> dict[str, Any]:
+    """Describe a file."""
+    state = state_of(http)
+    return public(store_of(state).file(name, state.caller.owner))
+
+
+@router.get("/v1/files/{name}/content", responses=NAMED, response_class=Response)
+async def content(name: str, http: Request) -> Response:
+    """Return the content of a file."""
+    state = state_of(http)
+    store = store_of(state)
+    record = store.file(name, state.caller.owner)
+    return FileResponse(store.content_path(name), filename=record["filename"], media_type="application/jsonl")
+
+
+@router.delete("/v1/files/{name}", responses=NAMED)
+async def delete(name: str, http: Request) -> dict[str, Any]:
+    """Remove a file. One that an unfinished batch reads cannot be removed."""
+    state = state_of(http)
+    store = store_of(state)
+    store.file(name, state.caller.owner)
+    user = next((batch for batch in store.unfinished() if batch["input_file_id"] == name), None)
+    if user is not None:
+        raise InvalidRequest(f"the batch {user['id']} still reads this file; cancel it first")
+    store.drop_file(name, state.caller.owner)
+    return {"id": name, "object": "file", "deleted": True}
+
+
+def store_of(state: ServerState) -> BatchStore:
+    """The store of files and batches. Raises NotFound if the server has none."""
+    if state.batches is None:
+        raise NotFound(
+            "files and batches are not kept here: the server was started without --batch-dir",
+            code="batches_off",
+        )
+    return state.batches
+
+
+def _check_length(http: Request, most: int) -> None:
+    """Refuse a body by its length, before any of it is read."""
+    length = http.headers.get("content-length", "0")
+    if length.isdecimal() and int(length) > most + FORM:
+        raise PayloadTooLarge(
+            f"the file has about {int(length)} bytes; accepted: at most {most} (batch_file_mib)", param="file"
+        )
+
+
+def _limited(http: Request, most: int) -> Any:
+    """A `receive` that raises PayloadTooLarge after so many bytes."""
+    left = most
+
+    async def receive() -> Message:
+        nonlocal left
+        message = await http.receive()
+        left -= len(message.get("body", b""))
+        if left < 0:
+            raise PayloadTooLarge(
+                f"the file has more than {most - FORM} bytes (batch_file_mib)", param="file"
+            )
+        return message
+
+    return receive
+
+
+async def _copy(file: UploadFile, path: Path, store: BatchStore, most: int) -> None:
+    """Copy an upload into the store's folder. Raises PayloadTooLarge if it has no room."""
+    size = file.size or 0
+    if size > most:
+        raise PayloadTooLarge(
+            f"the file has {size} bytes; accepted: at most {most} (batch_file_mib)", param="file"
+        )
+    store.check_room(size)
+    with path.open("wb") as target:
+        while piece := await file.read(PIECE):
+            target.write(piece)

@@ -1,0 +1,26 @@
+"""The page about clients, made from results."""
+
+from __future__ import annotations
+
+from tests.clients.table import LONGEST_REASON, Result, one_line, page
+
+
+def test_page_has_a_row_for_each_result() -> None:
+    text = page(
+        [
+            Result("openai", "2.0", "chats", True),
+            Result("openai", "2.0", "writes a|b", False, "404 | no route"),
+            Result("litellm", "1.0", "embeds", None, "Skipped: no route"),
+        ]
+    )
+    assert "2 clients, 3 tests: 1 work." in text
+    assert text.splitlines()[-3:] == [
+        "| openai | 2.0 | chats | yes |",
+        "| openai | 2.0 | writes a\\|b | no: 404 \\| no route |",
+        "| litellm | 1.0 | embeds | not tested: Skipped: no route |",
+    ]
+
+
+def test_reason_is_one_line_without_ports() -> None:
+    assert one_line("404\n  at http://127.0.0.1:4711/v1") == "404 at http://.../v1"
+    assert len(one_line("x " * 200)) <= LONGEST_REASON
