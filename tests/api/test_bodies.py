@@ -8,7 +8,10 @@ from openai.types import Completion as TextCompletion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from fovea.api import sse
-from fovea.api.bodies import DEFECT, ChatBodies, CompletionBodies, add_usage, error_body
+from fovea.api.bodies.base import add_usage
+from fovea.api.bodies.chat import ChatBodies
+from fovea.api.bodies.errors import DEFECT, error_body
+from fovea.api.bodies.text import CompletionBodies
 from fovea.core.errors import CheckpointError, EngineError, InvalidImage, InvalidRequest, Overloaded
 from fovea.core.types import Completion, Delta, StageTimings, TokenLogprob, Usage
 
@@ -95,6 +98,7 @@ def test_completions_of_several_prompts() -> None:
         "tokens": ["é"],
         "token_logprobs": [-0.5],
         "top_logprobs": [{"é": -0.5, "x": -1.5}],
+        "text_offset": [0],
     }
     assert parsed.usage is not None
     assert (parsed.usage.prompt_tokens, parsed.usage.completion_tokens) == (10, 4)

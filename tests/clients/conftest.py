@@ -23,6 +23,7 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # litellm else downloads pr
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    with serve("--strict-requests", "false") as server:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    batches = tmp_path_factory.mktemp("batches")
+    with serve("--strict-requests", "false", "--batch-dir", str(batches)) as server:
         yield server

@@ -230,7 +230,7 @@ def test_errors(client: Anthropic, wrong: dict[str, Any]) -> None:
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.messages.create(**request)
     assert isinstance(caught.value.body, dict)
-    assert caught.value.body["type"] == "error"
+    assert caught.value.body.get("type") == "error"
     assert caught.value.body["error"]["type"] == "invalid_request_error"
     assert next(iter(wrong)) in caught.value.body["error"]["message"]
 
@@ -240,6 +240,6 @@ def test_unknown_model(client: Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as caught:
         ask(client, user("?"), model="claude-9")
     assert isinstance(caught.value.body, dict)
-    assert caught.value.body["type"] == "error"
+    assert caught.value.body.get("type") == "error"
     assert caught.value.body["error"]["type"] == "not_found_error"
     assert "claude-9" in caught.value.body["error"]["message"]

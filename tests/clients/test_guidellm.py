@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +37,21 @@ def measure(server: Server, folder: Path, route: str, rows: list[dict[str, Any]]
         ("output", {"kind": "json", "path": str(folder / "report.json")}),
     ]
     words = [f"--{name}={json.dumps(value)}" for name, value in options]
-    program = Path(sys.executable).with_name("guidellm")
-    done = subprocess.run(
-        [program, "run", *words, "--disable-console"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    with open(folder / "log.txt", "w+", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            [Path(sys.executable).with_name("guidellm"), "run", *words, "--disable-console"],
+            cwd=folder,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(LIMIT_SECONDS)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        log.seek(0)
+        assert status == 0, log.read()
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     return report["benchmarks"][0]
 

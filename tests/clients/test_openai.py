@@ -502,8 +502,10 @@ def test_embeddings(client: OpenAI) -> None:
     """embeddings: a text gets a vector"""
     try:
         answer = client.embeddings.create(model=MODEL, input="a red circle")
-    except openai.NotFoundError as error:
-        pytest.skip(f"the server has no embeddings: {error}")
+    except openai.APIStatusError as error:
+        if error.code not in ("unknown_url", "unsupported_route"):
+            raise
+        pytest.skip(f"fovea-tiny makes no embeddings: {error.status_code} {error.code}")
     assert answer.data[0].embedding
 
 

@@ -9,12 +9,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fovea.api import bodies
-from fovea.api.bodies import error_body
+from fovea.api.bodies import errors
 from fovea.core.errors import FoveaError
 
 LONGEST_MESSAGE = 2000
-"""Longest message of an error, in characters. A server's answer shows fewer, see `api.responses`."""
+"""Longest message of an error, in characters. A server's answer shows fewer, see `api.bodies.errors`."""
 _VARIABLE = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")
 _seen: list[str] = []
 
@@ -31,10 +30,10 @@ def refusals() -> Iterator[None]:
         size = len(error.message)
         if not 0 < size < LONGEST_MESSAGE:
             raise AssertionError(f"a message of {size} characters") from error
-        answer = error_body(error)["error"]
-        if not 0 < len(answer["message"]) <= bodies.LONGEST_MESSAGE:
+        answer = errors.error_body(error)["error"]
+        if not 0 < len(answer["message"]) <= errors.LONGEST_MESSAGE:
             raise AssertionError(f"an answer of {len(answer['message'])} characters") from error
-        if len(answer["param"] or "") > bodies.LONGEST_PARAM:
+        if len(answer["param"] or "") > errors.LONGEST_PARAM:
             raise AssertionError(f"a param of {len(answer['param'])} characters") from error
         note(f"{type(error).__name__} {error.code} {_VARIABLE.sub('', error.message)[:80]}")
 

@@ -75,7 +75,7 @@ def test_nesting_of_any_depth_is_refused(client: httpx.Client, kind: str) -> Non
         ("GET", CHAT, 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
         ("PUT", "/health", 405, "method_not_allowed"),
-        ("GET", "/v1/embeddings", 404, "unknown_url"),
+        ("GET", "/v1/audio/speech", 404, "unknown_url"),
         ("POST", "/v1/chat", 404, "unknown_url"),
         ("GET", "/" + "x" * 5000, 404, "unknown_url"),
         ("GET", "/%ff%fe", 404, "unknown_url"),

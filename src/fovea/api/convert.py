@@ -241,11 +241,13 @@ def sampling(body: Sampling, defaults: Mapping[str, float | int]) -> SamplingPar
     names = (
         "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
         "frequency_penalty", "seed", "min_tokens", "ignore_eos", "skip_special_tokens", "n", "max_tokens",
-        "include_stop_str_in_output",
+        "include_stop_str_in_output", "prompt_logprobs",
     )  # fmt: skip
     values: dict[str, Any] = dict(defaults)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs needs stream: false", param="prompt_logprobs")
     values |= {name: value for name in names if (value := getattr(body, name)) is not None}
     if body.stop is not None:
         values["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)

@@ -159,8 +159,17 @@ class Sampling(Body, FormatFields):
     include_stop_str_in_output: Flag | None = Field(
         default=None, description="Extension. Whether the answer includes the stop string that ended it."
     )
+    prompt_logprobs: Integer | None = Field(
+        default=None,
+        ge=0,
+        le=20,
+        description="Extension. Report the log probability of each token of the prompt, and of this many "
+        "most likely tokens. Not with `stream`. The prompt is computed as a whole then, whatever is cached.",
+    )
     return_token_ids: Flag | None = Field(
-        default=None, description="Extension. Whether each choice contains the ids of its tokens, `token_ids`."
+        default=None,
+        description="Extension. Whether each choice contains the ids of its tokens, `token_ids`, and the "
+        "answer those of the prompt, `prompt_token_ids`.",
     )
     request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] | None = Field(
         default=None, description="Extension. Becomes a part of the answer's `id`. Default: a random one."
@@ -309,9 +318,15 @@ class CompletionRequest(Sampling):
         default=None,
         ge=1,
         le=16,
-        description="Number of answers to each prompt, of which the `n` with the largest mean log probability "
-        "per token are returned. Not with `stream`. Default: `n`.",
+        description="Number of answers to each prompt, of which the `n` with the largest mean log "
+        "probability per token are returned. Not with `stream`. Default: `n`.",
     )
+    echo: Flag | None = Field(
+        default=None,
+        description="Whether the answer begins with the prompt, with its log probabilities if `logprobs` is "
+        "set. Not with `stream`. `max_tokens` may be 0 then.",
+    )
+    max_tokens: Integer | None = Field(default=None, ge=0, le=MAX_COUNT, description=MAX_TOKENS)
     logprobs: Integer | None = Field(
         default=None,
         ge=0,

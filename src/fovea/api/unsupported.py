@@ -8,7 +8,6 @@ UNSUPPORTED: dict[str, tuple[str, tuple[object, ...]]] = {
     "audio": ("audio is not supported", (None,)),
     "modalities": ("only text is produced", (None, ["text"])),
     "web_search_options": ("web search is not supported", (None,)),
-    "echo": ("echo is not supported", (None, False)),
     "suffix": ("suffix is not supported", (None, "")),
 }
 """The reason of each refusal, and the values that ask for nothing and are accepted, by the field's name."""

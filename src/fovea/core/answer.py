@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from fovea.core.image import ImageUse
-from fovea.core.types import Completion, Delta, FinishReason, StageTimings, TokenLogprob, Usage
+from fovea.core.types import (
+    Completion,
+    Delta,
+    FinishReason,
+    PromptLogprobs,
+    StageTimings,
+    TokenLogprob,
+    Usage,
+)
 
 
 class AnswerBuilder:
@@ -22,6 +30,8 @@ class AnswerBuilder:
         self._timings = StageTimings()
         self._images: tuple[ImageUse, ...] = ()
         self._thinking = False
+        self._prompt_ids: tuple[int, ...] = ()
+        self._prompt_logprobs: PromptLogprobs = ()
         self._stops: list[str | int | None] = [None] * choices
 
     def add(self, delta: Delta) -> None:
@@ -33,6 +43,8 @@ class AnswerBuilder:
         self._timings = delta.timings or self._timings
         self._images = delta.images or self._images
         self._thinking = delta.thinking
+        self._prompt_ids = delta.prompt_ids or self._prompt_ids
+        self._prompt_logprobs = delta.prompt_logprobs or self._prompt_logprobs
         if delta.stop is not None:
             self._stops[delta.index] = delta.stop
 
@@ -47,4 +59,6 @@ class AnswerBuilder:
             self._images,
             self._thinking,
             tuple(self._stops),
+            self._prompt_ids,
+            self._prompt_logprobs,
         )

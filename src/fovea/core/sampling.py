@@ -20,6 +20,8 @@ MAX_ALLOWED_IDS = 4096
 MAX_BAD_WORDS = 64
 MAX_BAD_CHARACTERS = 16_384
 """Most characters of all bad words together, which are tokenized."""
+LOWEST_LOGPROB = -9999.0
+"""Logprob of a token that the model considers impossible, as in OpenAI's API: JSON has no -inf."""
 MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 10.0
 
@@ -73,6 +75,7 @@ class SamplingOptions(TypedDict, total=False):
     allowed_token_ids: tuple[int, ...]
     bad_words: tuple[str, ...]
     include_stop_str_in_output: bool
+    prompt_logprobs: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,8 @@ class SamplingParams:
     bad_words: texts whose tokens never occur in the answer one after the other, as they are and after a
         space. The same letters may occur as other tokens. At most 64 of at most 4,096 characters.
     include_stop_str_in_output: the stop string that ends an answer is part of it.
+    prompt_logprobs: number of the most likely tokens to report for each position of the prompt, beside the
+        prompt's own; the whole prompt is computed then, whatever is cached. None: none. [0, 20].
 
     Raises InvalidRequest that names the wrong field.
     """
@@ -131,6 +136,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0, 2)
@@ -143,6 +149,8 @@ class SamplingParams:
         _whole("min_tokens", self.min_tokens, 0, 2**31)
         _whole("n", self.n, 1, MAX_CHOICES)
         _whole("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
         if self.seed is not None:
             _whole("seed", self.seed, -(2**63), 2**63 - 1)
         for name in ("logprobs", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):

@@ -123,6 +123,7 @@ class GenerationRequest:
     priority: smaller is served first, if the engine's policy uses priorities.
     usual_tokens: length limit of an answer when sampling.max_tokens is None; a smaller room in the context
         lowers it. None: an answer may fill the whole room.
+    return_prompt_ids: the first delta holds the ids of the prompt.
     fetch_s: seconds spent to download images and videos and to read the images' headers, before the engine
         got the request.
     media_decode_s: seconds spent to decode images and to open videos, before the engine got the request.
@@ -139,6 +140,7 @@ class GenerationRequest:
     encode_only: bool = False
     priority: int = 0
     usual_tokens: int | None = None
+    return_prompt_ids: bool = False
     fetch_s: float = 0.0
     media_decode_s: float = 0.0
 
@@ -167,14 +169,20 @@ class TokenLogprob:
     """The logprob of one token of an answer, with the most likely tokens of its position.
 
     text: the token's own bytes. Bytes of an incomplete character are surrogates (PEP 383, "surrogateescape").
-    logprob: by the model, before temperature and penalties.
+    logprob: by the model, before temperature and penalties. None: of the first token of a prompt.
     top: (id, text, logprob) of the most likely tokens, most likely first.
+    rank: of tokens of the prompt: 1 for the most likely one of its place; 0: not computed.
     """
 
     id: int
     text: str
-    logprob: float
+    logprob: float | None
     top: tuple[tuple[int, str, float], ...] = ()
+    rank: int = 0
+
+
+PromptLogprobs = tuple[TokenLogprob | None, ...]
+"""Of each token of a prompt. None: the first token, and tokens that stand for images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +231,7 @@ class Delta:
     thinking: the prompt ended inside the model's reasoning, so the answer begins there. On every delta.
     stop: the stop string or the token of stop_token_ids that ended the choice; None: another end, or none.
     prompt_tokens, cached_tokens: tokens of the prompt, and how many of them were cached. On every delta.
+    prompt_ids, prompt_logprobs: of the whole prompt, on the first delta, if the request wants them.
     """
 
     index: int
@@ -237,6 +246,8 @@ class Delta:
     stop: str | int | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    prompt_ids: tuple[int, ...] = ()
+    prompt_logprobs: PromptLogprobs = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +263,8 @@ class Completion:
     images: tuple[ImageUse, ...] = ()
     thinking: bool = False
     stops: tuple[str | int | None, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+    prompt_logprobs: PromptLogprobs = ()
 
     @property
     def text(self) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from fovea.core.types import FinishReason, StageTimings, TokenLogprob
 
@@ -18,6 +18,7 @@ class Event:
     stop: the stop string or token that ended the choice; None: another end, or none.
     error: an error, which ends the request.
     cached_tokens: prompt tokens whose KV came from the cache.
+    prompt: log probabilities of tokens of the prompt by position, with the first token of the answer.
     timings: durations of the stages, in the choice's last event.
     """
 
@@ -30,6 +31,7 @@ class Event:
     error: Exception | None = None
     cached_tokens: int = 0
     timings: StageTimings = StageTimings()
+    prompt: Mapping[int, TokenLogprob] = field(default_factory=dict)
 
 
 Sink = Callable[[Event], None]

@@ -134,7 +134,11 @@ class Visit:
         decode_s = max((task.decode_s for task, _ in ready.needed_tasks), default=0.0)
         self._ready = ready
         self._answer = AnswerState(
-            ready.prompt, request.sampling.n, intake.find_realization, preparer.reasoning_marks
+            ready.prompt,
+            request.sampling.n,
+            intake.find_realization,
+            preparer.reasoning_marks,
+            request.return_prompt_ids,
         )
         self._jobs = preparer.jobs(
             request,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fovea.core.types import StageTimings
+from fovea.core.types import StageTimings, TokenLogprob
 from fovea.engine.events import Sink
 from fovea.engine.sequence import Sequence
 
@@ -53,6 +53,7 @@ class Job:
     fetch_s, media_decode_s: spent before the request arrived in the engine.
     decode_s, preprocess_s: spent after it: decoding images; template, tokens and pixels.
     encode_s: time that the encoder spent on the images for which this job was the first to wait.
+    scored: log probabilities of tokens of the prompt by position, until the first token is sent.
     encoded_before_s: the part of encode_s that was spent before the sequence was admitted.
     """
 
@@ -66,6 +67,7 @@ class Job:
     preprocess_s: float = 0.0
     encode_s: float = 0.0
     encoded_before_s: float = 0.0
+    scored: dict[int, TokenLogprob] = field(default_factory=dict)
     admitted: float | None = None
     first_token: float | None = None
     last_token: float = 0.0

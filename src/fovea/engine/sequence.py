@@ -88,6 +88,7 @@ class Sequence:
     preemptions: how often the sequence lost its blocks and was sent back to the queue.
     priority: smaller numbers first, under the policy `priority`.
     encode_only: only encode the images; compute and generate nothing.
+    scores_prompt: the log probabilities of its prompt are wanted, so all of the prompt is computed.
     times_passed: how many sequences that arrived later joined before this one.
     arrival_step, first_token_step: numbers of the steps in which it arrived and got its first token; 0 for
         not yet.
@@ -112,6 +113,7 @@ class Sequence:
     preemptions: int = 0
     priority: int = 0
     encode_only: bool = False
+    scores_prompt: bool = False
     times_passed: int = 0
     arrival_step: int = 0
     first_token_step: int = 0

@@ -25,7 +25,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 GENERATES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer. With `stream: true` server-sent events, of which the last is [DONE].",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {}},
     },
     **ERRORS,
 }

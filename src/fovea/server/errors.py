@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from fovea.api.bodies import DEFECT, error_body
+from fovea.api.bodies.errors import DEFECT, error_body
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest, NotFound, Overloaded
 from fovea.observe.metrics import Metrics
 from fovea.server.explain import explain, shorten

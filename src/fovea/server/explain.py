@@ -13,7 +13,7 @@ from typing import Any
 
 from fovea.api import schema
 from fovea.api.answer_format import JsonSchemaFormat, ResponseFormat, StructuredOutputs
-from fovea.api.bodies import clip
+from fovea.api.bodies.errors import clip
 from fovea.api.content import ChatMessage, ImageURL, VideoURL
 from fovea.api.wire import Wire
 from fovea.core.errors import InvalidRequest

@@ -10,7 +10,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fovea.api.bodies import ChatBodies, CompletionBodies
+from fovea.api.bodies.chat import ChatBodies
+from fovea.api.bodies.text import CompletionBodies
 from fovea.core.types import Completion, StageTimings, TokenLogprob, Usage
 from fovea.server.bodies.answers import BATCH, answer_response, json_pieces
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fovea.api import sse
-from fovea.api.bodies import error_body
+from fovea.api.bodies.errors import error_body
 from fovea.api.convert import extension_body
 from fovea.api.reading import Answer, Readers, Reading
 from fovea.core.errors import FoveaError
@@ -56,7 +56,7 @@ class MessagesBodies:
             "fovea": extension_body(answer.timings, answer.images),
         }
 
-    def logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    def logprobs(self, entries: Sequence[TokenLogprob], start: int = 0) -> dict[str, Any] | None:
         """This API has no log probabilities."""
         return None
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fovea.api import sse
-from fovea.api.bodies import chat_logprobs, error_body
+from fovea.api.bodies.errors import error_body
+from fovea.api.bodies.logprobs import chat_logprobs
 from fovea.api.convert import extension_body
 from fovea.api.reading import Answer, Readers, Reading, new_call_id
 from fovea.api.responses.request import ResponsesRequest
@@ -64,7 +65,7 @@ class ResponsesBodies:
         self._keep(body, divided)
         return body
 
-    def logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    def logprobs(self, entries: Sequence[TokenLogprob], start: int = 0) -> dict[str, Any] | None:
         """Log probabilities in the form of chat completions; None if there are none."""
         return chat_logprobs(entries) if entries else None
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
-from fovea.api.bodies import error_body
+from fovea.api.bodies.errors import error_body
 from fovea.api.convert import usage_body
 from fovea.cli.batch.questions import check_question, parse_line, sampling_params
 from fovea.core.answer import AnswerBuilder

@@ -26,6 +26,7 @@ from fovea.engine.job import SequenceInputs
 from fovea.engine.kv.moves import Move
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.sample.batch import row_index
+from fovea.engine.sample.prompt_logprobs import prompt_rows, score_prompt
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.padding import Padding
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
@@ -148,14 +149,35 @@ class Runner:
             return result
         ends = np.cumsum([item.count for item in work]) - 1
         rows = [int(end) for end, item in zip(ends, work, strict=True) if item.samples]
+        scored = [
+            (item, place, int(end) - item.stop + 1 + place)
+            for end, item in zip(ends, work, strict=True)
+            for place in prompt_rows(item)
+        ]
         with forward_stage(work):
-            hidden = self._forward(work, rows)
+            hidden = self._forward(work, rows + [row for _, _, row in scored])
+        if scored:
+            with stage("head", rows=len(scored)):
+                self._score_prompts([(item, place) for item, place, _ in scored], hidden[len(rows) :], result)
         if rows:
+            hidden = hidden[: len(rows)]
             with stage("head", rows=len(rows)):
                 logits = self.model.logits(hidden)
             with stage("sampling", rows=len(rows)):
                 self.sampler.sample(logits, [(item.seq, item.draft) for item in work if item.samples], result)
         return result
+
+    def _score_prompts(self, places: list[tuple[Work, int]], hidden: Tensor, result: StepResult) -> None:
+        """Compute the log probabilities of tokens of prompts.
+
+        places: work and position before each token. hidden: the states there.
+        """
+        for item in dict.fromkeys(item for item, _ in places):
+            rows = [row for row, (of, _) in enumerate(places) if of is item]
+            after = [places[row][1] + 1 for row in rows]
+            ids = [item.seq.prompt_ids[place] for place in after]
+            most = item.seq.sampling.prompt_logprobs or 0
+            result.prompts[item.seq.id] = score_prompt(hidden[rows], after, ids, most, self.model.logits)
 
     def _move(self, move: Move) -> None:
         """Copy a KV block.
@@ -223,7 +245,7 @@ class Runner:
             self._planner.plan(work),
             visual_rows,
             deepstack,
-            None if len(rows) == len(ids) else row_index(rows, device),
+            None if rows == list(range(len(ids))) else row_index(rows, device),
         )
         return hidden
 

@@ -64,7 +64,7 @@ class KVManager:
 
     def match(self, seq: Sequence) -> PrefixMatch:
         """The longest cached prefix of `seq` without its last token, which must be computed to get logits."""
-        if not self.share_prefixes:
+        if not self.share_prefixes or seq.scores_prompt:
             return PrefixMatch(())
         self._name_blocks(seq, (seq.length - 1) // self.block_size)
         blocks: list[int] = []

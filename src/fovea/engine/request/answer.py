@@ -5,12 +5,12 @@ The last delta carries the usage, the timings and the use of each image.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from fovea.core.errors import Unavailable
 from fovea.core.image import ImageUse, RelevanceRecord
-from fovea.core.types import Delta, Usage
+from fovea.core.types import Delta, PromptLogprobs, TokenLogprob, Usage
 from fovea.engine.events import Event
 from fovea.engine.request.prompt_plan import PlannedImage, PreparedPrompt
 from fovea.relevance.pipeline import Realization
@@ -56,12 +56,14 @@ class AnswerState:
         choices: int,
         find_realization: Callable[[str], Realization | None] = lambda key: None,
         marks: tuple[Ids, Ids] | None = None,
+        return_ids: bool = False,
     ) -> None:
         """choices: number of answers.
 
         find_realization: returns the relevance result of an image, by the image's key; None if it is no
             longer known.
         marks: tokens that begin the model's reasoning, and those that end it; None: it does not reason.
+        return_ids: whether the first delta holds the ids of the prompt.
         """
         self._reasoning = [ReasoningCount(marks, prepared.thinking) for _ in range(choices)]
         self._images = prepared.images
@@ -69,6 +71,8 @@ class AnswerState:
         self._prompt = len(prepared.ids)
         self._image = prepared.image_tokens
         self._thinking = prepared.thinking
+        self._ids = tuple(prepared.ids) if return_ids else ()
+        self._visual = {at for span in prepared.spans for at in range(span.start, span.end)}
         self._open = choices
         self._completion = 0
         self._cached = 0
@@ -95,6 +99,7 @@ class AnswerState:
                 reasoning = sum(count.tokens for count in self._reasoning)
                 usage = Usage(self._prompt, self._completion, self._cached, self._image, reasoning)
                 timings = event.timings
+        ids, self._ids = self._ids, ()
         return Delta(
             event.choice,
             event.text,
@@ -108,7 +113,15 @@ class AnswerState:
             event.stop,
             self._prompt,
             self._cached,
+            ids,
+            self._prompt_logprobs(event.prompt),
         )
+
+    def _prompt_logprobs(self, scored: Mapping[int, TokenLogprob]) -> PromptLogprobs:
+        """Return the log probabilities of the whole prompt; (): none were computed."""
+        if not scored:
+            return ()
+        return tuple(None if at in self._visual else scored.get(at) for at in range(self._prompt))
 
     def _image_use(self, image: PlannedImage) -> ImageUse:
         realization = None if image.reduction is None else self._find_realization(image.key)

@@ -52,6 +52,7 @@ def build_jobs(
                 deadline=None if request.timeout is None else arrival + request.timeout,
                 priority=request.priority,
                 encode_only=request.encode_only,
+                scores_prompt=sampling.prompt_logprobs is not None and choice == 0,
             ),
             inputs=inputs(choice),
             sink=sink,

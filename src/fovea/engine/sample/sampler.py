@@ -20,6 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fovea.core.sampling import LOWEST_LOGPROB
 from fovea.engine.grammar.compiler import Grammar
 from fovea.engine.grammar.guide import Guides
 from fovea.engine.sample.batch import draw, has_filter, row_index
@@ -29,8 +30,6 @@ from fovea.engine.sample.seen import SeenTokens
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.executor import SampledToken, StepResult
 
-LOWEST_LOGPROB = -9999.0
-"""Logprob of a token that the model considers impossible, as in OpenAI's API: JSON has no -inf."""
 Row = tuple[Sequence, int]
 """A row of logits: its sequence, and the number of drafts between the answer and the row's token."""
 

@@ -26,11 +26,28 @@ class SampledToken:
     final: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class PromptToken:
+    """The log probability of one token of a prompt.
+
+    place: position of the token in the prompt.
+    top: the most likely tokens of its place as (id, logprob), likeliest first.
+    rank: 1 for the most likely token, 2 for the next one.
+    """
+
+    place: int
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    rank: int
+
+
 @dataclass(slots=True)
 class StepResult:
     """The result of one step.
 
     sampled: the new tokens of each sequence that got any, by sequence id: the accepted drafts and one more.
+    prompts: log probabilities of tokens of prompts, for the sequences that want them, by sequence id.
     drafts: tokens that are expected to follow these, by sequence id; the next step verifies them.
     failures: the error of each sequence whose image could not be encoded, or for which no token could be
         chosen, by sequence id. The other sequences of the step are not affected.
@@ -42,6 +59,7 @@ class StepResult:
     """
 
     sampled: dict[str, Seq[SampledToken]] = field(default_factory=dict)
+    prompts: dict[str, list[PromptToken]] = field(default_factory=dict)
     drafts: dict[str, Seq[int]] = field(default_factory=dict)
     failures: dict[str, Exception] = field(default_factory=dict)
     encoded: dict[str, float] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from fovea.engine.events import Event
 from fovea.engine.job import Job
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import Status
-from fovea.engine.step.executor import SampledToken, StepResult
+from fovea.engine.step.executor import PromptToken, SampledToken, StepResult
 from fovea.engine.step.stepper import Step, Stepper
 
 log = logging.getLogger("fovea.engine")
@@ -98,6 +98,10 @@ class JobBoard:
                 job.encode_s += result.encoded.get(encode.span.key, 0.0)
         for seq_id, failure in result.failures.items():
             self.fail([seq_id], failure)
+        for seq_id, scored in result.prompts.items():
+            job = self.jobs.get(seq_id)
+            if job is not None:
+                job.scored |= map(self._prompt_logprob, scored)
         for seq_id, picks in result.sampled.items():
             try:
                 self._send_tokens(self.jobs[seq_id], picks, now)
@@ -154,7 +158,9 @@ class JobBoard:
             stop=stop,
             cached_tokens=job.seq.cached_tokens,
             timings=job.timings if reason else StageTimings(),
+            prompt=job.scored,
         )
+        job.scored = {}
         if reason is None:
             self._send(job, event)
         else:
@@ -188,6 +194,11 @@ class JobBoard:
             return ()
         top = tuple((token, self._written(token), value) for token, value in pick.top)
         return (TokenLogprob(pick.token, self._written(pick.token), pick.logprob, top),)
+
+    def _prompt_logprob(self, scored: PromptToken) -> tuple[int, TokenLogprob]:
+        top = tuple((token, self._written(token), value) for token, value in scored.top)
+        text = self._written(scored.token)
+        return scored.place, TokenLogprob(scored.token, text, scored.logprob, top, scored.rank)
 
     def _written(self, token: int) -> str:
         return self.tokenizer.token_bytes(token).decode("utf-8", "surrogateescape")

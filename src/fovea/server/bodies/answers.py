@@ -13,10 +13,12 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Protocol
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from fovea.api.bodies.logprobs import token_text
 from fovea.core.types import Completion, TokenLogprob
 
 LARGE = 500
@@ -32,7 +34,7 @@ class Bodies(Protocol):
 
     def complete(self, answers: Sequence[Completion]) -> dict[str, Any]: ...
 
-    def logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None: ...
+    def logprobs(self, entries: Sequence[TokenLogprob], start: int = 0) -> dict[str, Any] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class _LogProbabilities:
     """The log probabilities of a choice, of which `shape` builds the JSON value for any part of them."""
 
     entries: tuple[TokenLogprob, ...]
-    shape: Callable[[Sequence[TokenLogprob]], dict[str, Any] | None]
+    shape: Callable[[Sequence[TokenLogprob], int], dict[str, Any] | None]
 
 
 async def answer_response(bodies: Bodies, answers: Sequence[Completion]) -> Response:
@@ -82,14 +84,15 @@ def json_pieces(value: Any) -> Iterator[str]:
 def _log_probabilities(value: _LogProbabilities) -> Iterator[str]:
     """Yield the JSON text of log probabilities. Every list in it has one entry per token."""
     entries, shape = value.entries, value.shape
-    for number, (name, first) in enumerate((shape(entries[:BATCH]) or {}).items()):
+    starts = list(accumulate((len(token_text(entry.text)) for entry in entries), initial=0))
+    for number, (name, first) in enumerate((shape(entries[:BATCH], 0) or {}).items()):
         yield f"{',' if number else '{'}{_dump(name)}:"
         if not isinstance(first, list):
             yield _dump(first)
             continue
         for at in range(0, len(entries), BATCH):
             yield "," if at else "["
-            yield _dump((shape(entries[at : at + BATCH]) or {})[name])[1:-1]
+            yield _dump((shape(entries[at : at + BATCH], starts[at]) or {})[name])[1:-1]
         yield "]"
     yield "}"
 

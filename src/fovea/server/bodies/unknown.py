@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 
-from fovea.api.bodies import clip
+from fovea.api.bodies.errors import clip
 from fovea.api.unsupported import UNSUPPORTED
 from fovea.core.errors import InvalidRequest
 from fovea.server.explain import LONGEST, LONGEST_PATH, misspelt, unknown_field

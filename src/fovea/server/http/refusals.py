@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import NamedTuple
 
-from fovea.api.bodies import error_body
+from fovea.api.bodies.errors import error_body
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest, Overloaded, Unavailable
 
 

@@ -10,7 +10,8 @@ from typing import Protocol
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from fovea.api.bodies import ChatBodies
+from fovea.api.bodies.base import BodyOptions
+from fovea.api.bodies.chat import ChatBodies
 from fovea.api.convert import chat_prompt, sampling, wire_names
 from fovea.api.reading import Reading
 from fovea.api.schema import ChatRequest
@@ -42,7 +43,7 @@ async def chat_completions(body: ChatRequest, http: Request) -> Response:
     model = state.check_model(body.model)
 
     def bodies(reading: Reading) -> ChatBodies:
-        return ChatBodies(model, state.system_fingerprint, reading)
+        return ChatBodies(model, BodyOptions.of(body, state.system_fingerprint), reading)
 
     return await answer_chat(state, http, body, bodies)
 
@@ -92,6 +93,7 @@ async def _request(
         cache_salt=scope.salt,
         timeout=deadline.remaining,
         priority=body.priority or 0,
+        return_prompt_ids=bool(body.return_token_ids),
         fetch_s=max(images.wait.fetch_s, videos.wait.fetch_s),
         media_decode_s=max(images.wait.decode_s, videos.wait.decode_s),
     )

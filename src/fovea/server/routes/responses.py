@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from fovea.api.bodies import message_body
+from fovea.api.bodies.chat import message_body
 from fovea.api.content import ChatMessage
 from fovea.api.reading import Answer, Reading
 from fovea.api.responses.bodies import ResponsesBodies

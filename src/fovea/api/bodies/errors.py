@@ -1,0 +1,31 @@
+"""Bodies of errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fovea.core.errors import EngineError, FoveaError
+
+LONGEST_MESSAGE = 500
+LONGEST_PARAM = 200
+DEFECT = "the server failed on this request; see its log"
+
+
+def error_body(error: FoveaError) -> dict[str, Any]:
+    """The body of an error, in OpenAI's form.
+
+    Its length is bounded, whatever of the request it repeats. Errors that are not meant for clients, such as
+    those about a checkpoint, may tell about the server's files: their message stays in the server's log.
+    """
+    internal = error.status == 500 and not isinstance(error, EngineError)
+    message = DEFECT if internal else clip(error.message, LONGEST_MESSAGE)
+    param = None if error.param is None else clip(error.param, LONGEST_PARAM)
+    return {"error": {"message": message, "type": error.kind, "param": param, "code": error.code}}
+
+
+def clip(text: str, longest: int) -> str:
+    """Leave out the middle of a text that is longer than so many characters."""
+    if len(text) <= longest:
+        return text
+    end = longest // 3
+    return f"{text[: longest - end - 3]}...{text[-end:]}"

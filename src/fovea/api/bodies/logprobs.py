@@ -1,0 +1,69 @@
+"""Log probabilities in the forms of the APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from fovea.core.types import TokenLogprob
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """Log probabilities in the form of chat completions."""
+    content = [
+        {
+            **_token(entry.text, entry.logprob),
+            "top_logprobs": [_token(text, logprob) for _, text, logprob in entry.top],
+        }
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(entries: Sequence[TokenLogprob], start: int = 0) -> dict[str, Any]:
+    """Log probabilities in the form of text completions.
+
+    start: place of the first token in the choice's text, in characters.
+    """
+    texts = [token_text(entry.text) for entry in entries]
+    return {
+        "tokens": texts,
+        "token_logprobs": [entry.logprob for entry in entries],
+        "top_logprobs": [
+            None if entry.logprob is None else {token_text(text): logprob for _, text, logprob in entry.top}
+            for entry in entries
+        ],
+        "text_offset": list(accumulate(map(len, texts[:-1]), initial=start)) if texts else [],
+    }
+
+
+def prompt_logprobs(entries: Sequence[TokenLogprob | None]) -> list[dict[str, Any] | None]:
+    """Log probabilities of a prompt, in vLLM's form: by token id, the most likely ones and the prompt's own.
+
+    null stands for the first token, and for tokens of images.
+    """
+    return [None if entry is None else _by_id(entry) for entry in entries]
+
+
+def _by_id(entry: TokenLogprob) -> dict[str, Any]:
+    tokens = {
+        str(token): {"logprob": logprob, "rank": rank, "decoded_token": token_text(text)}
+        for rank, (token, text, logprob) in enumerate(entry.top, 1)
+    }
+    own = {"logprob": entry.logprob, "rank": entry.rank, "decoded_token": token_text(entry.text)}
+    return {str(entry.id): own, **tokens} | {str(entry.id): own}
+
+
+def _token(text: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": token_text(text), "logprob": logprob, "bytes": list(token_bytes(text))}
+
+
+def token_bytes(text: str) -> bytes:
+    """The bytes of a token's text. Surrogates in it stand for bytes that are not UTF-8; see TokenLogprob."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def token_text(text: str) -> str:
+    """A token's text as JSON can hold it: bytes that are not UTF-8 become replacement characters."""
+    return token_bytes(text).decode("utf-8", "replace")
