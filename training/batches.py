@@ -32,9 +32,9 @@ QUESTIONS: dict[str, tuple[Callable[[Random, Scene], Turn | None], float]] = {
     "relation": (relations.relation, 2.0),
     "json": (structured, 1.2),
     "refusal": (refusal, 0.4),
-    "listing": (listing.listing, 0.7),
-    "describe": (listing.describe, 0.8),
-    "form": (form, 1.5),
+    "listing": (listing.listing, 1.6),
+    "describe": (listing.describe, 2.4),
+    "form": (form, 2.5),
 }
 """The function that asks each kind of question, and how often the kind is chosen, as a weight."""
 SYSTEMS = ("You are a helpful assistant.", "Answer the question.", "You are fovea-tiny.")

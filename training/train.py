@@ -159,7 +159,9 @@ def produce(queue: mp.Queue, settings: Settings, start: int, worker: int, progre
         if settings.several:
             batches.append(several_batch(rng, packer, settings))
         if settings.tools:
-            batches.append(tool_batch(rng, packer, small_size(rng), settings.tools))
+            size = small_size(rng) if rng.random() < 0.6 else large_size(rng)
+            count = max(2, min(settings.tools, 2000 * 1024 // (size[0] * size[1])))
+            batches.append(tool_batch(rng, packer, size, count))
         if settings.varied:
             batches.append(parts_batch(rng, packer, settings, embeds))
         if rng.random() < settings.minor:

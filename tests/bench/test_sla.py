@@ -15,7 +15,6 @@ from tests.bench.support import sample
 
 TOML = """
 source = "ours"
-fixed_visual_tokens = 100
 [good]
 ttft_ms = 300
 [targets]
@@ -24,10 +23,11 @@ error_rate = 0
 """
 
 
-def summary(*seconds: float, failures: int = 0, image_tokens: int | None = None) -> Summary:
-    answers = [
-        sample(*(at / 2, at), images=image_tokens is not None, image_tokens=image_tokens) for at in seconds
-    ]
+def summary(
+    *seconds: float, failures: int = 0, image_tokens: int | None = None, unreduced_tokens: int | None = None
+) -> Summary:
+    tokens = {"image_tokens": image_tokens, "unreduced_tokens": unreduced_tokens}
+    answers = [sample(*(at / 2, at), images=image_tokens is not None, **tokens) for at in seconds]
     return Summary.of(
         [Round([*answers, *(sample(failure=Failure("timeout", "")) for _ in range(failures))])], Bounds()
     )
@@ -43,13 +43,12 @@ def test_toml_and_json_are_equivalent(tmp_path: Path) -> None:
         json.dumps(
             {
                 "source": "ours",
-                "fixed_visual_tokens": 100,
                 "good": {"ttft_ms": 300},
                 "targets": {"ttft_p95_ms": 250.0, "error_rate": 0},
             }
         )
     )
-    expected = Sla("ours", Bounds(ttft_ms=300), {"ttft_p95_ms": 250.0, "error_rate": 0}, 100)
+    expected = Sla("ours", Bounds(ttft_ms=300), {"ttft_p95_ms": 250.0, "error_rate": 0})
     assert read_sla(tmp_path / "a.toml") == read_sla(tmp_path / "a.json") == expected
 
 
@@ -70,7 +69,6 @@ def test_empty_file_has_no_targets_and_is_its_own_source(tmp_path: Path) -> None
         ("[targets]\ngood = -1", "good is -1; accepted: a number from 0 on"),
         ("[targets]\ngood = nan", "good is nan"),
         ("source = 1", "source is 1; accepted: text"),
-        ("fixed_visual_tokens = 0", "fixed_visual_tokens is 0; accepted: a whole number from 1 on"),
     ],
 )
 def test_errors_name_the_wrong_key(tmp_path: Path, text: str, message: str) -> None:
@@ -106,8 +104,14 @@ def test_error_rate() -> None:
 
 
 def test_visual_tokens_saved() -> None:
-    (verdict,) = judge(Sla("", Bounds(), {"visual_tokens_saved": 0.5}), summary(1, 1, image_tokens=64))
+    """A small picture saves nothing: only tokens that were left out count, as the server reports them."""
+    sla = Sla("", Bounds(), {"visual_tokens_saved": 0.5})
+    (verdict,) = judge(sla, summary(1, 1, image_tokens=64, unreduced_tokens=256))
     assert (verdict.value, verdict.met) == (0.75, True)
+    (verdict,) = judge(sla, summary(1, 1, image_tokens=64, unreduced_tokens=64))
+    assert (verdict.value, verdict.met) == (0.0, False)
+    (verdict,) = judge(sla, summary(1, 1, image_tokens=64))
+    assert verdict.met is None
 
 
 def test_cost_per_request() -> None:
@@ -130,11 +134,11 @@ def test_rate_targets_above_the_offered_rate_are_not_tested() -> None:
 
 
 def test_every_known_target_can_be_judged() -> None:
-    results = judge(Sla("", Bounds(), dict.fromkeys(KNOWN_TARGETS, 1.0)), summary(1.0, image_tokens=64), 1.0)
+    results = judge(Sla("", Bounds(), dict.fromkeys(KNOWN_TARGETS, 1.0)), summary(1.0, image_tokens=64, unreduced_tokens=64), 1.0)
     assert {verdict.name for verdict in results} == set(KNOWN_TARGETS)
     assert all(verdict.met is not None for verdict in results)
 
 
 def test_default_targets() -> None:
-    results = judge(DEFAULT_SLA, summary(*[0.1] * 60, image_tokens=128), 0.35)
+    results = judge(DEFAULT_SLA, summary(*[0.1] * 60, image_tokens=128, unreduced_tokens=256), 0.35)
     assert {verdict.name: verdict.met for verdict in results} == dict.fromkeys(DEFAULT_SLA.targets, True)

@@ -168,7 +168,7 @@ PARAMETERS = [
     of_message("part without type", {"role": "user", "content": [{"text": "x"}]}, "type is required",
          "messages[0].content[0].type", code="missing_field"),
     of_message("part of another type", user({"type": "input_audio"}), "'input_audio'",
-         "messages[0].content[0]"),
+         "messages[0].content[0].type"),
     of_message("text part without text", user({"type": "text"}), "text is required",
          "messages[0].content[0].text", code="missing_field"),
     of_message("text part with a number", user({"type": "text", "text": 5}), "string",

@@ -198,6 +198,8 @@ def record_event(payload: str, at: float, sample: Sample) -> Failure | None:
         return Failure("broken stream", _message(chunk))
     if isinstance(usage := chunk.get("usage"), dict):
         _record_usage(usage, sample)
+    if isinstance(images := _object(chunk.get("fovea")).get("images"), list):
+        sample.unreduced_tokens = sum(_unreduced(_object(image)) for image in images)
     choices = chunk.get("choices") or []
     for choice in choices if isinstance(choices, list) else [choices]:
         if not isinstance(choice, dict):
@@ -217,6 +219,11 @@ def _record_usage(usage: dict[str, Any], sample: Sample) -> None:
     sample.prompt_tokens = _count(usage.get("prompt_tokens"))
     sample.image_tokens = _count(details.get("image_tokens"))
     sample.cached_tokens = _count(details.get("cached_tokens"))
+
+
+def _unreduced(image: dict[str, Any]) -> int:
+    """Visual tokens that an image of this size has if none is left out, as Fovea reports it."""
+    return _count(image.get("of")) or _count(image.get("visual_tokens")) or 0
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -117,6 +117,7 @@ class Summary:
     prompt_tokens, cached_tokens, image_tokens: sums over complete answers; None where usage does not contain
         them.
     images: images in the prompts of complete answers.
+    unreduced_tokens: image tokens of complete answers if none had been left out; None if unknown.
     values: other figures by name; median over the rounds.
     """
 
@@ -145,6 +146,7 @@ class Summary:
     cached_tokens: int | None
     image_tokens: int | None
     images: int
+    unreduced_tokens: int | None
     values: dict[str, float]
 
     @classmethod
@@ -183,6 +185,7 @@ class Summary:
             cached_tokens=_total(sample.cached_tokens for sample in answers),
             image_tokens=_total(sample.image_tokens for sample in answers),
             images=sum(sample.images for sample in answers),
+            unreduced_tokens=_total(sample.unreduced_tokens for sample in answers),
             values=_medians(rounds),
         )
 

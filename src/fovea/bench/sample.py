@@ -57,6 +57,7 @@ class Sample:
     ended_at: when the request was over, with or without success.
     tokens, prompt_tokens, image_tokens, cached_tokens: counts from the server's usage; None where it sent
         none.
+    unreduced_tokens: tokens that its images would have if none were left out; None: the server does not say.
     finish_reason: the server's reason for the end of the answer; "" without one.
     text_pieces: the text of the answer, one entry per event.
     failure: why there is no complete answer; None after success.
@@ -73,6 +74,7 @@ class Sample:
     prompt_tokens: int | None = None
     image_tokens: int | None = None
     cached_tokens: int | None = None
+    unreduced_tokens: int | None = None
     finish_reason: str = ""
     text_pieces: list[str] = field(default_factory=list, repr=False)
     failure: Failure | None = None

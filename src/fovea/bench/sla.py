@@ -34,7 +34,6 @@ class Sla:
     good: bounds that one request must keep to count as good.
     targets: limit of each figure, by its name; names in AT_MOST are upper limits, names in AT_LEAST lower
         limits.
-    fixed_visual_tokens: tokens per image to which `visual_tokens_saved` compares.
 
     Raises ConfigError for an unknown name or a value that is not a number from 0 on.
     """
@@ -42,7 +41,6 @@ class Sla:
     source: str
     good: Bounds
     targets: Mapping[str, float]
-    fixed_visual_tokens: int = 256
 
     def __post_init__(self) -> None:
         for name, value in self.targets.items():
@@ -52,11 +50,6 @@ class Sla:
         for field in fields(Bounds):
             if (bound := getattr(self.good, field.name)) is not None:
                 _number(field.name, bound)
-        fixed = self.fixed_visual_tokens
-        if not isinstance(fixed, int) or isinstance(fixed, bool) or fixed < 1:
-            raise ConfigError(
-                f"fixed_visual_tokens is {fixed!r}; accepted: a whole number from 1 on", param="sla"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +111,7 @@ def _figure(name: str, sla: Sla, summary: Summary, price_per_hour: float | None)
     derived: dict[str, Callable[[], float]] = {
         "error_rate": lambda: summary.failed / summary.requests if summary.requests else math.nan,
         "cost_per_request": lambda: _cost(summary, price_per_hour),
-        "visual_tokens_saved": lambda: _saved(sla, summary),
+        "visual_tokens_saved": lambda: _saved(summary),
     }
     if name in derived:
         return derived[name]()
@@ -135,23 +128,26 @@ def _cost(summary: Summary, price_per_hour: float | None) -> float:
     return price_per_hour / 3600 * summary.seconds / answers
 
 
-def _saved(sla: Sla, summary: Summary) -> float:
-    """Share of visual tokens saved, compared with `fixed_visual_tokens` per image; nan without images."""
-    if not summary.images or summary.image_tokens is None:
+def _saved(summary: Summary) -> float:
+    """Share of the visual tokens that were left out, of those that images of these sizes have.
+
+    nan without images, and if the server does not report it.
+    """
+    if not summary.unreduced_tokens or summary.image_tokens is None:
         return math.nan
-    return 1 - summary.image_tokens / (sla.fixed_visual_tokens * summary.images)
+    return 1 - summary.image_tokens / summary.unreduced_tokens
 
 
 def _sla(values: Any, path: str) -> Sla:
     if not isinstance(values, dict):
         raise ConfigError("not an object")
-    _check_keys(values, ("source", "good", "targets", "fixed_visual_tokens"))
+    _check_keys(values, ("source", "good", "targets"))
     good, targets = _table(values, "good"), _table(values, "targets")
     _check_keys(good, tuple(field.name for field in fields(Bounds)))
     source = values.get("source", path)
     if not isinstance(source, str):
         raise ConfigError(f"source is {source!r}; accepted: text")
-    return Sla(source, Bounds(**good), targets, values.get("fixed_visual_tokens", 256))
+    return Sla(source, Bounds(**good), targets)
 
 
 def _table(values: Mapping[str, Any], name: str) -> dict[str, Any]:

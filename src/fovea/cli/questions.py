@@ -11,9 +11,20 @@ from typing import TYPE_CHECKING
 
 from fovea.cli.common import names
 from fovea.core.answer import AnswerBuilder
+from fovea.core.answer_format import AnswerFormat
 from fovea.core.errors import FoveaError, InvalidRequest
 from fovea.core.image import Image, PixelBudget
-from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, Part, TextPart, VideoPart
+from fovea.core.tools import Tool
+from fovea.core.types import (
+    ChatPrompt,
+    Completion,
+    ImagePart,
+    Message,
+    Part,
+    TemplateInputs,
+    TextPart,
+    VideoPart,
+)
 from fovea.core.video import Video
 from fovea.evaluation.datasets import MOTION, Case
 from fovea.evaluation.score import Result
@@ -59,12 +70,18 @@ class CaseRunner:
     async def converse(self, case: Case, visual: Visual, budget: PixelBudget) -> AsyncIterator[Completion]:
         """Yield the answer to each exchange of a case. Raises FoveaError."""
         messages: list[Message] = []
+        tools = (Tool(tool["function"]["name"], {}, tool) for tool in case.tools)
+        inputs = TemplateInputs(tools=tuple(tools))
         for index, exchange in enumerate(case.exchanges):
             images = _parts(visual, budget) if index == 0 else []
-            messages.append(Message("user", (*images, TextPart(exchange.question))))
+            messages.append(Message(exchange.role, (*images, TextPart(exchange.question))))
+            form = None if exchange.schema is None else AnswerFormat.json_schema(exchange.schema)
             builder = AnswerBuilder(1)
             async for delta in self._engine.stream(
-                ChatPrompt(tuple(messages)), temperature=0.0, max_tokens=self._max_tokens
+                ChatPrompt(tuple(messages), template=inputs),
+                temperature=0.0,
+                max_tokens=self._max_tokens,
+                format=form,
             ):
                 builder.add(delta)
             answer = builder.build()

@@ -16,7 +16,7 @@ from typing import Any
 
 from fovea.core.errors import InvalidRequest
 from fovea.core.json_lines import parse_object
-from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS, Sample, generate
+from fovea.evaluation.scenes import ALL_KINDS, HELD_OUT_SEED, KINDS, Sample, generate
 
 MOTION = "motion"
 """The kind whose images are the frames of a video, in order."""
@@ -27,10 +27,16 @@ FIELDS = ("id", "kind", "image", "images", "question", "answer", "answers")
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One question, and all answers that count as right."""
+    """One question, and all answers that count as right.
+
+    role: who says the question: user, or tool for the result of a call.
+    schema: JSON Schema that the answer has to follow; None: any text.
+    """
 
     question: str
     accepted: tuple[str, ...]
+    role: str = "user"
+    schema: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,7 @@ class Case:
     exchanges: the questions in order, with their accepted answers.
     facts: numbers that reports select cases by, such as the length of the text to read.
     video: whether the images are sent as the frames of one video.
+    tools: definitions of the tools that the model is offered, in OpenAI's form.
     """
 
     id: str
@@ -51,6 +58,7 @@ class Case:
     exchanges: tuple[Exchange, ...]
     facts: Mapping[str, int] = field(default_factory=dict)
     video: bool = False
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 def scene_cases(
@@ -68,17 +76,17 @@ def scene_cases(
     video: whether the frames of the kind `motion` are sent as a video instead of separate images.
     sizes: choices of (width, height); see `scenes.generate`.
     """
-    known = (*KINDS, *DETAIL_KINDS)
-    unknown = sorted(set(kinds) - set(known))
+    unknown = sorted(set(kinds) - set(ALL_KINDS))
     if unknown:
-        raise InvalidRequest(f"unknown kind {unknown[0]!r}; there are {', '.join(known)}", param="kinds")
+        raise InvalidRequest(f"unknown kind {unknown[0]!r}; there are {', '.join(ALL_KINDS)}", param="kinds")
     samples = generate(seed, per_kind * len(kinds), tuple(kinds), sizes)
     return (_scene_case(sample, video and sample.kind == MOTION) for sample in samples)
 
 
 def _scene_case(sample: Sample, video: bool) -> Case:
-    exchanges = tuple(Exchange(turn.question, turn.accepted) for turn in sample.turns)
-    return Case(sample.id, sample.kind, tuple(sample.images), exchanges, dict(sample.facts), video)
+    exchanges = tuple(Exchange(turn.question, turn.accepted, turn.role, turn.schema) for turn in sample.turns)
+    facts = dict(sample.facts)
+    return Case(sample.id, sample.kind, tuple(sample.images), exchanges, facts, video, sample.tools)
 
 
 def read_jsonl(path: Path) -> list[Case]:

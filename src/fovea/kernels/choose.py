@@ -13,7 +13,7 @@ from fovea.kernels.attention import ChunkAttention, Heads, prefill_each
 from fovea.kernels.base import Kernels
 from fovea.kernels.compile_caches import secure_gpu_caches
 from fovea.kernels.flash import attention as flash
-from fovea.kernels.native.build import library
+from fovea.kernels.native.build import build_failure, library
 from fovea.kernels.native.instruction_sets import VARIABLE, chosen
 from fovea.kernels.native.kernels import NativeKernels
 from fovea.kernels.torch.kernels import TorchKernels
@@ -41,13 +41,20 @@ def choose(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) ->
         if cpp is not None:
             return NativeKernels(cpp)
     if name == "native":
-        raise ConfigError(
-            f"native kernels need bfloat16 (the model runs in {str(dtype).removeprefix('torch.')}), "
-            f"a CPU with AVX2 or NEON, {VARIABLE} not off, and, without a wheel of Fovea, a C++ "
-            "compiler; the log says whether compiling failed",
-            param="kernels",
-        )
+        raise ConfigError(f"the native kernels cannot run: {_native_obstacle(dtype)}", param="kernels")
     return TorchKernels(pack=True)
+
+
+def _native_obstacle(dtype: torch.dtype) -> str:
+    """Return what the native kernels lack here, and what to do about it."""
+    if dtype is not torch.bfloat16:
+        name = str(dtype).removeprefix("torch.")
+        return f"they compute in bfloat16, and the model runs in {name}; start with --dtype bfloat16"
+    if chosen() is None:
+        if os.environ.get(VARIABLE) == "off":
+            return f"{VARIABLE} is off; remove it, or set it to on"
+        return "this CPU has none of their instruction sets (AVX2, AVX-512 or NEON); use --kernels torch"
+    return f"they could not be compiled: {build_failure()}"
 
 
 def results_depend_on(kernels: Kernels) -> str:

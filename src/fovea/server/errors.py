@@ -9,12 +9,14 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from fovea.api.bodies.errors import DEFECT, error_body
 from fovea.core.errors import EngineError, FoveaError, InvalidRequest, NotFound, Overloaded
 from fovea.observe.metrics import Metrics
 from fovea.server.explain import explain, shorten
 
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 log = logging.getLogger("fovea.server")
 
 
@@ -25,14 +27,18 @@ class MethodNotAllowed(InvalidRequest):
     default_code = "method_not_allowed"
 
 
-def refusal(error: FoveaError, metrics: Metrics) -> JSONResponse:
-    """The response to an error, which is counted in the metrics."""
+def refusal(error: FoveaError, metrics: Metrics, path: str = "") -> JSONResponse:
+    """The response to an error, which is counted in the metrics. path: of the request."""
     metrics.count_refusal(error.code)
-    return response(error)
+    return response(error, path)
 
 
-def response(error: FoveaError) -> JSONResponse:
-    """The response to an error, with the headers Retry-After and WWW-Authenticate where they apply."""
+def response(error: FoveaError, path: str = "") -> JSONResponse:
+    """The response to an error, with the headers Retry-After and WWW-Authenticate where they apply.
+
+    path: of the request. Clients of Anthropic's API expect a type beside the error.
+    """
+    kind = {"type": "error"} if path.startswith("/v1/messages") else {}
     headers = {}
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(math.ceil(error.retry_after))
@@ -40,14 +46,24 @@ def response(error: FoveaError) -> JSONResponse:
         headers["WWW-Authenticate"] = "Bearer"
     if error.status == 503:
         headers["Retry-After"] = "5"
-    return JSONResponse(error_body(error), status_code=error.status, headers=headers)
+    return JSONResponse({**kind, **error_body(error)}, status_code=error.status, headers=headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """The methods that are accepted at the path of a request."""
+    routes = request.app.router.routes
+    return {
+        method
+        for method in METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+    }
 
 
 def install_handlers(app: FastAPI) -> None:
     """Add handlers for Fovea's errors, for pydantic's, for unknown routes and methods, and for defects."""
 
     def respond(request: Request, error: FoveaError) -> JSONResponse:
-        return refusal(error, request.app.state.fovea.metrics)
+        return refusal(error, request.app.state.fovea.metrics, request.url.path)
 
     async def on_fovea_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, FoveaError)
@@ -69,7 +85,7 @@ def install_handlers(app: FastAPI) -> None:
             answer = respond(
                 request, MethodNotAllowed(f"{request.method} is not accepted at {shorten(request.url.path)}")
             )
-            answer.headers.update(error.headers or {})
+            answer.headers["allow"] = ", ".join(sorted(_methods(request)))
             return answer
         return respond(request, InvalidRequest(f"the request is not accepted: {shorten(error.detail)}"))
 

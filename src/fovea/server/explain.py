@@ -58,6 +58,10 @@ def explain(problems: Sequence[Problem]) -> InvalidRequest:
     if kind == "json_invalid":
         reason = first.get("ctx", {}).get("error", "syntax error")
         return InvalidRequest(f"the body is not JSON: {reason}", code="invalid_json")
+    if kind == "union_tag_invalid" and "discriminator" in (context := first.get("ctx", {})):
+        path = f"{path}.type"
+        tags = f"must be one of {context['expected_tags']}"
+        return InvalidRequest(f"{path}: {tags}, got {shorten(context['tag'])}", param=path or None)
     if kind == "union_tag_not_found":
         kind, path = "missing", f"{path}.type"
     if kind == "missing":

@@ -46,7 +46,7 @@ class Guard:
             if exchange.status is not None:
                 raise
             failed, reason = False, error.code
-            await refusal(error, self.state.metrics)(scope, receive, send)
+            await refusal(error, self.state.metrics, scope["path"])(scope, receive, send)
         finally:
             reason = scope["state"].get("forbidden", reason)
             self._record(scope, exchange, reason, unanswered=500 if failed else CLIENT_GONE)

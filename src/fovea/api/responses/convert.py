@@ -21,7 +21,7 @@ from fovea.api.responses.request import (
     TextFormat,
 )
 from fovea.api.schema import ChatRequest
-from fovea.core.errors import RequestError
+from fovea.core.errors import InvalidRequest, RequestError
 
 SAME = (
     "model", "temperature", "top_p", "top_logprobs", "parallel_tool_calls", "stream", "timeout", "cache_salt",
@@ -83,10 +83,19 @@ def chat_request(body: ResponsesRequest, earlier: Sequence[ChatMessage]) -> tupl
         conversation.places.append("previous_response_id")
     for index, item in enumerate(body.input):
         _add_item(conversation, item, f"input[{index}]")
+    if not conversation.messages:
+        raise InvalidRequest("input has no message, call or result", param="input")
     fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name)) is not None}
     fields["messages"] = list(conversation.messages)
     if body.instructions is not None:
         fields["messages"].insert(0, {"role": "system", "content": body.instructions})
+    fields |= _options(body)
+    return ChatRequest.model_validate(fields), conversation
+
+
+def _options(body: ResponsesRequest) -> dict[str, Any]:
+    """The fields of a chat request that have other names or forms here."""
+    fields: dict[str, Any] = {}
     if body.max_output_tokens is not None:
         fields["max_completion_tokens"] = body.max_output_tokens
     if body.top_logprobs is not None or LOGPROBS in (body.include or ()):
@@ -102,7 +111,7 @@ def chat_request(body: ResponsesRequest, earlier: Sequence[ChatMessage]) -> tupl
         fields["reasoning_effort"] = body.reasoning.effort
     if body.text is not None and body.text.format is not None:
         fields["response_format"] = _format(body.text.format)
-    return ChatRequest.model_validate(fields), conversation
+    return fields
 
 
 @contextmanager

@@ -6,6 +6,7 @@ prompt that cannot fit is refused from the headers alone.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,8 +23,11 @@ from fovea.engine.vision.processor.base import ImageProcessor, VisualPlan
 from fovea.engine.vision.processor.pruning import KeptCells
 from fovea.engine.vision.processor.video import QwenVideos
 from fovea.engine.visual_budget.choose import RequestContext, VisualBudget
-from fovea.engine.visual_budget.detail import DetailRule, FullDetail
+from fovea.engine.visual_budget.detail import DetailRule, FullDetail, asks_for_text
+from fovea.engine.visual_budget.methods import METHODS
 from fovea.relevance.naming import Turn
+
+log = logging.getLogger("fovea.engine")
 
 
 class PromptBuilder:
@@ -194,6 +198,9 @@ class PromptBuilder:
                 planned.append(PlannedImage(image, plan, context.key(image, plan), budget, reason))
                 continue
             left = chosen.method, plan.tokens
+            if not METHODS[chosen.method].for_text and asks_for_text(context.question):
+                reason += f"; the question is about text, and {chosen.method} is known to lose it"
+                log.warning("%s is known to lose text, and a question is about text", chosen.method)
             planned.append(PlannedImage(image, chosen.plan, chosen.key, budget, reason, left))
         return planned
 

@@ -91,6 +91,14 @@ def _any_of(words: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"\b(?:{'|'.join(words)})(?:s|ed|er|est|ing)?\b", re.IGNORECASE)
 
 
+_TEXT = _any_of(("text", "read", "word", "letter", "character", "digit", "written", "code", "say"))
+
+
+def asks_for_text(question: str) -> bool:
+    """Whether a question in English is about text in an image."""
+    return _TEXT.search(question) is not None
+
+
 DETAIL_POLICIES: dict[str, type[DetailPolicy]] = {"full": FullDetail, "keywords": KeywordDetail}
 
 

@@ -32,6 +32,8 @@ BUILT = Path(__file__).parent / "lib"
 """The libraries that a wheel brings, NAME.so for each instruction set."""
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_TIMEOUT_S = 600
+LONGEST_FAILURE = 300
+_failures: list[str] = []
 
 
 def library() -> ctypes.CDLL | None:
@@ -42,6 +44,11 @@ def library() -> ctypes.CDLL | None:
     """
     instructions = chosen()
     return None if instructions is None else _load(instructions)
+
+
+def build_failure() -> str:
+    """Return why the kernels could not be built in this process, in one line; "": they could."""
+    return " ".join(_failures[-1].split())[:LONGEST_FAILURE] if _failures else ""
 
 
 @functools.cache
@@ -59,6 +66,7 @@ def _load(instructions: InstructionSet) -> ctypes.CDLL | None:
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
         log.warning("the CPU kernels cannot be used, so torch's are used instead: %s", detail)
+        _failures.append(str(detail).strip())
         return None
     log.debug("C++ kernels for %s, compiled on this machine", instructions.title)
     return loaded

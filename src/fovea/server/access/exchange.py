@@ -91,6 +91,8 @@ class Exchange:
 
     def _add_headers(self, headers: MutableHeaders) -> None:
         headers["x-request-id"] = self.caller.request_id
+        if self._scope["path"].startswith("/v1/messages"):  # Anthropic's name of it
+            headers["request-id"] = self.caller.request_id
         client = self.caller.client
         for noun, bucket in (("requests", client.requests), ("tokens", client.tokens)):
             if bucket is not None:

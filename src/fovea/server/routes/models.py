@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -123,7 +124,10 @@ def _model_object(state: ServerState) -> dict[str, Any]:
     return {
         "id": info.name,
         "object": "model",
+        "type": "model",
+        "display_name": info.name,
         "created": info.created,
+        "created_at": datetime.fromtimestamp(info.created, UTC).isoformat(),
         "owned_by": "fovea",
         "max_model_len": info.max_context,
         "input_modalities": list(info.input_modalities),
