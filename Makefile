@@ -1,6 +1,7 @@
 # make demo   set up and ask the bundled model about the pictures in examples/
 # make test   set up, check and test (minutes)
 # make test-portable  repeat the tests of kernels as on a CPU with AVX2, and without Fovea's own kernels (3 minutes)
+# make test-clients  other people's API clients against a server, into docs/clients.md (3 minutes; 1.2 GB the first time)
 # make test-arm  compile the kernels for ARM and test them on emulated processors (needs a Debian machine)
 # make wheel  wheels with compiled kernels for Linux and macOS, into dist/; tries the one of this machine (15 minutes)
 # make check  lint, types, import walls (seconds)
@@ -16,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 OUT ?= out
 FUZZ_SECONDS ?= 600
 
-.PHONY: help demo test test-all test-portable test-arm check format serve bench bench-relevance attack fuzz gpu wheel clean
+.PHONY: help demo test test-all test-clients test-portable test-arm check format serve bench bench-relevance attack fuzz gpu wheel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -61,6 +62,19 @@ test-arm: $(VENV)/.installed-dev
 
 test-all: check
 	$(BIN)/python -m pytest -q -m "not gpu" -n 2 --dist loadfile --hypothesis-profile=thorough
+
+# The clients need many packages, and other versions of some, so they get an environment of their own.
+CLIENTS := .venv-clients
+CLIENTS_PIP := $(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/requirements-checked.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(CLIENTS_PIP) --no-deps --requirement tests/clients/requirements-checked.txt
+	$(CLIENTS_PIP) --requirement tests/clients/requirements.txt
+	@touch $@
+
+test-clients: $(VENV)/.installed $(CLIENTS)/.installed
+	$(CLIENTS)/bin/python tests/clients/table.py
 
 serve: $(VENV)/.installed
 	$(BIN)/fovea serve

@@ -1,8 +1,6 @@
 """Run the tests of all clients, and write what they found to docs/clients.md.
 
-    python -m venv .venv-clients
-    .venv-clients/bin/pip install --no-deps -r tests/clients/requirements-checked.txt
-    .venv-clients/bin/pip install -r tests/clients/requirements.txt
+    make test-clients                                   # sets up the environment of the clients, too
     .venv-clients/bin/python tests/clients/table.py
 
 The server is the one of .venv/bin/fovea, or the program that the variable FOVEA names.
@@ -39,13 +37,13 @@ INTRODUCTION = """\
 # Clients
 
 These public clients were run against `fovea serve` with the bundled model, fovea-tiny. Every row is a test of
-`tests/clients/`; `python tests/clients/table.py` runs them and writes this page.
+`tests/clients/`, some of them with several inputs; `make test-clients` runs them and writes this page.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of a test, with all its parameters.
+    """The outcome of a test with one input.
 
     client: the package
     does: what the client does in the test
@@ -63,22 +61,27 @@ class Result:
 def page(results: Sequence[Result]) -> str:
     """The page about the results, in Markdown."""
     works = sum(result.works is True for result in results)
-    clients = len({result.client for result in results})
-    lines = [
-        INTRODUCTION,
-        f"{clients} clients, {len(results)} tests: {works} work.\n",
-        "| client | version | what it does | works |",
-        "|---|---|---|---|",
-        *(_row(result) for result in results),
-    ]
+    versions = {result.client: result.version for result in results}
+    lines = [INTRODUCTION, f"{len(versions)} clients, {len(results)} tests: {works} work."]
+    for client, version in versions.items():
+        groups: dict[str, list[Result]] = {}
+        for result in results:
+            if result.client == client:
+                groups.setdefault(result.does, []).append(result)
+        lines += [f"\n## {client} {version}\n", "| what it does | works |", "|---|---|"]
+        lines += [_row(does, group) for does, group in groups.items()]
     return "\n".join(lines) + "\n"
 
 
-def _row(result: Result) -> str:
-    answer = {True: "yes", False: "no", None: "not tested"}[result.works]
-    works = f"{answer}: {result.reason}" if result.reason else answer
-    cells = (result.client, result.version, result.does, works)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _row(does: str, results: Sequence[Result]) -> str:
+    """The row of a test, with all its parameters."""
+    count = sum(result.works is True for result in results)
+    answer = "yes" if count == len(results) else "no" if not count else f"{count} of {len(results)}"
+    if all(result.works is None for result in results):
+        answer = "not tested"
+    reasons = dict.fromkeys(result.reason for result in results if result.reason)
+    works = ": ".join([answer, *list(reasons)[:1]])
+    return f"| {does.replace('|', chr(92) + '|')} | {works.replace('|', chr(92) + '|')} |"
 
 
 def one_line(text: str) -> str:
@@ -118,11 +121,10 @@ class Recorder:
 
 
 def _does(item: pytest.Item) -> str:
-    """The first line of the test's docstring, and its parameters."""
+    """The first line of the test's docstring."""
     function = getattr(item, "function", None)
-    words = (function.__doc__ or item.name).strip().splitlines()[0]
-    parameters = re.search(r"\[(.*)\]$", item.name)
-    return f"{words} ({parameters.group(1)})" if parameters else words
+    words: str = (function.__doc__ or item.name).strip().splitlines()[0]
+    return words
 
 
 def _reason(report: pytest.TestReport) -> str:

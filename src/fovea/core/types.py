@@ -65,7 +65,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class TemplateInputs:
-    """What the chat template gets beside the messages.
+    """The inputs of a chat template beside the messages.
 
     tools: those that the model may call.
     arguments: further variables of the template, such as `enable_thinking`. Those that the template does not

@@ -1,4 +1,4 @@
-"""What the readers of calls report, and what they expect of a tool."""
+"""The events that readers of tool calls report."""
 
 from __future__ import annotations
 

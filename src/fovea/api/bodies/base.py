@@ -1,4 +1,4 @@
-"""What the bodies of all of OpenAI's completions have in common."""
+"""The common part of the bodies of OpenAI's completions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fovea.core.types import Delta, Usage
 
 @dataclass(frozen=True, slots=True)
 class BodyOptions:
-    """What a request wants in its answer.
+    """Wishes of a request for the body of its answer.
 
     fingerprint: names what the answer depends on beside the request.
     request_id: part of the answer's id; None: a random one.

@@ -62,7 +62,7 @@ class ImageBlock(Block):
 
 
 class ThinkingBlock(Block):
-    """What the model thought before an earlier answer."""
+    """The reasoning before an earlier answer."""
 
     type: Literal["thinking"]
     thinking: Text

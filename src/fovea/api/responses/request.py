@@ -72,7 +72,7 @@ class FunctionOutputItem(Wire):
 
 
 class ReasoningItem(Wire):
-    """What the model thought before an earlier answer."""
+    """The reasoning before an earlier answer."""
 
     type: Literal["reasoning"]
     content: Annotated[list[InputText], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = None
