@@ -15,13 +15,31 @@ from pathlib import Path
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from fovea import Engine
+from fovea import AnswerFormat, Engine
 from fovea.api.convert import timings_body
-from fovea.evaluation.datasets import read_jsonl
+from fovea.core.tools import Tool
+from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, TemplateInputs, TextPart
+from fovea.engine.request.inputs import to_image
+from fovea.evaluation.datasets import Case, read_jsonl
 from fovea.evaluation.score import matches
 
 HERE = Path(__file__).resolve().parent
 STAGES = ("preprocess", "encode", "prefill", "decode")
+
+
+def ask(engine: Engine, case: Case) -> Completion:
+    """Answer the question of a case, which may offer tools, or set the form of the answer."""
+    exchange = case.exchanges[0]
+    form = None if exchange.schema is None else AnswerFormat.json_schema(exchange.schema)
+    if not case.tools:
+        return engine.generate(
+            exchange.question, images=case.images, temperature=0, max_tokens=96, format=form
+        )
+    images = (ImagePart(to_image(path)) for path in case.images)
+    tools = (Tool(tool["function"]["name"], {}, tool) for tool in case.tools)
+    message = Message("user", (*images, TextPart(exchange.question)))
+    prompt = ChatPrompt((message,), template=TemplateInputs(tuple(tools)))
+    return engine.generate(prompt, temperature=0, max_tokens=96, format=form)
 
 
 def main() -> None:
@@ -37,7 +55,7 @@ def main() -> None:
         print(f"after {time.perf_counter() - started:.1f} s\n")
         for case in cases:
             exchange = case.exchanges[0]
-            answer = engine.generate(exchange.question, images=case.images, temperature=0, max_tokens=96)
+            answer = ask(engine, case)
             good = matches(answer.text, exchange.accepted)
             right += good
             names = ", ".join(str(path.relative_to(HERE.parent)) for path in case.images)

@@ -188,7 +188,7 @@ def test_token_ids_are_returned(server: Server) -> None:
     whole = choice(server, return_token_ids=True, **KNOWN)
     assert whole["prompt_token_ids"] == prompt
     assert len(whole["token_ids"]) == BODY["max_tokens"]
-    assert server.post("/detokenize", {"tokens": whole["token_ids"]}).json()["text"] == whole["text"]
+    assert server.post("/detokenize", {"tokens": whole["token_ids"]}).json()["prompt"] == whole["text"]
     chunks = stream(server, return_token_ids=True, **KNOWN)
     streamed = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", ())]
     assert streamed == whole["token_ids"]

@@ -28,7 +28,7 @@ from fovea.cli.sweep.command import add_sweep_options, check_no_sweep
 from fovea.cli.sweep.command import run as run_sweep
 from fovea.core.image import PixelBudget, VisualTokens
 from fovea.evaluation.datasets import MOTION, Case, read_jsonl, scene_cases
-from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS
+from fovea.evaluation.scenes import DETAIL_KINDS, HELD_OUT_SEED, KINDS, TASK_KINDS
 from fovea.evaluation.score import Result, Row, report
 
 MAX_ANSWER = 96
@@ -54,8 +54,9 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--kinds",
         metavar="A,B",
-        help=f"kinds of scenes: {', '.join(KINDS)} (default: all of these), and {', '.join(DETAIL_KINDS)} "
-        "in large images (with --sweep by default, too)",
+        help=f"kinds of scenes: {', '.join(KINDS)} (default: all of these), {', '.join(DETAIL_KINDS)} "
+        f"in large images (with --sweep by default, too), and {', '.join(TASK_KINDS)}: tools to call, and "
+        "JSON of a given schema",
     )
     parser.add_argument(
         "--seed",

@@ -1,9 +1,10 @@
 """Evaluation cases, from the scene generator or from a JSONL file of the user's own.
 
 A line of JSONL is `{"image": "a.png", "question": "...", "answers": ["...", "..."]}`. `images` takes a list
-of images, `answer` a single accepted answer; `kind` groups the report, `id` names the case. Image paths are
-relative to the file. An answer may be any JSON value: a number must be answered as it is written, an object
-or a list with any spacing.
+of images, `answer` a single accepted answer; `kind` groups the report, `id` names the case. `schema` is a
+JSON Schema that the answer has to follow. `tools` are tools in OpenAI's form that the model may call; its
+answer is then the call as the model writes it. Image paths are relative to the file. An answer may be any
+JSON value: a number must be answered as it is written, an object or a list with any spacing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MOTION = "motion"
 """The kind whose images are the frames of a video, in order."""
 OTHER = "other"
 """The kind of a case that has no field `kind`."""
-FIELDS = ("id", "kind", "image", "images", "question", "answer", "answers")
+FIELDS = ("id", "kind", "image", "images", "question", "answer", "answers", "schema", "tools")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,19 @@ def _read_case(folder: Path, number: int, line: bytes) -> Case:
     if kind == "all":
         raise InvalidRequest("kind 'all' is the report's last row, over every kind; choose another word")
     accepted = tuple(answer if isinstance(answer, str) else json.dumps(answer) for answer in answers)
-    return Case(str(value.get("id", number)), kind, images, (Exchange(question, accepted),))
+    schema, tools = value.get("schema"), value.get("tools", [])
+    if schema is not None and not isinstance(schema, dict):
+        raise InvalidRequest("schema takes a JSON Schema, an object")
+    if not isinstance(tools, list) or not all(map(_has_name, tools)):
+        raise InvalidRequest("tools takes a list of functions in OpenAI's form")
+    exchange = Exchange(question, accepted, schema=schema)
+    return Case(str(value.get("id", number)), kind, images, (exchange,), tools=tuple(tools))
+
+
+def _has_name(tool: Any) -> bool:
+    """Whether a value has the form of a tool."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 def _one_or_many(value: Mapping[str, Any], one: str, many: str) -> list[Any]:
