@@ -103,32 +103,27 @@ async def _cancel(waiting: asyncio.Future[Delta]) -> None:
 
 async def _events(
     bodies: Bodies,
-    waiting: asyncio.Future[Delta],
+    first: asyncio.Future[Delta],
     rest: AsyncGenerator[Delta, None],
     include_usage: bool,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream.
+    """Yield the events of a stream, and comments while there is no first delta.
 
     Status 200 is already sent, so an error becomes an event. The stream then ends without its mark of the
     end.
-
-    waiting: the next delta.
     """
     usage = Usage()
     try:
-        while True:
-            while not waiting.done():
-                await asyncio.wait({waiting}, timeout=SILENCE_S)
-                if not waiting.done():
-                    yield sse.COMMENT
-            try:
-                delta = waiting.result()
-            except StopAsyncIteration:
-                break
+        while not first.done():
+            await asyncio.wait({first}, timeout=SILENCE_S)
+            if not first.done():
+                yield sse.COMMENT
+        delta: Delta | None = first.result()
+        while delta is not None:
             for chunk in bodies.chunks(delta):
                 yield bodies.event(chunk)
             usage = delta.usage or usage
-            waiting = asyncio.ensure_future(anext(rest))
+            delta = await anext(rest, None)
         for chunk in bodies.closing(usage, include_usage):
             yield bodies.event(chunk)
         if bodies.done:
@@ -138,5 +133,3 @@ async def _events(
     except Exception as error:  # the client must see that the stream broke
         log.error("a stream broke off", exc_info=error)
         yield bodies.event(bodies.failure(EngineError("the answer broke off; see the server's log")))
-    finally:
-        await _cancel(waiting)

@@ -18,6 +18,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,14 @@ class BatchStore:
 
     capacity: ceiling in bytes.
     used: bytes that are taken now.
+    arriving: bytes of uploads that are not complete yet.
 
     Raises ConfigError if the folder cannot be used.
     """
 
     def __init__(self, folder: Path, capacity: int) -> None:
         self.capacity = capacity
+        self.arriving = 0
         self._folder = folder
         reason = private_folder(folder)
         if reason is not None:
@@ -56,12 +59,23 @@ class BatchStore:
 
     def check_room(self, size: int) -> None:
         """Raise PayloadTooLarge if so many bytes more do not fit."""
-        if self.used + size > self.capacity:
+        taken = self.used + self.arriving
+        if taken + size > self.capacity:
             raise PayloadTooLarge(
-                f"files and batches take {self.used} bytes, and {size} more do not fit into {self.capacity} "
+                f"files and batches take {taken} bytes, and {size} more do not fit into {self.capacity} "
                 "(batch_store_mib); delete some",
                 code="batch_store_full",
             )
+
+    @contextmanager
+    def arrival(self, size: int) -> Iterator[None]:
+        """Count an upload of so many bytes until it is complete. Raises PayloadTooLarge."""
+        self.check_room(size)
+        self.arriving += size
+        try:
+            yield
+        finally:
+            self.arriving -= size
 
     def content_path(self, name: str) -> Path:
         """Path of a file's content. name: id of a file of this store."""

@@ -48,21 +48,13 @@ async def upload(http: Request) -> dict[str, Any]:
     state = state_of(http)
     store = store_of(state)
     most = state.settings.batches.batch_file_mib << 20
-    _check_length(http, most)
-    limited = Request(http.scope, _limited(http, most + FORM))
+    size = _length(http, most)
+    limited = Request(http.scope, _limited(http, size))
     path = store.new_upload()
     try:
-        async with limited.form(max_files=1, max_fields=8, max_part_size=4096) as form:
-            purpose, file = form.get("purpose"), form.get("file")
-            if purpose not in PURPOSES:
-                raise InvalidRequest(
-                    f"purpose is {purpose!r:.50}; accepted: {', '.join(PURPOSES)}", param="purpose"
-                )
-            if not isinstance(file, UploadFile):
-                raise InvalidRequest("file is required, as a part of the form", param="file")
-            await _copy(file, path, store, most)
-            name = Path(file.filename or "file").name[:LONGEST_NAME]
-        record = store.add_file(path, state.caller.owner, filename=name, purpose=str(purpose))
+        with store.arrival(size):
+            name, purpose = await _receive(limited, path)
+        record = store.add_file(path, state.caller.owner, filename=name, purpose=purpose)
     except MultiPartException as error:
         raise InvalidRequest(f"the body is no form: {error.message[:200]}") from None
     finally:
@@ -120,13 +112,15 @@ def store_of(state: ServerState) -> BatchStore:
     return state.batches
 
 
-def _check_length(http: Request, most: int) -> None:
-    """Refuse a body by its length, before any of it is read."""
-    length = http.headers.get("content-length", "0")
-    if length.isdecimal() and int(length) > most + FORM:
+def _length(http: Request, most: int) -> int:
+    """The bytes that a body may have, by its header. Refuses it if they are too many."""
+    length = http.headers.get("content-length", "")
+    size = int(length) if length.isdecimal() and len(length) < 16 else most + FORM
+    if size > most + FORM:
         raise PayloadTooLarge(
-            f"the file has about {int(length)} bytes; accepted: at most {most} (batch_file_mib)", param="file"
+            f"the file has about {size} bytes; accepted: at most {most} (batch_file_mib)", param="file"
         )
+    return size
 
 
 def _limited(http: Request, most: int) -> Any:
@@ -138,22 +132,23 @@ def _limited(http: Request, most: int) -> Any:
         message = await http.receive()
         left -= len(message.get("body", b""))
         if left < 0:
-            raise PayloadTooLarge(
-                f"the file has more than {most - FORM} bytes (batch_file_mib)", param="file"
-            )
+            raise PayloadTooLarge(f"the form has more than {most} bytes (batch_file_mib)", param="file")
         return message
 
     return receive
 
 
-async def _copy(file: UploadFile, path: Path, store: BatchStore, most: int) -> None:
-    """Copy an upload into the store's folder. Raises PayloadTooLarge if it has no room."""
-    size = file.size or 0
-    if size > most:
-        raise PayloadTooLarge(
-            f"the file has {size} bytes; accepted: at most {most} (batch_file_mib)", param="file"
-        )
-    store.check_room(size)
-    with path.open("wb") as target:
-        while piece := await file.read(PIECE):
-            target.write(piece)
+async def _receive(http: Request, path: Path) -> tuple[str, str]:
+    """Read the form of an upload, and write its file. Returns the file's name and its purpose."""
+    async with http.form(max_files=1, max_fields=8, max_part_size=4096) as form:
+        purpose, file = form.get("purpose"), form.get("file")
+        if purpose not in PURPOSES:
+            raise InvalidRequest(
+                f"purpose is {purpose!r:.50}; accepted: {', '.join(PURPOSES)}", param="purpose"
+            )
+        if not isinstance(file, UploadFile):
+            raise InvalidRequest("file is required, as a part of the form", param="file")
+        with path.open("wb") as target:
+            while piece := await file.read(PIECE):
+                target.write(piece)
+        return Path(file.filename or "file").name[:LONGEST_NAME], str(purpose)
