@@ -35,12 +35,14 @@ ANSWERS = {
 }
 
 
-def completion(*texts: str, reason: FinishReason = "stop", thinking: bool = False, **fields: Any) -> Completion:
+def completion(
+    *texts: str, reason: FinishReason = "stop", thinking: bool = False, **fields: Any
+) -> Completion:
     count = len(texts)
     fields = {"logprobs": ((),) * count, "stops": (None,) * count, **fields}
     return Completion(
-        texts, ((1,),) * count, (reason,) * count, usage=Usage(5, 2), timings=StageTimings(), thinking=thinking,
-        **fields,
+        texts, ((1,),) * count, (reason,) * count, usage=Usage(5, 2), timings=StageTimings(),
+        thinking=thinking, **fields,
     )  # fmt: skip
 
 
@@ -88,7 +90,11 @@ def test_a_joined_stream_is_the_complete_body(name: str, size: int, reason: Fini
     [choice] = parsed.choices
     bodies = ChatBodies("m", reading=READING)
     stream = joined([chunk for delta in deltas(text, size, reason=reason) for chunk in bodies.chunks(delta)])
-    calls = [[c.function.name, c.function.arguments] for c in choice.message.tool_calls or [] if c.type == "function"]
+    calls = [
+        [c.function.name, c.function.arguments]
+        for c in choice.message.tool_calls or []
+        if c.type == "function"
+    ]
     assert stream["calls"] == calls
     assert stream["reasoning"] == (choice.message.model_extra or {}).get("reasoning_content", "")
     assert stream["content"] == (choice.message.content or "")
@@ -145,7 +151,10 @@ def test_reasoning_is_left_out_on_request() -> None:
 def test_a_prompt_that_ends_inside_the_reasoning() -> None:
     assert READING.divide("hm</think>Yes.", True) == Answer("Yes.", "hm")
     readers = Readers(READING)
-    assert readers.read(Delta(0, "hm</think>Yes.", thinking=True)) == [Piece("reasoning", "hm"), Piece("content", "Yes.")]
+    assert readers.read(Delta(0, "hm</think>Yes.", thinking=True)) == [
+        Piece("reasoning", "hm"),
+        Piece("content", "Yes."),
+    ]
 
 
 def test_tools_that_may_not_be_called_are_not_looked_for() -> None:
@@ -160,7 +169,12 @@ def test_a_model_without_a_dialect() -> None:
 
 def test_an_answer_of_pieces() -> None:
     answer = Answer()
-    for piece in (Piece("content", "a"), Piece("call", "f"), Piece("arguments", "{"), Piece("arguments", "}")):
+    for piece in (
+        Piece("content", "a"),
+        Piece("call", "f"),
+        Piece("arguments", "{"),
+        Piece("arguments", "}"),
+    ):
         answer.add(piece)
     [call] = answer.calls
     assert (answer.content, call) == ("a", ToolCall("f", "{}", call.id))

@@ -84,7 +84,7 @@ def test_the_items_of_one_answer_are_one_message() -> None:
     """The model thought, wrote text and made two calls, all in one turn."""
     given = [
         {"role": "user", "content": "hi"},
-        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
         {"type": "message", "role": "assistant", "content": "So:"},
         function_call("a"),
         function_call("b", "stop"),
@@ -232,14 +232,8 @@ def test_an_error_of_a_real_request() -> None:
     assert caught.value.param == "input[1].content"
 
 
-def whole(text: str, reason: FinishReason = "stop", **fields: Any) -> dict[str, Any]:
-    return ResponsesBodies("m", request(**fields), READING).complete([completion(text, reason=reason)])
-
-
-def events_of(bodies: ResponsesBodies, parts: list[Delta]) -> list[dict[str, Any]]:
-    """All events of a stream, as they are on the wire."""
-    payloads = [event for delta in parts for event in bodies.chunks(delta) if True]
-    return payloads
+def whole(text: str, reason: FinishReason = "stop") -> dict[str, Any]:
+    return ResponsesBodies("m", request(), READING).complete([completion(text, reason=reason)])
 
 
 def stream(text: str, size: int, reason: FinishReason = "stop") -> list[dict[str, Any]]:
@@ -262,15 +256,19 @@ def stream(text: str, size: int, reason: FinishReason = "stop") -> list[dict[str
 
 def outline(body: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Type, name and text of each item of an answer."""
-    return [
-        (item["type"], item.get("name", ""), item.get("arguments") or "".join(p["text"] for p in item.get("content", [])))
-        for item in body["output"]
-    ]  # fmt: skip
+    return [(item["type"], item.get("name", ""), text_of(item)) for item in body["output"]]
+
+
+def text_of(item: dict[str, Any]) -> str:
+    """The text of an item, or the arguments of a call."""
+    arguments: str = item.get("arguments", "")
+    return arguments + "".join(part["text"] for part in item.get("content", ()))
 
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_complete_answer_is_openais_type(name: str) -> None:
-    body = whole(ANSWERS[name], tools=[TOOL], metadata={"a": "b"}, text={"format": {"type": "json_object"}})
+    given = request(tools=[TOOL], metadata={"a": "b"}, text={"format": {"type": "json_object"}})
+    body = ResponsesBodies("m", given, READING).complete([completion(ANSWERS[name])])
     parsed = Response.model_validate(body)
     assert parsed.status == "completed"
     assert parsed.usage is not None
@@ -297,6 +295,12 @@ def test_the_last_event_is_the_complete_answer(name: str, size: int, reason: Fin
     }
 
 
+def test_text_after_a_call_stays_after_it() -> None:
+    """The complete answer had all text before all calls, and the stream had the order of the model."""
+    text = f"So:\n{LOOK}\nDone."
+    assert outline(whole(text)) == outline(stream(text, 7)[-1]["response"])
+
+
 @pytest.mark.parametrize("name", ANSWERS)
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_the_events_of_a_stream_add_up(name: str, size: int) -> None:
@@ -306,7 +310,8 @@ def test_the_events_of_a_stream_add_up(name: str, size: int) -> None:
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
     assert events[0]["response"]["status"] == "in_progress"
     open_item: dict[str, Any] | None = None
-    done, text = [], ""
+    done: list[dict[str, Any]] = []
+    text = ""
     for event in events[2:-1]:
         kind = event["type"].removeprefix("response.")
         if kind == "output_item.added":
@@ -319,7 +324,7 @@ def test_the_events_of_a_stream_add_up(name: str, size: int) -> None:
         assert event["output_index"] == len(done)
         if kind == "output_item.done":
             assert event["item"]["id"] == open_item["id"]
-            assert text == (event["item"].get("arguments") or "".join(p["text"] for p in event["item"].get("content", [])))
+            assert text == text_of(event["item"])
             done.append(event["item"])
             open_item = None
             continue
@@ -358,7 +363,12 @@ def test_an_answer_may_be_sent_back_as_input(name: str, streamed: bool) -> None:
     """Clients without stored answers send all items of the output back, and the conversation goes on."""
     body = stream(ANSWERS[name], 7)[-1]["response"] if streamed else whole(ANSWERS[name])
     results = [output(item["call_id"], "ok") for item in body["output"] if item["type"] == "function_call"]
-    given = [{"role": "user", "content": "hi"}, *body["output"], *results, {"role": "user", "content": "go on"}]
+    given = [
+        {"role": "user", "content": "hi"},
+        *body["output"],
+        *results,
+        {"role": "user", "content": "go on"},
+    ]
     chat, _ = chat_request(request(given), [])
     divided = READING.divide(ANSWERS[name], False)
     prompt = chat_prompt(chat, []).messages
@@ -381,7 +391,9 @@ def test_the_answer_is_kept_once_it_is_complete() -> None:
     [(body, answer)] = kept
     assert body == last
     assert (answer.content, answer.reasoning, len(answer.calls)) == ("So:", "hm", 2)
-    assert [call.id for call in answer.calls] == [i["call_id"] for i in body["output"] if i["type"] == "function_call"]
+    assert [call.id for call in answer.calls] == [
+        i["call_id"] for i in body["output"] if i["type"] == "function_call"
+    ]
 
 
 def test_an_error_in_a_stream_is_openais_event() -> None:

@@ -71,9 +71,9 @@ def test_a_named_tool_has_its_number_in_the_request() -> None:
     assert len(use.offered) == 2, "the model sees all of them"
 
 
-def test_no_tools() -> None:
-    for fields in ({}, {"tools": []}, {"tools": None}, {"tools": [], "tool_choice": "none"}):
-        assert tool_use(chat(**fields)) == ToolUse()
+@pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": None}, {"tools": [], "tool_choice": "none"}])
+def test_no_tools(fields: dict[str, Any]) -> None:
+    assert tool_use(chat(**fields)) == ToolUse()
 
 
 @pytest.mark.parametrize(

@@ -21,14 +21,15 @@ from tests.dialects.support import STOP, WEATHER, Call, join, tool, write
 from tests.dialects.test_reader import reader
 
 PARIS = Call("get_weather", {"city": "Paris"})
-FULL = Call("get_weather", {"city": "Zoë's \"北京\"\n\\ {[", "days": 3, "exact": True, "where": {"a": [1.5]}})
+FULL = Call("get_weather", {"city": 'Zoë\'s "北京"\n\\ {[', "days": 3, "exact": True, "where": {"a": [1.5]}})
 NULLABLE = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 forms = pytest.mark.parametrize("form", FORMATS)
 
 
 @pytest.fixture(scope="module")
 def vocabulary() -> LLTokenizer:
-    return byte_vocabulary()
+    tokens: LLTokenizer = byte_vocabulary()
+    return tokens
 
 
 class Grammar:
@@ -170,7 +171,9 @@ def test_free_answers_may_be_text(vocabulary: LLTokenizer, form: str, text: str)
     assert Grammar(vocabulary, form, [STRICT, STOP], "auto").accepts(text)
 
 
-STRICT = tool("get_weather", strict=True, required=("city",), city={"type": "string"}, days={"type": "integer"})
+STRICT = tool(
+    "get_weather", strict=True, required=("city",), city={"type": "string"}, days={"type": "integer"}
+)
 
 
 def after_text(form: str, *calls: Call) -> str:
@@ -249,7 +252,7 @@ def test_the_answer_is_a_call_or_of_the_form_of_the_request(vocabulary: LLTokeni
 def test_values_of_all_types_come_back(
     vocabulary: LLTokenizer, form: str, schema: Mapping[str, Any], values: list[Any]
 ) -> None:
-    """What a grammar forces the model to write is what the client gets, with the type of the schema."""
+    """The client gets what a grammar forces the model to write, with the type of the schema."""
     parameters = {
         "type": "object",
         "properties": {"x": schema},
@@ -306,8 +309,9 @@ def test_a_tool_may_have_any_name_that_the_api_accepts(vocabulary: LLTokenizer, 
 def test_a_parameter_may_have_any_name(vocabulary: LLTokenizer, form: str, name: str) -> None:
     """Tools of MCP servers have parameters such as $filter. A grammar that cannot be read helps nobody."""
     call = Call("f", {name: 1})
+    parameters = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
     try:
-        grammar = Grammar(vocabulary, form, [tool("f", required=(name,), **{name: {"type": "integer"}})])
+        grammar = Grammar(vocabulary, form, [Tool("f", parameters, {})])
     except InvalidRequest:
         return
     assert grammar.accepts(marked(form, call))

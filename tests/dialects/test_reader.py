@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from random import Random
 from typing import Any
 
@@ -228,6 +229,35 @@ def test_python_literals_become_json(source: str, value: Any) -> None:
     assert parts.values == [Call("get_weather", {"where": value})]
 
 
+def test_escapes_that_python_does_not_know_are_text() -> None:
+    """Models write regular expressions in plain strings. Python warns of them, and the log gets no line."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        parts = read("lfm2", r'<|tool_call_start|>[get_weather(city="\d+")]<|tool_call_end|>')
+    assert parts.values == [Call("get_weather", {"city": r"\d+"})]
+    assert not caught
+
+
+@pytest.mark.parametrize(
+    ("form", "call"),
+    [
+        ("lfm2", 'get_weather(city="%s")'),
+        ("hermes", '{"name": "get_weather", "arguments": {"city": "%s"}}'),
+        ("hermes", '{"name": "get_weather", "arguments": "{\\"city\\": \\"%s\\"}"}'),
+    ],
+)
+@pytest.mark.parametrize("escape", [r"\ud83d\ude00", r"\ud83d"])
+def test_escaped_halves_of_characters_can_be_sent(form: str, call: str, escape: str) -> None:
+    """A model that escapes half of an emoji must not end the stream by an error of the encoder."""
+    begin, end = FORMATS[form].begin, FORMATS[form].end
+    text = call % escape
+    parts = read(form, f"{begin}{f'[{text}]' if form == 'lfm2' else text}{end}")
+    [(_, arguments)] = parts.calls
+    arguments.encode()
+    if escape.endswith("ude00"):
+        assert json.loads(arguments) == {"city": "\U0001f600"}
+
+
 @pytest.mark.parametrize("source", ["open('x')", "[x for x in y]", "1 +", "nan", "float('inf')", "1j"])
 def test_python_that_is_no_literal_is_never_run(source: str) -> None:
     parts = read("lfm2", f"<|tool_call_start|>[get_weather(where={source})]<|tool_call_end|>")
@@ -345,7 +375,22 @@ def test_arguments_arrive_while_they_are_written(form: str) -> None:
 
 
 FRAGMENTS = st.sampled_from(
-    ["<", "tool_call", ">", "</tool_call>", "<|", "python_tag|>", "[", "]", "{", "}", '"name"', ":", " ", "\n"]
+    [
+        "<",
+        "tool_call",
+        ">",
+        "</tool_call>",
+        "<|",
+        "python_tag|>",
+        "[",
+        "]",
+        "{",
+        "}",
+        '"name"',
+        ":",
+        " ",
+        "\n",
+    ]
     + ["<think", "(", ")", "é", ";", '"', "\\", "<function=", "f>"]
 )
 

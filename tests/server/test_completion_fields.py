@@ -1,4 +1,4 @@
-"""Fields of /v1/completions that other engines have, too: echo, best_of, token ids, running counts and more."""
+"""Fields of /v1/completions that other engines have, too: echo, best_of, token ids, running counts."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ def test_prompt_logprobs(server: Server) -> None:
         assert own["logprob"] <= 0 < own["rank"]
         assert 2 <= len(entry) <= 3
         assert {1, 2} <= {value["rank"] for value in entry.values()}
-    assert "".join(entry[str(token)]["decoded_token"] for token, entry in zip(ids[1:], entries[1:], strict=True))
+    assert "".join(
+        entry[str(token)]["decoded_token"] for token, entry in zip(ids[1:], entries[1:], strict=True)
+    )
     assert [list(entry) for entry in choice(server, prompt_logprobs=0)["prompt_logprobs"][1:]] == [
         [str(token)] for token in ids[1:]
     ]

@@ -1,20 +1,26 @@
-"""OpenAI's Responses API at /v1/responses, with the bundled model: answers, events, tools and conversations."""
+"""OpenAI's Responses API at /v1/responses, with the bundled model: answers, events, tools, conversations."""
 
 from __future__ import annotations
 
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import openai
 import pytest
 
 from fovea import Engine
+from fovea.api import sse
+from fovea.core.types import Delta, StageTimings, Usage
 from fovea.evaluation.scenes.tools import TOOLS
+from fovea.server.app import create_app
 from fovea.server.settings import ServerSettings
+from tests.server.scripted import Script
 from tests.server.support import Json, Server, chat, data_url, image, picture, running, user
 
 PATH = "/v1/responses"
@@ -259,20 +265,18 @@ def test_streamed_answer_can_be_continued(server: Server) -> None:
 
 def test_instructions_are_not_kept(server: Server) -> None:
     question = asked(HOW_MANY)
-    with_them = post(server, [question], instructions="Answer in many words, please.")
-    without = post(server, [question])
-    assert with_them["usage"]["input_tokens"] > without["usage"]["input_tokens"]
-    again = [post(server, "And now?", previous_response_id=body["id"]) for body in (with_them, without)]
-    lengths = [text_of(with_them) == text_of(without), again[0]["usage"] == again[1]["usage"]]
-    assert again[0]["instructions"] is None
-    if lengths[0]:
-        assert again[0]["usage"]["input_tokens"] == again[1]["usage"]["input_tokens"]
+    first = post(server, [question], instructions="Answer in many words, please.")
+    second = post(server, "And now?", previous_response_id=first["id"])
+    sent_back = post(server, [question, *first["output"], {"role": "user", "content": "And now?"}])
+    assert second["instructions"] is None
+    assert second["usage"]["input_tokens"] == sent_back["usage"]["input_tokens"]
+    assert text_of(second) == text_of(sent_back)
 
 
 def test_kept_answer_can_be_read_and_deleted(client: openai.OpenAI, server: Server) -> None:
     answer = ask(client, [SAVE, {"role": "user", "content": "Now!"}], tools=FUNCTIONS, metadata={"a": "b"})
     kept = server.get(f"{PATH}/{answer.id}").json()
-    assert kept["output"] == [item.model_dump() for item in answer.output]
+    assert kept["output"] == [item.model_dump(exclude_unset=True) for item in answer.output]
     assert kept["metadata"] == {"a": "b"}
     assert client.responses.retrieve(answer.id).id == answer.id
     items = client.responses.input_items.list(answer.id).data
@@ -311,7 +315,7 @@ def test_another_key_cannot_see_an_answer(engine: Engine, tmp_path: Path) -> Non
 
 
 def test_old_answers_make_room_for_new_ones(engine: Engine, tmp_path: Path) -> None:
-    """An image of 260 KB counts twice, and the ceiling is 1 MiB, so that it holds one conversation of these."""
+    """An image of 260 KB counts twice, so a ceiling of 1 MiB has room for one such conversation."""
     with running(engine, ServerSettings(response_store_mib=1), tmp_path) as server:
         ids = []
         for seed in range(3):
@@ -401,3 +405,59 @@ def test_chats_are_no_responses(server: Server) -> None:
     answer = server.post(PATH, chat(user(image(SHAPES), "what?")))
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "input"
+
+
+ANSWER = (
+    "<think>\nhm\n</think>\n\nI look it up.\n"
+    '<tool_call>\n{"name": "look_up", "arguments": {"code": "A1"}}\n</tool_call>'
+)
+
+
+def script(text: str, *, thinking: bool = False) -> Script:
+    """An engine of a model that reasons and calls tools, whose answer comes letter by letter."""
+    deltas = [Delta(0, letter, (1,), thinking=thinking) for letter in text]
+    usage, timings = Usage(5, len(text)), StageTimings()
+    engine = Script(
+        *deltas, Delta(0, "", (), finish_reason="stop", usage=usage, timings=timings, thinking=thinking)
+    )
+    engine.info = replace(engine.info, tool_format="hermes", reasons=True)
+    return engine
+
+
+async def scripted(text: str, *, thinking: bool = False, **body: Any) -> httpx.Response:
+    transport = httpx.ASGITransport(create_app(script(text, thinking=thinking)), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        return await client.post(PATH, json=body)
+
+
+def without_names(items: list[Json]) -> list[Json]:
+    """The items of an answer without the names that are new in every answer."""
+    return [{key: value for key, value in item.items() if key not in ("id", "call_id")} for item in items]
+
+
+async def test_reasoning_text_and_call_are_items_of_their_own() -> None:
+    whole = (await scripted(ANSWER, input="x", tools=FUNCTIONS)).json()["output"]
+    assert [item["type"] for item in whole] == ["reasoning", "message", "function_call"]
+    assert whole[0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    assert whole[1]["content"][0]["text"] == "I look it up."
+    assert json.loads(whole[2]["arguments"]) == {"code": "A1"}
+    answer = await scripted(ANSWER, input="x", tools=FUNCTIONS, stream=True)
+    events = [json.loads(payload) for payload in sse.Decoder().feed(answer.content)]
+    assert without_names(events[-1]["response"]["output"]) == without_names(whole)
+    added = [event for event in events if event["type"] == "response.output_item.added"]
+    assert [event["output_index"] for event in added] == [0, 1, 2]
+    sent_back = await scripted("Hello", input=[{"role": "user", "content": "x"}, *whole], tools=FUNCTIONS)
+    assert sent_back.json()["output"][0]["content"][0]["text"] == "Hello"
+
+
+async def test_an_answer_may_begin_inside_the_reasoning() -> None:
+    items = (await scripted("hm\n</think>\n\nHello", thinking=True, input="x")).json()["output"]
+    assert [item["content"][0]["text"] for item in items] == ["hm", "Hello"]
+
+
+async def test_text_after_a_call_has_the_same_place_in_a_stream_and_in_a_whole_answer() -> None:
+    text = f"{ANSWER}\nThat is all."
+    whole = (await scripted(text, input="x", tools=FUNCTIONS)).json()["output"]
+    answer = await scripted(text, input="x", tools=FUNCTIONS, stream=True)
+    last = json.loads(sse.Decoder().feed(answer.content)[-1])
+    assert without_names(last["response"]["output"]) == without_names(whole)

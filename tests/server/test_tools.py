@@ -1,4 +1,4 @@
-"""Tool calls at /v1/chat/completions: the bundled model, which has learnt three tools, and scripted answers."""
+"""Tool calls at /v1/chat/completions: the bundled model, which has learnt three tools, and scripts."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ UNSUPPORTED: Json = {"type": "object", "properties": {"count": {"not": {}}}}
         ({"tools": wrong_tool(parameters=UNSUPPORTED), "tool_choice": "required"},
          "tools[0].function.parameters", "tools[0].function.parameters at /properties/count"),
         ({"tools": wrong_tool(parameters={"type": "array"})}, "tools[0].function.parameters", "'object'"),
-        ({"tools": wrong_tool(name="look_up")}, "tools[0].function.name", "two tools have the name 'look_up'"),
+        ({"tools": wrong_tool(name="look_up")}, "tools[0].function.name", "have the name 'look_up'"),
         ({"tools": wrong_tool(name="a b")}, "tools[0].function.name", "name"),
         ({"tool_choice": "required", "response_format": COUNT}, "tool_choice", "exclude each other"),
         ({"tool_choice": named("paint")}, "tool_choice.function.name", "there are 'save_count'"),
@@ -249,9 +249,7 @@ UNSUPPORTED: Json = {"type": "object", "properties": {"count": {"not": {}}}}
     ],
     ids=["strict", "required", "array", "twice", "bad-name", "format", "unknown", "no-tools"],
 )  # fmt: skip
-def test_wrong_tools_are_refused_by_name(
-    client: openai.OpenAI, extra: Json, param: str, says: str
-) -> None:
+def test_wrong_tools_are_refused_by_name(client: openai.OpenAI, extra: Json, param: str, says: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, SAVE, **extra)
     assert says in caught.value.message
@@ -343,7 +341,9 @@ async def test_reasoning_text_and_two_calls_in_one_answer() -> None:
     assert joined == arguments
 
 
-@pytest.mark.parametrize("tools", [{}, {"tools": list(TOOLS), "tool_choice": "none"}], ids=["without", "none"])
+@pytest.mark.parametrize(
+    "tools", [{}, {"tools": list(TOOLS), "tool_choice": "none"}], ids=["without", "none"]
+)
 async def test_a_call_that_nobody_offered_stays_text(tools: Json) -> None:
     message = (await post(script(CALLED), **tools)).json()["choices"][0]["message"]
     assert message["content"] == CALLED

@@ -1,0 +1,193 @@
+"""Files and batches on disk: owners, the ceiling, and what a crash leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fovea.core.errors import ConfigError, NotFound, PayloadTooLarge
+from fovea.server.batches.store import BatchStore, Record, public, read_lines
+
+CAPACITY = 10_000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "batches"
+
+
+@pytest.fixture
+def store(folder: Path) -> BatchStore:
+    return BatchStore(folder, CAPACITY)
+
+
+def add(store: BatchStore, content: bytes = b"{}\n", owner: str = "me", name: str = "in.jsonl") -> Record:
+    path = store.new_upload()
+    path.write_bytes(content)
+    return store.add_file(path, owner, filename=name, purpose="batch")
+
+
+def batch(number: int, status: str = "in_progress", created_at: int = 1, owner: str = "me") -> Record:
+    return {"id": f"batch_{number:032x}", "status": status, "created_at": created_at, "owner": owner}
+
+
+def test_files_are_read_again_after_a_restart(store: BatchStore, folder: Path) -> None:
+    record = add(store, b"one\n")
+    again = BatchStore(folder, CAPACITY)
+    assert again.file(record["id"], "me") == record
+    assert again.content_path(record["id"]).read_bytes() == b"one\n"
+    assert (record["bytes"], record["filename"], record["purpose"]) == (4, "in.jsonl", "batch")
+
+
+def test_an_owner_sees_only_its_own(store: BatchStore) -> None:
+    mine, other = add(store), add(store, owner="other")
+    store.add_batch(batch(1))
+    assert store.files("me") == [mine]
+    assert store.files("other") == [other]
+    assert store.batches("other") == []
+    with pytest.raises(NotFound) as caught:
+        store.file(mine["id"], "other", "input_file_id")
+    assert (caught.value.param, caught.value.code) == ("input_file_id", "file_not_found")
+    with pytest.raises(NotFound, match="batch"):
+        store.batch(batch(1)["id"], "other")
+    with pytest.raises(NotFound):
+        store.drop_file(mine["id"], "other")
+
+
+@pytest.mark.parametrize("name", ["../secret", "file-..", "", "file-" + "0" * 32])
+def test_names_are_no_paths(store: BatchStore, folder: Path, name: str) -> None:
+    (folder.parent / "secret.data").write_text("secret")
+    with pytest.raises(NotFound):
+        store.file(name, "me")
+
+
+def test_description_hides_its_owner(store: BatchStore) -> None:
+    record = add(store)
+    assert "owner" in record
+    assert "owner" not in public(record)
+
+
+def test_ceiling_counts_files_and_results(store: BatchStore) -> None:
+    store.check_room(CAPACITY)
+    record = add(store, b"x" * 6000)
+    with pytest.raises(PayloadTooLarge) as caught:
+        store.check_room(4001)
+    assert caught.value.code == "batch_store_full"
+    store.append(batch(1)["id"], "out", b"y" * 4000)
+    with pytest.raises(PayloadTooLarge):
+        store.append(batch(1)["id"], "err", b"z")
+    store.drop_file(record["id"], "me")
+    store.append(batch(1)["id"], "err", b"z")
+
+
+def test_results_become_a_file_of_the_owner(store: BatchStore) -> None:
+    name = batch(1)["id"]
+    store.append(name, "out", b"one\n")
+    store.append(name, "out", b"two\n")
+    used = store.used
+    file = store.finish_lines(name, "out", "me")
+    assert file is not None
+    assert store.content_path(file).read_bytes() == b"one\ntwo\n"
+    assert store.file(file, "me")["purpose"] == "batch_output"
+    assert store.used == used
+    assert store.finish_lines(name, "out", "me") is None
+    assert store.finish_lines(name, "err", "me") is None
+
+
+@pytest.mark.parametrize(
+    ("left", "kept"),
+    [
+        (b'{"a":1}\n{"b":2}\n', b'{"a":1}\n{"b":2}\n'),
+        (b'{"a":1}\n{"b"', b'{"a":1}\n'),
+        (b'{"a"', b""),
+        (b"", b""),
+        (b"x\n" + b"y" * 200_000, b"x\n"),
+        (b"y" * 200_000, b""),
+    ],
+    ids=["whole", "cut", "first cut", "empty", "long", "long first"],
+)
+def test_cut_last_line_is_dropped(store: BatchStore, folder: Path, left: bytes, kept: bytes) -> None:
+    """A crash while a line is written leaves a part of it. Its request is answered again."""
+    store.add_batch(batch(1))
+    store.lines_path(batch(1)["id"], "out").write_bytes(left)
+    again = BatchStore(folder, CAPACITY)
+    assert again.lines_path(batch(1)["id"], "out").read_bytes() == kept
+
+
+def test_uploads_that_did_not_end_are_removed(store: BatchStore, folder: Path) -> None:
+    store.new_upload().write_bytes(b"half")
+    again = BatchStore(folder, CAPACITY)
+    assert list((folder / "files").iterdir()) == []
+    assert again.used == 0
+
+
+def test_results_are_not_lost_by_a_crash_before_their_description_is_written(
+    store: BatchStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The content of a new file is moved first. Without a description, nobody would find it again."""
+
+    class Crash(BaseException):
+        """The process ends here."""
+
+    def crash(kind: str, record: Record) -> None:
+        raise Crash
+
+    name = batch(1)["id"]
+    store.add_batch(batch(1))
+    store.append(name, "out", b'{"custom_id": "a"}\n')
+    monkeypatch.setattr(store, "_write", crash)
+    with pytest.raises(Crash):
+        store.finish_lines(name, "out", "me")
+    again = BatchStore(folder, CAPACITY)
+    contents = [again.content_path(record["id"]) for record in again.files("me")]
+    left = [*contents, again.lines_path(name, "out")]
+    assert [path.read_bytes() for path in left if path.is_file()] == [b'{"custom_id": "a"}\n']
+
+
+def test_unfinished_batches_come_in_the_order_of_their_creation(store: BatchStore, folder: Path) -> None:
+    records = [batch(3, created_at=1), batch(1, "validating", 2), batch(2, "completed", 3)]
+    records += [batch(4, "cancelling", 4), batch(5, "finalizing", 5), batch(6, "failed", 6)]
+    for record in records:
+        store.add_batch(record)
+    expected = [batch(number)["id"] for number in (3, 1, 4, 5)]
+    assert [record["id"] for record in store.unfinished()] == expected
+    assert [record["id"] for record in BatchStore(folder, CAPACITY).unfinished()] == expected
+    assert [record["id"] for record in store.batches("me")][0] == batch(6)["id"]
+
+
+def test_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(ConfigError) as caught:
+        BatchStore(blocked, CAPACITY)
+    assert caught.value.param == "batch_dir"
+    (tmp_path / "open").mkdir(mode=0o777)
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(ConfigError):
+        BatchStore(tmp_path / "open", CAPACITY)
+
+
+def test_description_that_is_no_json_is_named(store: BatchStore, folder: Path) -> None:
+    record = add(store)
+    path = folder / "files" / f"{record['id']}.json"
+    path.write_text("{")
+    with pytest.raises(ConfigError, match=record["id"]):
+        BatchStore(folder, CAPACITY)
+
+
+def test_lines_are_read_without_their_ends(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"one\r\ntwo\n\nlast")
+    assert list(read_lines(path)) == [b"one", b"two", b"", b"last"]
+    assert list(read_lines(tmp_path / "none")) == []
+
+
+def test_descriptions_are_private(store: BatchStore, folder: Path) -> None:
+    add(store)
+    store.add_batch(batch(1))
+    assert folder.stat().st_mode & 0o077 == 0
+    records: list[Any] = [json.loads(path.read_text()) for path in folder.rglob("*.json")]
+    assert len(records) == 2
