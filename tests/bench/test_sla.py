@@ -134,7 +134,11 @@ def test_rate_targets_above_the_offered_rate_are_not_tested() -> None:
 
 
 def test_every_known_target_can_be_judged() -> None:
-    results = judge(Sla("", Bounds(), dict.fromkeys(KNOWN_TARGETS, 1.0)), summary(1.0, image_tokens=64, unreduced_tokens=64), 1.0)
+    results = judge(
+        Sla("", Bounds(), dict.fromkeys(KNOWN_TARGETS, 1.0)),
+        summary(1.0, image_tokens=64, unreduced_tokens=64),
+        1.0,
+    )
     assert {verdict.name for verdict in results} == set(KNOWN_TARGETS)
     assert all(verdict.met is not None for verdict in results)
 

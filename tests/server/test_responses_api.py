@@ -181,7 +181,9 @@ def test_events_of_a_streamed_call(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "choice", [openai.omit, "auto", "required", {"type": "function", "name": "save_count"}], ids=str
+    "choice",
+    [openai.omit, "auto", "required", {"type": "function", "name": "save_count"}],
+    ids=["omitted", "auto", "required", "named"],
 )
 def test_tools_are_called(client: openai.OpenAI, choice: Any) -> None:
     answer = ask(client, [SAVE], tools=FUNCTIONS, tool_choice=choice)

@@ -134,7 +134,8 @@ def _message(
             f"tool_calls are accepted in messages of the assistant, not in those of {message.role}",
             param=f"{param}.tool_calls",
         )
-    if message.content in (None, []) and not calls:
+    thought = role == "assistant" and bool(message.reasoning_content or message.reasoning)
+    if message.content in (None, []) and not calls and not thought:
         raise InvalidRequest("a message needs content: text, or a list of parts", param=f"{param}.content")
     parts = tuple(_parts(message, role, param, media, body))
     if role == "tool":

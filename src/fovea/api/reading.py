@@ -20,22 +20,32 @@ class Answer:
 
     content, reasoning: texts; "" for none.
     calls: tool calls, in order.
+    parts: texts and calls in the order of the answer: kind, and text or number of the call.
     """
 
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
+    parts: list[tuple[str, str | int]] = field(default_factory=list, compare=False)
 
     def add(self, piece: Piece) -> None:
-        if piece.kind == "content":
-            self.content += piece.text
-        elif piece.kind == "reasoning":
-            self.reasoning += piece.text
-        elif piece.kind == "call":
+        if piece.kind == "call":
+            self.parts.append(("call", len(self.calls)))
             self.calls.append(ToolCall(piece.text, "", new_call_id()))
-        else:
+            return
+        if piece.kind == "arguments":
             last = self.calls[piece.index]
             self.calls[piece.index] = ToolCall(last.name, last.arguments + piece.text, last.id)
+            return
+        if piece.kind == "content":
+            self.content += piece.text
+        else:
+            self.reasoning += piece.text
+        kind, text = self.parts[-1] if self.parts else ("", "")
+        if kind == piece.kind:
+            self.parts[-1] = (kind, f"{text}{piece.text}")
+        else:
+            self.parts.append((piece.kind, piece.text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field, model_validator
 
 from fovea.api.answer_format import FormatFields
 from fovea.api.content import DETAIL, MAX_PIXELS, MIN_PIXELS, NO_EFFECT, URL, ChatMessage, Detail
@@ -28,6 +28,7 @@ from fovea.api.wire import (
     Wire,
     Word,
 )
+from fovea.core.errors import InvalidRequest
 from fovea.core.sampling import MAX_REPETITION_PENALTY, MAX_STOP_STRINGS, MIN_REPETITION_PENALTY
 
 MODEL = "Name of the served model. May be omitted."
@@ -240,9 +241,20 @@ class VisualTokensBody(Wire):
 class MediaOptions(Wire):
     """Options of the processor of images. Others could change what images cost, and are refused."""
 
-    model_config = ConfigDict(extra="forbid")
     max_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MAX_PIXELS)
     min_pixels: Integer | None = Field(default=None, ge=1, le=MAX_COUNT, description=ALL_MIN_PIXELS)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_others(cls, value: Any) -> Any:
+        others = [name for name in value if name not in ("max_pixels", "min_pixels")] if value else []
+        if isinstance(value, dict) and others:
+            name = str(others[0])[:64]
+            raise InvalidRequest(
+                f"mm_processor_kwargs.{name} cannot be set; accepted: max_pixels, min_pixels",
+                param=f"mm_processor_kwargs.{name}",
+            )
+        return value
 
 
 class ChatRequest(Sampling, ToolFields):

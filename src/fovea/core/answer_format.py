@@ -102,16 +102,27 @@ class AnswerFormat:
         return cls("grammar", text, None, param)
 
     @classmethod
-    def calls(cls, grammar: str, schemas: Mapping[str, tuple[Mapping[str, Any], str]]) -> AnswerFormat:
+    def calls(
+        cls,
+        grammar: str,
+        schemas: Mapping[str, tuple[Mapping[str, Any], str]],
+        marks: Mapping[str, str],
+        starts: Mapping[str, str],
+    ) -> AnswerFormat:
         """Return the form of tool calls.
 
         grammar: in Lark's notation, with rules that it does not define.
         schemas: for each of these rules the JSON Schema of its text, and its place in the request.
+        marks: for each of these rules its text, which is a token of its own in some vocabularies.
+        starts: rules to be added: `token` if the mark `begin` is a token, else `text`.
         """
         for schema, place in schemas.values():
             _check_depth(schema, place)
         rules = {name: {"schema": schema, "param": place} for name, (schema, place) in schemas.items()}
-        definition = json.dumps({"grammar": grammar, "schemas": rules}, ensure_ascii=False)
+        definition = json.dumps(
+            {"grammar": grammar, "schemas": rules, "marks": dict(marks), "starts": dict(starts)},
+            ensure_ascii=False,
+        )
         return cls("calls", definition, None, "tools")
 
 

@@ -9,6 +9,11 @@ class Malformed(Exception):
     """The text cannot be a call. It is part of the answer's content then."""
 
 
+def whole_characters(text: str) -> str:
+    """Join halves of surrogate pairs. A half without the other, which no text can hold, is replaced."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 @dataclass(frozen=True, slots=True)
 class CallName:
     """A call begins. name: of the tool."""

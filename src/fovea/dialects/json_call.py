@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from fovea.dialects.events import ArgumentsText, CallName, End, Event, Malformed
+from fovea.dialects.events import ArgumentsText, CallName, End, Event, Malformed, whole_characters
 
 SPACE = " \t\r\n"
 STEPS = {
@@ -35,6 +35,7 @@ class JsonCall:
         self._named = False
         self._early = ""  # arguments that came before the name
         self._has_arguments = False
+        self._seen: set[str] = set()
 
     def feed(self, char: str) -> Iterator[Event]:
         """Read one character. Raises Malformed if the text cannot be a call."""
@@ -73,9 +74,9 @@ class JsonCall:
         self._value += char
         done = self._closes_value(char)
         if self._key == self._arguments_key:
-            if self._value[0] not in '{"':
+            if self._value[0] not in '{"n':
                 raise Malformed
-            if self._value[0] == "{":
+            if self._value[0] == "{" and self._key not in self._seen:
                 yield from self._pass_on(char)
         if done:
             yield from self._end_value()
@@ -96,13 +97,18 @@ class JsonCall:
         return False
 
     def _end_value(self) -> Iterator[Event]:
-        if self._key == "name":
+        """Use a value. Of a key that occurs twice, the first one counts."""
+        is_new = self._key not in self._seen
+        self._seen.add(self._key)
+        if self._key == "name" and is_new:
             self._named = True
             yield CallName(_decoded(self._value))
             if self._early:
                 yield ArgumentsText(self._early)
-        elif self._key == self._arguments_key and self._value[0] == '"':
-            yield from self._pass_on(_decoded(self._value))
+        elif self._key == self._arguments_key and self._value[0] != "{":
+            text = _decoded(self._value) if self._value != "null" else ""
+            if text and is_new:
+                yield from self._pass_on(whole_characters(text))
         self._value, self._expects = "", "comma"
 
     def _pass_on(self, text: str) -> Iterator[Event]:

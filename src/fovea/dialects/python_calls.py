@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from fovea.dialects.events import ArgumentsText, CallName, End, Event, Malformed
+from fovea.dialects.events import ArgumentsText, CallName, End, Event, Malformed, whole_characters
 
 SPACE = " \t\r\n"
-NAME = "_.-"
+NAME = "_.-:/"
 STEPS = {
     ("list", "[", False): "name",
     ("name", "(", True): "key",
@@ -76,7 +77,7 @@ class PythonCalls:
                 self._quote = ""
             return
         if not self._depth and char in ",)":
-            value = json.dumps(_value(self._text), ensure_ascii=False)
+            value = whole_characters(json.dumps(_value(self._text), ensure_ascii=False))
             yield ArgumentsText(f"{', ' if self._count else '{'}{json.dumps(self._key)}: {value}")
             self._count += 1
             self._text = ""
@@ -101,7 +102,9 @@ class PythonCalls:
 def _value(source: str) -> Any:
     """Return the value of a Python or a JSON literal. Raises Malformed for anything else."""
     try:
-        tree = ast.parse(source.strip(), mode="eval")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            tree = ast.parse(source.strip(), mode="eval")
         for node in ast.walk(tree):
             if isinstance(node, ast.Name) and node.id not in CONSTANTS:
                 raise Malformed

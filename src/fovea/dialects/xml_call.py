@@ -19,6 +19,7 @@ SPACE = " \t\r\n"
 FUNCTION, PARAMETER = "<function=", "<parameter="
 END_PARAMETER, END_FUNCTION = "</parameter>", "</function>"
 LONGEST_NAME = 256
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 class XmlCall:
@@ -114,7 +115,12 @@ def _escaped(text: str) -> str:
 
 
 def _json(text: str, types: frozenset[str]) -> str:
-    """Return a value as JSON: as it is if it is JSON of one of the types, else as a string."""
+    """Return a value as JSON: as it is if it is JSON of one of the types, else as a string.
+
+    Some models write true, false and null as Python does.
+    """
+    if text.strip() in PYTHON_WORDS and (types & {"boolean", "null"}):
+        text = PYTHON_WORDS[text.strip()]
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):

@@ -109,7 +109,7 @@ def create_app(client: EngineClient, settings: ServerSettings | None = None) -> 
     if settings.batches.batch_dir is not None:
         state.batches = BatchStore(settings.batches.batch_dir, settings.batches.batch_store_mib * MIB)
         parallel = settings.batches.batch_parallel
-        state.runner = BatchRunner(app, state.batches, state.access.caller_named, parallel)
+        state.runner = BatchRunner(app, state.batches, state.access.caller_of, parallel)
     app.state.connections = connections
     for routes in (
         chat, completions, responses, messages, predict, files, batches, images_api, models, caches,

@@ -27,7 +27,10 @@ CAUSES = (
     "too_long",
 )
 """Kinds of errors from which others follow. The first of them that is present is explained."""
-UNION_TAGS = ("text", "image_url", "video_url")
+UNION_TAGS = (
+    "text", "image_url", "video_url", "message", "function_call", "function_call_output", "input_text",
+    "input_image", "output_text", "image", "tool_use", "tool_result", "thinking",
+)  # fmt: skip
 OBJECT = ("model_type", "model_attributes_type", "dict_type")
 EXPECTED = "Input should be "
 SHORTEST, SIMILAR = 5, 0.8
@@ -82,7 +85,7 @@ def path_of(location: Sequence[Any]) -> str:
     """
     path = ""
     tagged = False
-    for part in location[1:] if location[:1] == ("body",) else location:
+    for part in location[1:] if location[:1] in (("body",), ("query",), ("path",)) else location:
         if isinstance(part, int):
             path += f"[{part}]"
             tagged = True

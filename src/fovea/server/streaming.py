@@ -20,7 +20,7 @@ from fovea.server.reservations import Reservation
 from fovea.server.state import ServerState
 
 SILENCE_S = 10.0
-"""Seconds after which a stream that has nothing to send sends a comment."""
+"""Seconds without a first token after which a stream sends a comment, and again after as many."""
 log = logging.getLogger("fovea.server")
 
 

@@ -31,7 +31,8 @@ def add(store: BatchStore, content: bytes = b"{}\n", owner: str = "me", name: st
 
 
 def batch(number: int, status: str = "in_progress", created_at: int = 1, owner: str = "me") -> Record:
-    return {"id": f"batch_{number:032x}", "status": status, "created_at": created_at, "owner": owner}
+    ids = {"id": f"batch_{number:032x}", "output_file_id": None, "error_file_id": None}
+    return {**ids, "status": status, "created_at": created_at, "owner": owner}
 
 
 def test_files_are_read_again_after_a_restart(store: BatchStore, folder: Path) -> None:
@@ -84,17 +85,17 @@ def test_ceiling_counts_files_and_results(store: BatchStore) -> None:
 
 
 def test_results_become_a_file_of_the_owner(store: BatchStore) -> None:
-    name = batch(1)["id"]
-    store.append(name, "out", b"one\n")
-    store.append(name, "out", b"two\n")
+    record = batch(1)
+    store.append(record["id"], "out", b"one\n")
+    store.append(record["id"], "out", b"two\n")
     used = store.used
-    file = store.finish_lines(name, "out", "me")
-    assert file is not None
+    store.finish_lines(record)
+    file = record["output_file_id"]
     assert store.content_path(file).read_bytes() == b"one\ntwo\n"
     assert store.file(file, "me")["purpose"] == "batch_output"
     assert store.used == used
-    assert store.finish_lines(name, "out", "me") is None
-    assert store.finish_lines(name, "err", "me") is None
+    store.finish_lines(record)
+    assert (record["output_file_id"], record["error_file_id"]) == (file, None)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +136,13 @@ def test_results_are_not_lost_by_a_crash_before_their_description_is_written(
     def crash(kind: str, record: Record) -> None:
         raise Crash
 
-    name = batch(1)["id"]
-    store.add_batch(batch(1))
+    record = batch(1)
+    name = record["id"]
+    store.add_batch(record)
     store.append(name, "out", b'{"custom_id": "a"}\n')
     monkeypatch.setattr(store, "_write", crash)
     with pytest.raises(Crash):
-        store.finish_lines(name, "out", "me")
+        store.finish_lines(record)
     again = BatchStore(folder, CAPACITY)
     contents = [again.content_path(record["id"]) for record in again.files("me")]
     left = [*contents, again.lines_path(name, "out")]

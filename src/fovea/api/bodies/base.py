@@ -55,6 +55,7 @@ class CompletionWriter:
         self.model = model
         self.created = int(time.time())
         self._completion = 0
+        self._prompt_ids: tuple[int, ...] = ()
         self._held_ids: dict[int, list[int]] = {}
 
     def closing(self, usage: Usage, include_usage: bool) -> list[dict[str, Any]]:
@@ -84,14 +85,18 @@ class CompletionWriter:
         Token ids wait for the next chunk if the delta has none, because its text is held back.
         """
         self._completion += len(delta.token_ids)
+        if delta.finish_reason is not None and chunks:
+            chunks[-1]["choices"][0]["stop_reason"] = delta.stop
         if self.options.token_ids:
             held = self._held_ids.setdefault(delta.index, [])
             held += delta.token_ids
             if chunks:
                 chunks[-1]["choices"][0]["token_ids"] = list(held)
                 held.clear()
-            if delta.prompt_ids and chunks:
-                chunks[0]["prompt_token_ids"] = list(delta.prompt_ids)
+            self._prompt_ids += delta.prompt_ids
+            if self._prompt_ids and chunks:
+                chunks[0]["prompt_token_ids"] = list(self._prompt_ids)
+                self._prompt_ids = ()
         if self.options.running_usage:
             so_far = Usage(delta.prompt_tokens, self._completion, delta.cached_tokens)
             for chunk in chunks:

@@ -41,15 +41,8 @@ class MessagesBodies:
         """The body of a whole answer. answers: exactly one."""
         [answer] = answers
         divided = self._reading.divide(answer.text, answer.thinking)
-        content: list[dict[str, Any]] = []
-        if divided.reasoning:
-            content.append({"type": "thinking", "thinking": divided.reasoning, "signature": ""})
-        if divided.content or not divided.calls:
-            content.append({"type": "text", "text": divided.content, "citations": None})
-        content += [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
-            for call in divided.calls
-        ]
+        content = [_block(divided, kind, value) for kind, value in divided.parts]
+        content = content or [{"type": "text", "text": "", "citations": None}]
         return {
             **self._head(content, usage_body(answer.usage)),
             **ending(answer.finish_reasons[0], bool(divided.calls), answer.stops[0]),
@@ -134,6 +127,16 @@ class MessagesBodies:
             "stop_sequence": None,
             "usage": usage,
         }
+
+
+def _block(answer: Answer, kind: str, value: str | int) -> dict[str, Any]:
+    """The block of a part of a divided answer."""
+    if isinstance(value, int):
+        call = answer.calls[value]
+        return {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+    if kind == "content":
+        return {"type": "text", "text": value, "citations": None}
+    return {"type": "thinking", "thinking": value, "signature": ""}
 
 
 def ending(reason: FinishReason | None, has_calls: bool, stop: str | int | None) -> dict[str, Any]:

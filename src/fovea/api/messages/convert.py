@@ -76,9 +76,15 @@ def chat_request(body: CountRequest) -> tuple[ChatRequest, Conversation]:
 
 
 @contextmanager
-def messages_names(places: Sequence[str]) -> Iterator[None]:
-    """Rename fields in errors of the block from those of chat requests to those of the client."""
-    with renamed(NAMES, places, "source"):
+def messages_names(places: Sequence[str], *, older: bool = False) -> Iterator[None]:
+    """Rename fields in errors of the block from those of chat requests to those of the client.
+
+    older: whether the form of the answer has its older name.
+    """
+    names = dict(NAMES)
+    if older:
+        names["response_format.json_schema.schema"] = "output_format.schema"
+    with renamed(names, places, "source", "input_schema"):
         yield
 
 

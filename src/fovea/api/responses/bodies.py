@@ -48,6 +48,7 @@ class ResponsesBodies:
         self._items: list[Item] = []
         self._open: Item | None = None
         self._number = 0
+        self._logprobs: list[Any] = []
         self._reason: FinishReason | None = None
         self._extension: dict[str, Any] | None = None
 
@@ -55,15 +56,23 @@ class ResponsesBodies:
         """The body of a whole answer. answers: exactly one."""
         [answer] = answers
         divided = self._reading.divide(answer.text, answer.thinking)
-        items = [_reasoning_item(divided.reasoning)] if divided.reasoning else []
-        if divided.content or not divided.calls:
-            items.append(_message_item(divided.content, _logprobs(answer.logprobs[0])))
-        items += [_call_item(call) for call in divided.calls]
+        items = [self._item(divided, kind, value) for kind, value in divided.parts]
+        items = items or [_message_item("", [])]
+        message = next((item for item in items if item["type"] == "message"), None)
+        if message is not None:
+            message["content"][0]["logprobs"] = _logprobs(answer.logprobs[0])
         self._items, self._reason = items, answer.finish_reasons[0]
         self._extension = extension_body(answer.timings, answer.images)
         body = self._body(answer.usage)
         self._keep(body, divided)
         return body
+
+    @staticmethod
+    def _item(answer: Answer, kind: str, value: str | int) -> Item:
+        """The item of a part of a divided answer."""
+        if isinstance(value, int):
+            return _call_item(answer.calls[value])
+        return _message_item(value, []) if kind == "content" else _reasoning_item(value)
 
     def logprobs(self, entries: Sequence[TokenLogprob], start: int = 0) -> dict[str, Any] | None:
         """Log probabilities in the form of chat completions; None if there are none."""
@@ -84,11 +93,10 @@ class ResponsesBodies:
                 {"type": "response.created", "response": begun},
                 {"type": "response.in_progress", "response": begun},
             ]
-        logprobs = _logprobs(delta.logprobs)
+        self._logprobs += _logprobs(delta.logprobs)
         for piece in self._readers.read(delta):
             self._answer.add(piece)
-            events += self._piece(piece, logprobs if piece.kind == "content" else [])
-            logprobs = [] if piece.kind == "content" else logprobs
+            events += self._piece(piece)
         self._reason = delta.finish_reason or self._reason
         if delta.timings is not None:
             self._extension = extension_body(delta.timings, delta.images)
@@ -108,7 +116,7 @@ class ResponsesBodies:
         body = error_body(error)["error"]
         return {"type": "error", "code": body["code"], "message": body["message"], "param": body["param"]}
 
-    def _piece(self, piece: Piece, logprobs: list[Any]) -> list[dict[str, Any]]:
+    def _piece(self, piece: Piece) -> list[dict[str, Any]]:
         kind = {"content": "message", "reasoning": "reasoning"}.get(piece.kind, "function_call")
         events: list[dict[str, Any]] = []
         if piece.kind == "call":
@@ -126,8 +134,8 @@ class ResponsesBodies:
         name = "response.output_text.delta" if kind == "message" else "response.reasoning_text.delta"
         more = {}
         if kind == "message":
-            part["logprobs"] += logprobs
-            more["logprobs"] = logprobs
+            part["logprobs"] += self._logprobs
+            more["logprobs"], self._logprobs = self._logprobs, []
         return [*events, self._at(name, content_index=0, delta=piece.text, **more)]
 
     def _begin(self, item: Item) -> list[dict[str, Any]]:
@@ -154,6 +162,8 @@ class ResponsesBodies:
         else:
             part = item["content"][0]
             if item["type"] == "message":
+                part["logprobs"] += self._logprobs  # of tokens whose text was held back to the end
+                self._logprobs = []
                 values = {"text": part["text"], "logprobs": part["logprobs"]}
                 events.append(self._at("response.output_text.done", content_index=0, **values))
             else:
@@ -221,7 +231,11 @@ class ResponsesBodies:
 def _usage(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cached, "image_tokens": usage.image},
+        "input_tokens_details": {
+            "cached_tokens": usage.cached,
+            "cache_write_tokens": 0,
+            "image_tokens": usage.image,
+        },
         "output_tokens": usage.completion,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning},
         "total_tokens": usage.prompt + usage.completion,

@@ -30,16 +30,18 @@ SAME = (
 """Fields that chat requests have, too."""
 LOGPROBS = "message.output_text.logprobs"
 NAMES = {
+    "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format.json_schema.schema": "text.format.schema",
     "response_format.json_schema": "text.format.schema",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "tool_choice.function.name": "tool_choice.name",
 }
 """Fields of chat requests by other names."""
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
-_TOOL = re.compile(r"(tools\[\d+\])\.function")
+_TOOL = re.compile(r"(tools\[\d+\])\.function(\.parameters)?")
 
 
 class Conversation:
@@ -126,12 +128,17 @@ def responses_names(places: Sequence[str], instructions: bool) -> Iterator[None]
 
 
 @contextmanager
-def renamed(names: Mapping[str, str], paths: Sequence[str], image: str) -> Iterator[None]:
+def renamed(
+    names: Mapping[str, str], paths: Sequence[str], image: str, parameters: str = "parameters"
+) -> Iterator[None]:
     """Rename fields in errors of the block.
 
     names: fields by other names. paths: JSON path of each message in the client's request. image: name of the
-    field of an image's URL.
+    field of an image's URL. parameters: name of the field of a tool's schema.
     """
+
+    def tool(match: re.Match[str]) -> str:
+        return match[1] + (f".{parameters}" if match[2] else "")
 
     def path(match: re.Match[str]) -> str:
         number = int(match[1])
@@ -142,9 +149,13 @@ def renamed(names: Mapping[str, str], paths: Sequence[str], image: str) -> Itera
     except RequestError as error:
         old = error.param
         if old is not None:
-            new = names.get(old) or _TOOL.sub(r"\1", _MESSAGE.sub(path, old))
+            new = names.get(old) or _TOOL.sub(tool, _MESSAGE.sub(path, old))
             new = new.replace("image_url.url", image)
-            error.message = error.message.replace(old, new)
+            message = error.message.replace(old, new, 1) if old in error.message else error.message
+            for theirs in sorted(names, key=len, reverse=True):
+                if "." in theirs:
+                    message = message.replace(theirs, names[theirs])
+            error.message = _TOOL.sub(tool, message)
             error.param = new
         raise
 

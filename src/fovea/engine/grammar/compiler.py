@@ -7,6 +7,7 @@ process with limits on time and memory (`trial`), so that the compilation here i
 
 from __future__ import annotations
 
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from fovea.engine.grammar.trial import Trial
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+_TOOL = re.compile(r"tools\[\d+\]\.function\.parameters")
 MOST_KEPT = 64
 """Number of forms whose grammars are kept. A hostile one may come to take 40 MB while it is used."""
 SLOWEST_MASK_S = 0.1
@@ -126,5 +128,7 @@ def _failed_for_now(future: Future[Grammar]) -> bool:
 
 def explain(error: InvalidRequest, form: AnswerFormat) -> InvalidRequest:
     """Return an error of a shared future as the error of one request, which names the request's own field."""
-    message = error.message if form.kind == "calls" else f"{form.param}: {error.message}"  # names the tool
-    return InvalidRequest(message, param=form.param, code=error.code)
+    if form.kind == "calls":  # its message names the tool
+        place = _TOOL.match(error.message)
+        return InvalidRequest(error.message, param=place[0] if place else form.param, code=error.code)
+    return InvalidRequest(f"{form.param}: {error.message}", param=form.param, code=error.code)

@@ -84,7 +84,10 @@ def _compile_calls(form: AnswerFormat, vocabulary: LLTokenizer) -> LLMatcher:
     from llguidance import LLMatcher
 
     value = json.loads(form.definition)
-    rules = [value["grammar"]]
+    tokens = {name: _is_token(mark, vocabulary) for name, mark in value["marks"].items()}
+    rules = [value["grammar"], value["starts"]["token" if tokens.get("begin") else "text"]]
+    for name, mark in value["marks"].items():
+        rules.append(f"{name}: {mark if tokens[name] else json.dumps(mark)}\n")
     for name, part in value["schemas"].items():
         schema, place = part["schema"], part["param"]
         _check_counts(schema)
@@ -101,6 +104,12 @@ def _compile_calls(form: AnswerFormat, vocabulary: LLTokenizer) -> LLMatcher:
         reason = explain_error(matcher.get_error(), "grammar")
         raise InvalidRequest(f"tools: {reason}", code="unsupported_format")
     return matcher
+
+
+def _is_token(mark: str, vocabulary: LLTokenizer) -> bool:
+    """Whether a mark is one token of the vocabulary that the library keeps apart from text."""
+    ids = vocabulary.tokenize_str(mark, parse_special=True)
+    return len(ids) == 1 and bool(vocabulary.is_special_token(ids[0]))
 
 
 def _check_counts(schema: dict[str, Any]) -> None:

@@ -183,7 +183,7 @@ class ChatTemplate:
             fields["tool_calls"] = [
                 {
                     "type": "function",
-                    "id": call.id,
+                    "id": _rewritten(call.id, rewrite),
                     "function": {
                         "name": _rewritten(call.name, rewrite),
                         "arguments": _rewritten(_arguments_of(call), rewrite),
@@ -192,7 +192,7 @@ class ChatTemplate:
                 for call in message.calls
             ]
         if message.call_id:
-            fields["tool_call_id"] = message.call_id
+            fields["tool_call_id"] = _rewritten(message.call_id, rewrite)
         if message.name:
             fields["name"] = _rewritten(message.name, rewrite)
         if message.reasoning:
@@ -236,10 +236,9 @@ def _texts(messages: Sequence[Message], inputs: TemplateInputs) -> Iterator[str]
     """Yield all texts of a request that the template gets."""
     for message in messages:
         yield from (part.text for part in message.parts if isinstance(part, TextPart))
-        yield from (message.name, message.reasoning)
+        yield from (message.name, message.reasoning, message.call_id)
         for call in message.calls:
-            yield call.name
-            yield call.arguments
+            yield from (call.name, call.arguments, call.id)
     for tool in inputs.tools:
         yield from _strings(tool.definition)
     yield from _strings(inputs.arguments)

@@ -24,6 +24,7 @@ from fovea.engine.vision.processor.video_settings import FILE as VIDEO_FILE
 from fovea.engine.vision.processor.video_settings import build_videos
 from fovea.engine.visual_budget.detail import DetailRule
 
+MARK = "\U0010fffc"
 FOLDER = Path(fovea.__file__).parent / "assets" / "fovea-tiny"
 
 
@@ -80,15 +81,22 @@ class PlainTokenizer:
         tokenize: always false here.
         variables: of the template, beside the messages.
         """
-        text = self._compile(chat_template).render(messages=messages, **variables)
+        render = self._compile(chat_template).render
         if not variables.get("continue_final_message"):
-            return text
-        content = messages[-1]["content"]
-        last = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-        at = text.rfind(last.strip())
-        if at < 0:
+            return render(messages=messages, **variables)
+        # The mark shows where the last message ends. It also keeps white space before it from being trimmed.
+        last = {**messages[-1], "content": _with_mark(messages[-1]["content"])}
+        text, mark, _ = render(messages=[*messages[:-1], last], **variables).rpartition(MARK)
+        if not mark:
             raise jinja2.TemplateError("the template does not repeat the last message as it is")
-        return text[: at + len(last.strip())]
+        return text
+
+
+def _with_mark(content: Any) -> Any:
+    """The content of a message with MARK at its end."""
+    if isinstance(content, str):
+        return content + MARK
+    return [*content, {"type": "text", "text": MARK}]
 
 
 def _to_json(value: Any, **_: Any) -> str:

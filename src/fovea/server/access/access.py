@@ -92,15 +92,16 @@ class Access:
             key = self._key(authorization, roles, caller)
             caller.client = self._clients[key.name]
             caller.tenant = key.tenant if self._scoped else ""
+            caller.holder = key.tenant
 
-    def caller_named(self, owner: str) -> Caller | None:
-        """Return a caller of the client of that name, "" without keys; None: none of its keys is left."""
+    def caller_of(self, holder: str) -> Caller | None:
+        """Return a caller by its `holder`, "" without keys; None: none of its keys is left."""
         if not self.rules.api:
-            return Caller() if not owner else None
-        key = next((key for key in self._keys if key.name == owner and "api" in key.roles), None)
+            return Caller() if not holder else None
+        key = next((key for key in self._keys if key.tenant == holder and "api" in key.roles), None)
         if key is None or (key.expires is not None and self._now() >= key.expires):
             return None
-        return Caller(self._clients[owner], key.tenant if self._scoped else "")
+        return Caller(self._clients[key.name], key.tenant if self._scoped else "", holder=holder)
 
     def stats(self) -> dict[str, float]:
         """Figures by the names of `observe.table`."""

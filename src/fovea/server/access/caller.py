@@ -19,6 +19,8 @@ class Caller:
 
     client: the client to whom the key belongs; without keys, a client without limits.
     tenant: the part of the caches that belongs to it; "" if all clients share the caches.
+    holder: a name of the client that stays the same when the server starts again, for what is kept on disk;
+        "" without keys.
     request_id: names the request in logs and in the header x-request-id.
     fingerprint: the first 8 hex digits of the hash of the key that was sent; "-" if there was none.
     prompt_tokens, completion_tokens: tokens that the request has used so far.
@@ -28,6 +30,7 @@ class Caller:
     tenant: str = ""
     request_id: str = ""
     fingerprint: str = "-"
+    holder: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
 

@@ -106,16 +106,15 @@ class BatchRunner:
                 record["errors"] = {"object": "list", "data": errors}
                 self._mark(record, "failed")
                 return
-            self._mark(record, "in_progress")
+            if record["status"] == "validating":  # it may have been cancelled meanwhile
+                self._mark(record, "in_progress")
         if record["status"] != "finalizing":
             await self._answer_all(record)
         expired = record["status"] == "in_progress" and time.time() > record["expires_at"]
         cancelled = record["status"] == "cancelling"
         if not cancelled and not expired:
             self._mark(record, "finalizing")
-        for kind, field in (("out", "output_file_id"), ("err", "error_file_id")):
-            record[field] = self._store.finish_lines(record["id"], kind, record[OWNER]) or record[field]
-            self._store.save_batch(record)
+        self._store.finish_lines(record)
         self._mark(record, "cancelled" if cancelled else "expired" if expired else "completed")
 
     async def _answer_all(self, record: Record) -> None:
@@ -175,8 +174,7 @@ class BatchRunner:
         error = {"code": code, "line": None, "message": message, "param": None}
         record["errors"] = {"object": "list", "data": [error]}
         with suppress(FoveaError):
-            for kind, field in (("out", "output_file_id"), ("err", "error_file_id")):
-                record[field] = self._store.finish_lines(record["id"], kind, record[OWNER]) or record[field]
+            self._store.finish_lines(record)
         self._mark(record, "failed")
 
     def _mark(self, record: Record, status: str) -> None:

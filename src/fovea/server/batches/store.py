@@ -57,6 +57,11 @@ class BatchStore:
                 _drop_cut_line(self.lines_path(name, kind))
         self.used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
+    @property
+    def room(self) -> int:
+        """Bytes that are free."""
+        return max(0, self.capacity - self.used - self.arriving)
+
     def check_room(self, size: int) -> None:
         """Raise PayloadTooLarge if so many bytes more do not fit."""
         taken = self.used + self.arriving
@@ -89,11 +94,15 @@ class BatchStore:
         """Path of a file that is arriving."""
         return self._folder / "files" / f"{uuid.uuid4().hex}.part"
 
-    def add_file(self, source: Path, owner: str, *, filename: str, purpose: str) -> Record:
-        """Take over a file, and return its description."""
-        name = f"file-{uuid.uuid4().hex}"
+    def add_file(
+        self, source: Path, owner: str, *, filename: str, purpose: str, name: str | None = None
+    ) -> Record:
+        """Take over a file, and return its description. name: its id; None: a new one.
+
+        The description is written first, so that a crash leaves no content without one.
+        """
+        name = name or new_file_id()
         size = source.stat().st_size
-        source.replace(self.content_path(name))
         record = {
             "id": name,
             "object": "file",
@@ -107,6 +116,7 @@ class BatchStore:
         self.used += size
         self._files[name] = record
         self._write("files", record)
+        source.replace(self.content_path(name))
         return record
 
     def file(self, name: str, owner: str, param: str | None = None) -> Record:
@@ -156,15 +166,27 @@ class BatchStore:
             file.write(line)
         self.used += len(line)
 
-    def finish_lines(self, name: str, kind: str, owner: str) -> str | None:
-        """Turn the results of a batch into a file. Returns its id; None: there are none."""
-        path = self.lines_path(name, kind)
-        if not path.is_file():
-            return None
-        self.used -= path.stat().st_size
-        title = "output" if kind == "out" else "error"
-        record = self.add_file(path, owner, filename=f"{name}_{title}.jsonl", purpose="batch_output")
-        return str(record["id"])
+    def finish_lines(self, record: Record) -> None:
+        """Turn the results of a batch into files. Calling it again after a crash goes on where it was.
+
+        The batch names its files before they exist.
+        """
+        kinds = {"out": "output", "err": "error"}
+        for kind, title in kinds.items():
+            if record[f"{title}_file_id"] is None and self.lines_path(record["id"], kind).is_file():
+                record[f"{title}_file_id"] = new_file_id()
+        self.save_batch(record)
+        for kind, title in kinds.items():
+            path = self.lines_path(record["id"], kind)
+            if path.is_file():
+                self.used -= path.stat().st_size
+                self.add_file(
+                    path,
+                    record[OWNER],
+                    filename=f"{record['id']}_{title}.jsonl",
+                    purpose="batch_output",
+                    name=record[f"{title}_file_id"],
+                )
 
     def _read(self, kind: str) -> dict[str, Record]:
         records = {}
@@ -186,6 +208,11 @@ class BatchStore:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
+
+
+def new_file_id() -> str:
+    """A new name for a file."""
+    return f"file-{uuid.uuid4().hex}"
 
 
 def public(record: Record) -> Record:

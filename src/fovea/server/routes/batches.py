@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
 from fovea.api.content import NO_EFFECT
@@ -38,30 +38,32 @@ class BatchRequest(Body):
 async def create(body: BatchRequest, http: Request) -> dict[str, Any]:
     """Begin to answer the requests of a file in the background."""
     state = state_of(http)
-    file = store_of(state).file(body.input_file_id, state.caller.owner, "input_file_id")
-    return public(_runner(state).create(state.caller.owner, file, body.endpoint, body.metadata))
+    file = store_of(state).file(body.input_file_id, state.caller.holder, "input_file_id")
+    return public(_runner(state).create(state.caller.holder, file, body.endpoint, body.metadata))
 
 
 @router.get("/v1/batches", responses=NAMED)
-async def batches(http: Request, limit: int = 20, after: str | None = None) -> dict[str, Any]:
+async def batches(
+    http: Request, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: str | None = None
+) -> dict[str, Any]:
     """List the batches, newest first."""
     state = state_of(http)
-    records = [public(record) for record in store_of(state).batches(state.caller.owner)]
-    return batch_list(records, max(1, min(limit, 100)), after)
+    records = [public(record) for record in store_of(state).batches(state.caller.holder)]
+    return batch_list(records, limit, after)
 
 
 @router.get("/v1/batches/{name}", responses=NAMED)
 async def batch(name: str, http: Request) -> dict[str, Any]:
     """Describe a batch: how far it is, and the files of its results when it has ended."""
     state = state_of(http)
-    return public(store_of(state).batch(name, state.caller.owner))
+    return public(store_of(state).batch(name, state.caller.holder))
 
 
 @router.post("/v1/batches/{name}/cancel", responses=NAMED)
 async def cancel(name: str, http: Request) -> dict[str, Any]:
     """End a batch. The answers that it has by then stay."""
     state = state_of(http)
-    record = store_of(state).batch(name, state.caller.owner)
+    record = store_of(state).batch(name, state.caller.holder)
     return public(_runner(state).cancel(record))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse, Response
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
@@ -48,13 +48,13 @@ async def upload(http: Request) -> dict[str, Any]:
     state = state_of(http)
     store = store_of(state)
     most = state.settings.batches.batch_file_mib << 20
-    size = _length(http, most)
+    size = _length(http, most, store.room)
     limited = Request(http.scope, _limited(http, size))
     path = store.new_upload()
     try:
         with store.arrival(size):
-            name, purpose = await _receive(limited, path)
-        record = store.add_file(path, state.caller.owner, filename=name, purpose=purpose)
+            name, purpose = await _receive(limited, path, most)
+        record = store.add_file(path, state.caller.holder, filename=name, purpose=purpose)
     except MultiPartException as error:
         raise InvalidRequest(f"the body is no form: {error.message[:200]}") from None
     finally:
@@ -64,20 +64,23 @@ async def upload(http: Request) -> dict[str, Any]:
 
 @router.get("/v1/files", responses=NAMED)
 async def files(
-    http: Request, limit: int = 10_000, after: str | None = None, purpose: str | None = None
+    http: Request,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    after: str | None = None,
+    purpose: str | None = None,
 ) -> dict[str, Any]:
     """List the files, newest first."""
     state = state_of(http)
-    records = store_of(state).files(state.caller.owner)
+    records = store_of(state).files(state.caller.holder)
     wanted = [public(record) for record in records if purpose in (None, record["purpose"])]
-    return batch_list(wanted, max(1, min(limit, 10_000)), after)
+    return batch_list(wanted, limit, after)
 
 
 @router.get("/v1/files/{name}", responses=NAMED)
 async def file(name: str, http: Request) -> dict[str, Any]:
     """Describe a file."""
     state = state_of(http)
-    return public(store_of(state).file(name, state.caller.owner))
+    return public(store_of(state).file(name, state.caller.holder))
 
 
 @router.get("/v1/files/{name}/content", responses=NAMED, response_class=Response)
@@ -85,7 +88,7 @@ async def content(name: str, http: Request) -> Response:
     """Return the content of a file."""
     state = state_of(http)
     store = store_of(state)
-    record = store.file(name, state.caller.owner)
+    record = store.file(name, state.caller.holder)
     return FileResponse(store.content_path(name), filename=record["filename"], media_type="application/jsonl")
 
 
@@ -94,11 +97,11 @@ async def delete(name: str, http: Request) -> dict[str, Any]:
     """Remove a file. One that an unfinished batch reads cannot be removed."""
     state = state_of(http)
     store = store_of(state)
-    store.file(name, state.caller.owner)
+    store.file(name, state.caller.holder)
     user = next((batch for batch in store.unfinished() if batch["input_file_id"] == name), None)
     if user is not None:
         raise InvalidRequest(f"the batch {user['id']} still reads this file; cancel it first")
-    store.drop_file(name, state.caller.owner)
+    store.drop_file(name, state.caller.holder)
     return {"id": name, "object": "file", "deleted": True}
 
 
@@ -112,10 +115,15 @@ def store_of(state: ServerState) -> BatchStore:
     return state.batches
 
 
-def _length(http: Request, most: int) -> int:
-    """The bytes that a body may have, by its header. Refuses it if they are too many."""
+def _length(http: Request, most: int, room: int) -> int:
+    """The bytes that a body may have: those of its header, else as many as there is room for.
+
+    Raises PayloadTooLarge if the header states too many.
+    """
     length = http.headers.get("content-length", "")
-    size = int(length) if length.isdecimal() and len(length) < 16 else most + FORM
+    if not length.isdecimal() or len(length) > 15:
+        return min(most + FORM, room)
+    size = int(length)
     if size > most + FORM:
         raise PayloadTooLarge(
             f"the file has about {size} bytes; accepted: at most {most} (batch_file_mib)", param="file"
@@ -138,7 +146,7 @@ def _limited(http: Request, most: int) -> Any:
     return receive
 
 
-async def _receive(http: Request, path: Path) -> tuple[str, str]:
+async def _receive(http: Request, path: Path, most: int) -> tuple[str, str]:
     """Read the form of an upload, and write its file. Returns the file's name and its purpose."""
     async with http.form(max_files=1, max_fields=8, max_part_size=4096) as form:
         purpose, file = form.get("purpose"), form.get("file")
@@ -148,6 +156,10 @@ async def _receive(http: Request, path: Path) -> tuple[str, str]:
             )
         if not isinstance(file, UploadFile):
             raise InvalidRequest("file is required, as a part of the form", param="file")
+        if (file.size or 0) > most:
+            raise PayloadTooLarge(
+                f"the file has {file.size} bytes; accepted: at most {most} (batch_file_mib)", param="file"
+            )
         with path.open("wb") as target:
             while piece := await file.read(PIECE):
                 target.write(piece)

@@ -36,7 +36,8 @@ async def create(body: MessagesRequest, http: Request) -> Response:
     def bodies(reading: Reading) -> MessagesBodies:
         return MessagesBodies(model, reading)
 
-    with messages_names(conversation.places):
+    older = body.output_format is not None
+    with messages_names(conversation.places, older=older):
         return await answer_chat(state, http, chat, bodies)
 
 
