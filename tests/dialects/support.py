@@ -76,9 +76,9 @@ def write(form: ToolFormat | str, *calls: Call) -> str:
         return f"{form.begin}[{', '.join(_python(call) for call in calls)}]{form.end}"
     texts = [_xml(call) if form.notation == "xml" else _json(form, call) for call in calls]
     if form.bare:
-        return form.several.join(texts)
+        return form.separator.join(texts)
     edge = "\n" if form.newline else ""
-    return form.several.join(f"{form.begin}{edge}{text}{edge}{form.end}" for text in texts)
+    return form.separator.join(f"{form.begin}{edge}{text}{edge}{form.end}" for text in texts)
 
 
 def _json(form: ToolFormat, call: Call) -> str:

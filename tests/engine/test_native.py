@@ -162,9 +162,9 @@ def test_the_kernels_are_as_close_to_float32_as_torch() -> None:
             rows[name] = torch.stack([first_logits(engine, prompt) for prompt in prompts()])
     errors = {name: float((row - rows["exact"]).abs().mean()) for name, row in rows.items()}
     assert 0 < errors["native"] <= 1.5 * errors["torch"], errors
-    # Rows and weights are both rounded to 8 bits, each by about 0.5%: twice the error of rounded weights
-    # alone.
-    assert errors["rounded"] <= errors["int8"] <= 4 * errors["torch"], errors
+    # Rows and weights are both rounded to 8 bits, each by about 0.5%: about twice the error of rounded
+    # weights alone.
+    assert errors["rounded"] <= errors["int8"] <= 2.2 * errors["rounded"], errors
 
 
 def first_logits(engine: Engine, prompt: ChatPrompt) -> torch.Tensor:

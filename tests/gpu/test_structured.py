@@ -18,7 +18,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
 def test_answers_follow_their_schema_with_and_without_forced_tokens(temperature: float) -> None:
-    """The same answers, because a seed gives the same tokens however many of them one step computes."""
+    """A seed gives the same tokens, however many of them one step computes."""
     answers = []
     for drafts in (0, 16):
         with Engine.from_pretrained(

@@ -106,5 +106,5 @@ def finish_reason(reason: FinishReason | None, has_calls: bool) -> str | None:
 
 
 def new_call_id() -> str:
-    """A new name for a tool call."""
+    """A new id of a tool call."""
     return f"call_{uuid.uuid4().hex[:24]}"

@@ -23,7 +23,9 @@ class FunctionBody(Wire):
     """A function that the model may call."""
 
     name: Name = Field(description="Letters, digits and _ . : / - in any order, at most 128.")
-    description: Text | None = Field(default=None, description="What it does. The model reads this.")
+    description: Text | None = Field(
+        default=None, description="What it does. Most chat templates show it to the model."
+    )
     parameters: dict[str, Any] | None = Field(default=None, description=PARAMETERS)
     strict: Flag | None = Field(
         default=None,
@@ -62,7 +64,9 @@ class CalledFunction(Wire):
 class ToolCallBody(Wire):
     """A call that an earlier answer made."""
 
-    id: Word | None = Field(default=None, description="Name of the call, which its result repeats.")
+    id: Word | None = Field(
+        default=None, description="Id of the call. The message with its result repeats it."
+    )
     type: Literal["function"] | None = "function"
     index: int | None = None
     function: CalledFunction
@@ -80,7 +84,9 @@ class ToolFields(Wire):
         "named tool: the answer is a call of this tool. Default: auto if there are tools.",
     )
     parallel_tool_calls: Flag | None = Field(
-        default=None, description="Whether one answer may make several calls. Default: true."
+        default=None,
+        description="false: at most one call, if a call is required, a tool is strict, or response_format is "
+        "set; otherwise the model may still write several. Default: true.",
     )
 
 

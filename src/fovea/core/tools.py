@@ -30,7 +30,7 @@ class ToolCall:
     """A call that the model has made earlier in a conversation.
 
     arguments: JSON text as the model wrote it, whole or not.
-    id: name of the call, which its result repeats.
+    id: names the call; the message with its result repeats it.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ToolUse:
     """The tools of a request, and which calls it allows.
 
     tools: in the client's order.
-    mode: auto: the model decides; none: no call; required: at least one call, and nothing else.
+    mode: auto: the model decides; none: no call; required: after its reasoning, the answer is calls alone.
     several: whether one answer may make more than one call.
     only: name of the one tool that may be called; "": any.
     """

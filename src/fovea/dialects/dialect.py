@@ -23,8 +23,8 @@ class ToolFormat:
     bare: calls may also stand without a mark, if the answer begins with them.
     arguments: key of the arguments in JSON.
     newline: whether a line break stands between the marks and the calls, as the template writes it.
-    several: text between two calls, outside of marks.
-    special: the marks are special tokens, which an answer's text only has if it keeps them.
+    separator: text between two calls, outside of marks.
+    special: the marks are special tokens, so they are missing from a text without special tokens.
     """
 
     name: str
@@ -34,7 +34,7 @@ class ToolFormat:
     bare: bool = False
     arguments: str = "arguments"
     newline: bool = False
-    several: str = "\n"
+    separator: str = "\n"
     special: bool = False
 
 
@@ -42,7 +42,7 @@ FORMATS: Mapping[str, ToolFormat] = {
     each.name: each
     for each in (
         ToolFormat("hermes", "json", "<tool_call>", "</tool_call>", newline=True),
-        ToolFormat("llama", "json", "<|python_tag|>", bare=True, arguments="parameters", several="; "),
+        ToolFormat("llama", "json", "<|python_tag|>", bare=True, arguments="parameters", separator="; "),
         ToolFormat("pythonic", "python", "<|python_start|>", "<|python_end|>", bare=True, special=True),
         ToolFormat("lfm2", "python", "<|tool_call_start|>", "<|tool_call_end|>", special=True),
         ToolFormat("qwen_xml", "xml", "<tool_call>", "</tool_call>", newline=True),
@@ -56,7 +56,7 @@ THINK = ("<think>", "</think>")
 class Dialect:
     """How one model writes.
 
-    tools: format of its tool calls; None: it has learnt none.
+    tools: format of its tool calls; None: calls are not read, because the template or a setting says so.
     reasoning: marks before and after its reasoning; None: it writes none.
     """
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 class Malformed(Exception):
-    """The text cannot be a call. It is part of the answer's content then."""
+    """The text is no call, or no longer one. What was not passed on yet is part of the answer's content."""
 
 
 def whole_characters(text: str) -> str:
@@ -30,7 +30,7 @@ class ArgumentsText:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The call is complete, or all calls of one pair of marks are."""
+    """A call is complete (JSON, XML), or a whole list of calls is (Python)."""
 
 
 Event = CallName | ArgumentsText | End

@@ -1,7 +1,8 @@
-"""Grammars of tool calls in each dialect, for requests in which a call is required.
+"""Grammars of answers that may or must call tools, in each dialect.
 
-A grammar is written in Lark's notation. The arguments of each tool are a rule of their own, for which the
-engine puts in the grammar of the tool's schema.
+They are used if a call is required, if a tool is strict, or if the answer is a call or JSON of a schema. A
+grammar is written in Lark's notation. The arguments of each tool are a rule, which the engine replaces by the
+grammar of the tool's schema.
 """
 
 from __future__ import annotations
@@ -134,14 +135,15 @@ def _around(form: ToolFormat, several: bool) -> tuple[str, str, str]:
     edge = "BREAK?" if form.newline else ""
     marked = f"{edge} any {edge} {end}"
     one = "any" if form.bare else f"begin {marked}"
-    return one, marked, f"({_text(form.several)} {one})*" if several else ""
+    return one, marked, f"({_text(form.separator)} {one})*" if several else ""
 
 
 def _free_starts(form: ToolFormat, marked: str) -> dict[str, str]:
     """The rules of an answer that may begin with text, or have no call.
 
-    They differ with the vocabulary: a mark that is a token of its own never occurs in text. One that is
-    written in letters must be kept out of it. Where calls need no mark, text must not begin like one.
+    Returns two versions. token: the mark is one token of the vocabulary, so text cannot contain it. text:
+    the mark is written in letters, so the rule for text excludes it. Where calls need no mark, text must not
+    begin like one.
 
     marked: what follows a mark.
     """

@@ -4,8 +4,9 @@ One machine with a cursor serves all dialects. Each state is a method that consu
 and returns whether it could decide anything. A state decides only what later text cannot change, so the
 pieces are the same, joined, in whatever chunks the text arrives.
 
-White space beside reasoning and beside calls belongs to neither and is dropped. What looks like a call but is
-none, or calls a tool that was not offered, stays content.
+White space beside reasoning and beside calls belongs to neither and is dropped. What turns out not to be a
+call before its name is read, and a call of a tool that was not offered, stays content. Once a name was passed
+on, the call stays a call; if the rest of it is wrong, the text from the error on is content.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class AnswerReader:
     def _leave_as_content(self, read: str = "") -> bool:
         """Turn what looked like a call into content, as far as it was not passed on.
 
-        read: what was read of a call after the one that was passed on.
+        read: name that was read after the last call was passed on.
         """
         self._emit("content", read if self._known else self._text[self._source : self._at])
         self._fresh = False
@@ -197,8 +198,8 @@ class AnswerReader:
     def _emit_until(self, kind: Literal["content", "reasoning"], mark: str | None) -> bool:
         """Emit text up to a mark, and go behind it. Returns whether there was one.
 
-        mark: None: there is none to look for. Else white space is held back until it is known what follows
-        it, and so is the beginning of a mark.
+        mark: text to stop at; None: emit everything. With a mark, trailing white space and what may be the
+        beginning of the mark are held back until more text arrives.
         """
         if self._trims:
             self._at = len(self._text) - len(self._text[self._at :].lstrip(SPACE))

@@ -17,7 +17,7 @@ from fovea.core.types import Delta, Usage
 
 @dataclass(frozen=True, slots=True)
 class BodyOptions:
-    """Wishes of a request for the body of its answer.
+    """Options of the body of an answer.
 
     fingerprint: names what the answer depends on beside the request.
     request_id: part of the answer's id; None: a random one.
@@ -40,7 +40,7 @@ class BodyOptions:
 class CompletionWriter:
     """Writer of the bodies of one answer. All of them have the same id, model name and creation time.
 
-    kind: of complete bodies. chunk_kind: of chunks. prefix: of the id.
+    kind, chunk_kind: field `object` of complete bodies, and of chunks. prefix: of the id.
     """
 
     kind = ""

@@ -27,14 +27,14 @@ from fovea.core.errors import InvalidRequest
 SAME = (
     "model", "temperature", "top_p", "top_k", "stream", "timeout", "cache_salt", "priority", "visual_tokens",
 )  # fmt: skip
-"""Fields that chat requests have, too."""
+"""Fields that are copied into the chat request as they are."""
 NAMES = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
     "tool_choice.function.name": "tool_choice.name",
     "response_format.json_schema.schema": "output_config.format.schema",
 }
-"""Fields of chat requests by other names."""
+"""Fields of chat requests, and their names in this API."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -54,7 +54,7 @@ class Conversation:
 
 
 def chat_request(body: CountRequest) -> tuple[ChatRequest, Conversation]:
-    """Return the chat request of a request, and its conversation.
+    """Convert a request to a chat request. Returns it, and its conversation.
 
     Raises InvalidRequest for a tool choice without a name, and for results in messages of the assistant.
     """

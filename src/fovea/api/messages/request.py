@@ -73,7 +73,7 @@ class ToolUseBlock(Block):
     """A call that an earlier answer made."""
 
     type: Literal["tool_use"]
-    id: Word = Field(description="Name of the call, which its result repeats.")
+    id: Word = Field(description="Id of the call. The block with its result repeats it.")
     name: Name
     input: dict[str, Any] = Field(description="The arguments.")
 
@@ -127,7 +127,7 @@ class ToolChoice(Wire):
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = Field(default=None, description="Required for the type tool.")
     disable_parallel_tool_use: Flag | None = Field(
-        default=None, description="Whether the answer makes at most one call."
+        default=None, description="As `parallel_tool_calls: false` in chat completions."
     )
 
 

@@ -27,7 +27,7 @@ SAME = (
     "model", "temperature", "top_p", "top_logprobs", "parallel_tool_calls", "stream", "timeout", "cache_salt",
     "priority", "visual_tokens", "chat_template_kwargs", "seed", "top_k",
 )  # fmt: skip
-"""Fields that chat requests have, too."""
+"""Fields that are copied into the chat request as they are."""
 LOGPROBS = "message.output_text.logprobs"
 NAMES = {
     "messages": "input",
@@ -39,7 +39,7 @@ NAMES = {
     "reasoning_effort": "reasoning.effort",
     "tool_choice.function.name": "tool_choice.name",
 }
-"""Fields of chat requests by other names."""
+"""Fields of chat requests, and their names in this API."""
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 _TOOL = re.compile(r"(tools\[\d+\])\.function(\.parameters)?")
 
@@ -47,7 +47,7 @@ _TOOL = re.compile(r"(tools\[\d+\])\.function(\.parameters)?")
 class Conversation:
     """The messages of a request, and the item of `input` from which each was made.
 
-    messages: as dictionaries for ChatMessage, or as such.
+    messages: dictionaries that ChatMessage accepts, or ChatMessages.
     places: JSON path of the item of each message in the request.
     """
 
@@ -75,7 +75,7 @@ class Conversation:
 
 
 def chat_request(body: ResponsesRequest, earlier: Sequence[ChatMessage]) -> tuple[ChatRequest, Conversation]:
-    """Return the chat request of a request, and its conversation without `instructions`.
+    """Convert a request to a chat request. Returns it, and its conversation without `instructions`.
 
     earlier: messages of the answer that it continues.
     """

@@ -54,7 +54,7 @@ class FunctionCallItem(Wire):
     """A call that an earlier answer made."""
 
     type: Literal["function_call"]
-    call_id: Word = Field(description="Name of the call, which its result repeats.")
+    call_id: Word = Field(description="Id of the call. The item with its result repeats it.")
     name: Name
     arguments: Text = Field(description="JSON text of an object.")
     id: Word | None = Field(default=None, description=NO_EFFECT)

@@ -108,14 +108,15 @@ class ModelSettings:
     )
     tool_format: str = setting(
         "auto",
-        "How the model writes tool calls, see docs/tools.md. auto: as its chat template tells. none: it "
-        "makes none, and requests with tools are refused.",
+        "How the model writes tool calls, see docs/tools.md. auto: as its chat template tells. none: "
+        "requests with tools are refused. Others: in this format, whatever the template says.",
         choices=("auto", "none", *FORMATS),
     )
     reasoning: str = setting(
         "auto",
         "Whether answers may begin with reasoning between <think> and </think>, which is reported apart from "
-        "the answer. auto: if the chat template knows these marks.",
+        "the answer. auto: if the chat template contains these marks. off: all text is the answer. think: in "
+        "any case.",
         choices=("auto", "off", "think"),
     )
     special_tokens_in_text: bool = setting(

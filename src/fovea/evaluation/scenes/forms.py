@@ -1,4 +1,4 @@
-"""Requests for JSON that do not say which: the schema comes with the request, as clients of an API send it.
+"""Questions that ask for JSON without naming its properties: the schema of the request names them.
 
 Any of the properties may be asked for, in any order. So the answer is only right if the engine holds the
 model to the schema.

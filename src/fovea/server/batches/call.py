@@ -16,7 +16,7 @@ CALLER = "fovea.caller"
 class Reply(NamedTuple):
     """The answer to a call.
 
-    retry_after: seconds after which it may be tried again, as the answer says; None: it does not.
+    retry_after: seconds of the header Retry-After; None: there is none.
     """
 
     status: int

@@ -1,6 +1,6 @@
 """Answers the requests of batches in the background, some at a time, and goes on after a restart.
 
-A request that finds no room is tried again later: a batch never gets an answer 429 or 503. Answers are
+A request that is refused with 429 or 503 is sent again until it is answered or the batch ends. Answers are
 appended to files as they come, in any order. After a restart, the requests without an answer follow.
 """
 
@@ -152,8 +152,8 @@ class BatchRunner:
             record["request_counts"]["completed" if good else "failed"] += 1
 
     async def _answer(self, record: Record, line: Line) -> Reply | None:
-        """Return the answer to a request; None: the batch was cancelled before there was room for it."""
-        while record["status"] != "cancelling":
+        """Return the answer to a request; None: the batch has ended before there was room for it."""
+        while record["status"] != "cancelling" and time.time() < record["expires_at"]:
             caller = self._caller_of(record[OWNER])
             if caller is None:
                 raise InvalidRequest("the key that created the batch is no longer valid", code="key_gone")

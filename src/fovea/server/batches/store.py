@@ -32,7 +32,7 @@ OWNER = "owner"
 
 
 class BatchStore:
-    """The files and batches of one server. Not thread-safe: for the event loop's thread, but for contents.
+    """The files and batches of one server. For the event loop's thread, except to read contents.
 
     capacity: ceiling in bytes.
     used: bytes that are taken now.
@@ -167,7 +167,7 @@ class BatchStore:
         self.used += len(line)
 
     def finish_lines(self, record: Record) -> None:
-        """Turn the results of a batch into files. Calling it again after a crash goes on where it was.
+        """Turn the results of a batch into files. May be called again after a crash; it then goes on.
 
         The batch names its files before they exist.
         """
@@ -211,7 +211,7 @@ class BatchStore:
 
 
 def new_file_id() -> str:
-    """A new name for a file."""
+    """A new id of a file."""
     return f"file-{uuid.uuid4().hex}"
 
 

@@ -82,7 +82,8 @@ def _kept(state: ServerState, name: str, param: str | None) -> KeptAnswer:
     answer = state.response_store.get(name, state.caller.owner)
     if answer is None:
         raise NotFound(
-            f"response {shorten(name)} is not kept here: it was never stored, or made room for newer ones",
+            f"there is no response {shorten(name)}: it was not stored, was deleted, had to make room, or "
+            "belongs to another client",
             param=param,
             code="response_not_found",
         )
