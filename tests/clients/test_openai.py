@@ -123,10 +123,11 @@ def test_chat_choices(client: OpenAI) -> None:
 
 
 def test_chat_logprobs(client: OpenAI) -> None:
-    """chat: `logprobs` and `top_logprobs` give each token with its alternatives"""
+    """chat: `logprobs` and `top_logprobs` give each token with its alternatives, the end token, too"""
     answer = chat(client, user_asks(COUNT_SHAPES), logprobs=True, top_logprobs=3)
     entries = answer.choices[0].logprobs.content
-    assert "".join(entry.token for entry in entries) == answer.choices[0].message.content
+    tokens = "".join(entry.token for entry in entries)
+    assert tokens == answer.choices[0].message.content + "<|im_end|>"
     for entry in entries:
         assert len(entry.top_logprobs) == 3
         assert entry.logprob == max(top.logprob for top in entry.top_logprobs) <= 0
