@@ -38,8 +38,8 @@ INTRODUCTION = """\
 
 These public clients, and two tools that test servers (guidellm and schemathesis), were run against
 `fovea serve` with the bundled model, fovea-tiny. Every row is a test of `tests/clients/`, some of them with
-several inputs; `make test-clients` runs them and writes this page. "yes" means that the test passed with all of
-them: the client understood every answer, and answers about images were right.
+several inputs; `make test-clients` runs them and writes this page. "yes" means that the test passed with all
+of them: the client understood every answer, and answers about images were right.
 """
 
 
