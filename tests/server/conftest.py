@@ -82,6 +82,19 @@ class Web:
     released: threading.Event = field(default_factory=threading.Event)
 
 
+@pytest.fixture(scope="session")
+def bundled() -> Iterator[Engine]:
+    """The bundled model, which has learnt to call tools."""
+    with Engine.from_pretrained("fovea-tiny", device="cpu", threads=1, kv_cache_mib=64) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def bundled_server(bundled: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(bundled, ServerSettings(), tmp_path_factory.mktemp("files")) as server:
+        yield server
+
+
 @pytest.fixture
 def web() -> Iterator[Web]:
     web = Web()

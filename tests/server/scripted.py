@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 
 from fovea.core.protocols import CacheStage, EngineStatus
-from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
+from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt, StageTimings, Usage
 
 
 class Script:
@@ -46,3 +47,20 @@ class Script:
 
     async def close(self, drain_s: float = 0.0) -> None:
         return None
+
+
+ANSWER = (
+    "<think>\nhm\n</think>\n\nI look it up.\n"
+    '<tool_call>\n{"name": "look_up", "arguments": {"code": "A1"}}\n</tool_call>'
+)
+
+
+def talker(text: str, *, thinking: bool = False) -> Script:
+    """An engine of a model that reasons and calls tools, whose answer comes letter by letter."""
+    deltas = [Delta(0, letter, (1,), thinking=thinking) for letter in text]
+    usage, timings = Usage(5, len(text)), StageTimings()
+    engine = Script(
+        *deltas, Delta(0, "", (), finish_reason="stop", usage=usage, timings=timings, thinking=thinking)
+    )
+    engine.info = replace(engine.info, tool_format="hermes", reasons=True)
+    return engine

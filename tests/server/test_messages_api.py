@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import copy
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,12 @@ import pytest
 
 from fovea import Engine
 from fovea.api import sse
-from fovea.core.types import Delta, StageTimings, Usage
 from fovea.evaluation.scenes.tools import TOOLS
 from fovea.media.limits import MediaLimits
 from fovea.server.app import create_app
 from fovea.server.settings import ServerSettings
 from tests.server.conftest import REMOTE, Web
-from tests.server.scripted import Script
+from tests.server.scripted import ANSWER, talker
 from tests.server.support import Json, Server, data_url, image, picture, running, user
 
 PATH, COUNT_PATH = "/v1/messages", "/v1/messages/count_tokens"
@@ -64,15 +62,13 @@ SAVE = asked("Save the number of circles.")
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine.from_pretrained("fovea-tiny", device="cpu", threads=1, kv_cache_mib=64) as engine:
-        yield engine
+def engine(bundled: Engine) -> Engine:
+    return bundled
 
 
 @pytest.fixture(scope="module")
-def server(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(engine, ServerSettings(), tmp_path_factory.mktemp("files")) as server:
-        yield server
+def server(bundled_server: Server) -> Server:
+    return bundled_server
 
 
 def post(server: Server, *messages: Json, **extra: Any) -> Json:
@@ -381,25 +377,8 @@ def test_a_required_call_and_a_format_exclude_each_other(server: Server) -> None
     assert "response_format" not in wrong["message"]  # the client sent output_config.format
 
 
-ANSWER = (
-    "<think>\nhm\n</think>\n\nI look it up.\n"
-    '<tool_call>\n{"name": "look_up", "arguments": {"code": "A1"}}\n</tool_call>'
-)
-
-
-def script(text: str, *, thinking: bool = False) -> Script:
-    """An engine of a model that reasons and calls tools, whose answer comes letter by letter."""
-    deltas = [Delta(0, letter, (1,), thinking=thinking) for letter in text]
-    usage, timings = Usage(5, len(text)), StageTimings()
-    engine = Script(
-        *deltas, Delta(0, "", (), finish_reason="stop", usage=usage, timings=timings, thinking=thinking)
-    )
-    engine.info = replace(engine.info, tool_format="hermes", reasons=True)
-    return engine
-
-
 async def scripted(text: str, *, thinking: bool = False, **body: Any) -> httpx.Response:
-    transport = httpx.ASGITransport(create_app(script(text, thinking=thinking)), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(create_app(talker(text, thinking=thinking)), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         return await client.post(PATH, json=body)
 

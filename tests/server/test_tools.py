@@ -14,13 +14,11 @@ import jsonschema
 import openai
 import pytest
 
-from fovea import Engine
 from fovea.core.types import Delta, StageTimings, Usage
 from fovea.evaluation.scenes.tools import LOOK_UP, POINT_AT, SAVE_COUNT, TOOLS
 from fovea.server.app import create_app
-from fovea.server.settings import ServerSettings
 from tests.server.scripted import Script
-from tests.server.support import Json, Server, chat, data_url, image, running, user
+from tests.server.support import Json, Server, chat, data_url, image, user
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHAPES = data_url((EXAMPLES / "shapes.png").read_bytes())
@@ -36,12 +34,8 @@ COUNT: Json = {"type": "json_schema", "json_schema": {"name": "count", "schema":
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with (
-        Engine.from_pretrained("fovea-tiny", device="cpu", threads=1, kv_cache_mib=64) as engine,
-        running(engine, ServerSettings(), tmp_path_factory.mktemp("files")) as server,
-    ):
-        yield server
+def server(bundled_server: Server) -> Server:
+    return bundled_server
 
 
 @pytest.fixture(scope="module")

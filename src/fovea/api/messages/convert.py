@@ -22,12 +22,9 @@ from fovea.api.messages.request import (
 )
 from fovea.api.responses.convert import renamed
 from fovea.api.schema import ChatRequest
+from fovea.api.shared import shared_values
 from fovea.core.errors import InvalidRequest
 
-SAME = (
-    "model", "temperature", "top_p", "top_k", "stream", "timeout", "cache_salt", "priority", "visual_tokens",
-)  # fmt: skip
-"""Fields that are copied into the chat request as they are."""
 NAMES = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
@@ -89,7 +86,7 @@ def messages_names(places: Sequence[str], *, older: bool = False) -> Iterator[No
 
 
 def _options(body: MessagesRequest) -> dict[str, Any]:
-    fields = {name: value for name in SAME if (value := getattr(body, name)) is not None}
+    fields = shared_values(body)
     fields["max_completion_tokens"] = body.max_tokens
     if body.stop_sequences:
         fields["stop"] = body.stop_sequences

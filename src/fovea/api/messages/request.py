@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from fovea.api.content import NO_EFFECT
+from fovea.api.shared import SharedFields
 from fovea.api.tools import MAX_TOOLS, Name
-from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Body, Flag, Integer, Number, Text, Url, Wire, Word
+from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Body, Flag, Integer, Text, Url, Wire, Word
 from fovea.core.payload import Payload
 from fovea.core.sampling import MAX_STOP_STRINGS
 
@@ -168,7 +169,7 @@ class CountRequest(Body):
     thinking: Thinking | None = None
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountRequest, SharedFields):
     """A request for an answer to a conversation, in Anthropic's form."""
 
     max_tokens: Integer = Field(
@@ -177,25 +178,9 @@ class MessagesRequest(CountRequest):
     stop_sequences: Annotated[list[Word], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = Field(
         default=None, description="Texts that end the answer. The answer does not include them."
     )
-    stream: Flag | None = Field(default=False, description="Send the answer as server-sent events.")
-    temperature: Number | None = Field(default=None, ge=0, le=2, description="As in chat completions.")
-    top_p: Number | None = Field(default=None, gt=0, le=1, description="As in chat completions.")
-    top_k: Integer | None = Field(default=None, ge=0, le=MAX_COUNT, description="As in chat completions.")
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = Field(
         default=None, description="Older name of `output_config.format`."
-    )
-    timeout: Number | None = Field(
-        default=None, gt=0, le=86_400, description="Extension. As in chat completions."
-    )
-    cache_salt: str | None = Field(
-        default=None, max_length=256, description="Extension. As in chat completions."
-    )
-    priority: Integer | None = Field(
-        default=None, ge=-1000, le=1000, description="Extension. As in chat completions."
-    )
-    visual_tokens: dict[Word, Any] | None = Field(
-        default=None, description="Extension. As in chat completions."
     )
     metadata: dict[Word, Any] | None = Field(default=None, max_length=64, description=NO_EFFECT)
     service_tier: Word | None = Field(default=None, description=NO_EFFECT)

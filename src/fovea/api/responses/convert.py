@@ -21,13 +21,11 @@ from fovea.api.responses.request import (
     TextFormat,
 )
 from fovea.api.schema import ChatRequest
+from fovea.api.shared import shared_values
 from fovea.core.errors import InvalidRequest, RequestError
 
-SAME = (
-    "model", "temperature", "top_p", "top_logprobs", "parallel_tool_calls", "stream", "timeout", "cache_salt",
-    "priority", "visual_tokens", "chat_template_kwargs", "seed", "top_k",
-)  # fmt: skip
-"""Fields that are copied into the chat request as they are."""
+COPIED = ("top_logprobs", "parallel_tool_calls", "chat_template_kwargs", "seed")
+"""Fields that are copied into the chat request as they are, beside the shared ones."""
 LOGPROBS = "message.output_text.logprobs"
 NAMES = {
     "messages": "input",
@@ -87,7 +85,7 @@ def chat_request(body: ResponsesRequest, earlier: Sequence[ChatMessage]) -> tupl
         _add_item(conversation, item, f"input[{index}]")
     if not conversation.messages:
         raise InvalidRequest("input has no message, call or result", param="input")
-    fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name)) is not None}
+    fields = shared_values(body, *COPIED)
     fields["messages"] = list(conversation.messages)
     if body.instructions is not None:
         fields["messages"].insert(0, {"role": "system", "content": body.instructions})

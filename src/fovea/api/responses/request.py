@@ -11,8 +11,9 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from fovea.api.answer_format import SCHEMA, Schema
 from fovea.api.content import NO_EFFECT, SENT_BACK, Detail
+from fovea.api.shared import EXTENSION, SAME, SharedFields
 from fovea.api.tools import MAX_TOOLS, PARAMETERS, Name
-from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Body, Flag, Integer, Number, Text, Url, Wire, Word
+from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Body, Flag, Integer, Text, Url, Wire, Word
 
 
 class InputText(Wire):
@@ -149,10 +150,9 @@ def _as_list(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(Body, SharedFields):
     """A request for an answer to items: messages, tool calls and their results."""
 
-    model: Word | None = Field(default=None, description="Name of the served model. May be omitted.")
     input: Annotated[
         list[Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True), BeforeValidator(_as_list)
     ] = Field(description="Text of the user, or a list of items.")
@@ -171,8 +171,6 @@ class ResponsesRequest(Body):
     max_output_tokens: Integer | None = Field(
         default=None, ge=1, le=MAX_COUNT, description="Longest answer in tokens, reasoning included."
     )
-    temperature: Number | None = Field(default=None, ge=0, le=2, description="As in chat completions.")
-    top_p: Number | None = Field(default=None, gt=0, le=1, description="As in chat completions.")
     top_logprobs: Integer | None = Field(
         default=None, ge=0, le=20, description="Number of most likely tokens to report for each position."
     )
@@ -186,34 +184,14 @@ class ResponsesRequest(Body):
         default=None, description="The tools that the model may call. Tools that OpenAI runs are refused."
     )
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
-        default=None, description="As in chat completions."
+        default=None, description=SAME
     )
-    parallel_tool_calls: Flag | None = Field(default=None, description="As in chat completions.")
+    parallel_tool_calls: Flag | None = Field(default=None, description=SAME)
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    stream: Flag | None = Field(default=False, description="Send the answer as server-sent events.")
     stream_options: dict[Word, Any] | None = Field(default=None, description=NO_EFFECT)
-    timeout: Number | None = Field(
-        default=None, gt=0, le=86_400, description="Extension. As in chat completions."
-    )
-    cache_salt: str | None = Field(
-        default=None, max_length=256, description="Extension. As in chat completions."
-    )
-    priority: Integer | None = Field(
-        default=None, ge=-1000, le=1000, description="Extension. As in chat completions."
-    )
-    visual_tokens: dict[Word, Any] | None = Field(
-        default=None, description="Extension. As in chat completions."
-    )
-    chat_template_kwargs: dict[Word, Any] | None = Field(
-        default=None, description="Extension. As in chat completions."
-    )
-    seed: Integer | None = Field(
-        default=None, ge=-(2**63), lt=2**63, description="Extension. As in chat completions."
-    )
-    top_k: Integer | None = Field(
-        default=None, ge=0, le=MAX_COUNT, description="Extension. As in chat completions."
-    )
+    chat_template_kwargs: dict[Word, Any] | None = Field(default=None, description=EXTENSION)
+    seed: Integer | None = Field(default=None, ge=-(2**63), lt=2**63, description=EXTENSION)
     truncation: Literal["auto", "disabled"] | None = Field(
         default=None, description="Accepted, without effect: a prompt that is too long is refused."
     )
