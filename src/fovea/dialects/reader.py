@@ -63,7 +63,7 @@ class AnswerReader:
         self._text = ""
         self._at = 0
         self._final = False
-        self._pieces: list[Piece] = []
+        self._found: list[tuple[Kind, int, list[str]]] = []
         self._parser: _Parser | None = None
         self._trims = thinking  # white space that comes next is dropped
         self._fresh = True  # nothing of the content was emitted, so that a call may begin without a mark
@@ -96,8 +96,8 @@ class AnswerReader:
     def _run(self) -> list[Piece]:
         while self._state():
             pass
-        pieces, self._pieces = self._pieces, []
-        return pieces
+        found, self._found = self._found, []
+        return [Piece(kind, "".join(texts), index) for kind, index, texts in found]
 
     def _begin(self) -> bool:
         """The beginning of the answer: reasoning, or anything else."""
@@ -223,11 +223,10 @@ class AnswerReader:
             return
         if kind == "content":
             self._fresh = False
-        last = self._pieces[-1] if self._pieces else None
-        if last is not None and kind != "call" and (last.kind, last.index) == (kind, index):
-            self._pieces[-1] = Piece(kind, last.text + text, index)
+        if self._found and kind != "call" and self._found[-1][:2] == (kind, index):
+            self._found[-1][2].append(text)
         else:
-            self._pieces.append(Piece(kind, text, index))
+            self._found.append((kind, index, [text]))
 
 
 def _overlap(text: str, start: int, mark: str) -> int:

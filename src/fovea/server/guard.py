@@ -53,12 +53,11 @@ class Guard:
 
     def _check(self, scope: Scope, exchange: Exchange) -> None:
         path, headers = scope["path"], exchange.headers
-        if CALLER in scope:  # a call from within, by a caller who was checked before
-            return
-        key = headers.get(b"authorization", b"")
-        if not key and b"x-api-key" in headers:  # Anthropic's clients send it so
-            key = b"Bearer " + headers[b"x-api-key"]
-        self.state.access.authenticate(path, key, exchange.caller)
+        if CALLER not in scope:  # the caller of a call from within was checked before
+            key = headers.get(b"authorization", b"")
+            if not key and b"x-api-key" in headers:  # Anthropic's clients send it so
+                key = b"Bearer " + headers[b"x-api-key"]
+            self.state.access.authenticate(path, key, exchange.caller)
         reason = self.state.unavailable() if scope["method"] == "POST" else None
         if reason is not None:
             raise Unavailable(reason)

@@ -23,6 +23,8 @@ from fovea.core.types import Completion, TokenLogprob
 
 LARGE = 500
 """Log probabilities, alternatives included, that an answer may have to be written in the event loop."""
+LONG = 8192
+"""Characters that an answer may have to be read in the event loop: tool calls are read character by character."""
 BATCH = 64
 """Longest list that is written entry by entry, and entries of a longer one that are written in one call."""
 _PIECE = 64 * 1024
@@ -47,7 +49,8 @@ class _LogProbabilities:
 
 async def answer_response(bodies: Bodies, answers: Sequence[Completion]) -> Response:
     """Return the response with the complete answers to all prompts of a request."""
-    if sum(_count(answer) for answer in answers) <= LARGE:
+    characters = sum(len(text) for answer in answers for text in answer.texts)
+    if sum(_count(answer) for answer in answers) <= LARGE and characters <= LONG:
         return JSONResponse(bodies.complete(answers))
     pieces = await asyncio.get_running_loop().run_in_executor(_WRITER, _write, bodies, answers)
     length = sum(len(piece) for piece in pieces)
