@@ -6,11 +6,11 @@ Docstrings and descriptions of this module are part of the OpenAPI description a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fovea.api.wire import Flag, Text, Wire, Word
+from fovea.api.wire import Flag, FreeJson, Text, Wire, Word
 from fovea.core.errors import InvalidRequest
 from fovea.core.tools import Tool, ToolCall, ToolUse
 
@@ -26,7 +26,7 @@ class FunctionBody(Wire):
     description: Text | None = Field(
         default=None, description="What it does. Most chat templates show it to the model."
     )
-    parameters: dict[str, Any] | None = Field(default=None, description=PARAMETERS)
+    parameters: FreeJson | None = Field(default=None, description=PARAMETERS)
     strict: Flag | None = Field(
         default=None,
         description="Whether the arguments always follow the schema. Calls that tool_choice requires always "

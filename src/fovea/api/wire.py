@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    model_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from fovea.core.errors import InvalidRequest
@@ -63,6 +72,19 @@ def _url(value: Any, text: core_schema.ValidatorFunctionWrapHandler) -> str | Pa
 
 
 Url = Annotated[str | Payload, _UrlSchema()]
+
+
+def _writable(value: Any) -> Any:
+    """Refuse what JSON cannot hold: infinite numbers, and halves of characters."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        raise ValueError("must be JSON with finite numbers and whole characters") from None
+    return value
+
+
+FreeJson = Annotated[dict[str, Any], AfterValidator(_writable)]
+"""A JSON object of the client's own, which answers repeat."""
 
 
 class Wire(BaseModel):

@@ -33,7 +33,7 @@ class JsonCall:
         self._depth = 0
         self._in_string = self._escaped = False
         self._named = False
-        self._early = ""  # arguments that came before the name
+        self._early: list[str] = []  # arguments that came before the name
         self._has_arguments = False
         self._seen: set[str] = set()
 
@@ -71,8 +71,11 @@ class JsonCall:
             yield from self._end_value()
             yield from self.feed(char)
             return
-        self._value += char
+        if self._value[:1] != "{":  # of an object, only the beginning is needed
+            self._value += char
         done = self._closes_value(char)
+        if self._key == "name" and self._value[0] != '"':
+            raise Malformed
         if self._key == self._arguments_key:
             if self._value[0] not in '{"n':
                 raise Malformed
@@ -104,7 +107,7 @@ class JsonCall:
             self._named = True
             yield CallName(_decoded(self._value))
             if self._early:
-                yield ArgumentsText(self._early)
+                yield ArgumentsText("".join(self._early))
         elif self._key == self._arguments_key and self._value[0] != "{":
             text = _decoded(self._value) if self._value != "null" else ""
             if text and is_new:
@@ -116,7 +119,7 @@ class JsonCall:
         if self._named:
             yield ArgumentsText(text)
         else:
-            self._early += text
+            self._early.append(text)
 
     def _end(self) -> Iterator[Event]:
         if not self._named:
@@ -140,7 +143,7 @@ class JsonCall:
 def _decoded(text: str) -> str:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Malformed from None
     if not isinstance(value, str):
         raise Malformed

@@ -152,7 +152,7 @@ class AnswerReader:
         while self._at < len(self._text):
             try:
                 events = list(self._parser.feed(self._text[self._at]))
-            except Malformed:
+            except (Malformed, RecursionError):
                 return self._leave_as_content()
             for event in events:
                 if isinstance(event, CallName) and event.name not in self._tools:

@@ -138,13 +138,18 @@ def types_of(schema: Any) -> frozenset[str]:
     """The JSON types that a schema allows, as far as it names them; empty: it does not say."""
     if not isinstance(schema, Mapping):
         return frozenset()
-    named = schema.get("type")
-    types = {named} if isinstance(named, str) else set(named) if isinstance(named, list) else set()
-    for part in [*(schema.get("anyOf") or []), *(schema.get("oneOf") or [])]:
+    types = set(filter(lambda name: isinstance(name, str), _listed(schema.get("type"))))
+    for part in (*_listed(schema.get("anyOf")), *_listed(schema.get("oneOf"))):
         inner = types_of(part)
         if not inner:
             return frozenset()
         types |= inner
-    if not types and all(isinstance(value, str) for value in schema.get("enum") or [0]):
+    values = _listed(schema.get("enum"))
+    if not types and values and all(isinstance(value, str) for value in values):
         types = {"string"}
     return frozenset(types)
+
+
+def _listed(value: Any) -> list[Any]:
+    """A value as a list, whatever a client has put there."""
+    return value if isinstance(value, list) else [] if value is None else [value]

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fovea.core.errors import FoveaError, Unavailable
 from fovea.server.access.exchange import Exchange
-from fovea.server.access.rules import is_limited, is_measured
+from fovea.server.access.rules import is_limited, is_measured, is_poll
 from fovea.server.batches.call import CALLER
 from fovea.server.errors import refusal
 from fovea.server.state import ServerState
@@ -61,7 +61,9 @@ class Guard:
         reason = self.state.unavailable() if scope["method"] == "POST" else None
         if reason is not None:
             raise Unavailable(reason)
-        if is_limited(path):  # not before: a server that is loading uses up no limits
+        if is_limited(path) and not is_poll(
+            scope["method"], path
+        ):  # not before: a server that is loading uses up no limits
             exchange.caller.client.count_request()
 
     def _record(self, scope: Scope, exchange: Exchange, reason: str, unanswered: int) -> None:

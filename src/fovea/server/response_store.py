@@ -17,6 +17,8 @@ from fovea.core.payload import Payload
 from fovea.media.cache import ByteCache
 
 DAY_S = 86_400.0
+OVERHEAD = 600
+"""Estimated bytes of a message, and of each of its parts, beside its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class ResponseStore:
 
     def __init__(self, capacity: int, ttl_s: float = 30 * DAY_S) -> None:
         self.cache: ByteCache[str, KeptAnswer] = ByteCache(capacity, ttl_s)
+        # No client takes the room of all others. Without keys there is one owner, "".
+        self.cache.divide(lambda _, answer: answer.owner, lambda owner: 0.5 if owner else 1.0)
 
     def put(self, answer: KeptAnswer) -> bool:
         """Keep an answer. Returns whether it had room."""
@@ -66,16 +70,23 @@ class ResponseStore:
 
 def copy_messages(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
     """Return copies of messages. Reading an image empties the original."""
-    return tuple(deepcopy(message) for message in messages)
+    return tuple(deepcopy(message) if _has_payload(message) else message for message in messages)
+
+
+def _has_payload(message: ChatMessage) -> bool:
+    """Whether a message has an image or video that is emptied when it is read."""
+    parts = message.content if isinstance(message.content, list) else ()
+    urls = (getattr(part, "image_url", None) or getattr(part, "video_url", None) for part in parts)
+    return any(isinstance(getattr(url, "url", None), Payload) for url in urls)
 
 
 def _size(message: ChatMessage) -> int:
     """About the number of bytes of a message."""
-    size = len(message.model_dump_json(exclude={"content"}))
+    size = len(message.model_dump_json(exclude={"content"})) + OVERHEAD
     if isinstance(message.content, str):
         return size + len(message.content)
     for part in message.content or ():
         for value in (getattr(part, name, None) for name in ("text", "image_url", "video_url")):
             url = getattr(value, "url", value)
             size += len(url) if isinstance(url, str | Payload) else 0
-    return size + 100 * len(message.content or ())
+    return size + OVERHEAD * len(message.content or ())

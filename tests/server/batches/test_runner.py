@@ -277,7 +277,9 @@ async def test_store_without_room_fails_the_batch(folder: Path) -> None:
     assert ids(results(store, record)) == ["a"]
 
 
-async def test_defect_in_one_batch_leaves_the_others(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_defect_in_one_request_leaves_the_others(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def answer(text: str) -> tuple[int, dict[str, str]]:
         if text == "bad":
             raise ZeroDivisionError("secret")
@@ -287,9 +289,53 @@ async def test_defect_in_one_batch_leaves_the_others(folder: Path, caplog: pytes
     async with runner_of(store, App(answer)) as runner:
         first = runner.create("", upload(store, "bad"), CHAT, None)
         second = runner.create("", upload(store, "a"), CHAT, None)
-        assert (await ended(first), await ended(second)) == ("failed", "completed")
-    assert "secret" not in json.dumps(first)
+        assert (await ended(first), await ended(second)) == ("completed", "completed")
+    assert first["request_counts"] == {"total": 1, "completed": 0, "failed": 1}
+    failed = store.content_path(first["error_file_id"]).read_text()
+    assert json.loads(failed)["response"]["status_code"] == 500
+    assert "secret" not in failed
     assert "secret" in caplog.text
+
+
+async def test_full_disk_fails_one_batch_and_the_runner_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error while a batch is ended once stopped all batches until the server was started again."""
+
+    async def answer(text: str) -> tuple[int, dict[str, str]]:
+        return 200, {}
+
+    store = open_store(folder)
+
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    async with runner_of(store, App(answer)) as runner:
+        first = runner.create("", upload(store, "a"), CHAT, None)
+        with monkeypatch.context() as broken:
+            broken.setattr(store, "append", full)
+            broken.setattr(store, "save_batch", full)
+            assert await ended(first) == "failed"
+        second = runner.create("", upload(store, "b"), CHAT, None)
+        assert await ended(second) == "completed"
+
+
+async def test_batches_of_two_clients_run_beside_each_other(folder: Path) -> None:
+    held = asyncio.Event()
+
+    async def answer(text: str) -> tuple[int, dict[str, str]]:
+        if text == "long":
+            await held.wait()
+        return 200, {}
+
+    store = open_store(folder)
+    async with runner_of(store, App(answer)) as runner:
+        first = runner.create("one", upload(store, "long"), CHAT, None)
+        second = runner.create("two", upload(store, "a"), CHAT, None)
+        assert await ended(second) == "completed"
+        assert first["status"] == "in_progress"
+        held.set()
+        assert await ended(first) == "completed"
 
 
 @pytest.mark.parametrize("cut", [b"", b'{"id": "batch_req_1", "custom_id": "n1', b'{"custom_id": "n9"}'])

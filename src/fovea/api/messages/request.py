@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from fovea.api.content import NO_EFFECT
 from fovea.api.shared import SharedFields
 from fovea.api.tools import MAX_TOOLS, Name
-from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Body, Flag, Integer, Text, Url, Wire, Word
+from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Body, Flag, FreeJson, Integer, Text, Url, Wire, Word
 from fovea.core.payload import Payload
 from fovea.core.sampling import MAX_STOP_STRINGS
 
@@ -76,7 +76,7 @@ class ToolUseBlock(Block):
     type: Literal["tool_use"]
     id: Word = Field(description="Id of the call. The block with its result repeats it.")
     name: Name
-    input: dict[str, Any] = Field(description="The arguments.")
+    input: FreeJson = Field(description="The arguments.")
 
 
 class ToolResultBlock(Block):
@@ -111,7 +111,7 @@ class ToolDefinition(Wire):
     """A tool that the model may call."""
 
     name: Name
-    input_schema: dict[str, Any] = Field(description="JSON Schema of the arguments, an object.")
+    input_schema: FreeJson = Field(description="JSON Schema of the arguments, an object.")
     description: Text | None = None
     type: Literal["custom"] | None = Field(
         default=None, description="Tools that Anthropic defines are refused."

@@ -13,7 +13,7 @@ from fovea.api.answer_format import SCHEMA, Schema
 from fovea.api.content import NO_EFFECT, SENT_BACK, Detail
 from fovea.api.shared import EXTENSION, SAME, SharedFields
 from fovea.api.tools import MAX_TOOLS, PARAMETERS, Name
-from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Body, Flag, Integer, Text, Url, Wire, Word
+from fovea.api.wire import MAX_COUNT, MAX_ITEMS, Body, Flag, FreeJson, Integer, Text, Url, Wire, Word
 
 
 class InputText(Wire):
@@ -104,7 +104,7 @@ class FunctionTool(Wire):
     type: Literal["function"]
     name: Name
     description: Text | None = None
-    parameters: dict[str, Any] | None = Field(default=None, description=PARAMETERS)
+    parameters: FreeJson | None = Field(default=None, description=PARAMETERS)
     strict: Flag | None = Field(
         default=None, description="Whether the arguments always follow the schema. Default: false."
     )

@@ -33,6 +33,8 @@ LONGEST_REASON = 300
 """Most characters of a template's own message that a client gets."""
 GROWTH, ROOM = 8, 1 << 20
 """A rendered conversation has at most GROWTH times the characters of its texts, and ROOM more."""
+MOST_LEVELS = 100
+"""Deepest nesting of arguments that a template gets as an object. Deeper ones are text."""
 CLIENT = "client"
 """The role of text in tools and calls, which is never the model's own."""
 _STAND_INS = range(0x100000, 0x10FFFE)
@@ -274,7 +276,22 @@ def _arguments_of(call: ToolCall) -> Any:
         value = json.loads(call.arguments) if call.arguments else {}
     except (ValueError, RecursionError):
         return call.arguments
-    return value if isinstance(value, dict) else call.arguments
+    return value if isinstance(value, dict) and not _is_deep(value) else call.arguments
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether a JSON value is nested too deeply for a recursion. It needs none itself."""
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        level = [
+            entry
+            for node in level
+            for entry in (node.values() if isinstance(node, dict) else node)
+            if isinstance(entry, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 class StandIns:

@@ -98,8 +98,9 @@ class Access:
         """Return a caller by its `holder`, "" without keys; None: none of its keys is left."""
         if not self.rules.api:
             return Caller() if not holder else None
-        key = next((key for key in self._keys if key.tenant == holder and "api" in key.roles), None)
-        if key is None or (key.expires is not None and self._now() >= key.expires):
+        keys = (key for key in self._keys if key.tenant == holder and "api" in key.roles)
+        key = next((key for key in keys if key.expires is None or self._now() < key.expires), None)
+        if key is None:
             return None
         return Caller(self._clients[key.name], key.tenant if self._scoped else "", holder=holder)
 

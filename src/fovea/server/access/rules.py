@@ -21,6 +21,12 @@ def is_limited(path: str) -> bool:
     return path.startswith("/v1/") or path in ("/tokenize", "/detokenize")
 
 
+def is_poll(method: str, path: str) -> bool:
+    """Whether a request only asks how far a batch is, or ends it. These do not count towards a rate."""
+    own = path.startswith(("/v1/batches/", "/v1/files/")) or path in ("/v1/batches", "/v1/files")
+    return own and (method in ("GET", "DELETE") or path.endswith("/cancel"))
+
+
 def is_measured(path: str) -> bool:
     """Whether the metrics count the requests to a path. Probes and scrapes are not counted."""
     return is_limited(path) or path.startswith(f"{ADMIN}/")

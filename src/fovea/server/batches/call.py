@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message, Scope
 
+from fovea.api.bodies.errors import DEFECT, error_body
+from fovea.core.errors import EngineError
 from fovea.server.access.caller import Caller
 
+log = logging.getLogger("fovea.server")
 CALLER = "fovea.caller"
 """Key of the ASGI scope with the caller of such a call. Nothing that arrives by the network sets it."""
 
@@ -61,7 +66,13 @@ async def call(app: ASGIApp, path: str, body: bytes, caller: Caller) -> Reply:
         else:
             parts.append(message.get("body", b""))
 
-    await app(scope, receive, send)
+    try:
+        await app(scope, receive, send)
+    except Exception as error:  # the application has answered with status 500, or has not answered
+        log.error("a request from within failed", exc_info=error)
+        if not parts:
+            status, headers = 500, {}
+            parts.append(json.dumps(error_body(EngineError(DEFECT))).encode())
     wait = headers.get(b"retry-after", b"").decode()
     request_id = headers.get(b"x-request-id", b"").decode()
     return Reply(status, b"".join(parts), request_id, float(wait) if wait.isdecimal() else None)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fovea.api.wire import check_count
 from fovea.core.errors import InvalidRequest
 from fovea.core.json_lines import parse_object
 from fovea.server.batches.store import read_lines
+from fovea.server.bodies.cutter import Cut, Cutter
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 MAX_LINES = 50_000
 MOST_ERRORS = 50
 """Most wrong lines that a batch names."""
-LONGEST_ID = 512
+LONGEST_ID = 256
+LONGEST_LINE = 16 * 1024 * 1024
+SLICE = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +38,20 @@ class Line:
 
 
 def parse_line(text: bytes, endpoint: str) -> Line:
-    """Read a line. Raises InvalidRequest, which says what is wrong with it."""
-    value = parse_object(text)
+    """Read a line. Raises InvalidRequest, which says what is wrong with it.
+
+    Long strings are cut out before it is parsed, as in bodies of requests, and put back unchanged.
+    """
+    if len(text) > LONGEST_LINE:
+        raise InvalidRequest(f"the line has more than {LONGEST_LINE} bytes")
+    cutter = Cutter()
+    for at in range(0, len(text), SLICE):
+        cutter.feed(text[at : at + SLICE])
+    cut = cutter.finish()
+    value = parse_object(bytes(cut.skeleton))
+    check_count(value)
     name = value.get("custom_id")
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_ID:
+    if not isinstance(name, str) or name in cut.strings or not 0 < len(name) <= LONGEST_ID:
         raise InvalidRequest(
             f"custom_id is required, a text of up to {LONGEST_ID} characters", param="custom_id"
         )
@@ -50,7 +66,20 @@ def parse_line(text: bytes, endpoint: str) -> Line:
         raise InvalidRequest("body is required, an object", param="body")
     if body.get("stream"):
         raise InvalidRequest("body.stream: answers of a batch are not streamed", param="body.stream")
-    return Line(name, json.dumps(body).encode())
+    return Line(name, _with_strings(json.dumps(body).encode(), cut))
+
+
+def _with_strings(text: bytes, cut: Cut) -> bytes:
+    """Put the strings that were cut out back into a JSON text."""
+    if not cut.strings:
+        return text
+    names = cut.strings
+    return re.sub(rb'"([0-9a-f]{32}:\d+)"', lambda match: _quoted(match, names), text)
+
+
+def _quoted(match: re.Match[bytes], strings: Mapping[str, bytearray]) -> bytes:
+    string = strings.get(match[1].decode())
+    return match[0] if string is None else b'"' + bytes(string) + b'"'
 
 
 def check_lines(path: Path, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
@@ -61,7 +90,7 @@ def check_lines(path: Path, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
     def note(number: int, code: str, message: str, param: str | None = None) -> None:
         errors.append({"code": code, "line": number, "message": message, "param": param})
 
-    for number, text in enumerate(read_lines(path), 1):
+    for number, text in enumerate(read_lines(path, LONGEST_LINE + 2), 1):
         if not text.strip():
             continue
         count += 1

@@ -1,5 +1,7 @@
 """Answers the requests of batches in the background, some at a time, and goes on after a restart.
 
+Each client's batches run one after the other, and those of all clients beside each other.
+
 A request that is refused with 429 or 503 is sent again until it is answered or the batch ends. Answers are
 appended to files as they come, in any order. After a restart, the requests without an answer follow.
 """
@@ -11,7 +13,6 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -19,7 +20,14 @@ from starlette.types import ASGIApp
 from fovea.core.errors import FoveaError, InvalidRequest
 from fovea.server.access.caller import Caller
 from fovea.server.batches.call import Reply, call
-from fovea.server.batches.lines import Line, answered_ids, check_lines, parse_line, result_line
+from fovea.server.batches.lines import (
+    LONGEST_LINE,
+    Line,
+    answered_ids,
+    check_lines,
+    parse_line,
+    result_line,
+)
 from fovea.server.batches.store import OWNER, BatchStore, Record, read_lines
 
 log = logging.getLogger("fovea.server")
@@ -30,10 +38,10 @@ RETRY_S = 2.0
 
 
 class BatchRunner:
-    """Runs the batches of one server, one after the other. For the event loop's thread.
+    """Runs the batches of one server. For the event loop's thread.
 
     caller_of: returns a new caller for a client's name; None: its key is gone.
-    parallel: requests that are answered at a time.
+    parallel: requests that are answered at a time, of all clients together.
     """
 
     def __init__(
@@ -44,7 +52,7 @@ class BatchRunner:
         self._caller_of = caller_of
         self._parallel = parallel
         self._news = asyncio.Event()
-        self._reading = asyncio.Lock()
+        self._places = asyncio.Semaphore(parallel)
 
     def create(self, owner: str, file: Record, endpoint: str, metadata: dict[str, str] | None) -> Record:
         """Begin a batch, and return it."""
@@ -84,18 +92,37 @@ class BatchRunner:
         return record
 
     async def run(self) -> None:
-        """Run batches until this is cancelled."""
+        """Run the batches of each client one after the other, all clients beside each other.
+
+        It ends when it is cancelled.
+        """
+        running: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                self._news.clear()
+                for record in self._store.unfinished():
+                    owner = record[OWNER]
+                    if owner not in running or running[owner].done():
+                        running[owner] = asyncio.create_task(self._run_all(owner))
+                await self._news.wait()
+        finally:
+            for task in running.values():
+                task.cancel()
+
+    async def _run_all(self, owner: str) -> None:
+        """Run the batches of a client that have not ended. An error ends one batch alone."""
         while True:
-            self._news.clear()
-            for record in self._store.unfinished():
-                try:
-                    await self._run(record)
-                except FoveaError as error:
-                    self._fail(record, error.code or "failed", error.message)
-                except Exception as error:  # the other batches go on
-                    log.error("batch %s failed", record["id"], exc_info=error)
-                    self._fail(record, "internal_error", "the server failed on this batch; see its log")
-            await self._news.wait()
+            record = next((one for one in self._store.unfinished() if one[OWNER] == owner), None)
+            if record is None:
+                self._news.set()  # one may have been added meanwhile
+                return
+            try:
+                await self._run(record)
+            except FoveaError as error:
+                self._fail(record, error.code or "failed", error.message)
+            except Exception as error:  # the other batches go on
+                log.error("batch %s failed", record["id"], exc_info=error)
+                self._fail(record, "internal_error", "the server failed on this batch; see its log")
 
     async def _run(self, record: Record) -> None:
         path = self._store.content_path(record["input_file_id"])
@@ -120,30 +147,34 @@ class BatchRunner:
     async def _answer_all(self, record: Record) -> None:
         """Answer all requests that have no answer yet, unless the batch is cancelled or too old."""
         done = await asyncio.to_thread(self._answered, record)
-        lines = self._open_lines(record, done)
+        lines, lock = self._open_lines(record, done), asyncio.Lock()
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._parallel):
-                    group.create_task(self._work(record, lines))
+                    group.create_task(self._work(record, lines, lock))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
     def _open_lines(self, record: Record, done: set[str]) -> Iterator[Line]:
         """The requests that have no answer yet, as long as the batch goes on."""
-        for text in read_lines(self._store.content_path(record["input_file_id"])):
+        path = self._store.content_path(record["input_file_id"])
+        for text in read_lines(path, LONGEST_LINE + 2):
             if record["status"] == "cancelling" or time.time() > record["expires_at"]:
                 return
             if text.strip() and (line := parse_line(text, record["endpoint"])).id not in done:
                 yield line
 
-    async def _work(self, record: Record, lines: Iterator[Line]) -> None:
-        """Answer requests, one after the other, until none is left."""
+    async def _work(self, record: Record, lines: Iterator[Line], lock: asyncio.Lock) -> None:
+        """Answer requests, one after the other, until none is left.
+
+        lock: held while a line is read, and while a request that found no room is sent again.
+        """
         while True:
-            async with self._reading:
+            async with lock:
                 line = await asyncio.to_thread(next, lines, None)
             if line is None:
                 return
-            reply = await self._answer(record, line)
+            reply = await self._answer(record, line, lock)
             if reply is None:
                 return
             good = reply.status == 200
@@ -151,18 +182,27 @@ class BatchRunner:
             self._store.append(record["id"], "out" if good else "err", text)
             record["request_counts"]["completed" if good else "failed"] += 1
 
-    async def _answer(self, record: Record, line: Line) -> Reply | None:
+    async def _answer(self, record: Record, line: Line, lock: asyncio.Lock) -> Reply | None:
         """Return the answer to a request; None: the batch has ended before there was room for it."""
-        while record["status"] != "cancelling" and time.time() < record["expires_at"]:
+        reply = await self._call(record, line)
+        if reply.status not in BUSY:
+            return reply
+        async with lock:  # one at a time, so that the client's other requests find room, too
+            while record["status"] != "cancelling" and time.time() < record["expires_at"]:
+                await asyncio.sleep(reply.retry_after or RETRY_S)
+                reply = await self._call(record, line)
+                if reply.status not in BUSY:
+                    return reply
+        return None
+
+    async def _call(self, record: Record, line: Line) -> Reply:
+        """Send a request once. Raises InvalidRequest if the client's key is gone."""
+        async with self._places:
             caller = self._caller_of(record[OWNER])
             if caller is None:
                 raise InvalidRequest("the key that created the batch is no longer valid", code="key_gone")
             caller.request_id = f"{record['id'][:20]}-{uuid.uuid4().hex[:12]}"
-            reply = await call(self._app, record["endpoint"], line.body, caller)
-            if reply.status not in BUSY:
-                return reply
-            await asyncio.sleep(reply.retry_after or RETRY_S)
-        return None
+            return await call(self._app, record["endpoint"], line.body, caller)
 
     def _answered(self, record: Record) -> set[str]:
         """The names of the requests that are answered already. Counts them, too."""
@@ -171,11 +211,15 @@ class BatchRunner:
         return good | bad
 
     def _fail(self, record: Record, code: str, message: str) -> None:
+        """End a batch with an error. It is ended in memory also if the disk cannot be written."""
         error = {"code": code, "line": None, "message": message, "param": None}
         record["errors"] = {"object": "list", "data": [error]}
-        with suppress(FoveaError):
+        record["status"] = "failed"
+        try:
             self._store.finish_lines(record)
-        self._mark(record, "failed")
+            self._mark(record, "failed")
+        except Exception as failure:  # such as a full disk
+            log.error("the end of batch %s cannot be written", record["id"], exc_info=failure)
 
     def _mark(self, record: Record, status: str) -> None:
         record["status"] = status

@@ -17,16 +17,21 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fovea.core.errors import ConfigError, NotFound, PayloadTooLarge
+from fovea.core.errors import ConfigError, NotFound, Overloaded, PayloadTooLarge
 from fovea.core.private_files import private_folder
 
 Record = dict[str, Any]
 _ID = re.compile(r"(file-|batch_)[0-9a-f]{32}")
+RECORD = 4096
+"""Bytes that a description counts for."""
+MOST_OPEN, MOST_ENDED = 100, 1000
+"""Most batches of one owner that have not ended, and most that have and are still described."""
+UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
 OWNER = "owner"
 """Field of a description that clients do not see: the client to whom it belongs."""
 
@@ -55,16 +60,16 @@ class BatchStore:
         for name in self._batches:
             for kind in ("out", "err"):
                 _drop_cut_line(self.lines_path(name, kind))
-        self.used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        contents = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".json")
+        self.used = sum(path.stat().st_size for path in contents)
+        self.used += RECORD * (len(self._files) + len(self._batches))
 
-    @property
-    def room(self) -> int:
-        """Bytes that are free."""
-        return max(0, self.capacity - self.used - self.arriving)
+    def check_room(self, size: int, *, uploads: bool = True) -> None:
+        """Raise PayloadTooLarge if so many bytes more do not fit.
 
-    def check_room(self, size: int) -> None:
-        """Raise PayloadTooLarge if so many bytes more do not fit."""
-        taken = self.used + self.arriving
+        uploads: also count those that are arriving. Results do not: an upload must not end a batch.
+        """
+        taken = self.used + (self.arriving if uploads else 0)
         if taken + size > self.capacity:
             raise PayloadTooLarge(
                 f"files and batches take {taken} bytes, and {size} more do not fit into {self.capacity} "
@@ -73,12 +78,21 @@ class BatchStore:
             )
 
     @contextmanager
-    def arrival(self, size: int) -> Iterator[None]:
-        """Count an upload of so many bytes until it is complete. Raises PayloadTooLarge."""
-        self.check_room(size)
-        self.arriving += size
+    def arrival(self) -> Iterator[Callable[[int], None]]:
+        """Count an upload until it is complete. Call what this yields with the bytes of each of its parts.
+
+        It raises PayloadTooLarge.
+        """
+        size = 0
+
+        def add(count: int) -> None:
+            nonlocal size
+            self.check_room(count)
+            size += count
+            self.arriving += count
+
         try:
-            yield
+            yield add
         finally:
             self.arriving -= size
 
@@ -113,7 +127,7 @@ class BatchStore:
             "status": "processed",
             OWNER: owner,
         }
-        self.used += size
+        self.used += size + RECORD
         self._files[name] = record
         self._write("files", record)
         source.replace(self.content_path(name))
@@ -133,11 +147,27 @@ class BatchStore:
         del self._files[name]
         self.content_path(name).unlink(missing_ok=True)
         (self._folder / "files" / f"{name}.json").unlink(missing_ok=True)
-        self.used -= record["bytes"]
+        self.used -= record["bytes"] + RECORD
 
     def add_batch(self, record: Record) -> None:
-        self._batches[record["id"]] = record
+        """Add a batch. The oldest ones of its owner that have ended make room.
+
+        Raises Overloaded if too many have not ended, PayloadTooLarge if the store is full.
+        """
+        mine = self.batches(record[OWNER])
+        running = sum(batch["status"] in UNFINISHED for batch in mine)
+        if running >= MOST_OPEN:
+            raise Overloaded(
+                f"{running} batches have not ended; accepted: at most {MOST_OPEN}", retry_after=60.0
+            )
+        for batch in [batch for batch in mine if batch["status"] not in UNFINISHED][MOST_ENDED:]:
+            del self._batches[batch["id"]]
+            (self._folder / "batches" / f"{batch['id']}.json").unlink(missing_ok=True)
+            self.used -= RECORD
+        self.check_room(RECORD)
         self._write("batches", record)
+        self._batches[record["id"]] = record
+        self.used += RECORD
 
     def batch(self, name: str, owner: str) -> Record:
         """Return an owner's batch. Raises NotFound."""
@@ -149,11 +179,7 @@ class BatchStore:
 
     def unfinished(self) -> list[Record]:
         """Return the batches of all owners that have not ended, oldest first."""
-        open_ones = (
-            record
-            for record in self._batches.values()
-            if record["status"] in ("validating", "in_progress", "finalizing", "cancelling")
-        )
+        open_ones = (record for record in self._batches.values() if record["status"] in UNFINISHED)
         return sorted(open_ones, key=lambda record: int(record["created_at"]))
 
     def save_batch(self, record: Record) -> None:
@@ -161,7 +187,7 @@ class BatchStore:
 
     def append(self, name: str, kind: str, line: bytes) -> None:
         """Add a line to the results of a batch. Raises PayloadTooLarge if the store is full."""
-        self.check_room(len(line))
+        self.check_room(len(line), uploads=False)
         with self.lines_path(name, kind).open("ab") as file:
             file.write(line)
         self.used += len(line)
@@ -179,7 +205,7 @@ class BatchStore:
         for kind, title in kinds.items():
             path = self.lines_path(record["id"], kind)
             if path.is_file():
-                self.used -= path.stat().st_size
+                size = path.stat().st_size
                 self.add_file(
                     path,
                     record[OWNER],
@@ -187,11 +213,12 @@ class BatchStore:
                     purpose="batch_output",
                     name=record[f"{title}_file_id"],
                 )
+                self.used -= size
 
     def _read(self, kind: str) -> dict[str, Record]:
         records = {}
         for path in sorted((self._folder / kind).iterdir()):
-            if path.suffix == ".part":
+            if path.suffix in (".part", ".new"):
                 path.unlink()
             elif path.suffix == ".json" and _ID.fullmatch(path.stem):
                 try:
@@ -220,11 +247,14 @@ def public(record: Record) -> Record:
     return {name: value for name, value in record.items() if name != OWNER}
 
 
-def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file without their ends; none if there is no file."""
+def read_lines(path: Path, longest: int = -1) -> Iterator[bytes]:
+    """Yield the lines of a file without their ends; none if there is no file.
+
+    longest: bytes after which a line is cut into several; -1: any length.
+    """
     if path.is_file():
         with path.open("rb") as file:
-            for line in file:
+            while line := file.readline(longest):
                 yield line.rstrip(b"\r\n")
 
 

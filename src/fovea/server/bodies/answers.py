@@ -24,7 +24,7 @@ from fovea.core.types import Completion, TokenLogprob
 LARGE = 500
 """Log probabilities, alternatives included, that an answer may have to be written in the event loop."""
 LONG = 8192
-"""Characters that an answer may have to be read in the event loop: tool calls are read character by character."""
+"""Characters that an answer may have to be read in the event loop. Calls are read character by character."""
 BATCH = 64
 """Longest list that is written entry by entry, and entries of a longer one that are written in one call."""
 _PIECE = 64 * 1024
@@ -114,7 +114,9 @@ def _write(bodies: Bodies, answers: Sequence[Completion]) -> list[bytes]:
 
 
 def _count(answer: Completion) -> int:
-    return sum(len(entries) * (1 + len(entries[0].top)) for entries in answer.logprobs if entries)
+    prompt = next((entry for entry in answer.prompt_logprobs if entry is not None), None)
+    of_prompt = 0 if prompt is None else len(answer.prompt_logprobs) * (1 + len(prompt.top))
+    return of_prompt + sum(len(entries) * (1 + len(entries[0].top)) for entries in answer.logprobs if entries)
 
 
 def _dump(value: Any) -> str:

@@ -20,9 +20,12 @@ PIECE = 256 * 1024
 _NODES = frozenset((str, list, dict))
 _MEDIA = ("url", "image_url")
 """Fields of messages, of items, and of the body of /v1/images, whose data: URLs become payloads."""
-_LISTS = ("messages[", "input[")
-_SOURCE = ".source.data"
-"""End of the path of an image in Anthropic's form: base64 without the beginning of a data: URL."""
+_MEDIA_PATH = re.compile(
+    r"url|(messages|input)\[\d+\]\.(content|output)\[\d+\](\.content\[\d+\])?"
+    r"\.(source\.url|image_url(\.url)?|video_url(\.url)?)"
+)
+_SOURCE_PATH = re.compile(r"messages\[\d+\]\.content\[\d+\](\.content\[\d+\])?\.source\.data")
+"""Path of an image in Anthropic's form: base64 without the beginning of a data: URL."""
 _WHOLE = re.compile(rb"(?:[^\\]++|\\u.{4}|\\[^u])*+", re.DOTALL)
 _IS_DATA = re.compile(rb"(?:\s|\\[tnrf])*data:", re.IGNORECASE)
 
@@ -69,10 +72,10 @@ class _Restorer:
         return self._text(self._strings[name], path) if name in self._strings else name
 
     def _string(self, raw: bytearray, path: str, key: str) -> str | Payload:
-        if path.startswith("messages[") and path.endswith(_SOURCE) and b"\\" not in raw:
+        if key == "data" and _SOURCE_PATH.fullmatch(path) and b"\\" not in raw:
             raw[0:0] = b"data:image/any;base64,"
             return Payload(raw, self._on_drop)
-        if key in _MEDIA and (path == "url" or path.startswith(_LISTS)) and _IS_DATA.match(raw):
+        if key in _MEDIA and _MEDIA_PATH.fullmatch(path) and _IS_DATA.match(raw):
             data = unescape(raw)
             if data is not None:
                 return Payload(data, self._on_drop)

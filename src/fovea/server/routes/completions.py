@@ -26,6 +26,8 @@ from fovea.server.streaming import stream_response
 router = APIRouter(route_class=BodyRoute)
 WHOLE = ("best_of", "echo")
 """Fields whose answers cannot be streamed."""
+MOST_SCORED = 256
+"""Most prompts times entries for each of their tokens, of requests for log probabilities of prompts."""
 USUAL_TOKENS = 16
 """Longest answer if `max_tokens` is omitted: OpenAI's default at this route."""
 
@@ -55,6 +57,12 @@ async def completions(body: CompletionRequest, http: Request) -> Response:
 def _requests(state: ServerState, body: CompletionRequest, salt: str) -> list[GenerationRequest]:
     params = sampling(_asked(body), state.client.info.default_sampling)
     prompts = completion_prompts(body)
+    if params.prompt_logprobs is not None and len(prompts) * (1 + params.prompt_logprobs) > MOST_SCORED:
+        raise InvalidRequest(
+            f"{len(prompts)} prompts with {params.prompt_logprobs} most likely tokens each; accepted: "
+            f"prompts times one more than these up to {MOST_SCORED}",
+            param="prompt",
+        )
     return [
         GenerationRequest(
             id=uuid.uuid4().hex,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from starlette.formparsers import MultiPartException
 from starlette.types import Message
 
 from fovea.core.errors import InvalidRequest, NotFound, PayloadTooLarge
+from fovea.server.answer import ClientGone
 from fovea.server.batches.runner import batch_list
 from fovea.server.batches.store import BatchStore, public
 from fovea.server.docs import ERRORS, NAMED
@@ -48,15 +50,17 @@ async def upload(http: Request) -> dict[str, Any]:
     state = state_of(http)
     store = store_of(state)
     most = state.settings.batches.batch_file_mib << 20
-    size = _length(http, most, store.room)
-    limited = Request(http.scope, _limited(http, size))
+    _check_length(http, most, store)
     path = store.new_upload()
     try:
-        with store.arrival(size):
+        with store.arrival() as arrived:
+            limited = Request(http.scope, _limited(http, most + FORM, arrived))
             name, purpose = await _receive(limited, path, most)
         record = store.add_file(path, state.caller.holder, filename=name, purpose=purpose)
     except MultiPartException as error:
         raise InvalidRequest(f"the body is no form: {error.message[:200]}") from None
+    except (ValueError, LookupError):  # of names in a charset that cannot be read
+        raise InvalidRequest("the form's names cannot be read; accepted: UTF-8", param="file") from None
     finally:
         path.unlink(missing_ok=True)
     return public(record)
@@ -115,32 +119,31 @@ def store_of(state: ServerState) -> BatchStore:
     return state.batches
 
 
-def _length(http: Request, most: int, room: int) -> int:
-    """The bytes that a body may have: those of its header, else as many as there is room for.
-
-    Raises PayloadTooLarge if the header states too many.
-    """
+def _check_length(http: Request, most: int, store: BatchStore) -> None:
+    """Refuse a body by its length, if it states one, before any of it is read."""
     length = http.headers.get("content-length", "")
     if not length.isdecimal() or len(length) > 15:
-        return min(most + FORM, room)
-    size = int(length)
-    if size > most + FORM:
+        return
+    if int(length) > most + FORM:
         raise PayloadTooLarge(
-            f"the file has about {size} bytes; accepted: at most {most} (batch_file_mib)", param="file"
+            f"the file has about {int(length)} bytes; accepted: at most {most} (batch_file_mib)", param="file"
         )
-    return size
+    store.check_room(int(length))
 
 
-def _limited(http: Request, most: int) -> Any:
-    """A `receive` that raises PayloadTooLarge after so many bytes."""
+def _limited(http: Request, most: int, arrived: Callable[[int], None]) -> Any:
+    """A `receive` that raises PayloadTooLarge after so many bytes. arrived: called with each part's bytes."""
     left = most
 
     async def receive() -> Message:
         nonlocal left
         message = await http.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
         left -= len(message.get("body", b""))
         if left < 0:
             raise PayloadTooLarge(f"the form has more than {most} bytes (batch_file_mib)", param="file")
+        arrived(len(message.get("body", b"")))
         return message
 
     return receive
@@ -163,4 +166,5 @@ async def _receive(http: Request, path: Path, most: int) -> tuple[str, str]:
         with path.open("wb") as target:
             while piece := await file.read(PIECE):
                 target.write(piece)
-        return Path(file.filename or "file").name[:LONGEST_NAME], str(purpose)
+        name = Path(file.filename or "file").name[:LONGEST_NAME]
+        return name.encode("utf-8", "replace").decode(), str(purpose)

@@ -39,6 +39,13 @@ class EmbeddingsRequest(Body):
 @router.post("/v1/predict", responses=ERRORS)
 async def predict(body: PredictRequest, http: Request) -> dict[str, Any]:
     """Answer several requests. The first that fails ends them all, with its error."""
+    size, most = len(json.dumps(body.parameters or {})), 1 << 20
+    if size * len(body.instances) > most:
+        raise InvalidRequest(
+            f"parameters have {size} characters for each of {len(body.instances)} instances; accepted: "
+            f"{most} in all",
+            param="parameters",
+        )
     replies = await while_connected(http, _answer_all(body, http))
     return {"predictions": [json.loads(reply.body) for reply in replies]}
 

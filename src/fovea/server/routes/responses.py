@@ -99,6 +99,8 @@ def _items(body: ResponsesRequest) -> tuple[dict[str, Any], ...]:
             parts = value.get(field)
             if isinstance(parts, list):
                 for part in parts:
+                    part.pop("annotations", None)
+                    part.pop("logprobs", None)
                     if "image_url" in part and not isinstance(part["image_url"], str):
                         part["image_url"] = "data:"
         items.append({"id": f"item_{number}", **value})

@@ -1,0 +1,12 @@
+"""Stores of these tests are small, so descriptions count for nothing, but where a test is about them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fovea.server.batches import store
+
+
+@pytest.fixture(autouse=True)
+def light_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "RECORD", 0)
