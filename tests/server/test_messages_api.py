@@ -383,6 +383,13 @@ async def scripted(text: str, *, thinking: bool = False, **body: Any) -> httpx.R
         return await client.post(PATH, json=body)
 
 
+def test_a_last_message_of_the_assistant_is_continued(server: Server) -> None:
+    whole = post(server, asked("How many objects can you see?"))["content"][0]["text"]
+    begun = {"role": "assistant", "content": whole[: len(whole) // 2].rstrip()}
+    rest = post(server, asked("How many objects can you see?"), begun)["content"][0]["text"]
+    assert begun["content"] + rest == whole
+
+
 HELLO: Json = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 200, "tools": DEFINITIONS}
 
 

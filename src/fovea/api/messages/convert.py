@@ -61,6 +61,9 @@ def chat_request(body: CountRequest) -> tuple[ChatRequest, Conversation]:
     for index, message in enumerate(body.messages):
         _add(conversation, message, f"messages[{index}]")
     fields: dict[str, Any] = {"messages": conversation.messages}
+    last = conversation.messages[-1]
+    if last["role"] == "assistant" and last.get("content") and not last.get("tool_calls"):
+        fields["continue_final_message"] = True  # as Anthropic's API does
     if body.tools:
         fields["tools"] = [_tool(tool) for tool in body.tools]
     if body.tool_choice is not None:
