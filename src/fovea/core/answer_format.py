@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fovea.core.errors import InvalidRequest
+from fovea.core.json_depth import is_nested_deeper
 
 FormatKind = Literal["json", "regex", "choice", "grammar", "calls"]
 MAX_DEFINITION = 128 * 1024
@@ -133,16 +134,7 @@ def _parse(text: str, param: str) -> Any:
         raise InvalidRequest(f"{param}: the schema is not JSON: {error}", param=param) from None
 
 
-def _check_depth(schema: Any, param: str) -> None:
-    """Raise InvalidRequest for a schema that is nested too deeply. It needs no recursion."""
-    level = [schema]
-    for _ in range(MAX_DEPTH):
-        level = [
-            entry
-            for node in level
-            for entry in (node.values() if isinstance(node, Mapping) else node)
-            if isinstance(entry, Mapping | list)
-        ]
-        if not level:
-            return
-    raise InvalidRequest(f"{param}: the schema is nested more than {MAX_DEPTH} levels deep", param=param)
+def _check_depth(schema: Mapping[str, Any], param: str) -> None:
+    """Raise InvalidRequest for a schema that is nested too deeply."""
+    if is_nested_deeper(schema, MAX_DEPTH):
+        raise InvalidRequest(f"{param}: the schema is nested more than {MAX_DEPTH} levels deep", param=param)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+from pydantic import ValidationError
 
 from fovea.api import schema
 from fovea.api.answer_format import JsonSchemaFormat, ResponseFormat, StructuredOutputs
@@ -76,6 +79,15 @@ def explain(problems: Sequence[Problem]) -> InvalidRequest:
     reason = _reason(first, [p for p in problems if path_of(p["loc"]) == path])
     value = shorten(first.get("input"))
     return InvalidRequest(f"{path or 'the body'}: {reason}, got {value}", param=path or None)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Raise the error that a client can read in place of pydantic's ValidationError."""
+    try:
+        yield
+    except ValidationError as error:
+        raise explain(error.errors(include_url=False)) from None
 
 
 def path_of(location: Sequence[Any]) -> str:

@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from fovea.api.answer_format import FormatFields, answer_format
 from fovea.core.errors import InvalidRequest
 from fovea.core.json_lines import parse_object
 from fovea.server.bodies.unknown import ignored_fields
-from fovea.server.explain import explain, fields_of
+from fovea.server.explain import explained, fields_of
 
 FIELDS = ("id", "image", "images", "question", "messages", "params")
 TYPES: tuple[tuple[str, type, str], ...] = (
@@ -97,12 +95,10 @@ def sampling_params(params: dict[str, Any]) -> dict[str, Any]:
     """
     values = dict(params)
     fields = {name: values.pop(name) for name in FormatFields.model_fields if name in values}
-    try:
+    with explained():
         body = FormatFields.model_validate(fields, extra="allow")
         ignored_fields(body, fields_of(FormatFields), strict=True)
         form = answer_format(body)
-    except ValidationError as error:
-        raise explain(error.errors(include_url=False)) from None
     if fields:  # also if they ask for plain text, against the flags
         values["format"] = form
     for name, kind in (

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fovea.core.errors import CheckpointError, InvalidRequest
+from fovea.core.json_depth import is_nested_deeper
 from fovea.core.tools import ToolCall
 from fovea.core.types import Message, TemplateInputs, TextPart, VideoPart
 from fovea.engine.request.control_tokens import ControlTokens
@@ -276,22 +277,7 @@ def _arguments_of(call: ToolCall) -> Any:
         value = json.loads(call.arguments) if call.arguments else {}
     except (ValueError, RecursionError):
         return call.arguments
-    return value if isinstance(value, dict) and not _is_deep(value) else call.arguments
-
-
-def _is_deep(value: Any) -> bool:
-    """Whether a JSON value is nested too deeply for a recursion. It needs none itself."""
-    level = [value]
-    for _ in range(MOST_LEVELS):
-        level = [
-            entry
-            for node in level
-            for entry in (node.values() if isinstance(node, dict) else node)
-            if isinstance(entry, dict | list)
-        ]
-        if not level:
-            return False
-    return True
+    return value if isinstance(value, dict) and not is_nested_deeper(value, MOST_LEVELS) else call.arguments
 
 
 class StandIns:

@@ -10,7 +10,7 @@ from fovea.core.settings import check_settings, setting
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """Where files and batches are kept, and how fast batches run."""
+    """The folder of files and batches, its size, and the speed of batches."""
 
     batch_dir: Path | None = setting(
         None,

@@ -30,7 +30,7 @@ from fovea.server.bodies.budget import BodyBudget, Claim
 from fovea.server.bodies.cutter import Cutter
 from fovea.server.bodies.texts import restore
 from fovea.server.bodies.unknown import HEADER, header, ignored_fields
-from fovea.server.explain import explain, fields_of
+from fovea.server.explain import explained, fields_of
 from fovea.server.state import caller_of, state_of
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -173,10 +173,8 @@ def _validated(
     check_count(value)
     if issubclass(model, ChatRequest | TokenizeRequest):
         _validate_messages(value)
-    try:
+    with explained():
         body = model.model_validate(value, extra="allow")
-    except ValidationError as error:
-        raise explain(error.errors(include_url=False)) from None
     return body, ignored_fields(body, fields_of(model), strict=strict)
 
 

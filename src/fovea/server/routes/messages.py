@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import ValidationError
 
 from fovea.api.convert import chat_prompt, wire_names
 from fovea.api.messages.bodies import MessagesBodies
@@ -17,7 +16,7 @@ from fovea.api.schema import ChatRequest
 from fovea.server.answer import Deadline, while_connected
 from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import ERRORS, GENERATES
-from fovea.server.explain import explain
+from fovea.server.explain import explained
 from fovea.server.media import load_media
 from fovea.server.routes.chat import answer_chat
 from fovea.server.state import cache_scope_of, state_of
@@ -57,7 +56,5 @@ async def count_tokens(body: CountRequest, http: Request) -> dict[str, Any]:
 
 
 def _chat(body: CountRequest) -> tuple[ChatRequest, Conversation]:
-    try:
+    with explained():
         return chat_request(body)
-    except ValidationError as error:
-        raise explain(error.errors(include_url=False)) from None

@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import ValidationError
 
 from fovea.api.bodies.chat import message_body
 from fovea.api.content import ChatMessage
@@ -17,7 +16,7 @@ from fovea.api.responses.request import ResponsesRequest
 from fovea.core.errors import NotFound
 from fovea.server.bodies.route import BodyRoute
 from fovea.server.docs import GENERATES, NAMED
-from fovea.server.explain import explain, shorten
+from fovea.server.explain import explained, shorten
 from fovea.server.response_store import KeptAnswer, copy_messages
 from fovea.server.routes.chat import answer_chat
 from fovea.server.state import ServerState, state_of
@@ -34,10 +33,8 @@ async def create(body: ResponsesRequest, http: Request) -> Response:
     if body.previous_response_id is not None:
         previous = _kept(state, body.previous_response_id, "previous_response_id")
         earlier = copy_messages(previous.messages)
-    try:
+    with explained():
         chat, conversation = chat_request(body, earlier)
-    except ValidationError as error:
-        raise explain(error.errors(include_url=False)) from None
     instructions = body.instructions is not None
     keeps = body.store is not False and state.response_store.cache.capacity > 0
     kept = copy_messages(chat.messages[instructions:]) if keeps else ()
