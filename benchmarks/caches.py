@@ -159,7 +159,7 @@ def zipf(requests: int, threads: int) -> dict[str, float]:
     sides = [rng.choice((128, 160, 224, 256, 320)) for _ in range(IMAGES)]
     with Engine.from_pretrained("fovea-tiny", device="cpu", threads=threads, kv_cache_mib=64) as probe:
         token_bytes = probe.runner.model.visual_token_bytes
-        block_bytes = probe.runner.kv.nbytes // probe.runner.kv.shape[1]
+        block_bytes = probe.runner.block_bytes
     visual = sum((side // 32) ** 2 for side in sides)
     embed_mib = max(1, round(visual * token_bytes / 3 / 2**20))
     blocks = int(visual / 16 / 2) + 64

@@ -58,10 +58,10 @@ def shape_of(ours: Fovea) -> Shape:
         if isinstance(layer, Linear)
     )
     return Shape(
-        config.layers,
-        config.heads,
-        config.kv_heads,
-        config.head_dim,
+        len(config.layers),
+        config.attention_heads.query,
+        config.attention_heads.kv,
+        config.attention_heads.dim,
         linear,
         config.hidden * config.vocab_size,
     )

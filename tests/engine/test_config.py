@@ -98,7 +98,9 @@ def test_a_copy_differs_only_in_the_changed_settings() -> None:
 
 
 def model(kv_bytes: int, positions: int = 1024) -> Any:
-    decoder = SimpleNamespace(kv_bytes_per_token=lambda itemsize: kv_bytes, max_positions=positions)
+    decoder = SimpleNamespace(
+        kv_bytes_per_token=lambda itemsize: kv_bytes, max_positions=positions, stateful=False
+    )
     return SimpleNamespace(
         decoder=SimpleNamespace(config=decoder), dtype=torch.float32, device=torch.device("cpu")
     )

@@ -11,6 +11,8 @@ import torch
 
 from fovea import Engine
 from fovea.core.types import ChatPrompt, Completion, ImagePart, Message, TextPart
+from fovea.engine.layers.memory import DecoderMemory
+from fovea.engine.layers.step import DecoderPlan
 from fovea.engine.load import pick_dtype
 from fovea.engine.request.inputs import to_image
 from fovea.evaluation.scenes import HELD_OUT_SEED, generate
@@ -94,10 +96,11 @@ def test_rows_that_are_read_do_not_depend_on_the_others(native: Engine, at_once:
     try:
         decoder._stack = stack if at_once else None
         for read in (None, [rows - 1], [3, 4, 17], []):
-            kv = torch.zeros_like(native.runner.kv[:, :2])
+            memory = DecoderMemory.allocate(decoder.config, (2,), 16, 0, x.dtype, x.device)
+            (kv,) = memory.kv
             chosen = None if read is None else torch.tensor(read, dtype=torch.int64)
             with torch.inference_mode():
-                hidden = decoder(x, slots.expand(3, -1), kv, plan, read=chosen)
+                hidden = decoder(x, slots.expand(3, -1), memory, DecoderPlan((plan,)), read=chosen)
             found[str(read)] = hidden, kv
             whole, all_kv = found["None"]
             assert torch.equal(hidden, whole if read is None else whole[read])

@@ -12,7 +12,7 @@ from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.regions import RegionCache
 from fovea.engine.cache.shares import CacheShares, owner_of_key
 from fovea.engine.config import MIB, EngineConfig, PixelSettings
-from fovea.engine.execute.memory import decode_padding, host_slots, pool_blocks
+from fovea.engine.execute.memory import decode_padding, host_slots, pool_blocks, state_slots
 from fovea.engine.execute.runner import Runner
 from fovea.engine.grammar.compiler import GrammarCompiler
 from fovea.engine.grammar.vocabulary import load_vocabulary
@@ -20,6 +20,7 @@ from fovea.engine.intake import Intake
 from fovea.engine.kv.blocks import BlockPool
 from fovea.engine.kv.host_blocks import HostBlocks
 from fovea.engine.kv.manager import KVManager
+from fovea.engine.kv.state_slots import StateSlots
 from fovea.engine.load import LoadedModel
 from fovea.engine.models.registry import video_model_names
 from fovea.engine.models.relevance_head import head_digest
@@ -68,6 +69,7 @@ def assemble(
     """
     model, tokenizer = loaded.model, loaded.tokenizer
     blocks, slots = pool_blocks(config, model), host_slots(config, model)
+    states = state_slots(config, model)
     rows = blocks * config.kv.block_size
     info = replace(
         loaded.info,
@@ -88,6 +90,7 @@ def assemble(
         share_prefixes=config.kv.prefix_cache,
         host=HostBlocks(slots),
         ttl_s=config.kv.kv_ttl_s,
+        states=StateSlots(states, config.kv.state_spacing) if states else None,
     )
     scheduler = Scheduler(config.schedule, kv, embeddings, visual_token_bytes=model.visual_token_bytes)
     encoder = VisualEncoder(model, loaded.processor, embeddings, regions, head=loaded.relevance)
@@ -102,6 +105,7 @@ def assemble(
         blocks=blocks,
         block_size=config.kv.block_size,
         host_blocks=slots,
+        state_slots=states,
         slower=slower,
         padding=decode_padding(config, model, blocks, info.max_context),
         encode=encoder.slices,

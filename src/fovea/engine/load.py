@@ -138,7 +138,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     stored = bool(settings.outputs.embed_disk_dir)
     deciding = [*model.encoder_modules(), *(probe_modules(model) if stored else ())]
     packer = Packer(model, kernels, recipe, later=deciding if stored or built else ())
-    load_weights(files, model.checkpoint_targets(), model.ignored, packer.mark_filled)
+    load_weights(files, model.checkpoint_targets(), model.ignored, packer.mark_filled, model.renames)
     fingerprint_value = ""
     if built:
         install(model, built, describe_site(model, entry.name))

@@ -20,6 +20,7 @@ from enum import Enum
 
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import FinishReason
+from fovea.kernels.slots import NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,43 @@ class ImageSpan:
         return self.start + self.length
 
 
+@dataclass(slots=True)
+class SequenceState:
+    """The state of one running sequence.
+
+    slot: slot that every step writes.
+    source: slot that the next step reads: `slot`, or a checkpoint, or NOTHING for a state of zero.
+    due: positions of the prompt that are still to be saved as checkpoints, ascending.
+    drafts: slots of the states after each draft of the step.
+    saves: checkpoints that the step writes: (position, slot, name).
+    """
+
+    slot: int
+    source: int = NOTHING
+    due: list[int] = field(default_factory=list)
+    drafts: list[int] = field(default_factory=list)
+    saves: list[tuple[int, int, bytes]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StateWork:
+    """The slots of one sequence in a step.
+
+    source: slot of the state before the step's first token; NOTHING: the state is zero.
+    saves: (position, slot): after the token before that position, the state is written to the slot.
+        Ascending; the last position is the end of the step's tokens.
+    """
+
+    source: int
+    saves: tuple[tuple[int, int], ...]
+
+    def between(self, start: int, stop: int) -> StateWork:
+        """Return the part of the work for tokens [start, stop), which must begin at 0 or at a save."""
+        before = [slot for position, slot in self.saves if position <= start]
+        saves = tuple(save for save in self.saves if start < save[0] <= stop)
+        return StateWork(before[-1] if before else self.source, saves)
+
+
 class Status(Enum):
     """The stage that a sequence has reached in the scheduler."""
 
@@ -82,6 +120,7 @@ class Sequence:
     computed_tokens: number of tokens, from the start on, whose KV is computed.
     blocks: block table, the numbers of the KV blocks that the sequence uses.
     block_hashes: names of the full blocks, as far as they are calculated.
+    state: slots of its state while it runs, if the model has layers with a state; None otherwise.
     status: waiting, running or finished.
     finish_reason: reason for the end; None until then.
     cached_tokens: tokens of the prompt that were found in the prefix cache.
@@ -107,6 +146,7 @@ class Sequence:
     computed_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
+    state: SequenceState | None = None
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fovea.kernels.attention import AttentionPlan
 from fovea.kernels.quantize import Format
+from fovea.kernels.states import StatePlan
 
 Product = Callable[[Tensor, Tensor | None], Tensor]
 """Computes y (..., out) = activation(x (..., in) W^T + bias) + residual.
@@ -142,8 +143,15 @@ class Kernels(Protocol):
         """
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return x (..., width) divided by its root mean square per row, times weight (width,)."""
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
+        """Return x (..., width) divided by its root mean square per row, times weight (width,).
+
+        centered: times 1 + weight instead, and the result is rounded once, not also before that factor.
+        """
+        ...
+
+    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Return the norm of x (rows, width), times weight (width,), times silu of gate (rows, width)."""
         ...
 
     def rotate(self, x: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
@@ -163,15 +171,18 @@ class Kernels(Protocol):
         eps: float,
         kv: Tensor,
         slots: Tensor,
+        *,
+        centered: bool = False,
     ) -> Tensor:
         """Normalise and rotate queries and keys, store keys and values, return the queries (T, heads, D).
 
         qkv: (T, heads + 2 * Hkv, D), queries before keys before values. It may be overwritten, and the result
             may be a part of it.
         heads: number of query heads.
-        cos, sin: (T, 1, D) float32, contiguous.
+        cos, sin: (T, 1, R) float32, contiguous. The first R numbers of each head are rotated; R is at most D.
         norms: weights (D,) of the norms of queries and keys; None: no norms.
         eps: constant of the norms.
+        centered: the kind of these norms, see `rms_norm`.
         kv: (blocks, block_size, 2, Hkv, D), contiguous.
         slots: (T,) int64, slot of each token's keys and values: block * block_size + offset.
         """
@@ -191,5 +202,39 @@ class Kernels(Protocol):
         heads: number of heads.
         part: the heads to compute; start and stop are numbers.
         out: (T, heads * D); only the heads in `part` are written.
+        """
+        ...
+
+    def short_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: str | None,
+        state: Tensor,
+        plan: StatePlan,
+    ) -> Tensor:
+        """Convolve each channel over the newest `width` tokens of its sequence. Returns (T, channels).
+
+        x: (T, channels).
+        weight: (width, channels); the last row is multiplied with the token itself.
+        bias: (channels,), or None.
+        activation: a name in `kernels.activation`, or None.
+        state: (slots, width - 1, channels), the tokens before. Written as planned.
+        """
+        ...
+
+    def gated_delta(
+        self, qkv: Tensor, beta: Tensor, decay: Tensor, key_heads: int, state: Tensor, plan: StatePlan
+    ) -> Tensor:
+        """Compute the gated delta rule (arXiv 2412.06464). Returns (T, value_heads * value_dim).
+
+        A head's state is a matrix S. A token multiplies S by e^decay, then adds the outer product of its key
+        k and beta * (v - S^T k), and reads S^T q. Queries and keys are first scaled to length 1, and queries
+        then by key_dim**-0.5. A head of queries and keys serves value_heads / key_heads heads of values.
+
+        qkv: (T, 2 * key_heads * key_dim + value_heads * value_dim), queries before keys before values.
+        beta, decay: (T, value_heads) float32; decay is not positive.
+        state: (slots, value_heads, key_dim, value_dim) float32. Written as planned.
         """
         ...

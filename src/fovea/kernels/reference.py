@@ -17,14 +17,38 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * wide.to(x.dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return the rotary embedding of x (T, H, D): number i of a head forms a pair with number i + D / 2.
+def centered_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return x (..., width) / rms(x), times 1 + weight (width,).
 
-    cos, sin: (T, 1, D) float32, the type in which it is computed.
+    All of it is computed in float32 and rounded once. Gemma and Qwen3.5 were trained with this norm.
     """
-    half = x.shape[-1] // 2
-    swapped_halves = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return (x * cos + swapped_halves * sin).to(x.dtype)
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (wide * (1.0 + weight.float())).to(x.dtype)
+
+
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return `rms_norm` of x (rows, width), times silu(gate); gate is (rows, width).
+
+    The norm is rounded to x's type. The gate and the product are computed in float32.
+    """
+    normal = rms_norm(x, weight, eps).float()
+    return (normal * torch.nn.functional.silu(gate.float())).to(x.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return the rotary embedding of x (T, H, D).
+
+    The first R numbers of each head are rotated: number i forms a pair with number i + R / 2. The other
+    numbers stay.
+
+    cos, sin: (T, 1, R) float32, the type in which it is computed.
+    """
+    width = cos.shape[-1]
+    turned, half = x[..., :width], width // 2
+    swapped_halves = torch.cat((-turned[..., half:], turned[..., :half]), dim=-1)
+    turned = (turned * cos + swapped_halves * sin).to(x.dtype)
+    return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, scale: float, first: int) -> Tensor:

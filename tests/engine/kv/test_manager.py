@@ -29,7 +29,7 @@ def admit(kv: KVManager, seq: Sequence) -> PrefixMatch:
 def compute(kv: KVManager, seq: Sequence, count: int | None = None) -> None:
     count = seq.missing_tokens if count is None else count
     kv.extend(seq, seq.computed_tokens + count)
-    kv.commit(seq, count)
+    kv.commit(seq, count, seq.length)
 
 
 def test_a_prompt_is_found_again_up_to_its_last_token() -> None:
@@ -186,7 +186,7 @@ class ManagerMachine(RuleBasedStateMachine):
             owners = [s for s in self.live if block in s.blocks]
             assert owners == [seq], "a block that other sequences read is written"
             self.content[block] = tuple(seq.tokens(0, place + 1))
-        self.kv.commit(seq, count)
+        self.kv.commit(seq, count, seq.length)
         if seq.missing_tokens == 0:
             seq.output_ids.append(data.draw(st.integers(0, 1)))
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from fovea.core.errors import EngineError
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.decoder import Decoder
+from fovea.engine.layers.memory import DecoderMemory
+from fovea.engine.layers.step import DecoderPlan
 from fovea.engine.load import load_model
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.reduce.base import ReductionInput
@@ -66,11 +68,10 @@ def inputs(model: VisionLanguageModel, visual: VisualFeatures) -> Tensor:
 
 def run(decoder: Decoder, x: Tensor, places: Tensor, visual: VisualFeatures) -> tuple[Tensor, Tensor]:
     """Run all layers as the runner does, and return the hidden states and the KV."""
-    config = decoder.config
-    kv = torch.zeros(len(decoder.layers), 1, LENGTH, 2, config.kv_heads, config.head_dim)
+    memory = DecoderMemory.allocate(decoder.config, (1,), LENGTH, 0, torch.float32, torch.device("cpu"))
     plan = AttentionPlan(torch.arange(LENGTH), (), (Chunk(0, LENGTH, 0, torch.zeros(1, dtype=torch.long)),))
     rows = torch.arange(IMAGE.start, IMAGE.stop)
-    return decoder(x, places, kv, plan, rows, visual.deepstack), kv
+    return decoder(x, places, memory, DecoderPlan((plan,)), rows, visual.deepstack), memory.kv[0]
 
 
 @torch.inference_mode()
@@ -92,11 +93,11 @@ def test_scores_are_the_last_rows_attention(model: VisionLanguageModel, layers: 
     if layers > 1:
         entering = states_after(model, visual, layers - 1)
     layer = decoder.layers[layers - 1]
-    attention, heads = layer.self_attn, decoder.config.heads
+    attention, heads = layer.self_attn, decoder.config.attention_heads.query
     query = layer.before(entering).view(LENGTH, -1, attention.dim)[:, :heads]
     if attention.q_norm is not None:
         query = attention.q_norm(query)
-    query = rotate(query, *decoder.rotary(positions(model), torch.float32))[-1]
+    query = rotate(query, *decoder.angles(positions(model), torch.float32)[0])[-1]
     weights = torch.zeros(LENGTH)
     for head in range(heads):
         keys = probe.keys[:, head * attention.kv_heads // heads]
@@ -126,12 +127,12 @@ def test_fastv_finds_the_token_that_the_question_is_about(model: VisionLanguageM
             layer = model.decoder.layers[0]
             changed = torch.cat((embeds[:target], row[None], embeds[target + 1 :]))
             x = inputs(model, VisualFeatures(changed))
-            attention, heads = layer.self_attn, model.decoder.config.heads
+            attention, heads = layer.self_attn, model.decoder.config.attention_heads.query
             qkv = layer.before(x).view(LENGTH, -1, attention.dim)
             query, key = qkv[:, :heads], qkv[:, heads : heads + attention.kv_heads]
             if attention.q_norm is not None:
                 query, key = attention.q_norm(query), attention.k_norm(key)
-            angles = model.decoder.rotary(positions(model), torch.float32)
+            (angles,) = model.decoder.angles(positions(model), torch.float32)
             query, key = rotate(query, *angles)[-1], rotate(key, *angles)[IMAGE.start + target]
             products = torch.einsum("hgd,hd->", query.view(attention.kv_heads, -1, attention.dim), key)
             (slope,) = torch.autograd.grad(products, row)

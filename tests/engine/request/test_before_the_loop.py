@@ -119,8 +119,8 @@ def test_rotary_frequencies_are_float32_whatever_the_model_is(folder: Path, dtyp
     """Once they were rounded to bf16, an error of 0.4%: nearly half a radian at position 1000."""
     with Engine.from_pretrained(str(folder), dtype=dtype, kv_cache_mib=4, threads=1) as engine:
         config = engine.runner.model.decoder.config
-        inverse = engine.runner.model.decoder.rotary.inverse
-    assert inverse.tolist() == list(config.rope_inverse)
+        inverse = engine.runner.model.decoder.rotary[0].inverse
+    assert inverse.tolist() == list(config.rotaries[0].inverse)
     assert inverse.dtype is torch.float32
 
 

@@ -36,6 +36,21 @@ class KVSettings:
         low=0,
         high=MOST_MIB,
     )
+    state_cache_mib: int = setting(
+        0,
+        "Ceiling of the states of models with recurrent or convolution layers (Qwen3.5, LFM2), in MiB. There "
+        "is one per running sequence, and checkpoints from which later requests with the same prefix "
+        "continue. 0 is half of the memory that is free for KV.",
+        low=0,
+        high=MOST_MIB,
+    )
+    state_spacing: int = setting(
+        1024,
+        "Tokens between two checkpoints in a long prompt, beside those at the ends of images and of the "
+        "prompt. For models with states. 0: none.",
+        low=0,
+        high=1 << 24,
+    )
     kv_ttl_s: int = setting(
         0,
         "Prefixes older than this are not reused, in seconds. A prefix is reused only within its own window "

@@ -28,6 +28,8 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_mib: int
     kv_blocks: int
     kv_host_mib: int
+    state_cache_mib: int
+    state_spacing: int
     kv_ttl_s: int
     max_context: int
     prefix_cache: bool

@@ -1,4 +1,4 @@
-"""Plans the attention of a step: KV slots of its rows, and blocks that several rows read together."""
+"""Plans a step for the decoder: KV slots of its rows, blocks that several rows read together, and states."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fovea.engine.layers.decoder import DecoderConfig
+from fovea.engine.layers.config import DecoderConfig
+from fovea.engine.layers.step import DecoderPlan
 from fovea.engine.schedule.plan import Work
 from fovea.engine.schedule.shares import find_shares, write_shares
 from fovea.kernels.attention import AttentionPlan, Chunk, Decodes, Shares
 from fovea.kernels.base import Kernels
+from fovea.kernels.states import StatePlan, StateRun, state_plan
 
 PADDING_RATIO, PADDING_SLACK = 2, 64
 """Limits of a group of decodes that share a padded length: ratio of their contexts, and extra tokens."""
 
 
-class AttentionPlanner:
-    """Turns the work of a step into the inputs of the attention kernels.
+class DecoderPlanner:
+    """Turns the work of a step into the inputs of the layers that exchange information between rows.
 
     kernels: the kernels in use.
     config: shape of the decoder.
@@ -37,12 +39,31 @@ class AttentionPlanner:
         dtype: torch.dtype,
     ) -> None:
         self._block_size, self._device, self._dtype = block_size, device, dtype
-        self._in_place = kernels.attends_in_place(config.head_dim)
-        self._shared_rows = kernels.shared_rows(config.heads // config.kv_heads)
+        heads = config.attention_heads
+        self._stateful = config.stateful
+        self._in_place = kernels.attends_in_place(heads.dim)
+        self._shared_rows = kernels.shared_rows(heads.query // heads.kv)
         self._least_rows = kernels.least_shared_rows
 
-    def plan(self, work: Sequence[Work]) -> AttentionPlan:
+    def plan(self, work: Sequence[Work]) -> DecoderPlan:
         """Return the plan of a step. work: single tokens first, as `by_length` sorts them."""
+        return DecoderPlan((self._attention(work),), self._states(work) if self._stateful else None)
+
+    def _states(self, work: Sequence[Work]) -> StatePlan:
+        """The runs of each sequence: its known tokens, and then its drafts one by one."""
+        sequences: dict[str, list[tuple[int, StateRun]]] = {}
+        row = 0
+        for item in work:
+            state = item.state
+            assert state is not None
+            saves = tuple((position - item.start, slot) for position, slot in state.saves)
+            run = StateRun(row, item.count, state.source, saves)
+            sequences.setdefault(item.seq.id, []).append((item.start, run))
+            row += item.count
+        runs = [[run for _, run in sorted(parts, key=_first)] for parts in sequences.values()]
+        return state_plan(runs, self._device)
+
+    def _attention(self, work: Sequence[Work]) -> AttentionPlan:
         singles = next((i for i, item in enumerate(work) if item.count != 1), len(work))
         chunks, row = [], singles
         for item in work[singles:]:
@@ -89,6 +110,10 @@ class AttentionPlanner:
 
     def _tensor(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def _first(part: tuple[int, StateRun]) -> int:
+    return part[0]
 
 
 def slots(work: Sequence[Work], block_size: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Sizes of the KV pool, of its host memory and of padded decodes, fixed before the first request."""
+"""Sizes of the KV pool, of states, of host memory and of padded decodes, fixed before the first request."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from fovea.engine.schedule.padding import Padding, padded_sizes
 
 CPU_SHARE, CPU_CEILING = 0.25, 4096 * MIB
 CUDA_SHARE = 0.8
+STATE_SHARE = 0.5
+"""Share of the memory for KV that states get if their ceiling is not configured, in models that have any."""
+CHECKPOINTS = 8
+"""Most checkpoints per running sequence for which slots are made if their ceiling is not configured."""
 
 
 def pool_blocks(config: EngineConfig, model: VisionLanguageModel) -> int:
@@ -21,6 +25,8 @@ def pool_blocks(config: EngineConfig, model: VisionLanguageModel) -> int:
     decoder = model.decoder.config
     block = decoder.kv_bytes_per_token(model.dtype.itemsize) * config.kv.block_size
     budget = config.kv.kv_cache_mib * MIB or _automatic(model.device)
+    if decoder.stateful and not config.kv.kv_cache_mib:
+        budget = int(budget * (1 - STATE_SHARE))
     blocks = budget // block
     if blocks < 1:
         size = f"{budget // MIB} MiB"
@@ -28,6 +34,26 @@ def pool_blocks(config: EngineConfig, model: VisionLanguageModel) -> int:
         raise ConfigError(f"{source} hold no block of {block} bytes", param="kv_cache_mib")
     useful = config.schedule.max_running * -(-decoder.max_positions // config.kv.block_size)
     return min(blocks, useful)
+
+
+def state_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
+    """Return the number of slots for states; 0: no layer of the model has any.
+
+    Raises ConfigError if there is no room for two: a sequence's own, and a checkpoint that it continues.
+    """
+    decoder = model.decoder.config
+    if not decoder.stateful:
+        return 0
+    slot = decoder.state_bytes(model.dtype.itemsize)
+    budget = config.kv.state_cache_mib * MIB or int(_automatic(model.device) * STATE_SHARE)
+    slots = budget // slot
+    if slots < 2:
+        source = "state_cache_mib" if config.kv.state_cache_mib else "half of the memory for KV"
+        raise ConfigError(
+            f"{source}: {budget // MIB} MiB hold {slots} states of {slot} bytes; at least 2 are needed",
+            param="state_cache_mib",
+        )
+    return min(slots, config.schedule.max_running * (1 + CHECKPOINTS))
 
 
 def host_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
@@ -59,7 +85,15 @@ def decode_padding(
     Raises ConfigError when padding is configured and the kernels do not allow it.
     """
     mode, decoder = config.model.decode_graphs, model.decoder.config
-    in_place = model.kernels.attends_in_place(decoder.head_dim)
+    heads = decoder.attention_heads
+    in_place = model.kernels.attends_in_place(heads.dim)
+    if decoder.stateful or len(decoder.kv_groups) > 1:
+        if mode == "padded":
+            raise ConfigError(
+                "decode_graphs is 'padded'; models with states or sliding windows accept auto and off",
+                param="decode_graphs",
+            )
+        return None
     if mode == "off" or (mode == "auto" and not (in_place and model.device.type == "cuda")):
         return None
     if not in_place:
@@ -72,7 +106,7 @@ def decode_padding(
         sizes=padded_sizes(config.schedule.max_running),
         width=-(-max_context // config.kv.block_size),
         axes=0 if model.merge is None else 3,
-        shared_rows=model.kernels.shared_rows(decoder.heads // decoder.kv_heads),
+        shared_rows=model.kernels.shared_rows(heads.query // heads.kv),
         least_rows=model.kernels.least_shared_rows,
         block_size=config.kv.block_size,
         scrap=blocks,

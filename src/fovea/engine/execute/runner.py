@@ -17,13 +17,15 @@ from torch import Tensor
 
 from fovea.core.stage import stage
 from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.execute.attention_plan import AttentionPlanner, by_length
+from fovea.engine.execute.attention_plan import DecoderPlanner, by_length
 from fovea.engine.execute.encode_queue import EncodeQueue
 from fovea.engine.execute.graphs import PaddedDecodes
 from fovea.engine.execute.profile import forward_stage
 from fovea.engine.execute.prompt_arrays import PromptArrays
 from fovea.engine.job import SequenceInputs
 from fovea.engine.kv.moves import Move
+from fovea.engine.layers.memory import DecoderMemory
+from fovea.engine.layers.step import DecoderPlan
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.sample.batch import row_index
 from fovea.engine.sample.prompt_logprobs import prompt_rows, score_prompt
@@ -44,8 +46,8 @@ from fovea.kernels.attention import AttentionPlan
 class Runner:
     """Computes step plans with a model: the executor of the real engine (`step.executor.Executor`).
 
-    kv: the KV pool, (layers, blocks, block_size, 2, kv_heads, head_dim).
-    host_kv: KV blocks in host memory, of the same shape but for the number of blocks.
+    memory: the KV pool, and the slots of states.
+    host_kv: KV blocks in host memory, shaped like `memory.kv` but for the number of blocks.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Runner:
         blocks: int,
         block_size: int,
         host_blocks: int = 0,
+        state_slots: int = 0,
         slower: SlowerTiers | None = None,
         padding: Padding | None = None,
         encode: Callable[[ProcessedImage, UpcomingImages], Slices[VisualFeatures]] | None = None,
@@ -64,6 +67,7 @@ class Runner:
         """blocks, block_size: size of the KV pool.
 
         host_blocks: KV blocks in host memory.
+        state_slots: slots for states, for models that have any.
         slower: slower tiers for encoder outputs; None: none.
         padding: padding of steps that only decode, recorded as CUDA graphs on CUDA; None: no padding.
         encode: returns the slices of an image by its plan; None: the model's own method, with all tokens.
@@ -75,14 +79,12 @@ class Runner:
         self.slower = slower or SlowerTiers()
         config = model.decoder.config
         pool = blocks if padding is None else blocks + 1  # the scrap block takes the KV of padding rows
-        shape = (config.layers, pool, block_size, 2, config.kv_heads, config.head_dim)
-        # Zeroed, not empty: rows past a sequence's end are masked, but 0 * NaN would still be NaN.
-        self.kv = torch.zeros(shape, dtype=model.dtype, device=model.device)
-        self.host_kv = torch.empty(
-            (config.layers, host_blocks, *shape[2:]),
-            dtype=model.dtype,
-            pin_memory=model.device.type == "cuda" and host_blocks > 0,
-        )
+        device, dtype = model.device, model.dtype
+        self.memory = DecoderMemory.allocate(config, (pool,), block_size, state_slots, dtype, device)
+        pinned = device.type == "cuda" and host_blocks > 0
+        self.host_kv = DecoderMemory.allocate(
+            config, (host_blocks,), block_size, 0, dtype, torch.device("cpu"), pinned=pinned
+        ).kv
         self._prompts: dict[str, PromptArrays] = {}
         self._encoder = EncodeQueue(
             encode or (lambda image, ahead: model.encode_slices(image)),
@@ -90,7 +92,7 @@ class Runner:
             pixels=self._pixels,
             alive=self._prompts.__contains__,
         )
-        self._planner = AttentionPlanner(model.kernels, config, block_size, model.device, model.dtype)
+        self._planner = DecoderPlanner(model.kernels, config, block_size, device, dtype)
         self._padded: PaddedDecodes | None = None
         if padding is not None:
             capture = model.device.type == "cuda" and not padding.launch_only
@@ -99,7 +101,7 @@ class Runner:
     @property
     def block_bytes(self) -> int:
         """Size of one KV block, all layers together."""
-        return self.kv[:, 0].nbytes
+        return sum(kv[:, 0].nbytes for kv in self.memory.kv)
 
     @property
     def encoding(self) -> bool:
@@ -184,13 +186,14 @@ class Runner:
 
         On CUDA the copies are ordered by the stream, like all reads and writes of the pool.
         """
-        if move.kind == "save":
-            self.host_kv[:, move.target].copy_(self.kv[:, move.source], non_blocking=True)
-        elif move.kind == "load":
-            rows = self.host_kv[:, move.source, : move.rows]
-            self.kv[:, move.target, : move.rows].copy_(rows, non_blocking=True)
-        elif move.source != move.target:
-            self.kv[:, move.target, : move.rows] = self.kv[:, move.source, : move.rows]
+        for kv, host in zip(self.memory.kv, self.host_kv, strict=True):
+            if move.kind == "save":
+                host[:, move.target].copy_(kv[:, move.source], non_blocking=True)
+            elif move.kind == "load":
+                rows = host[:, move.source, : move.rows]
+                kv[:, move.target, : move.rows].copy_(rows, non_blocking=True)
+            elif move.source != move.target:
+                kv[:, move.target, : move.rows] = kv[:, move.source, : move.rows]
 
     def _encode(self, plan: StepPlan, seconds: float, result: StepResult) -> None:
         jobs = [job for job in plan.encode if not self._restore(job.span.key, job.holders)]
@@ -235,13 +238,13 @@ class Runner:
         positions = np.concatenate([self._prompts[item.seq.id].positions_of(item) for item in work], axis=-1)
         if self._padded is not None and (size := self._padded.padding.size(work)):
             return self._padded.run(size, work, ids, positions)
-        x = self.model.decoder.embed_tokens(torch.from_numpy(ids).to(device))
+        x = self.model.decoder.embed(torch.from_numpy(ids).to(device))
         if visual_rows is not None and embeds is not None:
             x = x.index_copy(0, visual_rows, embeds.to(x.dtype))
         hidden: Tensor = self.model.decoder(
             x,
             torch.from_numpy(positions).to(device),
-            self.kv,
+            self.memory,
             self._planner.plan(work),
             visual_rows,
             deepstack,
@@ -251,7 +254,7 @@ class Runner:
 
     def _decode(self, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
         decoder = self.model.decoder
-        hidden: Tensor = decoder(decoder.embed_tokens(ids), positions, self.kv, plan)
+        hidden: Tensor = decoder(decoder.embed(ids), positions, self.memory, DecoderPlan((plan,)))
         return hidden
 
     def _visual(self, work: list[Work]) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:

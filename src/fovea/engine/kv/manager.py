@@ -8,16 +8,26 @@ its last token.
 Blocks of image prefixes that the pool evicts are saved to host memory if a slot is available there, and
 loaded when a sequence needs them again. The copies, saves and loads of a step are a list of moves. Their
 order matters: the runner carries them out one after the other.
+
+For models with layers that keep a state, a prefix can be reused only up to a place where a state was saved
+(`checkpoints`). A hit needs both blocks and state.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fovea.engine.kv.blocks import BlockPool, Kind
-from fovea.engine.kv.hashing import block_hash, root_hash
+from fovea.engine.kv.checkpoints import Checkpoints
 from fovea.engine.kv.host_blocks import HostBlocks
 from fovea.engine.kv.match import PrefixMatch
 from fovea.engine.kv.moves import Move
-from fovea.engine.sequence import Sequence
+from fovea.engine.kv.names import PrefixNames
+from fovea.engine.kv.state_slots import StateSlots
+from fovea.engine.sequence import Sequence, StateWork
+
+Part = tuple[Literal["copy", "load"], int, int]
+"""The source of the first rows of a block, see `PrefixMatch.part`."""
 
 
 class KVManager:
@@ -36,6 +46,7 @@ class KVManager:
         share_prefixes: bool = True,
         host: HostBlocks | None = None,
         ttl_s: int = 0,
+        states: StateSlots | None = None,
     ) -> None:
         """Create a manager without sequences.
 
@@ -45,6 +56,7 @@ class KVManager:
         host: slots of host memory for evicted blocks; None for no slots.
         ttl_s: length of a generation of prefixes in seconds; 0 for no limit. A sequence can reuse only
             prefixes of its own generation, which is its arrival time divided by `ttl_s`, rounded down.
+        states: slots for the states of sequences; None: the model has no layers with a state.
         """
         self.pool = pool
         self.host = HostBlocks(0) if host is None else host
@@ -52,7 +64,8 @@ class KVManager:
         self.share_prefixes = share_prefixes
         self.hit_tokens = 0
         self.query_tokens = 0
-        self._ttl_s = ttl_s
+        self.names = PrefixNames(block_size, ttl_s)
+        self.states = None if states is None else Checkpoints(states, self.names, pool, share=share_prefixes)
         self._sequences: dict[str, Sequence] = {}
         self._pending: dict[bytes, str] = {}
         self._expected: dict[str, set[bytes]] = {}
@@ -66,45 +79,59 @@ class KVManager:
         """The longest cached prefix of `seq` without its last token, which must be computed to get logits."""
         if not self.share_prefixes or seq.scores_prompt:
             return PrefixMatch(())
-        self._name_blocks(seq, (seq.length - 1) // self.block_size)
         blocks: list[int] = []
         slots: list[int] = []
+        self.names.fill(seq, (seq.length - 1) // self.block_size)
         for name in seq.block_hashes[: (seq.length - 1) // self.block_size]:
             block = None if slots else self.pool.find(name)
             if block is not None:
                 blocks.append(block)
                 continue
-            if name in self._pending:
+            if self.states is None and name in self._pending:
                 return PrefixMatch(tuple(blocks), self._pending[name], slots=tuple(slots))
             slot = self.host.find(name)
             if slot is None:
                 break
             slots.append(slot)
+        if self.states is not None:
+            return self._with_state(self.states, seq, tuple(blocks), tuple(slots))
         return self._with_part(seq, tuple(blocks), tuple(slots))
 
     def _with_part(self, seq: Sequence, blocks: tuple[int, ...], slots: tuple[int, ...]) -> PrefixMatch:
         """Complete a match by the longest part of the next block that has a name or is being computed now."""
-        for _, name in reversed(self._part_names(seq, len(blocks) + len(slots), seq.length - 1)):
-            cached, saved = self.pool.find_part(name), self.host.find_part(name)
+        for _, name in reversed(self.names.image_ends(seq, len(blocks) + len(slots), seq.length - 1)):
+            cached = self.pool.find_part(name)
             if cached:
                 return PrefixMatch(blocks, None, ("copy", *cached), slots)
             if name in self._pending:
                 return PrefixMatch(blocks, self._pending[name], None, slots)
-            if saved:
-                return PrefixMatch(blocks, None, ("load", *saved), slots)
+            part = self._find_rows(name)
+            if part:
+                return PrefixMatch(blocks, None, part, slots)
         return PrefixMatch(blocks, slots=slots)
 
-    def _part_names(self, seq: Sequence, index: int, limit: int) -> list[tuple[int, bytes]]:
-        """(rows, name) for each image that ends inside block `index`, up to position `limit`."""
-        start, names = index * self.block_size, []
-        for span in seq.spans_between(start, start + self.block_size):
-            if span.end < start + self.block_size and span.end <= limit:
-                parent = seq.block_hashes[index - 1] if index else self._root(seq)
-                touched = seq.spans_between(start, span.end)
-                names.append(
-                    (span.end - start, block_hash(parent, seq.tokens(start, span.end), start, touched))
-                )
-        return names
+    def _find_rows(self, name: bytes) -> Part | None:
+        """Where the first rows of a block with that name are; None: they are not cached."""
+        cached, saved = self.pool.find_part(name), self.host.find_part(name)
+        if cached:
+            return ("copy", *cached)
+        return ("load", *saved) if saved else None
+
+    def _with_state(
+        self, states: Checkpoints, seq: Sequence, blocks: tuple[int, ...], slots: tuple[int, ...]
+    ) -> PrefixMatch:
+        """Shorten a match to the longest prefix whose state is saved, or is being computed now."""
+        for position, name in states.candidates(seq, seq.length - 1):
+            if name in self._pending:
+                return PrefixMatch((), self._pending[name])
+            index, rows = divmod(position, self.block_size)
+            if states.slots.find(name) is None or index > len(blocks) + len(slots):
+                continue
+            part = self._find_rows(name) if rows else None
+            if part or not rows:
+                some_slots = slots[: max(0, index - len(blocks))]
+                return PrefixMatch(blocks[:index], None, part, some_slots, name)
+        return PrefixMatch(())
 
     def matched_tokens(self, match: PrefixMatch) -> int:
         """The number of tokens that count as computed when a sequence is admitted with this match."""
@@ -115,12 +142,15 @@ class KVManager:
         """Whether a sequence of `tokens` tokens in all can be admitted with this match.
 
         Three things must fit into the free blocks: the free blocks of the match, the blocks that the sequence
-        needs in addition, and the blocks that admitted sequences still need for the tokens they have now.
+        needs in addition, and the blocks that admitted sequences still need for the tokens they have now. A
+        state needs a slot beside the checkpoint that it continues.
         """
         locked = sum(1 for block in match.blocks if self.pool.is_free(block))
         needed = sum(
             max(0, self.blocks_for(seq.length) - len(seq.blocks)) for seq in self._sequences.values()
         )
+        if self.states is not None and self.states.slots.available < (2 if match.state else 1):
+            return False
         return self.blocks_for(tokens) - len(match.blocks) <= self.pool.free - locked - needed
 
     def admit(self, seq: Sequence, match: PrefixMatch) -> None:
@@ -140,9 +170,12 @@ class KVManager:
             seq.cached_tokens = min(seq.computed_tokens, len(seq.prompt_ids))
             self.hit_tokens += seq.computed_tokens
             self.query_tokens += seq.length
-        names = seq.block_hashes[len(match.blocks) :]
-        if self.share_prefixes:
-            names = [*names, *self._future_part_names(seq)]
+        if self.states is not None:
+            names = self.states.admit(seq, match.state)
+        elif self.share_prefixes:
+            names = [*seq.block_hashes[len(match.blocks) :], *self._future_part_names(seq)]
+        else:
+            names = seq.block_hashes[len(match.blocks) :]
         for name in names:
             if self._pending.setdefault(name, seq.id) == seq.id:
                 self._expected.setdefault(seq.id, set()).add(name)
@@ -162,8 +195,8 @@ class KVManager:
             last.append(self._take(seq, whole))
             self._moves.append(Move(how, source, last[0], rows, seq.id))
             if how == "load":
-                names = dict(self._part_names(seq, whole, seq.length))
-                self._loading.append((seq, last[0], names[rows], rows))
+                name = self.names.at(seq, whole * self.block_size + rows)
+                self._loading.append((seq, last[0], name, rows))
         for slot in match.slots:
             index = len(seq.blocks)
             seq.blocks.append(self._take(seq, index))
@@ -205,21 +238,27 @@ class KVManager:
                 self.pool.publish_part(block, name, rows)
             self._mark_available(seq, name)
         self._loading = []
+        if self.states is not None:
+            self.states.slots.unlock()
 
     def abandon_moves(self) -> None:
         """The step failed: which moves were carried out is unknown, so forget everything in host memory."""
         self._loading = []
         self.host.forget_all()
+        if self.states is not None:
+            self.states.slots.unlock()
 
     def forget_all(self) -> None:
         """Remove all names, in the pool and in host memory; blocks in use stay with their sequences."""
         self.pool.forget_all()
         self.host.forget_all()
+        if self.states is not None:
+            self.states.slots.forget_all()
 
     def _future_part_names(self, seq: Sequence) -> list[bytes]:
         ends = {span.end // self.block_size for span in seq.spans if span.end > seq.computed_tokens}
         named = [index for index in ends if index <= len(seq.block_hashes)]
-        return [name for index in named for _, name in self._part_names(seq, index, seq.length)]
+        return [name for index in named for _, name in self.names.image_ends(seq, index, seq.length)]
 
     def can_extend(self, seq: Sequence, tokens: int) -> bool:
         return self.blocks_for(tokens) - len(seq.blocks) <= self.pool.free
@@ -232,18 +271,31 @@ class KVManager:
         while len(seq.blocks) < self.blocks_for(tokens):
             seq.blocks.append(self._take(seq, len(seq.blocks)))
 
-    def commit(self, seq: Sequence, count: int) -> None:
-        """Count `count` more tokens as computed, and name the blocks and parts that became complete."""
+    def plan_state(self, seq: Sequence, count: int) -> StateWork | None:
+        """Plan the state slots of the next `count` tokens; None: the model has no states."""
+        return None if self.states is None else self.states.plan(seq, count)
+
+    def most_drafts(self) -> int | None:
+        """How many drafts have a slot for the state after them; None: the model has no states."""
+        return None if self.states is None else self.states.slots.available
+
+    def commit(self, seq: Sequence, count: int, known: int) -> None:
+        """Count `count` more tokens as computed, and name the blocks and parts that became complete.
+
+        known: length of the sequence before the step's new tokens; tokens beyond it are accepted drafts.
+        """
         first, before = seq.computed_tokens, seq.computed_tokens // self.block_size
         seq.computed_tokens += count
         after = seq.computed_tokens // self.block_size
+        for name in () if self.states is None else self.states.commit(seq, known):
+            self._mark_available(seq, name)
         if not self.share_prefixes:
             return
-        self._name_blocks(seq, after)
+        self.names.fill(seq, after)
         for span in seq.spans_between(first, seq.computed_tokens):
             if span.end <= seq.computed_tokens and span.end % self.block_size:
                 index = span.end // self.block_size
-                for rows, name in self._part_names(seq, index, span.end):
+                for rows, name in self.names.image_ends(seq, index, span.end):
                     self.pool.publish_part(seq.blocks[index], name, rows)
                     self._mark_available(seq, name)
         for index in range(before, after):
@@ -256,12 +308,16 @@ class KVManager:
             del self._pending[name]
             self._expected[seq.id].discard(name)
 
-    def release(self, seq: Sequence) -> None:
+    def release(self, seq: Sequence, *, intact: bool = True) -> None:
         """Release all blocks of the sequence; named blocks can still be found by later sequences.
 
         The last block is released first and so evicted first, because without the earlier blocks it cannot be
         reused.
+
+        intact: false if a step failed that may have changed the sequence's state.
         """
+        if self.states is not None:
+            self.states.release(seq, keep=intact)
         for block in reversed(seq.blocks):
             self.pool.release(block)
         for name in self._expected.pop(seq.id, ()):
@@ -272,6 +328,8 @@ class KVManager:
 
     def check_integrity(self) -> None:
         self.host.check_integrity()
+        if self.states is not None:
+            self.states.check_integrity()
         self.pool.check_integrity([seq.blocks for seq in self._sequences.values()])
         stale = set(self._pending.values()) - set(self._sequences)
         if stale:
@@ -279,14 +337,3 @@ class KVManager:
         expected = {(name, owner) for owner, names in self._expected.items() for name in names}
         if expected != set(self._pending.items()):
             raise RuntimeError("the names expected from each sequence and the pending prefixes do not agree")
-
-    def _root(self, seq: Sequence) -> bytes:
-        return root_hash(seq.salt, int(seq.arrival // self._ttl_s) if self._ttl_s else 0)
-
-    def _name_blocks(self, seq: Sequence, count: int) -> None:
-        size = self.block_size
-        while len(seq.block_hashes) < count:
-            start = len(seq.block_hashes) * size
-            parent = seq.block_hashes[-1] if seq.block_hashes else self._root(seq)
-            spans = seq.spans_between(start, start + size)
-            seq.block_hashes.append(block_hash(parent, seq.tokens(start, start + size), start, spans))

@@ -14,9 +14,12 @@ class PrefixMatch:
     pending: id of the sequence that is computing or loading the next block now; None if there is none.
     part: ("copy", block, rows) or ("load", slot, rows), whose first rows are the next rows of the sequence.
     slots: numbers of the host slots that hold the blocks after `blocks`.
+    state: name of the checkpoint of the state after this prefix; None: there is none, or the model has no
+        states.
     """
 
     blocks: tuple[int, ...]
     pending: str | None = None
     part: tuple[Literal["copy", "load"], int, int] | None = None
     slots: tuple[int, ...] = ()
+    state: bytes | None = None

@@ -1,165 +1,26 @@
-"""One decoder for the Llama, Qwen2 and Qwen3 families, over a paged KV cache.
+"""One decoder for all text models: a list of layers over a paged KV cache and states.
 
-A step computes a flat list of T rows: one per token, of any sequences. Only attention needs to know to which
+A step computes a flat list of T rows: one per token, of any sequences. Only mixers need to know to which
 sequence a row belongs. Visual tokens are rows whose input embedding comes from the vision tower.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from fovea.engine.layers.linear import Embedding, FusedLinear, Linear
-from fovea.engine.layers.mlp import GatedMLP
+from fovea.engine.layers.config import Attention, DecoderConfig, Dense
+from fovea.engine.layers.layer import Layer
+from fovea.engine.layers.linear import Embedding, Linear
+from fovea.engine.layers.memory import DecoderMemory
 from fovea.engine.layers.norm import RMSNorm
-from fovea.engine.layers.rope import Rotary
-from fovea.kernels.attention import AttentionPlan, Heads
-from fovea.kernels.base import Kernels, Stack, StackLayer, StackShape
+from fovea.engine.layers.rope import RotaryAngles
+from fovea.engine.layers.step import DecoderPlan, Step
+from fovea.kernels.base import Kernels, Stack, StackShape
 from fovea.kernels.quantize import Format
-from fovea.kernels.torch.kernels import PLAIN
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderConfig:
-    """Shape of a decoder; the values are those of the checkpoint's configuration.
-
-    qk_norm: queries and keys of each head are normalised before the rotation (Qwen3).
-    tied: the embedding table is the language head as well.
-    rope_inverse: inverse frequencies of the rotary positions, head_dim / 2 of them.
-    rope_scaling: factor of their cosines and sines.
-    mrope_axes: coordinate (0 time, 1 height, 2 width) of each frequency (M-RoPE); None: positions have one
-        dimension.
-    """
-
-    vocab_size: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    eps: float
-    activation: str
-    qkv_bias: bool
-    out_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    tied: bool
-    max_positions: int
-    rope_inverse: tuple[float, ...]
-    rope_scaling: float
-    mrope_axes: tuple[int, ...] | None
-
-    @property
-    def attention_heads(self) -> Heads:
-        return Heads(self.heads, self.kv_heads, self.head_dim)
-
-    def kv_bytes_per_token(self, itemsize: int) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Input that all layers of one step share.
-
-    cos, sin: (T, 1, head_dim) float32, of the rotary positions.
-    attention: which rows attend to which blocks of KV.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    attention: AttentionPlan
-
-
-class Attention(nn.Module):
-    """Grouped-query attention over the paged KV cache, with its projections."""
-
-    kernels: Kernels = PLAIN
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.heads, self.kv_heads, self.dim = config.heads, config.kv_heads, config.head_dim
-        self.scale = config.head_dim**-0.5
-        query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        outputs = {"q_proj": query, "k_proj": key, "v_proj": key}
-        self.qkv = FusedLinear(config.hidden, outputs, bias=config.qkv_bias)
-        self.o_proj = Linear(query, config.hidden, bias=config.out_bias)
-        self.q_norm = RMSNorm(config.head_dim, config.eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.eps) if config.qk_norm else None
-        self.eps = config.eps
-
-    def mix(self, qkv: Tensor, kv: Tensor, step: Step) -> Tensor:
-        """Store the keys and values of T rows in the KV cache and compute attention.
-
-        qkv: (T, (heads + 2 * kv_heads) * head_dim), not rotated.
-        kv: KV cache of this layer, (blocks, block_size, 2, kv_heads, head_dim).
-
-        Returns (T, heads * head_dim), before the output projection.
-        """
-        rows = qkv.shape[0]
-        norms = None
-        if self.q_norm is not None and self.k_norm is not None:
-            norms = self.q_norm.weight, self.k_norm.weight
-        query = self.kernels.rotate_store(
-            qkv.view(rows, self.heads + 2 * self.kv_heads, self.dim),
-            self.heads,
-            step.cos,
-            step.sin,
-            norms,
-            self.eps,
-            kv,
-            step.attention.slots,
-        )
-        return self.kernels.attend(query, kv, step.attention, self.scale).reshape(rows, -1)
-
-
-class Layer(nn.Module):
-    """One decoder layer: attention and MLP, each after a norm."""
-
-    rowwise = ("before", "after")
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden, config.eps)
-        self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(config.hidden, config.eps)
-        self.mlp = GatedMLP(config.hidden, config.intermediate, config.activation, bias=config.mlp_bias)
-
-    def forward(self, x: Tensor, kv: Tensor, step: Step, read: Tensor | None = None) -> Tensor:
-        """Compute the layer on rows x (T, hidden).
-
-        read: numbers of the rows whose results are returned; None: all. All rows get keys and values.
-        """
-        mixed = self.self_attn.mix(self.before(x), kv, step)
-        if read is None:
-            return self.after(mixed, x)
-        return self.after(mixed[read], x[read]) if len(read) else x[:0]
-
-    def before(self, x: Tensor) -> Tensor:
-        """Queries, keys and values of rows x (T, hidden), not rotated."""
-        return self.self_attn.qkv(self.input_layernorm(x))  # type: ignore[no-any-return]
-
-    def after(self, mixed: Tensor, x: Tensor) -> Tensor:
-        """Apply output projection, norm and MLP to attention output `mixed` of rows x (T, hidden)."""
-        x = self.self_attn.o_proj(mixed, x)
-        return self.mlp(self.post_attention_layernorm(x), x)  # type: ignore[no-any-return]
-
-    def stack_layer(self) -> StackLayer:
-        """Return the layer's weights and products, from which kernels run a stack of layers as one call."""
-        attention, mlp = self.self_attn, self.mlp
-        return StackLayer(
-            self.input_layernorm.weight,
-            self.post_attention_layernorm.weight,
-            None if attention.q_norm is None else attention.q_norm.weight,
-            None if attention.k_norm is None else attention.k_norm.weight,
-            attention.qkv.product,
-            attention.o_proj.product,
-            mlp.gate_up.product,
-            mlp.down_proj.product,
-        )
 
 
 class Decoder(nn.Module):
@@ -169,19 +30,28 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size, config.hidden)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
-        self.norm = RMSNorm(config.hidden, config.eps)
-        self.rotary = Rotary(
-            torch.tensor(config.rope_inverse, dtype=torch.float32), config.rope_scaling, config.mrope_axes
-        )
+        self.layers = nn.ModuleList(Layer(config, shape, n) for n, shape in enumerate(config.layers))
+        self.norm = RMSNorm(config.hidden, config.eps, centered=config.centered_norms)
+        self.rotary = nn.ModuleList(RotaryAngles(rotary) for rotary in config.rotaries)
         self._stack: Stack | None = None
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Input embeddings of token ids (T,): (T, hidden)."""
+        x: Tensor = self.embed_tokens(ids)
+        scale = self.config.embedding_scale
+        # The factor is rounded to the model's type, as it was in training.
+        return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype, device=x.device)
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Cosines and sines for each of the rotary positions. positions: (T,) or (3, T)."""
+        return tuple(rotary(positions, dtype) for rotary in self.rotary)
 
     def forward(
         self,
         x: Tensor,
         positions: Tensor,
-        kv: Tensor,
-        plan: AttentionPlan,
+        memory: DecoderMemory,
+        plan: DecoderPlan,
         visual_rows: Tensor | None = None,
         deepstack: Sequence[Tensor] = (),
         read: Tensor | None = None,
@@ -190,49 +60,58 @@ class Decoder(nn.Module):
 
         x: (T, hidden), input embeddings.
         positions: (T,) or (3, T).
-        kv: (layers, blocks, block_size, 2, kv_heads, head_dim).
+        memory: keys, values and states of all sequences.
+        plan: which rows read and write which of them.
         visual_rows: numbers of the rows to which DeepStack features are added; None: there are none.
         deepstack: deepstack[i], (len(visual_rows), hidden), is added to these rows after layer i (DeepStack,
             arXiv 2406.04334).
         read: numbers of the rows that are returned; None: all T. The last layer computes little more than
             these: of a prompt only the last row is read.
         """
-        cos, sin = self.rotary(positions, x.dtype)
-        step = Step(cos, sin, plan)
+        step = Step(self.angles(positions, x.dtype), plan, memory)
         first = 0
         if visual_rows is not None:
             for index, features in enumerate(deepstack):
-                x = self._run(x, index, index + 1, kv, step).index_add(0, visual_rows, features)
+                x = self._run(x, index, index + 1, step).index_add(0, visual_rows, features)
                 first = index + 1
         if first == len(self.layers):
             return x if read is None else x[read]
-        return self._run(x, first, len(self.layers), kv, step, read)
+        return self._run(x, first, len(self.layers), step, read)
 
-    def _run(
-        self, x: Tensor, first: int, last: int, kv: Tensor, step: Step, read: Tensor | None = None
-    ) -> Tensor:
+    def _run(self, x: Tensor, first: int, last: int, step: Step, read: Tensor | None = None) -> Tensor:
         if self._stack is not None:
-            return self._stack(x, first, last, step.cos, step.sin, kv, step.attention, read)
+            (kv,), (attention,), (angles,) = step.memory.kv, step.plan.attention, step.angles
+            return self._stack(x, first, last, *angles, kv, attention, read)
         for index in range(first, last):
-            x = self.layers[index](x, kv[index], step, read if index == last - 1 else None)
+            x = self.layers[index](x, step, read if index == last - 1 else None)
         return x
 
     def use_stack(self, kernels: Kernels) -> None:
-        """Run the layers as one call from now on, if the kernels have such a call for this shape."""
-        config = self.config
-        shape = StackShape(
-            config.hidden,
-            config.heads,
-            config.kv_heads,
-            config.head_dim,
-            config.intermediate,
-            config.eps,
-            config.head_dim**-0.5,
-        )
-        self._stack = kernels.stack(shape, [layer.stack_layer() for layer in self._typed_layers()])
+        """Run the layers as one call from now on, if the kernels have such a call for these layers."""
+        shape = self._stack_shape()
+        if shape is not None:
+            layers = cast("Sequence[Layer]", self.layers)
+            self._stack = kernels.stack(shape, [layer.stack_layer() for layer in layers])
 
-    def _typed_layers(self) -> list[Layer]:
-        return [layer for layer in self.layers if isinstance(layer, Layer)]
+    def _stack_shape(self) -> StackShape | None:
+        """Sizes of the layers if all of them are alike and plain: attention and a dense block; else None."""
+        config, first = self.config, self.config.layers[0]
+        mixer, block = first.mixer, first.feed_forward
+        if any(layer != first for layer in config.layers) or first.sandwich or config.centered_norms:
+            return None
+        if not isinstance(mixer, Attention) or not isinstance(block, Dense):
+            return None
+        if mixer.gated or mixer.window or 2 * len(config.rotaries[0].inverse) != mixer.head_dim:
+            return None
+        return StackShape(
+            config.hidden,
+            mixer.heads,
+            mixer.kv_heads,
+            mixer.head_dim,
+            block.intermediate,
+            config.eps,
+            mixer.scale,
+        )
 
 
 class LanguageHead(nn.Module):
@@ -240,7 +119,7 @@ class LanguageHead(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.tied = config.tied
+        self.tied, self.cap = config.tied, config.logit_cap
         self.lm_head = Linear(config.hidden, config.vocab_size if not config.tied else 0, bias=False)
 
     def tie(self, embedding: Embedding, kernels: Kernels, format: Format | None, *, copy: bool) -> None:
@@ -262,4 +141,5 @@ class LanguageHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of hidden states: (rows, hidden) to float32 (rows, vocabulary)."""
-        return self.lm_head(x).float()  # type: ignore[no-any-return]
+        logits: Tensor = self.lm_head(x).float()
+        return logits if not self.cap else torch.tanh(logits / self.cap) * self.cap

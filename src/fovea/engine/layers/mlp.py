@@ -1,4 +1,4 @@
-"""Feed-forward blocks. Their last product also adds the residual."""
+"""Feed-forward blocks. Their last product also adds the residual, if there is one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class GatedMLP(nn.Module):
         self.gate_up = FusedLinear(hidden, outputs, bias=bias, activation=act, gated=True)
         self.down_proj = Linear(intermediate, hidden, bias=bias)
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
         return self.down_proj(self.gate_up(x), residual)  # type: ignore[no-any-return]
 
 

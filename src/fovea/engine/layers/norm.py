@@ -11,17 +11,21 @@ from fovea.kernels.torch.kernels import PLAIN
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm (arXiv 1910.07467): scale rows to a root mean square of 1, then by a weight per column."""
+    """RMSNorm (arXiv 1910.07467): scale rows to a root mean square of 1, then by a weight per column.
+
+    centered: the factor is 1 + weight, see `Kernels.rms_norm`.
+    """
 
     kernels: Kernels = PLAIN
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, *, centered: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width), requires_grad=False)
         self.eps = eps
+        self.centered = centered
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.kernels.rms_norm(x, self.weight, self.eps)
+        return self.kernels.rms_norm(x, self.weight, self.eps, centered=self.centered)
 
 
 class LayerNorm(nn.Module):

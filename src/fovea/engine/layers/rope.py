@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fovea.core.errors import UnsupportedModel
+from fovea.engine.layers.config import Rotary
 
 
 def mrope_axes(sections: Sequence[int], *, interleaved: bool) -> list[int]:
@@ -34,24 +35,21 @@ def mrope_axes(sections: Sequence[int], *, interleaved: bool) -> list[int]:
     return axes
 
 
-class Rotary(nn.Module):
-    """Cosines and sines of the rotary angles of rows.
+class RotaryAngles(nn.Module):
+    """Cosines and sines of the rotary angles of rows."""
 
-    inverse: inverse frequencies, (head_dim / 2,).
-    scaling: factor of the cosines and sines.
-    axes: coordinate of each frequency, from `mrope_axes`; None: positions have one dimension.
-    """
-
-    def __init__(self, inverse: Tensor, scaling: float, axes: Sequence[int] | None) -> None:
+    def __init__(self, config: Rotary) -> None:
         super().__init__()
-        self.scaling = scaling
+        self.scaling = config.scaling
         self.inverse: Tensor
         self.axes: Tensor | None
-        self.register_buffer("inverse", inverse.float(), persistent=False)
-        self.register_buffer("axes", None if axes is None else torch.tensor(axes), persistent=False)
+        inverse = torch.tensor(config.inverse, dtype=torch.float32)
+        axes = None if config.axes is None else torch.tensor(config.axes)
+        self.register_buffer("inverse", inverse, persistent=False)
+        self.register_buffer("axes", axes, persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Compute cos and sin, (T, 1, head_dim) in float32, with values rounded to `dtype`.
+        """Compute cos and sin, (T, 1, rotated numbers) in float32, with values rounded to `dtype`.
 
         The checkpoints' own code rounds them, so the weights were trained with rounded values.
 

@@ -10,8 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fovea.engine.layers.decoder import Decoder, DecoderConfig, LanguageHead
+from fovea.engine.layers.config import DecoderConfig
+from fovea.engine.layers.decoder import Decoder, LanguageHead
 from fovea.engine.layers.linear import checkpoint_targets, use_kernels
+from fovea.engine.models.text import Renames
 from fovea.engine.vision.built.engines import EncoderEngines
 from fovea.engine.vision.built.static import StaticEncoder
 from fovea.engine.vision.features import VisualFeatures
@@ -36,9 +38,11 @@ class VisionLanguageModel(nn.Module, ABC):
     merge: patches per side of a visual token if positions are three-dimensional (M-RoPE), else None.
     ignored: regular expressions of canonical checkpoint names (`names.canonical`) that this model does not
         load.
+    renames: further changes of names, see `names.canonical`.
     """
 
     ignored: tuple[str, ...] = ()
+    renames: Renames = ()
 
     def __init__(
         self,

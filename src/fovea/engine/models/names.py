@@ -7,6 +7,7 @@ decoder as `language_model.model` or `text_model`, the tower inside a `vision_mo
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
@@ -28,14 +29,19 @@ ALWAYS_IGNORED = (r"\.inv_freq$", r"\.position_ids$")
 """Regular expressions of canonical names that no model loads."""
 
 
-def canonical(name: str) -> str:
+def canonical(name: str, renames: Iterable[tuple[re.Pattern[str], str]] = ()) -> str:
     """Return the canonical form of a tensor's name.
 
     `model.language_model.layers.0.x` and `language_model.model.layers.0.x`, for example, become
     `decoder.layers.0.x`.
+
+    renames: a model's own rules. All that match are applied, in order, to the name after the common rules.
     """
     for pattern, replacement in _RULES:
         renamed, count = pattern.subn(replacement, name, count=1)
         if count:
-            return renamed
+            name = renamed
+            break
+    for pattern, replacement in renames:
+        name = pattern.sub(replacement, name)
     return name

@@ -108,6 +108,7 @@ def load_weights(
     targets: Iterator[tuple[str, Tensor]],
     ignored: Iterable[str] = (),
     on_filled: Callable[[str], None] = lambda name: None,
+    renames: Iterable[tuple[str, str]] = (),
 ) -> int:
     """Fill every target from the files, and return the number of bytes read.
 
@@ -115,6 +116,7 @@ def load_weights(
     ignored: regular expressions of canonical names that are skipped.
     on_filled: called with each target's name when its tensor is loaded; it may use the storage for something
         else.
+    renames: regular expressions and replacements, see `names.canonical`.
 
     Raises CheckpointError for a tensor that is missing, unknown or repeated, or has a wrong shape or is not a
     float.
@@ -122,12 +124,13 @@ def load_weights(
     table = dict(targets)
     loaded_names: set[str] = set()
     unneeded = [re.compile(pattern) for pattern in (*ALWAYS_IGNORED, *ignored)]
+    rules = [(re.compile(pattern), replacement) for pattern, replacement in renames]
     total = 0
     for path in files:
         with path.open("rb") as file:
             entries, begin = read_header(file, path)
             for entry in entries:
-                name = canonical(entry.name)
+                name = canonical(entry.name, rules)
                 if name in loaded_names:
                     raise CheckpointError(f"{path}: tensor {entry.name!r} is there a second time")
                 if name not in table:

@@ -145,7 +145,9 @@ class ModelRoofline:
         self.blocks = LinearMaps.of(layer for layer in encoder if layer is not self._patch)
         self.projector = LinearMaps.of(projectors)
         self._kv_bytes = config.kv_bytes_per_token(model.dtype.itemsize)
-        self._per_pair = 4.0 * config.layers * config.heads * config.head_dim
+        self._per_pair = 4.0 * sum(
+            len(group.layers) * group.heads.query * group.heads.dim for group in config.kv_groups
+        )
         self._logits = LOGIT_BYTES * config.vocab_size
 
     @property

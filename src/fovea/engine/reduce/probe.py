@@ -19,7 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from fovea.core.errors import EngineError
-from fovea.engine.layers.decoder import Layer, Step
+from fovea.engine.layers.decoder import Decoder
+from fovea.engine.layers.layer import Layer
+from fovea.engine.layers.memory import DecoderMemory
+from fovea.engine.layers.step import DecoderPlan, Step
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.reduce.base import Probe
 from fovea.engine.sequence import ImageSpan
@@ -65,22 +68,29 @@ def run_probe(
             f"with {len(after)} tokens after the image"
         )
     start, length = len(before), len(before) + count + len(after)
-    texts = [decoder.embed_tokens(torch.tensor(ids, device=model.device)) for ids in (before, after) if ids]
+    texts = [decoder.embed(torch.tensor(ids, device=model.device)) for ids in (before, after) if ids]
     x = torch.cat([*texts[:-1], visual.embeds, texts[-1]])
-    cos, sin = decoder.rotary(_positions(model, start, length, grid), x.dtype)
-    step = Step(cos, sin, _plan(length, model.device))
-    blocks = -(-length // BLOCK)
-    config = decoder.config
-    kv = x.new_empty((blocks, BLOCK, 2, config.kv_heads, config.head_dim))
+    memory = _memory(decoder, -(-length // BLOCK), x)
+    angles = decoder.angles(_positions(model, start, length, grid), x.dtype)
+    step = Step(angles, DecoderPlan((_plan(length, model.device),)), memory)
     places = torch.arange(start, start + count, device=model.device)
     for index, layer in enumerate(islice(cast("Iterable[Layer]", decoder.layers), layers)):
         last = x[-1:]
-        x = layer(x, kv, step)
+        x = layer(x, step)
         if index < len(visual.deepstack):
             x = x.index_add(0, places, visual.deepstack[index])
+    kv = step.memory.layer_kv(layers - 1)
     keys = kv.flatten(0, 1)[:length, 0]
     scores = _attention(layer, last, kv, keys, step)[start : start + count]
     return Probe(decoder.norm(x), keys, scores, start)
+
+
+def _memory(decoder: Decoder, blocks: int, x: Tensor) -> DecoderMemory:
+    """KV of one layer, which all layers of the probe use one after the other."""
+    config = decoder.config
+    heads = config.attention_heads
+    kv = x.new_empty((1, blocks, BLOCK, 2, heads.kv, heads.dim))
+    return DecoderMemory((kv,), (), ((0, 0),) * len(config.layers))
 
 
 def _positions(model: VisionLanguageModel, start: int, length: int, grid: tuple[int, int]) -> Tensor:
@@ -104,19 +114,9 @@ def _attention(layer: Layer, last: Tensor, kv: Tensor, keys: Tensor, step: Step)
     keys: (L, kv_heads, d).
     """
     attention = layer.self_attn
-    norms = None
-    if attention.q_norm is not None and attention.k_norm is not None:
-        norms = attention.q_norm.weight, attention.k_norm.weight
-    query = attention.kernels.rotate_store(
-        layer.before(last).view(1, -1, attention.dim),
-        attention.heads,
-        step.cos[-1:],
-        step.sin[-1:],
-        norms,
-        attention.eps,
-        kv,
-        step.attention.slots[-1:],
-    )
+    cos, sin = step.angles[attention.shape.rotary]
+    slot = step.plan.attention[attention.group].slots[-1:]
+    query = attention.store(layer.before(last), kv, cos[-1:], sin[-1:], slot)
     grouped = query.float().view(attention.kv_heads, -1, attention.dim)
     products = torch.einsum("hgd,lhd->hgl", grouped, keys.float()) * attention.scale
     scores: Tensor = products.softmax(-1).mean((0, 1))

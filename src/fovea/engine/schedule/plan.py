@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fovea.engine.kv.moves import Move
-from fovea.engine.sequence import ImageSpan, Sequence
+from fovea.engine.sequence import ImageSpan, Sequence, StateWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +15,13 @@ class Work:
     seq: the sequence.
     start: position of the first token to compute.
     count: number of tokens.
+    state: slots of the sequence's state; None: the model has no layers with a state.
     """
 
     seq: Sequence
     start: int
     count: int
+    state: StateWork | None = None
 
     @property
     def stop(self) -> int:
@@ -44,8 +46,13 @@ class Work:
         if not self.draft:
             return (self,)
         length = self.seq.length
-        known = Work(self.seq, self.start, length - self.start)
-        return (known, *(Work(self.seq, place, 1) for place in range(length, self.stop)))
+        return self._piece(self.start, length), *(
+            self._piece(place, place + 1) for place in range(length, self.stop)
+        )
+
+    def _piece(self, start: int, stop: int) -> Work:
+        state = None if self.state is None else self.state.between(start, stop)
+        return Work(self.seq, start, stop - start, state)
 
 
 @dataclass(frozen=True, slots=True)

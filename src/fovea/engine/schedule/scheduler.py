@@ -162,8 +162,9 @@ class Scheduler:
                 continue
             tokens = sampled.get(seq.id, ())
             computed = item.count - item.draft + max(0, len(tokens) - 1)
+            known = seq.length
             seq.output_ids.extend(tokens)
-            self.kv.commit(seq, computed)
+            self.kv.commit(seq, computed, known)
             if any(span.end <= seq.computed_tokens for span in seq.spans_between(item.start, item.stop)):
                 self.images.release_computed(seq)
             if tokens:
@@ -173,13 +174,15 @@ class Scheduler:
     def abandon(self, plan: StepPlan) -> None:
         """The step failed: forget its moves.
 
-        Sequences whose blocks should have been filled by these moves start again from the queue. All others
-        keep their computed tokens, and can be in the next step as if this one had not been.
+        Sequences whose blocks should have been filled by these moves start again from the queue, and so do
+        sequences whose state the step may have changed. All others keep their computed tokens, and can be in
+        the next step as if this one had not been.
         """
         self.kv.abandon_moves()
         owners = {move.owner for move in plan.moves}
-        for seq in [seq for seq in self.running if seq.id in owners]:
-            self._send_back(seq)
+        changed = {item.seq.id for item in plan.work if item.state is not None}
+        for seq in [seq for seq in self.running if seq.id in owners | changed]:
+            self._send_back(seq, intact=seq.id not in changed)
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End a sequence in any state and release everything that it holds. Ending it twice is no error."""
@@ -189,7 +192,7 @@ class Scheduler:
             self.waiting.remove(seq)
             self.images.release(seq)
         else:
-            self._free(seq)
+            self._free(seq, intact=reason != "error")
         seq.status = Status.FINISHED
         seq.finish_reason = reason
 
@@ -204,9 +207,10 @@ class Scheduler:
     def _next_tokens(self, seq: Sequence, most: int, budget: Budget) -> int:
         """How many of its next `most` tokens a sequence should compute; no drafts if no block is free."""
         count = self.images.tokens_before_unencoded_image(seq, min(seq.missing_tokens, most), budget)
+        known, drafts = seq.length - seq.computed_tokens, self.kv.most_drafts()
         if not self.kv.can_extend(seq, seq.computed_tokens + count):
-            count = min(count, seq.length - seq.computed_tokens)  # nobody is preempted for drafts
-        return count
+            count = min(count, known)  # nobody is preempted for drafts
+        return count if drafts is None else min(count, known + drafts)
 
     def _continue(self, seq: Sequence, budget: Budget, most: int) -> None:
         """most: most tokens, so that one is left for each later decode: drafts do not delay these."""
@@ -272,24 +276,24 @@ class Scheduler:
     def _take(self, seq: Sequence, count: int, budget: Budget) -> None:
         self.kv.extend(seq, seq.computed_tokens + count)
         budget.tokens -= count
-        budget.work[seq.id] = Work(seq, seq.computed_tokens, count)
+        budget.work[seq.id] = Work(seq, seq.computed_tokens, count, self.kv.plan_state(seq, count))
 
     def _preempt(self, seq: Sequence, budget: Budget) -> None:
         budget.refund(seq)
         budget.preempted.append(seq.id)
         self._send_back(seq)
 
-    def _send_back(self, seq: Sequence) -> None:
-        """Let a running sequence release its blocks and wait again."""
-        self._free(seq)
+    def _send_back(self, seq: Sequence, *, intact: bool = True) -> None:
+        """Let a running sequence release its blocks and wait again. intact: see `KVManager.release`."""
+        self._free(seq, intact=intact)
         seq.drafts = []
         seq.preemptions += 1
         self.preemptions += 1
         self._wait(seq)
 
-    def _free(self, seq: Sequence) -> None:
+    def _free(self, seq: Sequence, *, intact: bool) -> None:
         self.running.remove(seq)
-        self.kv.release(seq)
+        self.kv.release(seq, intact=intact)
         self.images.release(seq)
 
     def _wait(self, seq: Sequence) -> None:

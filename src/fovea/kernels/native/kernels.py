@@ -15,6 +15,7 @@ from fovea.kernels.native.product import NativeProduct, fuses
 from fovea.kernels.native.stack import NativeStack, native_products, shares_struct
 from fovea.kernels.native.weights import PackedWeight, QuantizedWeight
 from fovea.kernels.quantize import Format
+from fovea.kernels.states import StatePlan
 from fovea.kernels.torch.kernels import TorchKernels
 
 MAX_SHARED_ROWS = 32
@@ -26,9 +27,12 @@ SIGNATURES = {
     "fovea_quantize": [_P, _L, _P, _L, _L, _P, _I],
     "fovea_rows": [_P, _P, _L, _P],
     "fovea_product": [_P, _P, _L, _L, _I, _P, _P, _I],
-    "fovea_rms_norm": [_P, _L, _L, _P, _F, _P, _I],
+    "fovea_rms_norm": [_P, _L, _L, _P, _F, _I, _P, _I],
+    "fovea_gated_norm": [_P, _P, _L, _L, _L, _P, _F, _P, _I],
+    "fovea_short_conv": [_P, _L, _L, _L, _L, _P, _P, _I, _P, _P, _P, _P, _L, _P, _I],
+    "fovea_gated_delta": [_P, _L, _P, _P, _L, _L, _L, _L, _P, _P, _P, _P, _L, _P, _I],
     "fovea_rotate": [_P, _L, _L, _L, _L, _P, _P, _I],
-    "fovea_rotate_store": [_P, _L, _L, _L, _L, _P, _P, _P, _P, _F, _P, _P, _I],
+    "fovea_rotate_store": [_P, _L, _L, _L, _L, _L, _P, _P, _P, _P, _F, _I, _P, _P, _I],
     "fovea_group_attention": [_P, _L, _L, _L, _L, _L, _L, _F, _P, _I],
     "fovea_chunk_attention": [_P, _L, _L, _L, _L, _L, _L, _P, _L, _P, _F, _P, _I],
     "fovea_decoder": [_P, _L, _P, _P, _P, _L, _P, _I],
@@ -96,14 +100,14 @@ class NativeKernels:
     def shared_rows(self, group: int) -> int:
         return MAX_SHARED_ROWS
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
         if x.dtype is not torch.bfloat16:
-            return self._torch.rms_norm(x, weight, eps)
+            return self._torch.rms_norm(x, weight, eps, centered=centered)
         x = x.contiguous()
         out, width = torch.empty_like(x), x.shape[-1]
         self.library.fovea_rms_norm(
-            x.data_ptr(), x.numel() // width, width, weight.data_ptr(), eps, out.data_ptr(),
-            torch.get_num_threads()
+            x.data_ptr(), x.numel() // width, width, weight.data_ptr(), eps, centered, out.data_ptr(),
+            torch.get_num_threads(),
         )  # fmt: skip
         return out
 
@@ -126,17 +130,20 @@ class NativeKernels:
         eps: float,
         kv: Tensor,
         slots: Tensor,
+        *,
+        centered: bool = False,
     ) -> Tensor:
         if qkv.dtype is not torch.bfloat16:
-            return self._torch.rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots)
+            return self._torch.rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots, centered=centered)
         qkv = qkv.contiguous()
         rows, _, dim = qkv.shape
         query_weight, key_weight = (
             (None, None) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
         )
         self.library.fovea_rotate_store(
-            qkv.data_ptr(), rows, heads, kv.shape[3], dim, cos.data_ptr(), sin.data_ptr(), query_weight,
-            key_weight, eps, kv.data_ptr(), slots.data_ptr(), torch.get_num_threads(),
+            qkv.data_ptr(), rows, heads, kv.shape[3], dim, cos.shape[-1], cos.data_ptr(), sin.data_ptr(),
+            query_weight, key_weight, eps, centered, kv.data_ptr(), slots.data_ptr(),
+            torch.get_num_threads(),
         )  # fmt: skip
         return qkv[:, :heads]
 
@@ -173,3 +180,52 @@ class NativeKernels:
             out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return None
+
+    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.dtype is not torch.bfloat16 or gate.stride(1) != 1:
+            return self._torch.gated_norm(x, gate, weight, eps)
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self.library.fovea_gated_norm(
+            x.data_ptr(), gate.data_ptr(), gate.stride(0), *x.shape, weight.data_ptr(), eps, out.data_ptr(),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+    def short_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: str | None,
+        state: Tensor,
+        plan: StatePlan,
+    ) -> Tensor:
+        if x.dtype is not torch.bfloat16 or activation not in (None, "silu") or x.stride(1) != 1:
+            return self._torch.short_conv(x, weight, bias, activation, state, plan)
+        rows, channels = x.shape
+        out = x.new_empty((rows, channels))
+        table = plan.table
+        self.library.fovea_short_conv(
+            x.data_ptr(), x.stride(0), rows, channels, weight.shape[0], weight.data_ptr(),
+            None if bias is None else bias.data_ptr(), activation is not None, state.data_ptr(),
+            table.starts.data_ptr(), table.runs.data_ptr(), table.saves.data_ptr(), len(table.starts) - 1,
+            out.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+    def gated_delta(
+        self, qkv: Tensor, beta: Tensor, decay: Tensor, key_heads: int, state: Tensor, plan: StatePlan
+    ) -> Tensor:
+        if qkv.dtype is not torch.bfloat16:
+            return self._torch.gated_delta(qkv, beta, decay, key_heads, state, plan)
+        qkv, beta, decay = qkv.contiguous(), beta.contiguous(), decay.contiguous()
+        heads, key_dim, value_dim = state.shape[1:]
+        out = qkv.new_empty((qkv.shape[0], heads * value_dim))
+        table = plan.table
+        self.library.fovea_gated_delta(
+            qkv.data_ptr(), qkv.shape[0], beta.data_ptr(), decay.data_ptr(), key_heads, heads, key_dim,
+            value_dim, state.data_ptr(), table.starts.data_ptr(), table.runs.data_ptr(),
+            table.saves.data_ptr(), len(table.starts) - 1, out.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        return out

@@ -15,6 +15,8 @@ from fovea.kernels.base import Product, Stack, StackLayer, StackShape, TableProd
 from fovea.kernels.fp8 import FP8, Fp8Product
 from fovea.kernels.native.instruction_sets import has_bf16_units
 from fovea.kernels.quantize import Format, TorchQuantizedProduct
+from fovea.kernels.states import StatePlan
+from fovea.kernels.torch import recurrent
 
 
 class TorchKernels:
@@ -61,8 +63,13 @@ class TorchKernels:
     def shared_rows(self, group: int) -> int:
         return 0
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
+        if centered:
+            return reference.centered_rms_norm(x, weight, eps)
         return reference.rms_norm(x, weight, eps)
+
+    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return reference.gated_norm(x, gate, weight, eps)
 
     def rotate(self, x: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
         x[:, :count] = reference.rotate(x[:, :count], cos, sin)
@@ -78,12 +85,16 @@ class TorchKernels:
         eps: float,
         kv: Tensor,
         slots: Tensor,
+        *,
+        centered: bool = False,
     ) -> Tensor:
         rotated_heads = heads + kv.shape[3]
         qk, value = qkv[:, :rotated_heads], qkv[:, rotated_heads:]
         if norms is not None:
             parts = zip((qk[:, :heads], qk[:, heads:]), norms, strict=True)
-            qk = torch.cat([self.rms_norm(part, weight, eps) for part, weight in parts], dim=1)
+            qk = torch.cat(
+                [self.rms_norm(part, weight, eps, centered=centered) for part, weight in parts], dim=1
+            )
         qk = reference.rotate(qk, cos, sin)
         store(kv, torch.stack((qk[:, heads:], value), dim=1), slots)
         return qk[:, :heads]
@@ -95,6 +106,22 @@ class TorchKernels:
         rows = qkv.view(groups, -1, 3, heads, qkv.shape[2])[:, :, :, part]
         output = functional.scaled_dot_product_attention(*rows.permute(2, 0, 3, 1, 4))
         out.view(groups, -1, heads, qkv.shape[2])[:, :, part] = output.transpose(1, 2)
+
+    def short_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: str | None,
+        state: Tensor,
+        plan: StatePlan,
+    ) -> Tensor:
+        return recurrent.short_conv(x, weight, bias, activation, state, plan)
+
+    def gated_delta(
+        self, qkv: Tensor, beta: Tensor, decay: Tensor, key_heads: int, state: Tensor, plan: StatePlan
+    ) -> Tensor:
+        return recurrent.gated_delta(qkv, beta, decay, key_heads, state, plan)
 
 
 def _can_pack(weight: Tensor) -> bool:

@@ -12,6 +12,7 @@ from fovea.kernels.activation import finish
 from fovea.kernels.attention import AttentionPlan, ChunkAttention, prefill_each
 from fovea.kernels.base import Product, Stack, StackLayer, StackShape, TableProduct
 from fovea.kernels.quantize import Format
+from fovea.kernels.states import StatePlan
 from fovea.kernels.torch.kernels import TorchKernels
 from fovea.kernels.triton import decode as triton_decode
 from fovea.kernels.triton import rows as triton_rows
@@ -77,8 +78,13 @@ class TritonKernels:
     def shared_rows(self, group: int) -> int:
         return triton_decode.shared_rows(group)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
+        if centered:
+            return self._torch.rms_norm(x, weight, eps, centered=True)
         return triton_rows.rms_norm(x, weight, eps)
+
+    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self._torch.gated_norm(x, gate, weight, eps)
 
     def rotate(self, x: Tensor, count: int, cos: Tensor, sin: Tensor) -> Tensor:
         return self._torch.rotate(x, count, cos, sin)
@@ -93,7 +99,11 @@ class TritonKernels:
         eps: float,
         kv: Tensor,
         slots: Tensor,
+        *,
+        centered: bool = False,
     ) -> Tensor:
+        if centered or cos.shape[-1] != qkv.shape[-1]:
+            return self._torch.rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots, centered=centered)
         return triton_rows.rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots)
 
     def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
@@ -109,6 +119,22 @@ class TritonKernels:
 
     def attend_groups(self, qkv: Tensor, groups: int, heads: int, part: slice, out: Tensor) -> None:
         self._torch.attend_groups(qkv, groups, heads, part, out)
+
+    def short_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: str | None,
+        state: Tensor,
+        plan: StatePlan,
+    ) -> Tensor:
+        return self._torch.short_conv(x, weight, bias, activation, state, plan)
+
+    def gated_delta(
+        self, qkv: Tensor, beta: Tensor, decay: Tensor, key_heads: int, state: Tensor, plan: StatePlan
+    ) -> Tensor:
+        return self._torch.gated_delta(qkv, beta, decay, key_heads, state, plan)
 
 
 class TritonStack:

@@ -59,10 +59,10 @@ void fovea_decoder(const DecoderLayer* layers, int64_t count, const DecoderShape
     inner.resize(rows * s.intermediate);
     for (int64_t i = 0; i < count; ++i, kv += plan->layer_stride) {
         const DecoderLayer& layer = layers[i];
-        fovea_rms_norm(x, rows, s.hidden, layer.input_norm, s.eps, normed.data(), threads);
+        fovea_rms_norm(x, rows, s.hidden, layer.input_norm, s.eps, 0, normed.data(), threads);
         fovea_product(layer.qkv, normed.data(), s.hidden, rows, NONE, nullptr, qkv.data(), threads);
-        fovea_rotate_store(qkv.data(), rows, s.heads, s.kv_heads, s.dim, plan->cos, plan->sin, layer.q_norm,
-                           layer.k_norm, s.eps, kv, plan->slots, threads);
+        fovea_rotate_store(qkv.data(), rows, s.heads, s.kv_heads, s.dim, s.dim, plan->cos, plan->sin, layer.q_norm,
+                           layer.k_norm, s.eps, 0, kv, plan->slots, threads);
         if (plan->decodes)
             fovea_decode_attention(qkv.data(), heads * s.dim, plan->decodes, s.heads, s.kv_heads, s.dim, kv, plan->block,
                                    plan->tables, plan->table_width, plan->lengths, plan->shared, s.scale, mixed.data(), threads);
@@ -79,7 +79,7 @@ void fovea_decoder(const DecoderLayer* layers, int64_t count, const DecoderShape
             if (rows == 0) return;
         }
         fovea_product(layer.out, mixed.data(), s.heads * s.dim, rows, NONE, x, x, threads);
-        fovea_rms_norm(x, rows, s.hidden, layer.post_norm, s.eps, normed.data(), threads);
+        fovea_rms_norm(x, rows, s.hidden, layer.post_norm, s.eps, 0, normed.data(), threads);
         fovea_product(layer.gate_up, normed.data(), s.hidden, rows, static_cast<int>(layer.activation), nullptr,
                       inner.data(), threads);
         fovea_product(layer.down, inner.data(), s.intermediate, rows, NONE, x, x, threads);

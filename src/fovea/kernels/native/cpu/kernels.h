@@ -39,10 +39,10 @@ extern "C" {
 void fovea_product(const fovea::Weight* w, const fovea::bf16* x, int64_t ldx, int64_t rows, int kind,
                    const fovea::bf16* residual, fovea::bf16* out, int threads);
 void fovea_rms_norm(const fovea::bf16* x, int64_t rows, int64_t width, const fovea::bf16* weight, float eps,
-                    fovea::bf16* out, int threads);
-void fovea_rotate_store(fovea::bf16* x, int64_t rows, int64_t heads, int64_t kv_heads, int64_t dim, const float* cos,
-                        const float* sin, const fovea::bf16* q_weight, const fovea::bf16* k_weight, float eps,
-                        fovea::bf16* kv, const int64_t* slots, int threads);
+                    int centered, fovea::bf16* out, int threads);
+void fovea_rotate_store(fovea::bf16* x, int64_t rows, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary,
+                        const float* cos, const float* sin, const fovea::bf16* q_weight, const fovea::bf16* k_weight,
+                        float eps, int centered, fovea::bf16* kv, const int64_t* slots, int threads);
 void fovea_decode_attention(const fovea::bf16* query, int64_t query_stride, int64_t rows, int64_t heads,
                             int64_t kv_heads, int64_t dim, const fovea::bf16* kv, int64_t block, const int64_t* tables,
                             int64_t width, const int64_t* lengths, const fovea::DecodeShares* shared, float scale,

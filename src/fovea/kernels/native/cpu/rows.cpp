@@ -9,8 +9,9 @@ using namespace fovea;
 
 namespace {
 
-// x / rms(x), rounded to bf16, then scaled: the order in which Llama checkpoints were trained.
-inline void rms_row(const bf16* x, const bf16* weight, int64_t width, float eps, bf16* out) {
+// x / rms(x), rounded to bf16, then scaled by the weight: the order in which Llama checkpoints were trained.
+// centered: scaled by 1 + weight without rounding before, as Gemma and Qwen3.5 were.
+inline void rms_row(const bf16* x, const bf16* weight, int64_t width, float eps, bool centered, bf16* out) {
     Floats sum = hn::Zero(f32);
     for (int64_t i = 0; i < width; i += LANES) {
         const Floats v = load(x + i, width - i);
@@ -19,12 +20,13 @@ inline void rms_row(const bf16* x, const bf16* weight, int64_t width, float eps,
     const float mean = hn::ReduceSum(f32, sum) / static_cast<float>(width);
     const Floats scale = hn::Set(f32, 1.0f / std::sqrt(mean + eps));
     for (int64_t i = 0; i < width; i += LANES) {
-        const Floats v = rounded(hn::Mul(load(x + i, width - i), scale));
-        store(out + i, hn::Mul(v, load(weight + i, width - i)), width - i);
+        const Floats v = hn::Mul(load(x + i, width - i), scale), w = load(weight + i, width - i);
+        const Floats y = centered ? hn::Mul(v, hn::Add(w, hn::Set(f32, 1.0f))) : hn::Mul(rounded(v), w);
+        store(out + i, y, width - i);
     }
 }
 
-// Rotary embedding in place; value i forms a pair with value i + dim / 2. cos and sin hold `dim` values each.
+// Rotary embedding of `dim` values in place; value i forms a pair with value i + dim / 2. cos and sin hold `dim` values.
 inline void rotate_head(bf16* head, const float* cos, const float* sin, int64_t dim) {
     const int64_t half = dim / 2;
     for (int64_t i = 0; i < half; i += LANES) {
@@ -41,9 +43,11 @@ inline void rotate_head(bf16* head, const float* cos, const float* sin, int64_t 
 
 extern "C" {
 
-// out = RMS norm of x; x, out (rows, width), weight (width).
-void fovea_rms_norm(const bf16* x, int64_t rows, int64_t width, const bf16* weight, float eps, bf16* out, int threads) {
-    each_row(threads, rows, width, [&](int64_t row) { rms_row(x + row * width, weight, width, eps, out + row * width); });
+// out = RMS norm of x; x, out (rows, width), weight (width). centered: see rms_row.
+void fovea_rms_norm(const bf16* x, int64_t rows, int64_t width, const bf16* weight, float eps, int centered, bf16* out,
+                    int threads) {
+    each_row(threads, rows, width,
+             [&](int64_t row) { rms_row(x + row * width, weight, width, eps, centered, out + row * width); });
 }
 
 // Rotates the first `turned` heads of x (rows, heads, dim) in place; cos, sin (rows, dim).
@@ -56,17 +60,17 @@ void fovea_rotate(bf16* x, int64_t rows, int64_t heads, int64_t turned, int64_t 
 }
 
 // Each row of x holds queries, keys and values: (rows, heads + 2 * kv_heads, dim). Normalises (if weights are
-// given) and rotates queries and keys in place, and writes keys and values to their slots of kv (slots, 2,
-// kv_heads, dim).
-void fovea_rotate_store(bf16* x, int64_t rows, int64_t heads, int64_t kv_heads, int64_t dim, const float* cos,
-                        const float* sin, const bf16* q_weight, const bf16* k_weight, float eps, bf16* kv,
-                        const int64_t* slots, int threads) {
+// given; centered: see rms_row) and rotates queries and keys in place, and writes keys and values to their slots of kv
+// (slots, 2, kv_heads, dim). Only the first `rotary` values of a head are rotated; cos, sin (rows, rotary).
+void fovea_rotate_store(bf16* x, int64_t rows, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary,
+                        const float* cos, const float* sin, const bf16* q_weight, const bf16* k_weight, float eps,
+                        int centered, bf16* kv, const int64_t* slots, int threads) {
     each_row(threads, rows, heads * dim, [&](int64_t row) {
         bf16* at = x + row * (heads + 2 * kv_heads) * dim;
         for (int64_t head = 0; head < heads + kv_heads; ++head) {
             const bf16* weight = head < heads ? q_weight : k_weight;
-            if (weight) rms_row(at + head * dim, weight, dim, eps, at + head * dim);
-            rotate_head(at + head * dim, cos + row * dim, sin + row * dim, dim);
+            if (weight) rms_row(at + head * dim, weight, dim, eps, centered, at + head * dim);
+            rotate_head(at + head * dim, cos + row * rotary, sin + row * rotary, rotary);
         }
         std::memcpy(kv + slots[row] * 2 * kv_heads * dim, at + heads * dim, 2 * kv_heads * dim * sizeof(bf16));
     });

@@ -1,0 +1,244 @@
+"""The shape of a decoder as a list of parts: each layer has a mixer, a feed-forward block and norms.
+
+A mixer is the part of a layer in which tokens of one sequence exchange information. `Attention` reads keys
+and values of earlier tokens, all of them or those in a window. `GatedDelta` and `ShortConv` read a state of
+fixed size instead. The values are those of the checkpoint's configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+
+from fovea.kernels.attention import Heads
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Rotary positions, which one or more layers share.
+
+    inverse: inverse frequencies, one for each pair of rotated numbers. The first 2 * len(inverse) numbers of
+        a head are rotated, the others are not (partial rotary embedding).
+    scaling: factor of the cosines and sines.
+    axes: coordinate (0 time, 1 height, 2 width) of each frequency (M-RoPE); None: positions have one
+        dimension.
+    """
+
+    inverse: tuple[float, ...]
+    scaling: float = 1.0
+    axes: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Attention with grouped heads.
+
+    heads, kv_heads, head_dim: query heads, KV heads, numbers per head.
+    scale: factor of the scores.
+    qkv_bias, out_bias: whether the input and output projections have biases.
+    qk_norm: queries and keys of each head are normalised before the rotation.
+    gated: the output is multiplied by the sigmoid of a gate, which the input projection computes, too.
+    rotary: number of its rotary positions in `DecoderConfig.rotaries`.
+    window: a token sees this many tokens, itself included; None: all tokens before it.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    gated: bool = False
+    rotary: int = 0
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDelta:
+    """Gated DeltaNet (arXiv 2412.06464): linear attention whose state is a matrix per head.
+
+    key_heads, key_dim: heads of queries and keys, and numbers per head.
+    value_heads, value_dim: heads of values, a multiple of `key_heads`, and numbers per head.
+    kernel: width of the convolution over queries, keys and values, in tokens.
+    activation: applied after the convolution.
+    """
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    kernel: int
+    activation: str
+
+    @property
+    def channels(self) -> int:
+        """Number of queries, keys and values of a token, which the convolution smooths."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """A short convolution between two gates (LFM2).
+
+    kernel: width of the convolution in tokens.
+    bias: whether the convolution and both projections have biases.
+    """
+
+    kernel: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A gated feed-forward block. activation: applied to the gate. bias: whether its maps have biases."""
+
+    intermediate: int
+    activation: str
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of gated feed-forward blocks: a router chooses some of them for each token.
+
+    count: number of experts.
+    active: experts per token. Their weights are probabilities over all experts, scaled to a sum of 1.
+    intermediate: width of an expert.
+    activation: applied to the gate.
+    shared: width of an expert that every token uses, scaled by a gate of its own; 0: there is none.
+    input_major: the checkpoint stores the experts' weights as (experts, inputs, outputs).
+    """
+
+    count: int
+    active: int
+    intermediate: int
+    activation: str
+    shared: int = 0
+    input_major: bool = False
+
+
+Mixer = Attention | GatedDelta | ShortConv
+FeedForward = Dense | Experts
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """The parts of one layer.
+
+    sandwich: the outputs of mixer and feed-forward block are normalised before they are added (Gemma).
+    """
+
+    mixer: Mixer
+    feed_forward: FeedForward
+    sandwich: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers whose keys and values lie in the same blocks, because they have one shape and one window.
+
+    layers: numbers of these layers in the decoder, ascending.
+    window: tokens that a token sees; None: all.
+    heads: their heads.
+    """
+
+    layers: tuple[int, ...]
+    window: int | None
+    heads: Heads
+
+    def bytes_per_token(self, itemsize: int) -> int:
+        return 2 * len(self.layers) * self.heads.kv * self.heads.dim * itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Shape of a decoder.
+
+    hidden: width of a row between layers.
+    layers: the layers, from first to last.
+    rotaries: the different rotary positions of its layers.
+    eps: constant of the norms.
+    centered_norms: norms scale by 1 + weight, in float32, instead of by weight (Gemma, Qwen3.5).
+    tied: the embedding table is the language head as well.
+    max_positions: longest sequence in tokens.
+    embedding_scale: factor of the embeddings of text; embeddings of images are not scaled.
+    logit_cap: logits x become cap * tanh(x / cap); 0: they stay.
+    """
+
+    vocab_size: int
+    hidden: int
+    layers: tuple[LayerConfig, ...]
+    rotaries: tuple[Rotary, ...]
+    eps: float
+    tied: bool
+    max_positions: int
+    centered_norms: bool = False
+    embedding_scale: float = 1.0
+    logit_cap: float = 0.0
+
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """The KV groups: first that without a window, if there is any."""
+        found: dict[tuple[int | None, Heads], list[int]] = {}
+        for number, layer in enumerate(self.layers):
+            if isinstance(mixer := layer.mixer, Attention):
+                heads = Heads(mixer.heads, mixer.kv_heads, mixer.head_dim)
+                found.setdefault((mixer.window, heads), []).append(number)
+        groups = (KVGroup(tuple(layers), window, heads) for (window, heads), layers in found.items())
+        return tuple(sorted(groups, key=lambda group: group.window is not None))
+
+    @property
+    def places(self) -> tuple[tuple[int, int] | int, ...]:
+        """The place of each layer's memory.
+
+        It is (number of the KV group, number in the group) for attention, and for other mixers their number
+        among the layers with a state.
+        """
+        places: dict[int, tuple[int, int] | int] = {}
+        for group_number, group in enumerate(self.kv_groups):
+            places |= {layer: (group_number, number) for number, layer in enumerate(group.layers)}
+        states = count()
+        return tuple(places[n] if n in places else next(states) for n in range(len(self.layers)))
+
+    @property
+    def attention_heads(self) -> Heads:
+        """The heads of the first KV group."""
+        return self.kv_groups[0].heads
+
+    @property
+    def stateful(self) -> bool:
+        """Whether some layers keep a state instead of keys and values."""
+        return any(not isinstance(layer.mixer, Attention) for layer in self.layers)
+
+    def state_shapes(self) -> tuple[tuple[tuple[tuple[int, ...], bool], ...], ...]:
+        """Shapes of the states of one sequence: for each layer with a state, (shape, exact) of its tensors.
+
+        The inputs that the convolution still reads come first, (kernel - 1, channels); they have the model's
+        type. A matrix per head, (value_heads, key_dim, value_dim), follows for Gated DeltaNet. exact: it is
+        float32 in every model.
+        """
+        shapes: list[tuple[tuple[tuple[int, ...], bool], ...]] = []
+        for layer in self.layers:
+            mixer = layer.mixer
+            if isinstance(mixer, ShortConv):
+                shapes.append((((mixer.kernel - 1, self.hidden), False),))
+            elif isinstance(mixer, GatedDelta):
+                matrix = (mixer.value_heads, mixer.key_dim, mixer.value_dim)
+                shapes.append((((mixer.kernel - 1, mixer.channels), False), (matrix, True)))
+        return tuple(shapes)
+
+    def kv_bytes_per_token(self, itemsize: int) -> int:
+        """Bytes of keys and values of one token, all layers together."""
+        return sum(group.bytes_per_token(itemsize) for group in self.kv_groups)
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Bytes of the states of one sequence, all layers together. itemsize: bytes of the model's type."""
+        total = 0
+        for layer in self.state_shapes():
+            for shape, exact in layer:
+                numbers = 1
+                for side in shape:
+                    numbers *= side
+                total += numbers * (4 if exact else itemsize)
+        return total

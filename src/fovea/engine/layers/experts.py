@@ -1,0 +1,129 @@
+"""A mixture of experts: a router chooses for each row which feed-forward blocks compute it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fovea.engine.layers.config import Experts
+from fovea.engine.layers.linear import Linear
+from fovea.engine.layers.mlp import GatedMLP
+from fovea.kernels.activation import finish
+from fovea.kernels.base import Kernels, Product
+from fovea.kernels.quantize import Format
+
+
+class ExpertLinear(Linear):
+    """One linear map per expert, without bias: weight (experts, out, in).
+
+    name: the tensor's name in checkpoints. input_major: checkpoints store it as (experts, in, out).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        count: int,
+        in_features: int,
+        out_features: int,
+        *,
+        activation: str | None = None,
+        gated: bool = False,
+        input_major: bool = False,
+    ) -> None:
+        super().__init__(in_features, out_features, bias=False, activation=activation, gated=gated)
+        self.weight = nn.Parameter(torch.empty(count, out_features, in_features), requires_grad=False)
+        self.name, self.count, self.input_major = name, count, input_major
+        self.products: list[Product] = []
+
+    def compute(self, expert: int, x: Tensor) -> Tensor:
+        """Compute one expert's map of rows x (T, in)."""
+        if self.products:
+            return self.products[expert](x, None)
+        y = functional.linear(x, self.weight[expert])
+        return finish(y, self.activation, self.gated, None)
+
+    def pack(self, kernels: Kernels, format: Format | None = None, *, keep: bool = False) -> None:
+        if self.products:
+            return
+        self.format = format
+        details = None, self.activation, self.gated
+        for weight in self.weight.data:
+            product: Product | None
+            if format is None:
+                product = kernels.product(weight, *details)
+            else:
+                product = kernels.quantized_product(weight, *details, format)
+            if product is None:
+                return
+            self.products.append(product)
+        if not keep:
+            self.weight.data = self.weight.data.new_empty(0)
+
+    @property
+    def weight_bytes(self) -> int:
+        plain = self.count * self.in_features * self.out_features * self.weight.dtype.itemsize
+        packed = [getattr(product, "nbytes", None) for product in self.products]
+        return sum(size for size in packed if size) if packed and None not in packed else plain
+
+    def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:
+        yield f"../{self.name}", self.weight.data.transpose(1, 2) if self.input_major else self.weight.data
+
+
+class ExpertBank(nn.Module):
+    """The experts of a layer; attribute names as in checkpoints."""
+
+    def __init__(self, hidden: int, config: Experts) -> None:
+        super().__init__()
+        details = config.count, config.input_major
+        self.gate_up = ExpertLinear(
+            "gate_up_proj", details[0], hidden, 2 * config.intermediate,
+            activation=config.activation, gated=True, input_major=details[1],
+        )  # fmt: skip
+        self.down = ExpertLinear("down_proj", details[0], config.intermediate, hidden, input_major=details[1])
+
+
+class ExpertsBlock(nn.Module):
+    """A feed-forward block of experts: residual + sum of weight * expert(x) over the chosen experts."""
+
+    def __init__(self, hidden: int, config: Experts) -> None:
+        super().__init__()
+        self.active = config.active
+        self.gate = Linear(hidden, config.count, bias=False)
+        self.experts = ExpertBank(hidden, config)
+        self.shared_expert: GatedMLP | None = None
+        self.shared_expert_gate: Linear | None = None
+        if config.shared:
+            self.shared_expert = GatedMLP(hidden, config.shared, config.activation, bias=False)
+            self.shared_expert_gate = Linear(hidden, 1, bias=False)
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        out = self._routed(x)
+        if self.shared_expert is not None and self.shared_expert_gate is not None:
+            out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x, None)
+        return out if residual is None else residual + out
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose experts for rows x (T, hidden). Returns weights and numbers of experts, (T, active)."""
+        chances = self.gate(x).softmax(dim=-1, dtype=torch.float32)
+        weights, chosen = chances.topk(self.active, dim=-1)
+        return (weights / weights.sum(dim=-1, keepdim=True)).to(x.dtype), chosen
+
+    def _routed(self, x: Tensor) -> Tensor:
+        """Sum over the chosen experts. Rows with the same expert are computed together."""
+        weights, chosen = self.route(x)
+        rows, width = x.shape
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.bincount(chosen.flatten(), minlength=self.experts.gate_up.count).tolist()
+        outputs = x.new_empty((rows * self.active, width))
+        first = 0
+        for expert, count in enumerate(counts):
+            if count:
+                places = order[first : first + count]
+                inner = self.experts.gate_up.compute(expert, x[places // self.active])
+                outputs[places] = self.experts.down.compute(expert, inner)
+                first += count
+        # Summed in the order of the router's choice, so that a row's result depends on that row alone.
+        return (outputs.view(rows, self.active, width) * weights[..., None]).sum(1)

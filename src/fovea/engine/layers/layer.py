@@ -1,0 +1,92 @@
+"""One decoder layer: a mixer and a feed-forward block, each after a norm."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fovea.engine.layers.config import Attention, DecoderConfig, Dense, GatedDelta, LayerConfig
+from fovea.engine.layers.experts import ExpertsBlock
+from fovea.engine.layers.mixers import AttentionMixer, ConvMixer, DeltaMixer, Mixer
+from fovea.engine.layers.mlp import GatedMLP
+from fovea.engine.layers.norm import RMSNorm
+from fovea.engine.layers.step import Step
+from fovea.kernels.base import StackLayer
+
+
+class Layer(nn.Module):
+    """One decoder layer. The attribute of its mixer is named as in checkpoints."""
+
+    rowwise = ("before", "after")
+
+    def __init__(self, config: DecoderConfig, shape: LayerConfig, number: int) -> None:
+        super().__init__()
+        self.input_layernorm = _norm(config)
+        mixer = shape.mixer
+        if isinstance(mixer, Attention):
+            place = config.places[number]
+            assert isinstance(place, tuple)
+            self.self_attn = AttentionMixer(config, mixer, number, place[0])
+        elif isinstance(mixer, GatedDelta):
+            self.linear_attn = DeltaMixer(config, mixer, number)
+        else:
+            self.conv = ConvMixer(config, mixer, number)
+        self.post_attention_layernorm = _norm(config)
+        block = shape.feed_forward
+        self.mlp = (
+            GatedMLP(config.hidden, block.intermediate, block.activation, bias=block.bias)
+            if isinstance(block, Dense)
+            else ExpertsBlock(config.hidden, block)
+        )
+        self.pre_feedforward_layernorm = _norm(config) if shape.sandwich else None
+        self.post_feedforward_layernorm = _norm(config) if shape.sandwich else None
+
+    @property
+    def mixer(self) -> Mixer:
+        """The layer's mixer, whichever kind it is."""
+        children = self._modules
+        mixer: Mixer = next(
+            children[name] for name in ("self_attn", "linear_attn", "conv") if name in children
+        )  # type: ignore[assignment]
+        return mixer
+
+    def forward(self, x: Tensor, step: Step, read: Tensor | None = None) -> Tensor:
+        """Compute the layer on rows x (T, hidden).
+
+        read: numbers of the rows whose results are returned; None: all. All rows are written to memory.
+        """
+        mixed = self.mixer.mix(self.before(x), step)
+        if read is None:
+            return self.after(mixed, x)
+        return self.after(mixed[read], x[read]) if len(read) else x[:0]
+
+    def before(self, x: Tensor) -> Tensor:
+        """What the mixer reads of rows x (T, hidden), such as queries, keys and values."""
+        return self.mixer.project(self.input_layernorm(x))
+
+    def after(self, mixed: Tensor, x: Tensor) -> Tensor:
+        """Apply output projection, norms and feed-forward block to `mixed`, the mixer's output for rows x."""
+        if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
+            x = self.mixer.output(mixed, x)
+            return self.mlp(self.post_attention_layernorm(x), x)  # type: ignore[no-any-return]
+        x = x + self.post_attention_layernorm(self.mixer.output(mixed, None))
+        inner = self.mlp(self.pre_feedforward_layernorm(x), None)
+        return x + self.post_feedforward_layernorm(inner)  # type: ignore[no-any-return]
+
+    def stack_layer(self) -> StackLayer:
+        """Return the layer's weights and products, from which kernels run a stack of layers as one call."""
+        attention, mlp = self.self_attn, self.mlp
+        assert isinstance(mlp, GatedMLP)
+        return StackLayer(
+            self.input_layernorm.weight,
+            self.post_attention_layernorm.weight,
+            None if attention.q_norm is None else attention.q_norm.weight,
+            None if attention.k_norm is None else attention.k_norm.weight,
+            attention.qkv.product,
+            attention.o_proj.product,
+            mlp.gate_up.product,
+            mlp.down_proj.product,
+        )
+
+
+def _norm(config: DecoderConfig) -> RMSNorm:
+    return RMSNorm(config.hidden, config.eps, centered=config.centered_norms)

@@ -1,0 +1,219 @@
+"""The mixers of decoder layers: attention over paged KV, Gated DeltaNet, and short convolutions.
+
+A mixer works in three parts. `project` computes what each row contributes. `mix` lets the rows of a sequence
+exchange information, through memory. `output` maps back to the width between layers and adds the residual.
+Only `mix` depends on other rows. Each mixer's attribute names are those of the checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fovea.engine.layers.config import Attention, DecoderConfig, GatedDelta, ShortConv
+from fovea.engine.layers.linear import FusedLinear, Linear
+from fovea.engine.layers.norm import RMSNorm
+from fovea.engine.layers.step import Step
+from fovea.kernels.base import Kernels
+from fovea.kernels.torch.kernels import PLAIN
+
+
+class Mixer(Protocol):
+    """The part of a layer in which rows of one sequence exchange information."""
+
+    def project(self, x: Tensor) -> Tensor:
+        """Map normalised rows (T, hidden) to what `mix` reads, (T, n)."""
+        ...
+
+    def mix(self, projected: Tensor, step: Step) -> Tensor:
+        """Exchange information, and write keys and values or states. Returns (T, m)."""
+        ...
+
+    def output(self, mixed: Tensor, residual: Tensor | None) -> Tensor:
+        """Map rows (T, m) to (T, hidden) and add the residual."""
+        ...
+
+
+class QueryKeyValue(FusedLinear):
+    """The input projection of attention: queries, keys and values, and then gates if there are any.
+
+    With gates, a checkpoint's q_proj holds the queries and the gates of each head next to each other.
+    """
+
+    def __init__(self, hidden: int, config: Attention) -> None:
+        self.query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        outputs = {"q_proj": self.query, "k_proj": key, "v_proj": key}
+        self.heads = config.heads
+        self.gated = config.gated
+        super().__init__(
+            hidden, outputs | ({"gate": self.query} if config.gated else {}), bias=config.qkv_bias
+        )
+
+    def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:
+        if not self.gated:
+            yield from super().checkpoint_views()
+            return
+        for name, tensor in super().checkpoint_views():
+            if not name.startswith(("../gate.", "../q_proj.")):
+                yield name, tensor
+        yield "../q_proj.weight", self._queries_and_gates(self.weight.data)
+        if self.bias is not None:
+            yield "../q_proj.bias", self._queries_and_gates(self.bias.data)
+
+    def _queries_and_gates(self, storage: Tensor) -> Tensor:
+        """View the rows of queries and gates as (heads, 2, head_dim, ...)."""
+        row = storage.stride(0)
+        per_head = self.query // self.heads
+        gates = self.out_features - self.query
+        rest = storage.shape[1:]
+        return storage.as_strided(
+            (self.heads, 2, per_head, *rest), (per_head * row, gates * row, row, *storage.stride()[1:])
+        )
+
+
+class AttentionMixer(nn.Module):
+    """Grouped-query attention over the paged KV cache.
+
+    number: number of the layer in the decoder. group: number of its KV group.
+    """
+
+    kernels: Kernels = PLAIN
+
+    def __init__(self, config: DecoderConfig, shape: Attention, number: int, group: int) -> None:
+        super().__init__()
+        self.shape, self.number, self.group = shape, number, group
+        self.heads, self.kv_heads, self.dim = shape.heads, shape.kv_heads, shape.head_dim
+        self.scale, self.eps, self.centered = shape.scale, config.eps, config.centered_norms
+        query = shape.heads * shape.head_dim
+        self.qkv = QueryKeyValue(config.hidden, shape)
+        self.o_proj = Linear(query, config.hidden, bias=shape.out_bias)
+        self.q_norm = self._norm() if shape.qk_norm else None
+        self.k_norm = self._norm() if shape.qk_norm else None
+
+    def _norm(self) -> RMSNorm:
+        return RMSNorm(self.dim, self.eps, centered=self.centered)
+
+    def project(self, x: Tensor) -> Tensor:
+        return self.qkv(x)  # type: ignore[no-any-return]
+
+    def mix(self, projected: Tensor, step: Step) -> Tensor:
+        gate = None
+        if self.shape.gated:
+            width = self.heads * self.dim
+            projected, gate = projected[:, :-width].contiguous(), projected[:, -width:]
+        kv, plan = step.memory.layer_kv(self.number), step.plan.attention[self.group]
+        query = self.store(projected, kv, *step.angles[self.shape.rotary], plan.slots)
+        mixed = self.kernels.attend(query, kv, plan, self.scale).reshape(len(projected), -1)
+        return mixed if gate is None else mixed * gate.sigmoid()
+
+    def store(self, qkv: Tensor, kv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> Tensor:
+        """Store the keys and values of T rows. Returns their queries, (T, heads, head_dim).
+
+        qkv: (T, (heads + 2 * kv_heads) * head_dim), neither normalised nor rotated.
+        kv: KV cache of this layer, (blocks, block_size, 2, kv_heads, head_dim).
+        """
+        norms = None
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = self.q_norm.weight, self.k_norm.weight
+        return self.kernels.rotate_store(
+            qkv.view(len(qkv), self.heads + 2 * self.kv_heads, self.dim),
+            self.heads,
+            cos,
+            sin,
+            norms,
+            self.eps,
+            kv,
+            slots,
+            centered=self.centered,
+        )
+
+    def output(self, mixed: Tensor, residual: Tensor | None) -> Tensor:
+        return self.o_proj(mixed, residual)  # type: ignore[no-any-return]
+
+
+class Convolution(nn.Module):
+    """Weights of a convolution over the tokens of a sequence, each channel by itself: (width, channels)."""
+
+    def __init__(self, channels: int, width: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, channels), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(channels), requires_grad=False) if bias else None
+
+    def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:
+        yield "weight", self.weight.data.T[:, None]
+        if self.bias is not None:
+            yield "bias", self.bias.data
+
+
+class DeltaMixer(nn.Module):
+    """Gated DeltaNet (arXiv 2412.06464), as in Qwen3.5. number: number of the layer in the decoder."""
+
+    kernels: Kernels = PLAIN
+
+    def __init__(self, config: DecoderConfig, shape: GatedDelta, number: int) -> None:
+        super().__init__()
+        self.shape, self.number, self.eps = shape, number, config.eps
+        values = shape.value_heads * shape.value_dim
+        outputs = {
+            "in_proj_qkv": shape.channels,
+            "in_proj_z": values,
+            "in_proj_b": shape.value_heads,
+            "in_proj_a": shape.value_heads,
+        }
+        self.widths = list(outputs.values())
+        self.in_proj = FusedLinear(config.hidden, outputs, bias=False)
+        self.conv1d = Convolution(shape.channels, shape.kernel, bias=False)
+        # Decays are exponentials of exponentials, so their parameters are float32 in every model.
+        self.A_log = nn.Parameter(torch.empty(shape.value_heads, dtype=torch.float32), requires_grad=False)
+        self.dt_bias = nn.Parameter(torch.empty(shape.value_heads, dtype=torch.float32), requires_grad=False)
+        self.norm = RMSNorm(shape.value_dim, config.eps)
+        self.out_proj = Linear(values, config.hidden, bias=False)
+
+    def project(self, x: Tensor) -> Tensor:
+        return self.in_proj(x)  # type: ignore[no-any-return]
+
+    def mix(self, projected: Tensor, step: Step) -> Tensor:
+        shape, plan = self.shape, step.plan.states
+        assert plan is not None
+        qkv, gate, beta, decay = torch.split(projected, self.widths, dim=-1)
+        inputs, matrices = step.memory.layer_states(self.number)
+        qkv = self.kernels.short_conv(qkv, self.conv1d.weight, None, shape.activation, inputs, plan)
+        rate = -self.A_log.exp() * functional.softplus(decay.float() + self.dt_bias)
+        out = self.kernels.gated_delta(qkv, beta.sigmoid().float(), rate, shape.key_heads, matrices, plan)
+        rows = out.view(-1, shape.value_dim)
+        gate = gate.reshape(rows.shape)
+        return self.kernels.gated_norm(rows, gate, self.norm.weight, self.eps).view(out.shape)
+
+    def output(self, mixed: Tensor, residual: Tensor | None) -> Tensor:
+        return self.out_proj(mixed, residual)  # type: ignore[no-any-return]
+
+
+class ConvMixer(nn.Module):
+    """The gated short convolution of LFM2. number: number of the layer in the decoder."""
+
+    kernels: Kernels = PLAIN
+
+    def __init__(self, config: DecoderConfig, shape: ShortConv, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self.in_proj = Linear(config.hidden, 3 * config.hidden, bias=shape.bias)
+        self.conv = Convolution(config.hidden, shape.kernel, bias=shape.bias)
+        self.out_proj = Linear(config.hidden, config.hidden, bias=shape.bias)
+
+    def project(self, x: Tensor) -> Tensor:
+        return self.in_proj(x)  # type: ignore[no-any-return]
+
+    def mix(self, projected: Tensor, step: Step) -> Tensor:
+        assert step.plan.states is not None
+        before, after, x = projected.chunk(3, dim=-1)
+        (inputs,) = step.memory.layer_states(self.number)
+        bias = self.conv.bias
+        mixed = self.kernels.short_conv(before * x, self.conv.weight, bias, None, inputs, step.plan.states)
+        return after * mixed
+
+    def output(self, mixed: Tensor, residual: Tensor | None) -> Tensor:
+        return self.out_proj(mixed, residual)  # type: ignore[no-any-return]

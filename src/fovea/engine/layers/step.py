@@ -1,0 +1,37 @@
+"""The input that all layers of one step share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fovea.engine.layers.memory import DecoderMemory
+from fovea.kernels.attention import AttentionPlan
+from fovea.kernels.states import StatePlan
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderPlan:
+    """The work of one step.
+
+    attention: for each KV group, which rows attend to which blocks.
+    states: which rows read and write which states; None: no layer has a state.
+    """
+
+    attention: tuple[AttentionPlan, ...]
+    states: StatePlan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Everything that layers read beside their rows.
+
+    angles: for each of the decoder's rotary positions cos and sin, (T, 1, rotated numbers) float32.
+    plan: the work of the step.
+    memory: keys, values and states.
+    """
+
+    angles: tuple[tuple[Tensor, Tensor], ...]
+    plan: DecoderPlan
+    memory: DecoderMemory

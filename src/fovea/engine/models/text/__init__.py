@@ -1,0 +1,7 @@
+"""Converts text configurations of transformers to `DecoderConfig`: one file per family of decoders."""
+
+from __future__ import annotations
+
+from fovea.engine.models.text.registry import Renames, decoder_config, text_renames
+
+__all__ = ["Renames", "decoder_config", "text_renames"]

@@ -1,0 +1,71 @@
+"""The Llama, Mistral, Qwen2 and Qwen3 families: every layer attends to all tokens, or to a window of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fovea.core.errors import UnsupportedModel
+from fovea.engine.layers.config import Attention, DecoderConfig, LayerConfig
+from fovea.engine.layers.rope import mrope_axes
+from fovea.engine.models.text.parts import feed_forward, head_dim, rotary
+
+KINDS = {
+    # model_type of the text configuration: (bias of q, k, v; norm of q and k; M-RoPE layout).
+    # A bias of None is the configuration's attention_bias.
+    "llama": (None, False, None),
+    "qwen2": (True, False, None),
+    "qwen3": (None, True, None),
+    "qwen2_vl_text": (True, False, "runs"),
+    "qwen2_5_vl_text": (True, False, "runs"),
+    "qwen3_vl_text": (None, True, "interleaved"),
+    "qwen3_vl_moe_text": (None, True, "interleaved"),
+    "mistral": (False, False, None),
+}
+
+
+def convert(text: Any, *, tied: bool) -> DecoderConfig:
+    """See `registry.decoder_config`."""
+    qkv_bias, qk_norm, mrope = KINDS[text.model_type]
+    attention_bias = bool(getattr(text, "attention_bias", False))
+    size = head_dim(text)
+    attention = Attention(
+        heads=text.num_attention_heads,
+        kv_heads=text.num_key_value_heads,
+        head_dim=size,
+        scale=size**-0.5,
+        qkv_bias=attention_bias if qkv_bias is None else qkv_bias,
+        out_bias=attention_bias if qkv_bias is None else False,
+        qk_norm=qk_norm,
+    )
+    _check_windows(text)
+    mlp_bias = bool(getattr(text, "mlp_bias", False))
+    layers = tuple(
+        LayerConfig(attention, feed_forward(text, n, bias=mlp_bias)) for n in range(text.num_hidden_layers)
+    )
+    return DecoderConfig(
+        vocab_size=text.vocab_size,
+        hidden=text.hidden_size,
+        layers=layers,
+        rotaries=(rotary(text, size, axes=_axes(text, size, mrope)),),
+        eps=text.rms_norm_eps,
+        tied=tied,
+        max_positions=text.max_position_embeddings,
+    )
+
+
+def _check_windows(text: Any) -> None:
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or (
+        text.model_type == "mistral" and getattr(text, "sliding_window", None) is not None
+    ):
+        raise UnsupportedModel(f"{text.model_type} with {sorted(kinds)}: only full attention is supported")
+
+
+def _axes(text: Any, size: int, layout: str | None) -> tuple[int, ...] | None:
+    """The coordinate of each frequency. layout: how M-RoPE divides them; None: positions are plain."""
+    if layout is None:
+        return None
+    sections = text.rope_parameters.get("mrope_section")
+    if sections is None or sum(sections) != size // 2:
+        raise UnsupportedModel(f"mrope_section {sections} does not add up to half the head size {size}")
+    return tuple(mrope_axes(sections, interleaved=layout == "interleaved"))

@@ -1,0 +1,62 @@
+"""LFM2 (Liquid AI): short convolutions in most layers, attention in some."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fovea.core.errors import UnsupportedModel
+from fovea.engine.layers.config import Attention, DecoderConfig, Dense, LayerConfig, Mixer, ShortConv
+from fovea.engine.models.text.parts import head_dim, rotary
+from fovea.engine.models.text.registry import Renames
+
+RENAMES: Renames = (
+    (r"\.operator_norm\.", ".input_layernorm."),
+    (r"\.ffn_norm\.", ".post_attention_layernorm."),
+    (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
+    (r"\.(q|k)_layernorm\.", r".\1_norm."),
+    (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
+    (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
+    (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
+    (r"^decoder\.embedding_norm\.", "decoder.norm."),
+)
+
+
+def convert(text: Any, *, tied: bool) -> DecoderConfig:
+    """See `registry.decoder_config`."""
+    size = head_dim(text)
+    attention = Attention(
+        heads=text.num_attention_heads,
+        kv_heads=text.num_key_value_heads,
+        head_dim=size,
+        scale=size**-0.5,
+        qk_norm=True,
+    )
+    mixers: dict[str, Mixer] = {
+        "full_attention": attention,
+        "conv": ShortConv(text.conv_L_cache, bool(text.conv_bias)),
+    }
+    unknown = sorted(set(text.layer_types) - set(mixers))
+    if unknown:
+        raise UnsupportedModel(f"lfm2 with layers of type {unknown}; supported: {', '.join(mixers)}")
+    block = Dense(_intermediate(text), "silu")
+    return DecoderConfig(
+        vocab_size=text.vocab_size,
+        hidden=text.hidden_size,
+        layers=tuple(LayerConfig(mixers[kind], block) for kind in text.layer_types),
+        rotaries=(rotary(text, size),),
+        eps=text.norm_eps,
+        tied=tied,
+        max_positions=text.max_position_embeddings,
+    )
+
+
+def _intermediate(text: Any) -> int:
+    """Width of the feed-forward block: two thirds of the configured width, rounded up to a multiple."""
+    width: int = text.intermediate_size
+    if not text.block_auto_adjust_ff_dim:
+        return width
+    width = int(2 * width / 3)
+    if text.block_ffn_dim_multiplier is not None:
+        multiple = text.block_multiple_of
+        width = -(-int(text.block_ffn_dim_multiplier * width) // multiple) * multiple
+    return width

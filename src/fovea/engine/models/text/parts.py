@@ -1,0 +1,62 @@
+"""Parts of text configurations that several families share: rotary positions, experts, plain attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fovea.core.errors import UnsupportedModel
+from fovea.engine.layers.config import Dense, Experts, FeedForward, Rotary
+
+STATIC_ROPE = ("default", "linear", "llama3", "yarn", "proportional")
+
+
+def head_dim(text: Any) -> int:
+    size: int = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return size
+
+
+def rotary(text: Any, size: int, parameters: Any = None, axes: tuple[int, ...] | None = None) -> Rotary:
+    """Return the rotary positions of a text model.
+
+    size: numbers per head.
+    parameters: the configuration's RoPE parameters; None: those of the whole model.
+    axes: see `Rotary`.
+
+    Raises UnsupportedModel for a type of RoPE whose frequencies change with the length of a sequence.
+    """
+    parameters = text.rope_parameters if parameters is None else parameters
+    kind = parameters.get("rope_type", "default")
+    if kind not in STATIC_ROPE:
+        raise UnsupportedModel(f"RoPE of type {kind!r} is not supported; supported: {', '.join(STATIC_ROPE)}")
+    if kind == "default":
+        rotated = int(size * parameters.get("partial_rotary_factor", 1.0))
+        inverse = 1.0 / (
+            parameters["rope_theta"] ** (torch.arange(0, rotated, 2, dtype=torch.float) / rotated)
+        )
+        return Rotary(tuple(inverse.tolist()), 1.0, axes)
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    inverse, scaling = ROPE_INIT_FUNCTIONS[kind](text, device="cpu")
+    return Rotary(tuple(inverse.tolist()), float(scaling), axes)
+
+
+def feed_forward(text: Any, layer: int, *, bias: bool = False) -> FeedForward:
+    """Return the feed-forward block of a layer of Qwen's text models, dense or with experts.
+
+    layer: number of the layer.
+    """
+    experts = getattr(text, "num_experts", 0)
+    dense_layers = getattr(text, "mlp_only_layers", None) or ()
+    step = getattr(text, "decoder_sparse_step", 1)
+    if not experts or layer in dense_layers or (layer + 1) % step:
+        return Dense(text.intermediate_size, text.hidden_act, bias)
+    return Experts(
+        count=experts,
+        active=text.num_experts_per_tok,
+        intermediate=text.moe_intermediate_size,
+        activation=text.hidden_act,
+        shared=getattr(text, "shared_expert_intermediate_size", 0) or 0,
+        input_major=text.model_type == "qwen3_vl_moe_text",
+    )

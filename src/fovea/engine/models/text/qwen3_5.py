@@ -1,0 +1,67 @@
+"""Qwen3.5 and its successors with the same layers: three of Gated DeltaNet to one of gated attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fovea.core.errors import UnsupportedModel
+from fovea.engine.layers.config import Attention, DecoderConfig, GatedDelta, LayerConfig, Mixer
+from fovea.engine.layers.rope import mrope_axes
+from fovea.engine.models.text.parts import feed_forward, head_dim, rotary
+
+SECTIONS = (11, 11, 10)
+"""Frequencies of each coordinate, if the configuration does not say it."""
+
+
+def convert(text: Any, *, tied: bool) -> DecoderConfig:
+    """See `registry.decoder_config`."""
+    size, bias = head_dim(text), bool(text.attention_bias)
+    attention = Attention(
+        heads=text.num_attention_heads,
+        kv_heads=text.num_key_value_heads,
+        head_dim=size,
+        scale=size**-0.5,
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm=True,
+        gated=True,
+    )
+    delta = GatedDelta(
+        key_heads=text.linear_num_key_heads,
+        key_dim=text.linear_key_head_dim,
+        value_heads=text.linear_num_value_heads,
+        value_dim=text.linear_value_head_dim,
+        kernel=text.linear_conv_kernel_dim,
+        activation=text.hidden_act,
+    )
+    if delta.value_heads % delta.key_heads:
+        raise UnsupportedModel(
+            f"linear_num_value_heads is {delta.value_heads}; accepted: a multiple of linear_num_key_heads "
+            f"({delta.key_heads})"
+        )
+    mixers: dict[str, Mixer] = {"full_attention": attention, "linear_attention": delta}
+    unknown = sorted(set(text.layer_types) - set(mixers))
+    if unknown or "full_attention" not in text.layer_types:
+        raise UnsupportedModel(
+            f"{text.model_type} with layers of type {sorted(set(text.layer_types))}; supported: "
+            "full_attention in at least one layer, and linear_attention"
+        )
+    sections = text.rope_parameters.get("mrope_section") or SECTIONS
+    axes = tuple(mrope_axes(sections, interleaved=True))
+    angles = rotary(text, size, axes=axes)
+    if len(angles.inverse) != len(axes):
+        raise UnsupportedModel(
+            f"mrope_section {list(sections)} does not add up to the {len(angles.inverse)} rotary frequencies"
+        )
+    return DecoderConfig(
+        vocab_size=text.vocab_size,
+        hidden=text.hidden_size,
+        layers=tuple(
+            LayerConfig(mixers[kind], feed_forward(text, n)) for n, kind in enumerate(text.layer_types)
+        ),
+        rotaries=(angles,),
+        eps=text.rms_norm_eps,
+        centered_norms=True,
+        tied=tied,
+        max_positions=text.max_position_embeddings,
+    )

@@ -1,0 +1,53 @@
+"""Finds the file that converts a text configuration, by the configuration's model_type."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from fovea.core.errors import UnsupportedModel
+from fovea.engine.layers.config import DecoderConfig
+
+Renames = tuple[tuple[str, str], ...]
+"""Regular expressions of canonical tensor names, and the names of Fovea's own layers that replace them."""
+
+FAMILIES = {
+    "llama": "dense",
+    "mistral": "dense",
+    "qwen2": "dense",
+    "qwen3": "dense",
+    "qwen2_vl_text": "dense",
+    "qwen2_5_vl_text": "dense",
+    "qwen3_vl_text": "dense",
+    "qwen3_vl_moe_text": "dense",
+    "lfm2": "lfm2",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe_text": "qwen3_5",
+}
+"""File of this folder for each model_type of a text configuration."""
+
+
+def decoder_config(text: Any, *, tied: bool) -> DecoderConfig:
+    """Return the shape of the decoder for a text configuration.
+
+    tied: the embedding table is the language head as well.
+
+    Raises UnsupportedModel for a text model, or a feature of it, that the decoder does not compute.
+    """
+    config: DecoderConfig = _family(text).convert(text, tied=tied)
+    return config
+
+
+def text_renames(text: Any) -> Renames:
+    """Return how the tensor names of a text model become those of Fovea's layers."""
+    renames: Renames = getattr(_family(text), "RENAMES", ())
+    return renames
+
+
+def _family(text: Any) -> Any:
+    name = FAMILIES.get(text.model_type)
+    if name is None:
+        raise UnsupportedModel(
+            f"text model {text.model_type!r} is not supported; supported: {', '.join(FAMILIES)}"
+        )
+    return import_module(f"fovea.engine.models.text.{name}")
