@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,13 @@ SPECIALS = [
     "<|video_pad|>", "<image>", "<video>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
     *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
 ]  # fmt: skip
+MORE_SPECIALS = {
+    "lfm2_vl": [
+        "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>",
+        *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)),
+    ],
+}  # fmt: skip
+"""Further special tokens that only one architecture has."""
 CORPUS = [
     "What is in the image? Describe the picture, please.",
     "the red circle is left of the blue square",
@@ -46,13 +53,13 @@ CLIP_NORM = {
 }
 
 
-def tokenizer(template: str) -> Any:
+def tokenizer(template: str, more: Sequence[str] = ()) -> Any:
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
-        special_tokens=SPECIALS,
+        special_tokens=[*SPECIALS, *more],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -177,6 +184,20 @@ def _smolvlm(ids: dict[str, int]) -> Any:
     return hf.SmolVLMForConditionalGeneration(config)
 
 
+def _lfm2_vl(ids: dict[str, int]) -> Any:
+    vision = hf.Siglip2VisionConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_patches=16,
+        patch_size=8, vision_use_head=False,
+    )  # fmt: skip
+    text = hf.Lfm2Config(
+        **_text(), conv_L_cache=3, block_multiple_of=16, layer_types=["conv", "full_attention", "conv"]
+    )
+    config = hf.Lfm2VlConfig(
+        vision_config=vision, text_config=text, downsample_factor=2, projector_hidden_size=48, **ids
+    )
+    return hf.Lfm2VlForConditionalGeneration(config)
+
+
 def _qwen_processor(patch: int) -> dict[str, Any]:
     unit = patch * 2
     return {
@@ -217,6 +238,13 @@ def _video_processor(architecture: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_LFM2_PROCESSOR = {
+    "image_processor_type": "Lfm2VlImageProcessorFast", "encoder_patch_size": 8, "downsample_factor": 2,
+    "min_image_tokens": 4, "max_image_tokens": 16, "tile_size": 64, "min_tiles": 2, "max_tiles": 4,
+    "resample": 2, **_HALF,
+}  # fmt: skip
+
+
 Builder = Callable[[dict[str, int]], Any]
 ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "qwen3_vl": (_qwen3_vl, _qwen_processor(16), "<|image_pad|>"),
@@ -227,6 +255,7 @@ ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "llava_onevision": (_llava_onevision, _ONEVISION_PROCESSOR, "<image>"),
     "idefics3": (_idefics3, _IDEFICS_PROCESSOR, "<image>"),
     "smolvlm": (_smolvlm, _SMOL_PROCESSOR, "<image>"),
+    "lfm2_vl": (_lfm2_vl, _LFM2_PROCESSOR, "<image>"),
 }
 
 
@@ -252,7 +281,7 @@ def _files(architecture: str, seed: int, dtype: torch.dtype, layers: int) -> dic
 def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Path:
     builder, processor, marker = ARCHITECTURES[architecture]
     template = QWEN_TEMPLATE if marker == "<|image_pad|>" else IMAGE_TEMPLATE
-    words = tokenizer(template)
+    words = tokenizer(template, MORE_SPECIALS.get(architecture, ()))
     ids = {"image_token_id": words.convert_tokens_to_ids(marker)}
     if architecture.startswith("qwen"):
         ids |= {

@@ -11,6 +11,10 @@ import torch
 import transformers as hf
 from PIL import Image
 
+from fovea.core.image import PixelBudget
+from fovea.engine.request.inputs import to_image
+from fovea.engine.vision.processor import ImageProcessor, build
+
 PIL_PROCESSORS = {
     "qwen2_vl": ("qwen2_vl", "Qwen2VLImageProcessorPil"),
     "qwen2_5_vl": ("qwen2_vl", "Qwen2VLImageProcessorPil"),
@@ -21,6 +25,46 @@ PIL_PROCESSORS = {
     "idefics3": ("idefics3", "Idefics3ImageProcessorPil"),
     "smolvlm": ("smolvlm", "SmolVLMImageProcessorPil"),
 }
+
+
+def own_processor(folder: Path) -> ImageProcessor:
+    """Fovea's image processor of a checkpoint."""
+    files = {
+        name: json.loads((folder / f"{name}.json").read_text())
+        for name in ("preprocessor_config", "config", "processor_config")
+    }
+    return build(files["config"]["model_type"], *files.values())
+
+
+def _lfm2_vl(folder: Path, images: list[Image.Image]) -> dict[str, Any]:
+    """The model's inputs: Fovea's patches of all tiles and views, padded as transformers pads them."""
+    processor = own_processor(folder)
+    patches, shapes = [], []
+    for source in map(to_image, images):
+        prepared = processor.process(source, processor.plan(source.width, source.height, PixelBudget()))
+        _, rows, columns = prepared.plan.grid
+        sizes = list(prepared.plan.sizes)
+        for name in ("tiles", "pixel_values"):
+            if name in prepared.arrays:
+                height, width = sizes.pop(0)
+                cuts = (rows, columns) if name == "tiles" else (1, 1)
+                shapes += [(height // cuts[0] // 8, width // cuts[1] // 8)] * len(prepared.arrays[name])
+                patches += list(torch.from_numpy(prepared.arrays[name]))
+    lengths = torch.tensor([len(part) for part in patches])
+    mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+    return {
+        "pixel_values": torch.nn.utils.rnn.pad_sequence(patches, batch_first=True),
+        "pixel_attention_mask": mask.int(),
+        "spatial_shapes": torch.tensor(shapes),
+    }
+
+
+WITHOUT_PIL = {"lfm2_vl": _lfm2_vl}
+"""Models whose image processor in transformers needs torchvision.
+
+The functions return the inputs from Fovea's own pixels, which other tests compare with the arithmetic of that
+processor.
+"""
 
 
 class Reference:
@@ -34,7 +78,10 @@ class Reference:
         config = json.loads((folder / "config.json").read_text())
         self.kind: str = config["model_type"]
         self.image_token: int = config.get("image_token_id", config.get("image_token_index"))
+        self.folder = folder
         self.model = hf.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+        if self.kind not in PIL_PROCESSORS:
+            return
         package, name = PIL_PROCESSORS[self.kind]
         module = import_module(f"transformers.models.{package}.image_processing_pil_{package}")
         self.processor = getattr(module, name).from_pretrained(folder)
@@ -43,7 +90,9 @@ class Reference:
         """The arguments that transformers' own processor class would pass to the model for one request."""
         tokens = torch.tensor([ids])
         inputs: dict[str, Any] = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-        if images:
+        if images and self.kind not in PIL_PROCESSORS:
+            inputs |= WITHOUT_PIL[self.kind](self.folder, images)
+        elif images:
             nested = [images] if self.kind in ("idefics3", "smolvlm", "llava_onevision") else images
             output = self.processor(images=nested, return_tensors="pt")
             inputs |= {k: v for k, v in output.items() if k not in ("rows", "cols", "num_patches")}

@@ -9,6 +9,7 @@ multiples of `StateSlots.spacing`, and the place where a sequence ended or was p
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from fovea.engine.kv.blocks import BlockPool
 from fovea.engine.kv.names import PrefixNames
@@ -73,7 +74,7 @@ class Checkpoints:
         last = len(seq.prompt_ids) - 1
         ends = {
             span.end
-            for span, later in zip(seq.spans, (*seq.spans[1:], None), strict=True)
+            for span, later in zip_longest(seq.spans, seq.spans[1:])
             if later is None or later.index != span.index or later.time <= span.time
         }
         spaced = range(self.slots.spacing, last, self.slots.spacing) if self.slots.spacing else ()

@@ -108,6 +108,15 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "SigLIP, tiles, pixel shuffle",
         "Llama",
     ),
+    Architecture(
+        "lfm2_vl",
+        "LFM2-VL",
+        "lfm2_vl",
+        "Lfm2VL",
+        "LiquidAI/LFM2-VL-450M",
+        "SigLIP 2, tiles of any shape",
+        "LFM2: short convolutions and attention",
+    ),
 )
 
 

@@ -108,7 +108,9 @@ class _Attention(nn.Module):
         return out
 
 
-class _Layer(nn.Module):
+class EncoderLayer(nn.Module):
+    """One layer: attention inside each tile and an MLP, each after a norm."""
+
     rowwise = ("after",)
 
     def __init__(self, config: ViTConfig) -> None:
@@ -130,10 +132,12 @@ class _Layer(nn.Module):
         return self.mlp(self.layer_norm2(x), x)  # type: ignore[no-any-return]
 
 
-class _Encoder(nn.Module):
+class Encoder(nn.Module):
+    """The layers of a vision transformer."""
+
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.depth))
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.depth))
 
 
 class VisionTransformer(nn.Module):
@@ -144,7 +148,7 @@ class VisionTransformer(nn.Module):
         self.config = config
         self.embeddings = _Embeddings(config)
         self.pre_layrnorm = LayerNorm(config.hidden, config.eps) if config.pre_norm else None
-        self.encoder = _Encoder(config)
+        self.encoder = Encoder(config)
         self.post_layernorm = LayerNorm(config.hidden, config.eps) if config.post_norm else None
 
     def shape(self, tiles: int, *, dropped_rows: int = 0, rows_per_token: int = 1) -> VisualShape:

@@ -10,13 +10,13 @@ from fovea.engine.models.text.parts import head_dim, rotary
 from fovea.engine.models.text.registry import Renames
 
 RENAMES: Renames = (
-    (r"\.operator_norm\.", ".input_layernorm."),
-    (r"\.ffn_norm\.", ".post_attention_layernorm."),
-    (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
-    (r"\.(q|k)_layernorm\.", r".\1_norm."),
-    (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
-    (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
-    (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
+    (r"^(decoder\.layers\.\d+)\.operator_norm\.", r"\1.input_layernorm."),
+    (r"^(decoder\.layers\.\d+)\.ffn_norm\.", r"\1.post_attention_layernorm."),
+    (r"^(decoder\..*)\.self_attn\.out_proj\.", r"\1.self_attn.o_proj."),
+    (r"^(decoder\..*)\.(q|k)_layernorm\.", r"\1.\2_norm."),
+    (r"^(decoder\..*)\.feed_forward\.w1\.", r"\1.mlp.gate_proj."),
+    (r"^(decoder\..*)\.feed_forward\.w3\.", r"\1.mlp.up_proj."),
+    (r"^(decoder\..*)\.feed_forward\.w2\.", r"\1.mlp.down_proj."),
     (r"^decoder\.embedding_norm\.", "decoder.norm."),
 )
 

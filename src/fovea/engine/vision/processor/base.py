@@ -57,7 +57,8 @@ class VisualPlan:
         LLaVA: (1, rows, columns) of patches.
         LLaVA-NeXT, LLaVA-OneVision: (1, rows, columns) of tiles, without the view of the whole image;
             (1, 0, 0): that view alone.
-        Idefics3, SmolVLM: (1, rows, columns) of tiles, without the global view; (1, 0, 0): that view alone.
+        Idefics3, SmolVLM, LFM2-VL: (1, rows, columns) of tiles, without the view of the whole image;
+            (1, 0, 0): that view alone.
     text: the text that replaces the image's marker in the prompt.
     key: names everything that shapes the pixels. Images of equal identity and equal key give equal arrays.
     sizes: (height, width) after each successive resize of the whole picture, in order, in pixels.
@@ -86,7 +87,9 @@ class ProcessedImage:
     arrays: arrays by name:
         "pixel_values", float32:
             Qwen: (patches, channels * frames * patch * patch), patches in merge-window order.
+            LFM2-VL: (1, patches, channels * patch * patch), the view of the whole image.
             others: (tiles, channels, height, width).
+        "tiles", float32 (tiles, patches, channels * patch * patch): LFM2-VL; only images in tiles have it.
         "grid_thw", int64 (1, 3): Qwen; (frames, rows, columns) of patches.
         "image_sizes", int64 (1, 2): LLaVA-NeXT and LLaVA-OneVision; (height, width) of the source image.
         "pixel_attention_mask", bool (tiles, height, width): Idefics3 and SmolVLM; true where there is image.

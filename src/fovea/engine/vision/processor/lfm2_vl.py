@@ -1,0 +1,247 @@
+"""The image processor of LFM2-VL: small pictures as they are, large ones in tiles with a view of the whole.
+
+A picture is resized to whole tokens within a bound. One that is much larger is also cut into tiles, whose
+number is chosen by the picture's shape. The prompt names the row and column of every tile.
+
+Transformers computes these resizes with torchvision. Here PIL computes them, with the same filter: a few
+values in a thousand differ by one level of 256.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL.Image import Resampling
+
+from fovea.core.errors import CheckpointError, InvalidRequest
+from fovea.core.image import Image, PixelBudget
+from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, VisualPlan, expect_planned
+from fovea.engine.vision.processor.budget import LEVEL_TOKENS, Bounds, expect_dimensions, read_bounds
+from fovea.engine.vision.processor.palette import HALF, Palette
+from fovea.engine.vision.processor.pixels import Bytes, cut_tiles, picture, read_filter, resize, to_bytes
+from fovea.engine.vision.processor.qwen import trim
+from fovea.engine.vision.processor.settings import Settings, expect_equal, section
+from fovea.engine.vision.processor.size import Size
+
+_TYPES = ("Lfm2VlImageProcessor",)
+Pair = tuple[int, int]
+"""(height, width) in pixels, or (rows, columns)."""
+
+
+def fit_tokens(height: int, width: int, factor: int, least: int, most: int) -> Pair:
+    """(height, width) of nearly the same aspect, multiples of `factor`, with least to most tokens.
+
+    factor: edge of the square that becomes a token. A very elongated picture may exceed the bounds. The order
+    of the floating-point operations is that of the reference.
+    """
+    new_height, new_width = (max(factor, round(edge / factor) * factor) for edge in (height, width))
+    if new_height * new_width > most * factor**2:
+        shrink = math.sqrt((height * width) / (most * factor**2))
+        return (
+            max(factor, math.floor(height / shrink / factor) * factor),
+            max(factor, math.floor(width / shrink / factor) * factor),
+        )
+    if new_height * new_width < least * factor**2:
+        grow = math.sqrt(least * factor**2 / (height * width))
+        return math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
+    return new_height, new_width
+
+
+def choose_grid(height: int, width: int, tile: int, least: int, most: int) -> Pair:
+    """(rows, columns) of least to most tiles whose shape is nearest to the picture's.
+
+    Among grids that are equally near, a larger one is chosen if the picture has more than half of its pixels.
+    """
+    grids = sorted(
+        ((rows, columns) for columns in range(1, most + 1) for rows in range(1, most // columns + 1)),
+        key=lambda grid: (grid[0] * grid[1], grid[1]),
+    )
+    best, nearest = (1, 1), math.inf
+    for rows, columns in grids:
+        if rows * columns < least:
+            continue
+        distance = abs(width / height - columns / rows)
+        if distance < nearest:
+            best, nearest = (rows, columns), distance
+        elif distance == nearest and height * width > 0.5 * tile * tile * rows * columns:
+            best = (rows, columns)
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class Lfm2VLProcessor:
+    """Plans and prepares images for LFM2-VL.
+
+    Budgets: "low" is at most 64 tokens and "medium" at most 256, both without tiles. `max_pixels` bounds the
+        picture that is cut into tiles; if no number of tiles is within the bound, there are none, and it
+        bounds the view of the whole. `min_pixels` bounds the larger of the two from below.
+
+    palette: normalisation of the pixels.
+    resample: the filter of all resizes.
+    patch: side of an encoder patch, in pixels.
+    merge: patches along the side of a token.
+    least, most: tokens of the view of the whole picture.
+    tile: edge of a tile, in pixels.
+    tiles: fewest and most tiles; None: pictures are not cut.
+    tolerance: a picture is cut if it has more than this many times the pixels of `most` tokens.
+    view: whether pictures in tiles have a view of the whole, too.
+    names: whether the prompt names tiles, and marks where an image begins and ends.
+    marker: text of one visual token.
+    """
+
+    palette: Palette
+    resample: Resampling
+    patch: int
+    merge: int
+    least: int
+    most: int
+    tile: int
+    tiles: Pair | None
+    tolerance: float
+    view: bool
+    names: bool
+    marker: str
+
+    @property
+    def factor(self) -> int:
+        """Side in pixels of the square that becomes one visual token."""
+        return self.patch * self.merge
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(droppable=False)
+
+    def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
+        bounds = read_bounds(budget)
+        expect_dimensions(width, height, aspect=True)
+        rows, columns = self._grid(height, width, bounds)
+        whole = self._whole(height, width, bounds, tiled=rows > 0)
+        sizes = ((rows * self.tile, columns * self.tile),) if rows else ()
+        if self.view or not rows:
+            sizes = (*sizes, whole)
+        tokens = sum(size[0] * size[1] for size in sizes) // self.factor**2
+        key = (
+            f"lfm2_vl;{whole[0]}x{whole[1]};{rows}x{columns} tiles of {self.tile};view={self.view};"
+            f"{self.resample.name};{self.palette.key};patch={self.patch};merge={self.merge}"
+        )
+        text = self._text(rows, columns, whole)
+        return VisualPlan(width, height, tokens, (1, rows, columns), text, key, sizes)
+
+    def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
+        expect_planned(image, plan)
+        source = picture(image)
+        resized = [to_bytes(resize(source, *size, self.resample)) for size in plan.sizes]
+        arrays: dict[str, NDArray[np.float32]] = {}
+        if plan.grid[1]:
+            arrays["tiles"] = self._patches(cut_tiles(resized.pop(0), self.tile))
+        if resized:
+            arrays["pixel_values"] = self._patches(resized)
+        return ProcessedImage(image.identity, plan, arrays)
+
+    def _patches(self, pictures: list[Bytes]) -> NDArray[np.float32]:
+        """Turn equal pictures (height, width, 3) into float32 (pictures, patches, patch * patch * 3)."""
+        planes = self.palette.tiles(pictures)
+        count, _, height, width = planes.shape
+        size = self.patch
+        cut = planes.reshape(count, 3, height // size, size, width // size, size)
+        patches: NDArray[np.float32] = np.ascontiguousarray(cut.transpose(0, 2, 4, 3, 5, 1))
+        return patches.reshape(count, -1, size * size * 3)
+
+    def _grid(self, height: int, width: int, bounds: Bounds) -> Pair:
+        """(rows, columns) of tiles; (0, 0): the picture is not cut."""
+        if self.tiles is None or bounds.level != "high":
+            return 0, 0
+        sides = (max(self.patch, round(edge / self.factor) * self.factor) for edge in (height, width))
+        if math.prod(sides) <= self.most * self.factor**2 * self.tolerance:
+            return 0, 0
+        fewest, most = self.tiles
+        if bounds.maximum is not None:
+            most = min(most, bounds.maximum // self.tile**2)
+        return choose_grid(height, width, self.tile, fewest, most) if fewest <= most else (0, 0)
+
+    def _whole(self, height: int, width: int, bounds: Bounds, *, tiled: bool) -> Pair:
+        """(height, width) of the view of the whole picture. Raises InvalidRequest."""
+        square, most = self.factor**2, self.most
+        if bounds.level in LEVEL_TOKENS:
+            most = min(most, LEVEL_TOKENS[bounds.level])
+        if bounds.maximum is not None:
+            if bounds.maximum < square:
+                raise InvalidRequest(
+                    f"max_pixels is {bounds.maximum}; this model accepts {square} (one token) or more",
+                    param="max_pixels",
+                )
+            most = min(most, bounds.maximum // square)
+        least = min(self.least, most)
+        if bounds.minimum is not None and not tiled:
+            if bounds.minimum > most * square:
+                raise InvalidRequest(
+                    f"min_pixels is {bounds.minimum}; this model encodes this image at {most * square} "
+                    "pixels at most",
+                    param="min_pixels",
+                )
+            least = max(least, -(-bounds.minimum // square))
+        size = fit_tokens(height, width, self.factor, least, most)
+        strict = bounds.explicit or bounds.level in LEVEL_TOKENS
+        return trim(*size, self.factor, most * square) if strict else size
+
+    def _text(self, rows: int, columns: int, whole: Pair) -> str:
+        run = self.marker * (self.tile // self.factor) ** 2
+        tiles = (
+            f"<|img_row_{row}_col_{column}|>{run}" if self.names else run
+            for row in range(1, rows + 1)
+            for column in range(1, columns + 1)
+        )
+        text = "".join(tiles)
+        if self.view or not rows:
+            text += "<|img_thumbnail|>" if rows and self.names else ""
+            text += self.marker * (whole[0] * whole[1] // self.factor**2)
+        return f"<|image_start|>{text}<|image_end|>" if self.names else text
+
+
+def build(
+    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
+) -> Lfm2VLProcessor:
+    settings = Settings(preprocessor)
+    settings.processor_type(_TYPES, _TYPES[0])
+    patch, merge = settings.count("encoder_patch_size", 16), settings.count("downsample_factor", 2)
+    expect_equal("encoder_patch_size", patch, section(model, "vision_config").get("patch_size"))
+    expect_equal("downsample_factor", merge, model.get("downsample_factor"))
+    least, most = settings.count("min_image_tokens", 64), settings.count("max_image_tokens", 256)
+    tiles = settings.count("min_tiles", 2), settings.count("max_tiles", 10)
+    # The reference resizes every picture, whatever these say, and derives the number of patches itself.
+    settings.flag("do_resize", True)
+    settings.size("size", Size(height=512, width=512))
+    settings.raw("max_num_patches")
+    settings.raw("patch_size")
+    # `do_pad` makes the patch counts of a batch equal. Here every image is its own batch.
+    settings.flag("do_pad", True)
+    cuts = settings.flag("do_image_splitting", True) and tiles != (1, 1)
+    result = Lfm2VLProcessor(
+        palette=Palette.read(settings, HALF, HALF),
+        resample=read_filter(settings, Resampling.BILINEAR),
+        patch=patch,
+        merge=merge,
+        least=least,
+        most=most,
+        tile=settings.count("tile_size", 512),
+        tiles=tiles if cuts else None,
+        tolerance=settings.number("max_pixels_tolerance", 2.0),
+        view=settings.flag("use_thumbnail", True),
+        names=bool(processor.get("use_image_special_tokens", True)),
+        marker=str(processor.get("image_token") or "<image>"),
+    )
+    settings.close()
+    if least > most or tiles[0] > tiles[1]:
+        raise CheckpointError(
+            f"min_image_tokens {least} to max_image_tokens {most}, min_tiles {tiles[0]} to max_tiles "
+            f"{tiles[1]}; accepted: least values that are not above the most",
+            param="min_image_tokens",
+        )
+    if result.tile % result.factor:
+        raise settings.error("tile_size", result.tile, f"a multiple of {result.factor}, the side of a token")
+    return result
