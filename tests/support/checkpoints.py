@@ -122,6 +122,53 @@ def _qwen3_vl(ids: dict[str, int]) -> Any:
     return hf.Qwen3VLForConditionalGeneration(config)
 
 
+def _qwen3_vision() -> dict[str, Any]:
+    return _qwen_vision(
+        hidden_size=32, intermediate_size=48, out_hidden_size=64, patch_size=16, num_position_embeddings=64
+    )
+
+
+EXPERTS = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+}  # fmt: skip
+
+
+def _qwen3_vl_moe(ids: dict[str, int]) -> Any:
+    config = hf.Qwen3VLMoeConfig(
+        vision_config={**_qwen3_vision(), "deepstack_visual_indexes": [0, 2]},
+        text_config=_text(
+            head_dim=16, rope_scaling={"rope_type": "default", "mrope_section": [4, 2, 2]}, **EXPERTS
+        ),
+        **ids,
+    )
+    return hf.Qwen3VLMoeForConditionalGeneration(config)
+
+
+def _hybrid_text(**extra: Any) -> dict[str, Any]:
+    """Text configuration of Qwen3.5: two layers of Gated DeltaNet, then one of attention."""
+    return _text(
+        head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+        linear_value_head_dim=24, linear_conv_kernel_dim=4,
+        layer_types=["linear_attention", "linear_attention", "full_attention"],
+        rope_parameters={
+            "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+            "mrope_section": [3, 3, 2], "mrope_interleaved": True,
+        },
+        **extra,
+    )  # fmt: skip
+
+
+def _qwen3_5(ids: dict[str, int]) -> Any:
+    config = hf.Qwen3_5Config(vision_config=_qwen3_vision(), text_config=_hybrid_text(), **ids)
+    return hf.Qwen3_5ForConditionalGeneration(config)
+
+
+def _qwen3_5_moe(ids: dict[str, int]) -> Any:
+    text = _hybrid_text(**EXPERTS, shared_expert_intermediate_size=32)
+    config = hf.Qwen3_5MoeConfig(vision_config=_qwen3_vision(), text_config=text, **ids)
+    return hf.Qwen3_5MoeForConditionalGeneration(config)
+
+
 def _clip() -> Any:
     return hf.CLIPVisionConfig(
         hidden_size=32,
@@ -227,7 +274,7 @@ _SMOL_PROCESSOR = {**_IDEFICS_PROCESSOR, "image_processor_type": "SmolVLMImagePr
 
 def _video_processor(architecture: str) -> dict[str, Any]:
     """The video processor's settings: as in real checkpoints of the architecture, but with small limits."""
-    newest = architecture == "qwen3_vl"
+    newest = architecture.startswith("qwen3")
     unit = 32 if newest else 28
     norm = _HALF if newest else CLIP_NORM
     return {
@@ -248,6 +295,9 @@ _LFM2_PROCESSOR = {
 Builder = Callable[[dict[str, int]], Any]
 ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "qwen3_vl": (_qwen3_vl, _qwen_processor(16), "<|image_pad|>"),
+    "qwen3_5": (_qwen3_5, _qwen_processor(16), "<|image_pad|>"),
+    "qwen3_5_moe": (_qwen3_5_moe, _qwen_processor(16), "<|image_pad|>"),
+    "qwen3_vl_moe": (_qwen3_vl_moe, _qwen_processor(16), "<|image_pad|>"),
     "qwen2_5_vl": (_qwen2_5_vl, _qwen_processor(14), "<|image_pad|>"),
     "qwen2_vl": (_qwen2_vl, _qwen_processor(14), "<|image_pad|>"),
     "llava": (_llava, _CLIP_PROCESSOR, "<image>"),

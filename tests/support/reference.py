@@ -18,7 +18,9 @@ from fovea.engine.vision.processor import ImageProcessor, build
 PIL_PROCESSORS = {
     "qwen2_vl": ("qwen2_vl", "Qwen2VLImageProcessorPil"),
     "qwen2_5_vl": ("qwen2_vl", "Qwen2VLImageProcessorPil"),
-    "qwen3_vl": ("qwen2_vl", "Qwen2VLImageProcessorPil"),
+    **dict.fromkeys(
+        ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), ("qwen2_vl", "Qwen2VLImageProcessorPil")
+    ),
     "llava": ("clip", "CLIPImageProcessorPil"),
     "llava_next": ("llava_next", "LlavaNextImageProcessorPil"),
     "llava_onevision": ("llava_onevision", "LlavaOnevisionImageProcessorPil"),

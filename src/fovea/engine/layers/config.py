@@ -107,7 +107,6 @@ class Experts:
     intermediate: width of an expert.
     activation: applied to the gate.
     shared: width of an expert that every token uses, scaled by a gate of its own; 0: there is none.
-    input_major: the checkpoint stores the experts' weights as (experts, inputs, outputs).
     """
 
     count: int
@@ -115,7 +114,6 @@ class Experts:
     intermediate: int
     activation: str
     shared: int = 0
-    input_major: bool = False
 
 
 Mixer = Attention | GatedDelta | ShortConv

@@ -19,7 +19,7 @@ from fovea.kernels.quantize import Format
 class ExpertLinear(Linear):
     """One linear map per expert, without bias: weight (experts, out, in).
 
-    name: the tensor's name in checkpoints. input_major: checkpoints store it as (experts, in, out).
+    name: the tensor's name in checkpoints.
     """
 
     def __init__(
@@ -31,11 +31,10 @@ class ExpertLinear(Linear):
         *,
         activation: str | None = None,
         gated: bool = False,
-        input_major: bool = False,
     ) -> None:
         super().__init__(in_features, out_features, bias=False, activation=activation, gated=gated)
         self.weight = nn.Parameter(torch.empty(count, out_features, in_features), requires_grad=False)
-        self.name, self.count, self.input_major = name, count, input_major
+        self.name, self.count = name, count
         self.products: list[Product] = []
 
     def compute(self, expert: int, x: Tensor) -> Tensor:
@@ -69,7 +68,7 @@ class ExpertLinear(Linear):
         return sum(size for size in packed if size) if packed and None not in packed else plain
 
     def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:
-        yield f"../{self.name}", self.weight.data.transpose(1, 2) if self.input_major else self.weight.data
+        yield f"../{self.name}", self.weight.data
 
 
 class ExpertBank(nn.Module):
@@ -77,12 +76,15 @@ class ExpertBank(nn.Module):
 
     def __init__(self, hidden: int, config: Experts) -> None:
         super().__init__()
-        details = config.count, config.input_major
         self.gate_up = ExpertLinear(
-            "gate_up_proj", details[0], hidden, 2 * config.intermediate,
-            activation=config.activation, gated=True, input_major=details[1],
-        )  # fmt: skip
-        self.down = ExpertLinear("down_proj", details[0], config.intermediate, hidden, input_major=details[1])
+            "gate_up_proj",
+            config.count,
+            hidden,
+            2 * config.intermediate,
+            activation=config.activation,
+            gated=True,
+        )
+        self.down = ExpertLinear("down_proj", config.count, config.intermediate, hidden)
 
 
 class ExpertsBlock(nn.Module):

@@ -48,13 +48,13 @@ class QueryKeyValue(FusedLinear):
         self.query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
         outputs = {"q_proj": self.query, "k_proj": key, "v_proj": key}
         self.heads = config.heads
-        self.gated = config.gated
+        self.has_gates = config.gated
         super().__init__(
             hidden, outputs | ({"gate": self.query} if config.gated else {}), bias=config.qkv_bias
         )
 
     def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:
-        if not self.gated:
+        if not self.has_gates:
             yield from super().checkpoint_views()
             return
         for name, tensor in super().checkpoint_views():

@@ -1,4 +1,4 @@
-"""Qwen2-VL (arXiv 2409.12191), Qwen2.5-VL (arXiv 2502.13923) and Qwen3-VL."""
+"""Qwen2-VL (arXiv 2409.12191), Qwen2.5-VL (arXiv 2502.13923), Qwen3-VL and Qwen3.5, dense or with experts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from fovea.engine.vision.slices import Slices
 
 
 class QwenVL(VisionLanguageModel):
-    """Qwen2-VL, Qwen2.5-VL and Qwen3-VL."""
+    """Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5."""
+
+    ignored = (r"^mtp\.",)  # heads that predict several tokens at once
 
     def __init__(self, config: Any) -> None:
         vision = vision_config(config.model_type, config.vision_config)
@@ -64,7 +66,7 @@ class QwenVL(VisionLanguageModel):
 
 def vision_config(model_type: str, vision: Any) -> QwenVisionConfig:
     """Shape of the vision tower of a transformers configuration `vision`. model_type: as in config.json."""
-    generation = {"qwen2_vl": "2", "qwen2_5_vl": "2.5", "qwen3_vl": "3"}[model_type]
+    generation = {"qwen2_vl": "2", "qwen2_5_vl": "2.5"}.get(model_type, "3")
     hidden = vision.embed_dim if generation == "2" else vision.hidden_size
     theta = float((getattr(vision, "rope_parameters", None) or {}).get("rope_theta", 10000.0))
     return QwenVisionConfig(
@@ -85,5 +87,5 @@ def vision_config(model_type: str, vision: Any) -> QwenVisionConfig:
         else 0,
         full=tuple(vision.fullatt_block_indexes) if generation == "2.5" else (),
         positions=vision.num_position_embeddings if generation == "3" else 0,
-        deepstack=tuple(vision.deepstack_visual_indexes) if generation == "3" else (),
+        deepstack=tuple(getattr(vision, "deepstack_visual_indexes", ())),
     )

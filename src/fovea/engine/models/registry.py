@@ -34,6 +34,26 @@ class Architecture:
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
+        "qwen3_5",
+        "Qwen3.5",
+        "qwen_vl",
+        "QwenVL",
+        "Qwen/Qwen3.5-9B",
+        "any resolution",
+        "Gated DeltaNet and gated attention, interleaved M-RoPE",
+        videos=True,
+    ),
+    Architecture(
+        "qwen3_5_moe",
+        "Qwen3.5-MoE",
+        "qwen_vl",
+        "QwenVL",
+        "Qwen/Qwen3.6-35B-A3B",
+        "any resolution",
+        "as Qwen3.5, with experts",
+        videos=True,
+    ),
+    Architecture(
         "qwen3_vl",
         "Qwen3-VL",
         "qwen_vl",
@@ -41,6 +61,16 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "Qwen/Qwen3-VL-4B-Instruct",
         "any resolution, DeepStack",
         "Qwen3, interleaved M-RoPE",
+        videos=True,
+    ),
+    Architecture(
+        "qwen3_vl_moe",
+        "Qwen3-VL-MoE",
+        "qwen_vl",
+        "QwenVL",
+        "Qwen/Qwen3-VL-30B-A3B-Instruct",
+        "any resolution, DeepStack",
+        "Qwen3 with experts, interleaved M-RoPE",
         videos=True,
     ),
     Architecture(

@@ -27,6 +27,7 @@ DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+_EXPERT = re.compile(r"^(.*\.experts)\.(\d{1,6})\.(gate|up|down)_proj\.weight$", re.ASCII)
 MAX_HEADER = 100 * 1024 * 1024
 """Largest header of a safetensors file that is read, in bytes."""
 
@@ -121,7 +122,7 @@ def load_weights(
     Raises CheckpointError for a tensor that is missing, unknown or repeated, or has a wrong shape or is not a
     float.
     """
-    table = dict(targets)
+    table = Targets(targets)
     loaded_names: set[str] = set()
     unneeded = [re.compile(pattern) for pattern in (*ALWAYS_IGNORED, *ignored)]
     rules = [(re.compile(pattern), replacement) for pattern, replacement in renames]
@@ -133,19 +134,76 @@ def load_weights(
                 name = canonical(entry.name, rules)
                 if name in loaded_names:
                     raise CheckpointError(f"{path}: tensor {entry.name!r} is there a second time")
-                if name not in table:
+                target = table.find(name)
+                if target is None:
                     if not any(pattern.search(name) for pattern in unneeded):
                         raise CheckpointError(
                             f"{path}: tensor {entry.name!r} is not part of this architecture"
                         )
                     continue
-                _fill(table.pop(name), file, begin, entry, path)
+                _fill(target, file, begin, entry, path)
                 loaded_names.add(name)
-                on_filled(name)
+                filled = table.mark_filled(name)
+                if filled is not None:
+                    on_filled(filled)
                 total += entry.stop - entry.start
-    if table:
-        raise CheckpointError(f"{len(table)} tensors are missing, among them {sorted(table)[:4]}")
+    if table.missing:
+        raise CheckpointError(
+            f"{len(table.missing)} tensors are missing, among them {sorted(table.missing)[:4]}"
+        )
     return total
+
+
+class Targets:
+    """The tensors that a checkpoint must fill, by canonical name.
+
+    The experts of a layer are one tensor here. Checkpoints store them as one tensor, too, or one by one.
+    """
+
+    def __init__(self, targets: Iterable[tuple[str, Tensor]]) -> None:
+        self._left = dict(targets)
+        self._pieces: dict[str, int] = {}
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the tensors that are not filled, or not completely."""
+        return list(self._left)
+
+    def find(self, name: str) -> Tensor | None:
+        """The storage of the tensor of that name, which is not filled yet; None: there is none."""
+        if name in self._left:
+            return self._left[name]
+        whole, expert, part = _expert(name)
+        if whole not in self._left or expert >= len(self._left[whole]):
+            return None
+        maps = self._left[whole][expert]
+        if part == "down":
+            return maps
+        half = len(maps) // 2
+        return maps[:half] if part == "gate" else maps[half:]
+
+    def mark_filled(self, name: str) -> str | None:
+        """Note that a tensor is filled. Returns the name of the target that is complete now, if any."""
+        if name not in self._left:
+            piece, name = self.find(name), _expert(name)[0]
+            assert piece is not None
+            self._pieces[name] = self._pieces.get(name, 0) + piece.numel()
+            if self._pieces[name] < self._left[name].numel():
+                return None
+        del self._left[name]
+        return name
+
+
+def _expert(name: str) -> tuple[str, int, str]:
+    """Split the name of one expert's map: name of the tensor of all experts, expert, and gate, up or down.
+
+    For other names, the first part is empty.
+    """
+    match = _EXPERT.match(name)
+    if match is None:
+        return "", 0, ""
+    prefix, number, part = match.groups()
+    return f"{prefix}.{'down' if part == 'down' else 'gate_up'}_proj", int(number), part
 
 
 def _fill(target: Tensor, file: BinaryIO, begin: int, entry: TensorEntry, path: Path) -> None:
@@ -155,6 +213,9 @@ def _fill(target: Tensor, file: BinaryIO, begin: int, entry: TensorEntry, path: 
             f"{path}: {entry.name} has type {entry.dtype}; accepted: {', '.join(DTYPES)} "
             "(quantized checkpoints are not)"
         )
+    if len(entry.shape) == 3 and target.shape == (entry.shape[0], entry.shape[2], entry.shape[1]):
+        # Qwen3-VL-MoE stores its experts as (experts, inputs, outputs), unless transformers has written them.
+        target = target.transpose(1, 2)
     if target.numel() != _count(entry.shape) or (
         tuple(target.shape) != entry.shape and len(target.shape) == len(entry.shape)
     ):

@@ -257,6 +257,8 @@ def _is_possible(method: Method, can: Capabilities) -> bool:
         return can.resize is not None
     if method.by_region:
         return can.regions is not None
+    if "probe" in method.needs:
+        return can.decoder_probe
     return can.encoder_taps or not method.looks_into_encoder
 
 
@@ -272,6 +274,8 @@ def _refusal(possible: tuple[str, ...], name: str) -> str | None:
     method = METHODS[name]
     if method.makes_smaller:
         why = "this model's images have fixed sizes and cannot be made smaller"
+    elif "probe" in method.needs:
+        why = f"{name} needs the attention of the decoder's first layers, which this model does not have"
     elif method.looks_into_encoder:
         why = f"{name} needs the attention inside the vision encoder, which this model does not provide"
     else:

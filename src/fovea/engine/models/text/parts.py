@@ -58,5 +58,4 @@ def feed_forward(text: Any, layer: int, *, bias: bool = False) -> FeedForward:
         intermediate=text.moe_intermediate_size,
         activation=text.hidden_act,
         shared=getattr(text, "shared_expert_intermediate_size", 0) or 0,
-        input_major=text.model_type == "qwen3_vl_moe_text",
     )

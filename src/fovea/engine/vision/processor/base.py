@@ -170,6 +170,7 @@ class Capabilities:
     any_size: prepares pictures of any size; None: the encoder takes fixed sizes only.
     resize: makes images smaller; None: images cannot be made smaller.
     regions: prepares images region by region; None: images cannot be encoded by region.
+    decoder_probe: the decoder's first layers are attention, whose scores a method can read (`reduce.probe`).
     """
 
     droppable: bool = True
@@ -177,6 +178,7 @@ class Capabilities:
     any_size: AnySizeProcessor | None = None
     resize: ResizingProcessor | None = None
     regions: RegionProcessor | None = None
+    decoder_probe: bool = True
 
 
 class ImageProcessor(Protocol):
@@ -200,6 +202,13 @@ class ImageProcessor(Protocol):
         plan: made by this processor, for an image of these dimensions.
         """
         ...
+
+
+def begins_with_attention(model: Mapping[str, Any]) -> bool:
+    """Whether the decoder's first two layers attend to all tokens. model: config.json."""
+    text = model.get("text_config")
+    kinds = text.get("layer_types") if isinstance(text, Mapping) else None
+    return not kinds or set(kinds[:2]) == {"full_attention"}
 
 
 def expect_planned(image: Image, plan: VisualPlan) -> None:

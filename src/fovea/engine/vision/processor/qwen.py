@@ -22,6 +22,7 @@ from fovea.engine.vision.processor.base import (
     Capabilities,
     ProcessedImage,
     VisualPlan,
+    begins_with_attention,
     expect_planned,
 )
 from fovea.engine.vision.processor.budget import LEVEL_TOKENS, Bounds, expect_dimensions, read_bounds
@@ -87,6 +88,7 @@ class QwenProcessor:
     merge: patches along the side of a window that becomes one token.
     frames: how often a still image is repeated in time, to fill the encoder's temporal patch.
     marker: text of one visual token.
+    decoder_probe: see `Capabilities`.
     """
 
     palette: Palette
@@ -98,6 +100,7 @@ class QwenProcessor:
     merge: int
     frames: int
     marker: str
+    decoder_probe: bool = True
 
     @property
     def factor(self) -> int:
@@ -111,6 +114,7 @@ class QwenProcessor:
             any_size=self,
             resize=self if self.resizes else None,
             regions=AnySizeRegions(self),
+            decoder_probe=self.decoder_probe,
         )
 
     def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
@@ -219,6 +223,7 @@ def build(
         merge=_shape(settings, "merge_size", vision, "spatial_merge_size", 2),
         frames=_shape(settings, "temporal_patch_size", vision, "temporal_patch_size", 2),
         marker=str(processor.get("image_token") or "<|image_pad|>"),
+        decoder_probe=begins_with_attention(model),
     )
     settings.close()
     if high < result.factor**2:

@@ -17,6 +17,8 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "qwen2_5_vl": "qwen",
         "qwen3_vl": "qwen",
         "qwen3_vl_moe": "qwen",
+        "qwen3_5": "qwen",
+        "qwen3_5_moe": "qwen",
         "llava": "llava",
         "llava_next": "llava_next",
         "llava_onevision": "llava_onevision",

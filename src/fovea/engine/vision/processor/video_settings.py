@@ -20,10 +20,12 @@ from fovea.engine.vision.processor.size import Size
 from fovea.engine.vision.processor.video import QwenVideos
 
 FILE = "video_preprocessor_config.json"
+TIMESTAMPS = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+"""Models whose prompts have the time of each group of frames before it."""
 _CLASSES = {
     "qwen2_vl": "Qwen2VLVideoProcessor",
     "qwen2_5_vl": "Qwen2VLVideoProcessor",
-    "qwen3_vl": "Qwen3VLVideoProcessor",
+    **dict.fromkeys(TIMESTAMPS, "Qwen3VLVideoProcessor"),
 }
 _WRAP = ("<|vision_start|>", "<|vision_end|>")
 SHARE = {False: 128_000, True: 768}
@@ -74,7 +76,7 @@ def build_videos(
         merge=merge,
         rule=_rule(settings, group_frames, volume),
         seconds=_seconds(vision, model_type),
-        timestamps=model_type == "qwen3_vl",
+        timestamps=model_type in TIMESTAMPS,
         marker=str(processor.get("video_token") or "<|video_pad|>"),
         wrap=_WRAP,
     )
