@@ -30,6 +30,12 @@ def tiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3.5: two layers with a state before each layer of attention."""
+    return write("qwen3_5", tmp_path_factory.mktemp("qwen3_5"))
+
+
+@pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Folders of tiny models by architecture; Qwen's have room for regions."""
 

@@ -43,7 +43,7 @@ def together(machine: Engine, names: Sequence[str]) -> list[tuple[int, ...]]:
         return list(pool.map(lambda name: one(machine, name), names))
 
 
-@pytest.fixture(scope="module", params=["qwen", "tiled"])
+@pytest.fixture(scope="module", params=["qwen", "tiled", "hybrid"])
 def folder(request: pytest.FixtureRequest) -> Path:
     path: Path = request.getfixturevalue(request.param)
     return path
@@ -72,6 +72,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "blocks of five tokens": {"block_size": 5, "kv_blocks": 512},
     "no prefix cache": {"prefix_cache": False},
     "no encoder-output cache": {"embed_cache_mib": 0},
+    "no checkpoints but at ends": {"state_spacing": 0},
+    "few states, many checkpoints": {"state_cache_mib": 1, "state_spacing": 4, "max_step_tokens": 7},
     "neither, in chunks": {"prefix_cache": False, "embed_cache_mib": 0, "max_step_tokens": 11},
 }
 

@@ -43,8 +43,16 @@ def lose_something(machine: Engine, rng: random.Random) -> None:
         machine._preparer.pixel_pool.clear()
     elif kind < 0.85:
         pool.forget_all()
-    elif kind < 0.95:
+    elif kind < 0.9:
         machine._kv.host.forget_all()
+    elif kind < 0.98 and machine._kv.states is not None:
+        machine._kv.states.slots.forget_all()
+
+
+@pytest.fixture(params=["qwen", "hybrid"])
+def folder(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.getfixturevalue(request.param)
+    return path
 
 
 @pytest.mark.parametrize(
@@ -62,14 +70,14 @@ def lose_something(machine: Engine, rng: random.Random) -> None:
     ids=["roomy", "tight", "no room for outputs", "slower tiers alone", "KV in host memory"],
 )
 def test_answers_are_the_same_when_entries_are_lost_during_a_run(
-    qwen: Path, settings: dict[str, Any], seed: int, tmp_path: Path
+    folder: Path, settings: dict[str, Any], seed: int, tmp_path: Path
 ) -> None:
     if "embed_disk_dir" in settings:
         settings = {**settings, "embed_disk_dir": str(tmp_path / settings["embed_disk_dir"])}
-    with engine(qwen, prefix_cache=False, embed_cache_mib=0, max_running=1) as alone:
+    with engine(folder, prefix_cache=False, embed_cache_mib=0, max_running=1) as alone:
         truth = [alone.generate(prompt, **GREEDY).token_ids for prompt in PROMPTS]
     rng = random.Random(seed)
-    with engine(qwen, **settings) as machine:
+    with engine(folder, **settings) as machine:
         step = machine.loop._step
 
         def losing() -> None:

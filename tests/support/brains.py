@@ -3,6 +3,7 @@
 `SlotRunner` executes plans on numbered slots. A slot holds the hash of everything that a KV row depends on:
 all tokens and images up to its position. So a block that is shared, reused or named wrongly is detected when
 it is read. The next token is a function of the prefix alone, so every schedule must give the same answer.
+States are slots, too: each holds the hash of the prefix that it is the state of.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.kv.blocks import BlockPool
 from fovea.engine.kv.host_blocks import HostBlocks
 from fovea.engine.kv.manager import KVManager
+from fovea.engine.kv.state_slots import StateSlots
 from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import ImageSpan, Sequence, Status
+from fovea.kernels.slots import NOTHING
 
 IMAGE_TOKEN = 999
 GREEDY = SamplingParams(temperature=0.0)
@@ -107,6 +110,7 @@ class SlotRunner:
         self.image_bytes = image_bytes
         self.slots: dict[int, int] = {}
         self.saved: dict[int, int] = {}
+        self.states: dict[int, int] = {}
         self.encoded: list[str] = []
         self.computed_tokens = 0
 
@@ -119,6 +123,8 @@ class SlotRunner:
         finished_jobs = []
         self._copy(plan)
         for work in plan.work:
+            for piece in work.split():
+                self._compute_state(piece)
             self._compute(work.seq, work.start, work.stop)
             if work.samples:
                 sampled[work.seq.id] = chosen_tokens(work)
@@ -146,6 +152,18 @@ class SlotRunner:
                 scheduler.finish(work.seq, "length")
         scheduler.check_integrity()
         return plan
+
+    def spoil(self, plan: StepPlan) -> None:
+        """Overwrite everything that a step would have written, and execute nothing."""
+        size = self.scheduler.kv.block_size
+        for move in plan.moves:
+            target = self.saved if move.kind == "save" else self.slots
+            target.update(dict.fromkeys(range(move.target * size, move.target * size + move.rows), -1))
+        for work in plan.work:
+            for place in range(work.start, work.stop):
+                self.slots[work.seq.blocks[place // size] * size + place % size] = -1
+            for _, slot in work.state.saves if work.state is not None else ():
+                self.states[slot] = -1
 
     def _copy(self, plan: StepPlan) -> None:
         size = self.scheduler.kv.block_size
@@ -177,6 +195,16 @@ class SlotRunner:
             assert self.scheduler.embeddings.get(span.key) == span.key
         assert [self.slots.get(p) for p in places] == truth[:stop], f"{seq.id} reads KV that is not its own"
 
+    def _compute_state(self, work: Work) -> None:
+        if work.state is None:
+            return
+        truth, state = [0, *rows(work.seq)], work.state
+        before = 0 if state.source == NOTHING else self.states.get(state.source)
+        assert before == truth[work.start], f"{work.seq.id} reads a state that is not its own"
+        assert state.saves[-1][0] == work.stop
+        for position, slot in state.saves:
+            self.states[slot] = truth[position]
+
     def _check_budgets(self, plan: StepPlan) -> None:
         config = self.scheduler.config
         assert plan.tokens <= config.max_step_tokens
@@ -202,9 +230,12 @@ def scheduler(
     embed_bytes: int = 1000,
     prefix_cache: bool = True,
     host_slots: int = 0,
+    state_slots: int = 0,
+    state_spacing: int = 0,
     **settings: Any,
 ) -> Scheduler:
     config = EngineConfig.of(block_size=block_size, **settings)
     host = HostBlocks(host_slots)
-    kv = KVManager(BlockPool(blocks), block_size, share_prefixes=prefix_cache, host=host)
+    states = StateSlots(state_slots, state_spacing) if state_slots else None
+    kv = KVManager(BlockPool(blocks), block_size, share_prefixes=prefix_cache, host=host, states=states)
     return Scheduler(config.schedule, kv, EmbeddingCache(embed_bytes))

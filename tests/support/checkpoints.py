@@ -344,8 +344,10 @@ def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Pa
     torch.manual_seed(seed)
     model = builder(ids).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
+        for name, parameter in model.named_parameters():
+            if name.endswith("A_log"):
+                parameter.uniform_(-4, -1)  # slow decay: answers depend on all tokens of a prompt
+            elif parameter.ndim > 1:
                 parameter.normal_(0, 0.12)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)

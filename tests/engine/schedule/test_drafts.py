@@ -82,11 +82,14 @@ def test_a_preempted_sequence_has_no_drafts() -> None:
     wrong=st.lists(st.integers(0, 3), min_size=1, max_size=40),
     tokens=st.integers(2, 9),
     blocks=st.integers(10, 24),
+    states=st.sampled_from([0, 2, 4, 30]),
 )
 def test_any_drafts_give_the_same_answers(
-    prompts: list[int], right: list[int], wrong: list[int], tokens: int, blocks: int
+    prompts: list[int], right: list[int], wrong: list[int], tokens: int, blocks: int, states: int
 ) -> None:
-    brain = scheduler(blocks=blocks, block_size=3, max_step_tokens=tokens)
+    brain = scheduler(
+        blocks=blocks, block_size=3, max_step_tokens=tokens, state_slots=states, state_spacing=3
+    )
     calls = 0
 
     def drafts(seq: Sequence, new: list[int]) -> list[int]:

@@ -30,6 +30,8 @@ class Stress(RuleBasedStateMachine):
         embed=st.sampled_from([0, 10, 25, 1000]),
         share=st.booleans(),
         host=st.integers(0, 6),
+        states=st.sampled_from([0, 0, 2, 3, 8]),
+        spacing=st.sampled_from([0, 2, 4]),
         policy=st.sampled_from(POLICY_NAMES),
         passes=st.integers(0, 3),
         seed=st.integers(0, 9),
@@ -43,6 +45,8 @@ class Stress(RuleBasedStateMachine):
         embed: int,
         share: bool,
         host: int,
+        states: int,
+        spacing: int,
         policy: str,
         passes: int,
         seed: int,
@@ -54,6 +58,8 @@ class Stress(RuleBasedStateMachine):
             embed_bytes=embed,
             prefix_cache=share,
             host_slots=host,
+            state_slots=states,
+            state_spacing=spacing,
             max_step_tokens=step,
             max_step_visual_tokens=visual,
             max_running=running,
@@ -84,6 +90,14 @@ class Stress(RuleBasedStateMachine):
         for _ in range(count):
             if not self.brain.idle:
                 assert self.runner.step(), "sequences wait, yet the step is empty"
+
+    @precondition(lambda self: not self.brain.idle)
+    @rule()
+    def failing_step(self) -> None:
+        """A step fails on the device: what it wrote is not usable."""
+        plan = self.brain.schedule()
+        self.runner.spoil(plan)
+        self.brain.abandon(plan)
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
@@ -123,6 +137,7 @@ class Stress(RuleBasedStateMachine):
             else:
                 assert seq.output_ids == truth
         assert self.brain.kv.pool.used == 0
+        assert self.brain.kv.states is None or self.brain.kv.states.slots.used == 0
         assert self.brain.embeddings.bytes <= self.brain.embeddings.capacity
 
 
