@@ -58,6 +58,7 @@ class VisualPlan:
         LLaVA-NeXT, LLaVA-OneVision: (1, rows, columns) of tiles, without the view of the whole image;
             (1, 0, 0): that view alone.
         Idefics3, SmolVLM: (1, rows, columns) of tiles, without the global view; (1, 0, 0): that view alone.
+        Pixtral, Mistral 3, LightOnOCR: (1, rows, columns) of patches, before merging.
     text: the text that replaces the image's marker in the prompt.
     key: names everything that shapes the pixels. Images of equal identity and equal key give equal arrays.
     sizes: (height, width) after each successive resize of the whole picture, in order, in pixels.
@@ -86,6 +87,7 @@ class ProcessedImage:
     arrays: arrays by name:
         "pixel_values", float32:
             Qwen: (patches, channels * frames * patch * patch), patches in merge-window order.
+            Pixtral, Mistral 3, LightOnOCR: (patches, channels * patch * patch), patches row by row.
             others: (tiles, channels, height, width).
         "grid_thw", int64 (1, 3): Qwen; (frames, rows, columns) of patches.
         "image_sizes", int64 (1, 2): LLaVA-NeXT and LLaVA-OneVision; (height, width) of the source image.
