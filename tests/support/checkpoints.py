@@ -18,6 +18,8 @@ SPECIALS = [
     "<|video_pad|>", "<image>", "<video>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
     *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
 ]  # fmt: skip
+MISTRAL_SPECIALS = [*SPECIALS, "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+"""A vocabulary of its own, because more special tokens would change the ids of all others."""
 CORPUS = [
     "What is in the image? Describe the picture, please.",
     "the red circle is left of the blue square",
@@ -40,19 +42,26 @@ IMAGE_TEMPLATE = (
     "{% if c['type'] == 'image' %}<image>{% else %}{{ c['text'] }}{% endif %}{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
+MISTRAL_TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}[INST]{% endif %}{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}[IMG]{% else %}{{ c['text'] }}{% endif %}{% endfor %}"
+    "{% if m['role'] == 'user' %}[/INST]{% else %}<|im_end|>{% endif %}{% endfor %}"
+)
+TEMPLATES = {"<|image_pad|>": QWEN_TEMPLATE, "<image>": IMAGE_TEMPLATE, "[IMG]": MISTRAL_TEMPLATE}
+"""Chat templates by the marker of an image."""
 CLIP_NORM = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
 
 
-def tokenizer(template: str) -> Any:
+def tokenizer(template: str, specials: list[str] = SPECIALS) -> Any:
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
-        special_tokens=SPECIALS,
+        special_tokens=specials,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -177,6 +186,41 @@ def _smolvlm(ids: dict[str, int]) -> Any:
     return hf.SmolVLMForConditionalGeneration(config)
 
 
+def _pixtral_tower() -> dict[str, Any]:
+    return {
+        "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "head_dim": 8, "image_size": 196, "patch_size": 14, "hidden_act": "silu",
+    }  # fmt: skip
+
+
+def _mistral() -> Any:
+    return hf.MistralConfig(**_text(head_dim=16, sliding_window=None))
+
+
+def _pixtral(ids: dict[str, int]) -> Any:
+    config = hf.LlavaConfig(
+        vision_config=_pixtral_tower(), text_config=_mistral(), vision_feature_layer=-1,
+        vision_feature_select_strategy="full", **ids,
+    )  # fmt: skip
+    return hf.LlavaForConditionalGeneration(config)
+
+
+def _mistral3(ids: dict[str, int]) -> Any:
+    config = hf.Mistral3Config(
+        vision_config=_pixtral_tower(), text_config=_mistral(), spatial_merge_size=2,
+        tie_word_embeddings=False, **ids,
+    )  # fmt: skip
+    return hf.Mistral3ForConditionalGeneration(config)
+
+
+def _lighton_ocr(ids: dict[str, int]) -> Any:
+    config = hf.LightOnOcrConfig(
+        vision_config=_pixtral_tower(), text_config=hf.Qwen3Config(**_text(head_dim=16)),
+        spatial_merge_size=2, **ids,
+    )  # fmt: skip
+    return hf.LightOnOcrForConditionalGeneration(config)
+
+
 def _qwen_processor(patch: int) -> dict[str, Any]:
     unit = patch * 2
     return {
@@ -202,6 +246,10 @@ _IDEFICS_PROCESSOR = {
     "max_image_size": {"longest_edge": 64}, "do_image_splitting": True, **_HALF,
 }  # fmt: skip
 _SMOL_PROCESSOR = {**_IDEFICS_PROCESSOR, "image_processor_type": "SmolVLMImageProcessor"}
+_PIXTRAL_PROCESSOR = {
+    "image_processor_type": "PixtralImageProcessor", "patch_size": {"height": 14, "width": 14},
+    "size": {"longest_edge": 196}, **CLIP_NORM,
+}  # fmt: skip
 
 
 def _video_processor(architecture: str) -> dict[str, Any]:
@@ -227,6 +275,9 @@ ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "llava_onevision": (_llava_onevision, _ONEVISION_PROCESSOR, "<image>"),
     "idefics3": (_idefics3, _IDEFICS_PROCESSOR, "<image>"),
     "smolvlm": (_smolvlm, _SMOL_PROCESSOR, "<image>"),
+    "pixtral": (_pixtral, _PIXTRAL_PROCESSOR, "[IMG]"),
+    "mistral3": (_mistral3, _PIXTRAL_PROCESSOR, "[IMG]"),
+    "lighton_ocr": (_lighton_ocr, _PIXTRAL_PROCESSOR, "<|image_pad|>"),
 }
 
 
@@ -251,8 +302,7 @@ def _files(architecture: str, seed: int, dtype: torch.dtype, layers: int) -> dic
 
 def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Path:
     builder, processor, marker = ARCHITECTURES[architecture]
-    template = QWEN_TEMPLATE if marker == "<|image_pad|>" else IMAGE_TEMPLATE
-    words = tokenizer(template)
+    words = tokenizer(TEMPLATES[marker], MISTRAL_SPECIALS if marker == "[IMG]" else SPECIALS)
     ids = {"image_token_id": words.convert_tokens_to_ids(marker)}
     if architecture.startswith("qwen"):
         ids |= {
@@ -286,6 +336,8 @@ def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Pa
         side |= {"num_image_tokens": 16, "vision_feature_select_strategy": "full"}
     if architecture in ("idefics3", "smolvlm"):
         side |= {"image_seq_len": 16}
+    if architecture in ("pixtral", "mistral3", "lighton_ocr"):
+        side |= {"patch_size": 14, "spatial_merge_size": 1 if architecture == "pixtral" else 2}
     (folder / "processor_config.json").write_text(json.dumps(side))
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": False, "eos_token_id": 2}))
     return folder

@@ -58,7 +58,8 @@ def load_tokenizer(
     except BaseException as error:  # a panic of the library's Rust code is no Exception
         raise CheckpointError(f"{folder} has no usable tokenizer: {reason(error)}") from error
     _check_ids(folder, tokenizer)
-    if chat_template is None and config.model_type == "llava":
+    tower = getattr(getattr(config, "vision_config", None), "model_type", "")
+    if chat_template is None and config.model_type == "llava" and tower != "pixtral":
         chat_template = LLAVA_TEMPLATE
     markers = frozenset(
         token for name in MARKER_FIELDS if isinstance(token := getattr(config, name, None), int)
