@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from fovea import Engine
-from fovea.core.errors import UnsupportedModel
+from fovea.core.errors import PromptTooLong, UnsupportedModel
 from fovea.core.image import PixelBudget
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.config import EngineConfig
@@ -142,6 +142,33 @@ def test_mistral3_does_not_say_whether_its_head_is_tied(untied: bool, tmp_path: 
     assert model.head.tied is not untied
     ids, ours = ids_and_answer(folder, ask("the red circle"))
     assert ours == Reference(folder).generate(ids, [], len(ours))
+
+
+def ministral3(folder: Path, original: int) -> Path:
+    """A Mistral 3 with the text model of Ministral 3, which was trained on `original` positions."""
+    write("mistral3", folder)
+    yarn = {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": original,
+        "llama_4_scaling_beta": 0.7,
+    }  # fmt: skip
+    changes = {"model_type": "ministral3", "rope_parameters": yarn, "max_position_embeddings": 4 * original}
+    edit_config(folder, lambda content: content["text_config"].update(changes))
+    return folder
+
+
+def test_ministral3(tmp_path: Path) -> None:
+    folder = ministral3(tmp_path, 256)
+    image, prompt = picture(140, 120), ask("what is it?", picture(140, 120))
+    ids, ours = ids_and_answer(folder, prompt)
+    assert ours == Reference(folder).generate(ids, [image], len(ours))
+
+
+def test_the_context_of_ministral3_ends_where_it_scales_queries(tmp_path: Path) -> None:
+    folder = ministral3(tmp_path, 64)
+    assert load_model(str(folder), PLAIN).info.max_context == 64
+    with pytest.raises(PromptTooLong, match="64"):
+        ids_and_answer(folder, ask("the red circle " * 30))
 
 
 @pytest.mark.parametrize(

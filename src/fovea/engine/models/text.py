@@ -21,7 +21,10 @@ FAMILIES = {
     "qwen2_5_vl_text": (True, False, "runs"),
     "qwen3_vl_text": (None, True, "interleaved"),
     "mistral": (False, False, None),
+    "ministral3": (False, False, None),
 }
+MISTRAL = ("mistral", "ministral3")
+"""Families in which all layers have a sliding window if `sliding_window` is set."""
 
 
 def decoder_config(text: Any, *, tied: bool) -> DecoderConfig:
@@ -37,9 +40,8 @@ def decoder_config(text: Any, *, tied: bool) -> DecoderConfig:
             f"text model {text.model_type!r} is not supported; supported: {', '.join(FAMILIES)}"
         )
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or (
-        text.model_type == "mistral" and getattr(text, "sliding_window", None) is not None
-    ):
+    windowed = text.model_type in MISTRAL and getattr(text, "sliding_window", None) is not None
+    if kinds != {"full_attention"} or windowed:
         raise UnsupportedModel(f"{text.model_type} with {sorted(kinds)}: only full attention is supported")
     qkv_bias, qk_norm, mrope = family
     attention_bias = bool(getattr(text, "attention_bias", False))
@@ -68,11 +70,23 @@ def decoder_config(text: Any, *, tied: bool) -> DecoderConfig:
         mlp_bias=bool(getattr(text, "mlp_bias", False)),
         qk_norm=qk_norm,
         tied=tied,
-        max_positions=text.max_position_embeddings,
+        max_positions=min(text.max_position_embeddings, _unscaled_positions(text)),
         rope_inverse=tuple(inverse.tolist()),
         rope_scaling=scaling,
         mrope_axes=axes,
     )
+
+
+def _unscaled_positions(text: Any) -> int:
+    """Number of positions before Ministral 3 begins to scale its queries by their position.
+
+    The factor is 1 for all positions below `original_max_position_embeddings`. This decoder computes no
+    other factor, so its context ends there.
+    """
+    beta = text.rope_parameters.get("llama_4_scaling_beta")
+    if text.model_type != "ministral3" or not beta:
+        return int(text.max_position_embeddings)
+    return int(text.rope_parameters["original_max_position_embeddings"])
 
 
 def _rope(text: Any, head_dim: int) -> tuple[torch.Tensor, float]:
