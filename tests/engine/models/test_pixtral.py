@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from fovea import Engine
-from fovea.core.errors import PromptTooLong, UnsupportedModel
+from fovea.core.errors import UnsupportedModel
 from fovea.core.image import PixelBudget
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.config import EngineConfig
@@ -152,23 +152,46 @@ def ministral3(folder: Path, original: int) -> Path:
         "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": original,
         "llama_4_scaling_beta": 0.7,
     }  # fmt: skip
-    changes = {"model_type": "ministral3", "rope_parameters": yarn, "max_position_embeddings": 4 * original}
+    changes = {"model_type": "ministral3", "rope_parameters": yarn, "max_position_embeddings": 1024}
     edit_config(folder, lambda content: content["text_config"].update(changes))
     return folder
 
 
-def test_ministral3(tmp_path: Path) -> None:
-    folder = ministral3(tmp_path, 256)
-    image, prompt = picture(140, 120), ask("what is it?", picture(140, 120))
-    ids, ours = ids_and_answer(folder, prompt)
+@pytest.mark.parametrize("original", [16, 64, 256])
+def test_ministral3_scales_queries_by_their_position(original: int, tmp_path: Path) -> None:
+    """The prompt has 80 tokens; the scale changes inside it, in the answer, or not at all."""
+    folder = ministral3(tmp_path, original)
+    image, prompt = picture(140, 120), ask("what is it?" * 6, picture(140, 120))
+    ids, ours = ids_and_answer(folder, prompt, max_step_tokens=32)
+    assert 64 < len(ids) < 104
     assert ours == Reference(folder).generate(ids, [image], len(ours))
 
 
-def test_the_context_of_ministral3_ends_where_it_scales_queries(tmp_path: Path) -> None:
-    folder = ministral3(tmp_path, 64)
-    assert load_model(str(folder), PLAIN).info.max_context == 64
-    with pytest.raises(PromptTooLong, match="64"):
-        ids_and_answer(folder, ask("the red circle " * 30))
+def test_queries_are_scaled_when_layers_are_one_call(tmp_path: Path) -> None:
+    """Layers in one call compute steps before the first scale, the layers one by one those after it."""
+    if library() is None:
+        pytest.skip("this machine cannot run the C++ kernels")
+    folder = ministral3(tmp_path, 24)
+    config = hf.AutoConfig.from_pretrained(folder)
+    config.text_config.head_dim = 32
+    torch.manual_seed(2)
+    theirs = hf.Mistral3ForConditionalGeneration(config).to(torch.bfloat16)
+    for parameter in theirs.parameters():
+        parameter.data.normal_(0, 0.12)
+    theirs.save_pretrained(folder)
+    prompt = ask("the red circle is left of the blue square")
+    with Engine.from_pretrained(str(folder), dtype="bfloat16", kernels="native", kv_cache_mib=16) as engine:
+        decoder = engine.runner.model.decoder
+        stack = decoder._stack
+        assert stack is not None, "the decoder does not run as one call"
+        at_once = engine.generate(prompt, **ANSWER, logprobs=True)
+        decoder._stack = None
+        engine.clear_caches()
+        one_by_one = engine.generate(prompt, **ANSWER, logprobs=True)
+        decoder._stack = stack
+    assert at_once.usage.prompt < 24 < at_once.usage.prompt + ANSWER["max_tokens"]
+    assert at_once.token_ids == one_by_one.token_ids
+    assert [e.logprob for e in at_once.logprobs[0]] == [e.logprob for e in one_by_one.logprobs[0]]
 
 
 @pytest.mark.parametrize(

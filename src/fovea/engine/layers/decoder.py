@@ -32,6 +32,8 @@ class DecoderConfig:
     rope_scaling: factor of their cosines and sines.
     mrope_axes: coordinate (0 time, 1 height, 2 width) of each frequency (M-RoPE); None: positions have one
         dimension.
+    query_scaling: (beta, period) of the scale 1 + beta * log(1 + floor(position / period)) of queries
+        (Ministral 3); None: queries are not scaled.
     """
 
     vocab_size: int
@@ -52,6 +54,7 @@ class DecoderConfig:
     rope_inverse: tuple[float, ...]
     rope_scaling: float
     mrope_axes: tuple[int, ...] | None
+    query_scaling: tuple[float, int] | None = None
 
     @property
     def attention_heads(self) -> Heads:
@@ -67,11 +70,13 @@ class Step:
 
     cos, sin: (T, 1, head_dim) float32, of the rotary positions.
     attention: which rows attend to which blocks of KV.
+    query_scale: (T, 1, 1), scale of each row's queries; None: 1 for all rows.
     """
 
     cos: Tensor
     sin: Tensor
     attention: AttentionPlan
+    query_scale: Tensor | None = None
 
 
 class Attention(nn.Module):
@@ -113,6 +118,8 @@ class Attention(nn.Module):
             kv,
             step.attention.slots,
         )
+        if step.query_scale is not None:
+            query = query * step.query_scale
         return self.kernels.attend(query, kv, step.attention, self.scale).reshape(rows, -1)
 
 
@@ -198,7 +205,7 @@ class Decoder(nn.Module):
             these: of a prompt only the last row is read.
         """
         cos, sin = self.rotary(positions, x.dtype)
-        step = Step(cos, sin, plan)
+        step = Step(cos, sin, plan, self._query_scale(positions, x.dtype))
         first = 0
         if visual_rows is not None:
             for index, features in enumerate(deepstack):
@@ -208,10 +215,21 @@ class Decoder(nn.Module):
             return x if read is None else x[read]
         return self._run(x, first, len(self.layers), kv, step, read)
 
+    def _query_scale(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """The scale of each row's queries, (T, 1, 1); None: it is 1 for all rows."""
+        if self.config.query_scaling is None:
+            return None
+        beta, period = self.config.query_scaling
+        # Layers in one call cannot scale queries. They run on CPUs only, where a look at values is fast.
+        if self._stack is not None and not bool((positions >= period).any()):
+            return None
+        scale = 1 + beta * torch.log(1 + torch.floor(positions / period))
+        return scale.to(dtype)[:, None, None]
+
     def _run(
         self, x: Tensor, first: int, last: int, kv: Tensor, step: Step, read: Tensor | None = None
     ) -> Tensor:
-        if self._stack is not None:
+        if self._stack is not None and step.query_scale is None:
             return self._stack(x, first, last, step.cos, step.sin, kv, step.attention, read)
         for index in range(first, last):
             x = self.layers[index](x, kv[index], step, read if index == last - 1 else None)

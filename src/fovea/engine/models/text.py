@@ -70,23 +70,20 @@ def decoder_config(text: Any, *, tied: bool) -> DecoderConfig:
         mlp_bias=bool(getattr(text, "mlp_bias", False)),
         qk_norm=qk_norm,
         tied=tied,
-        max_positions=min(text.max_position_embeddings, _unscaled_positions(text)),
+        max_positions=text.max_position_embeddings,
         rope_inverse=tuple(inverse.tolist()),
         rope_scaling=scaling,
         mrope_axes=axes,
+        query_scaling=_query_scaling(text),
     )
 
 
-def _unscaled_positions(text: Any) -> int:
-    """Number of positions before Ministral 3 begins to scale its queries by their position.
-
-    The factor is 1 for all positions below `original_max_position_embeddings`. This decoder computes no
-    other factor, so its context ends there.
-    """
+def _query_scaling(text: Any) -> tuple[float, int] | None:
+    """`DecoderConfig.query_scaling` of a text configuration."""
     beta = text.rope_parameters.get("llama_4_scaling_beta")
     if text.model_type != "ministral3" or not beta:
-        return int(text.max_position_embeddings)
-    return int(text.rope_parameters["original_max_position_embeddings"])
+        return None
+    return float(beta), int(text.rope_parameters["original_max_position_embeddings"])
 
 
 def _rope(text: Any, head_dim: int) -> tuple[torch.Tensor, float]:
