@@ -25,7 +25,13 @@ from fovea.engine.models.recipe import RECIPES, Packer
 from fovea.engine.models.registry import architecture, architecture_of, build
 from fovea.engine.models.relevance_head import Head, read_head
 from fovea.engine.models.tokenizer import load_tokenizer, reason
-from fovea.engine.models.weights import checkpoint_dtype, holds_tensor, load_weights, shard_files
+from fovea.engine.models.weights import (
+    ORIGINAL_NAME,
+    checkpoint_dtype,
+    holds_tensor,
+    load_weights,
+    shard_files,
+)
 from fovea.engine.reduce.probe import probe_modules
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.tiers.disk import fingerprint
@@ -94,7 +100,14 @@ def resolve(name: str, revision: str = "") -> Path:
 
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
     try:
-        folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+        folder = Path(
+            snapshot_download(
+                name,
+                revision=revision or None,
+                allow_patterns=patterns,
+                ignore_patterns=f"{ORIGINAL_NAME}*.safetensors",
+            )
+        )
     except Exception as error:
         wanted = f"{name!r} at revision {revision!r}" if revision else repr(name)
         raise CheckpointError(f"{wanted} could not be downloaded: {reason(error)}") from error

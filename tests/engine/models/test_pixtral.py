@@ -13,15 +13,17 @@ import torch
 import transformers as hf
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from fovea import Engine
-from fovea.core.errors import UnsupportedModel
+from fovea.core.errors import InvalidRequest, UnsupportedModel
 from fovea.core.image import PixelBudget
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.config import EngineConfig
-from fovea.engine.load import load_model
+from fovea.engine.load import load_model, read_config
 from fovea.engine.models.pixtral import gather_squares
 from fovea.engine.models.registry import architecture
+from fovea.engine.models.tokenizer import load_tokenizer
 from fovea.engine.request.inputs import to_image
 from fovea.kernels.native.build import library
 from tests.support.checkpoints import write
@@ -74,7 +76,7 @@ def test_encoder_output_is_that_of_transformers(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("layer", [-2, [1, -1], [3, 2, 0]], ids=str)
 def test_other_feature_layers_of_pixtral(layer: int | list[int], tmp_path: Path) -> None:
-    """Of several layers, the projector reads the outputs side by side."""
+    """If several layers are named, the projector reads their outputs side by side."""
     folder = write("pixtral", tmp_path)
     edit_config(folder, lambda content: content.update(vision_feature_layer=layer))
     tensors = load_file(folder / "model.safetensors")
@@ -235,7 +237,31 @@ def test_a_pixtral_without_a_chat_template_does_not_get_llavas(tmp_path: Path) -
     folder = write("pixtral", tmp_path)
     (folder / "chat_template.jinja").unlink()
     tokenizer = load_model(str(folder), PLAIN).tokenizer
-    assert tokenizer._template._source is None
+    with pytest.raises(InvalidRequest, match="template"):
+        tokenizer.render(ask("what is it?").messages)
+
+
+@pytest.mark.parametrize(
+    ("version", "words"), [("4.50.0", ["Hello", "World"]), ("5.2.0", ["HelloWorld"])], ids=str
+)
+def test_the_faulty_pattern_of_mistrals_old_tokenizers_is_replaced(
+    version: str, words: list[str], tmp_path: Path
+) -> None:
+    """transformers recognises such a tokenizer by its version and by more than 100,000 tokens."""
+    folder = write("mistral3", tmp_path)
+    alphabet = {letter: number for number, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    raw = Tokenizer(models.BPE(alphabet | {f"dummy {number}": number for number in range(256, 100_100)}, []))
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\p{L}+|\s+"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    hf.PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="dummy 300").save_pretrained(folder)
+    edit_config(folder, lambda content: content.update(transformers_version=version))
+    backend = load_tokenizer(folder, read_config(folder)).backend
+    assert backend is not None
+    assert [word for word, _ in backend.pre_tokenizer.pre_tokenize_str("HelloWorld")] == words
 
 
 @pytest.mark.parametrize("name", FAMILY)
