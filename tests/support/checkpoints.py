@@ -23,8 +23,11 @@ MORE_SPECIALS = {
         "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>",
         *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)),
     ],
+    **dict.fromkeys(
+        ("pixtral", "mistral3"), ["[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+    ),
 }  # fmt: skip
-"""Further special tokens that only one architecture has."""
+"""Further special tokens of some architectures. In all of them they would change the ids of the others."""
 CORPUS = [
     "What is in the image? Describe the picture, please.",
     "the red circle is left of the blue square",
@@ -47,6 +50,13 @@ IMAGE_TEMPLATE = (
     "{% if c['type'] == 'image' %}<image>{% else %}{{ c['text'] }}{% endif %}{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
+MISTRAL_TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}[INST]{% endif %}{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}[IMG]{% else %}{{ c['text'] }}{% endif %}{% endfor %}"
+    "{% if m['role'] == 'user' %}[/INST]{% else %}<|im_end|>{% endif %}{% endfor %}"
+)
+TEMPLATES = {"<|image_pad|>": QWEN_TEMPLATE, "<image>": IMAGE_TEMPLATE, "[IMG]": MISTRAL_TEMPLATE}
+"""Chat templates by the marker of an image."""
 CLIP_NORM = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
@@ -245,6 +255,41 @@ def _lfm2_vl(ids: dict[str, int]) -> Any:
     return hf.Lfm2VlForConditionalGeneration(config)
 
 
+def _pixtral_tower() -> dict[str, Any]:
+    return {
+        "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "head_dim": 8, "image_size": 196, "patch_size": 14, "hidden_act": "silu",
+    }  # fmt: skip
+
+
+def _mistral() -> Any:
+    return hf.MistralConfig(**_text(head_dim=16, sliding_window=None))
+
+
+def _pixtral(ids: dict[str, int]) -> Any:
+    config = hf.LlavaConfig(
+        vision_config=_pixtral_tower(), text_config=_mistral(), vision_feature_layer=-1,
+        vision_feature_select_strategy="full", **ids,
+    )  # fmt: skip
+    return hf.LlavaForConditionalGeneration(config)
+
+
+def _mistral3(ids: dict[str, int]) -> Any:
+    config = hf.Mistral3Config(
+        vision_config=_pixtral_tower(), text_config=_mistral(), spatial_merge_size=2,
+        tie_word_embeddings=False, **ids,
+    )  # fmt: skip
+    return hf.Mistral3ForConditionalGeneration(config)
+
+
+def _lighton_ocr(ids: dict[str, int]) -> Any:
+    config = hf.LightOnOcrConfig(
+        vision_config=_pixtral_tower(), text_config=hf.Qwen3Config(**_text(head_dim=16)),
+        spatial_merge_size=2, **ids,
+    )  # fmt: skip
+    return hf.LightOnOcrForConditionalGeneration(config)
+
+
 def _qwen_processor(patch: int) -> dict[str, Any]:
     unit = patch * 2
     return {
@@ -270,6 +315,10 @@ _IDEFICS_PROCESSOR = {
     "max_image_size": {"longest_edge": 64}, "do_image_splitting": True, **_HALF,
 }  # fmt: skip
 _SMOL_PROCESSOR = {**_IDEFICS_PROCESSOR, "image_processor_type": "SmolVLMImageProcessor"}
+_PIXTRAL_PROCESSOR = {
+    "image_processor_type": "PixtralImageProcessor", "patch_size": {"height": 14, "width": 14},
+    "size": {"longest_edge": 196}, **CLIP_NORM,
+}  # fmt: skip
 
 
 def _video_processor(architecture: str) -> dict[str, Any]:
@@ -306,6 +355,9 @@ ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "idefics3": (_idefics3, _IDEFICS_PROCESSOR, "<image>"),
     "smolvlm": (_smolvlm, _SMOL_PROCESSOR, "<image>"),
     "lfm2_vl": (_lfm2_vl, _LFM2_PROCESSOR, "<image>"),
+    "pixtral": (_pixtral, _PIXTRAL_PROCESSOR, "[IMG]"),
+    "mistral3": (_mistral3, _PIXTRAL_PROCESSOR, "[IMG]"),
+    "lighton_ocr": (_lighton_ocr, _PIXTRAL_PROCESSOR, "<|image_pad|>"),
 }
 
 
@@ -328,10 +380,20 @@ def _files(architecture: str, seed: int, dtype: torch.dtype, layers: int) -> dic
         return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
+@torch.no_grad()
+def _randomize(model: torch.nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            parameter.uniform_(-4, -1)  # slow decay: answers depend on all tokens of a prompt
+        elif parameter.ndim > 1:
+            parameter.normal_(0, 0.12)
+        else:
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+
+
 def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Path:
     builder, processor, marker = ARCHITECTURES[architecture]
-    template = QWEN_TEMPLATE if marker == "<|image_pad|>" else IMAGE_TEMPLATE
-    words = tokenizer(template, MORE_SPECIALS.get(architecture, ()))
+    words = tokenizer(TEMPLATES[marker], MORE_SPECIALS.get(architecture, ()))
     ids = {"image_token_id": words.convert_tokens_to_ids(marker)}
     if architecture.startswith("qwen"):
         ids |= {
@@ -343,14 +405,7 @@ def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Pa
         ids["video_token_id"] = words.convert_tokens_to_ids("<video>")
     torch.manual_seed(seed)
     model = builder(ids).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("A_log"):
-                parameter.uniform_(-4, -1)  # slow decay: answers depend on all tokens of a prompt
-            elif parameter.ndim > 1:
-                parameter.normal_(0, 0.12)
-            else:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
+    _randomize(model)
     model.to(dtype).save_pretrained(folder)
     words.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
@@ -367,6 +422,8 @@ def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Pa
         side |= {"num_image_tokens": 16, "vision_feature_select_strategy": "full"}
     if architecture in ("idefics3", "smolvlm"):
         side |= {"image_seq_len": 16}
+    if architecture in ("pixtral", "mistral3", "lighton_ocr"):
+        side |= {"patch_size": 14, "spatial_merge_size": 1 if architecture == "pixtral" else 2}
     (folder / "processor_config.json").write_text(json.dumps(side))
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": False, "eos_token_id": 2}))
     return folder

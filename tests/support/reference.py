@@ -26,7 +26,12 @@ PIL_PROCESSORS = {
     "llava_onevision": ("llava_onevision", "LlavaOnevisionImageProcessorPil"),
     "idefics3": ("idefics3", "Idefics3ImageProcessorPil"),
     "smolvlm": ("smolvlm", "SmolVLMImageProcessorPil"),
+    "pixtral": ("pixtral", "PixtralImageProcessorPil"),
+    "mistral3": ("pixtral", "PixtralImageProcessorPil"),
+    "lighton_ocr": ("pixtral", "PixtralImageProcessorPil"),
 }
+PATCH_OPTIONS = {"pixtral": {"patch_size": 14}, "mistral3": {"patch_size": 28}}
+"""Options that transformers' processor classes pass to their image processors."""
 
 
 def own_processor(folder: Path) -> ImageProcessor:
@@ -72,13 +77,14 @@ processor.
 class Reference:
     """A checkpoint loaded by transformers.
 
-    kind: model type of the checkpoint.
+    kind: model type of the checkpoint; "pixtral" for a LLaVA with Pixtral's tower.
     image_token: id of the image token.
     """
 
     def __init__(self, folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
-        self.kind: str = config["model_type"]
+        pixtral = config["model_type"] == "llava" and config["vision_config"]["model_type"] == "pixtral"
+        self.kind: str = "pixtral" if pixtral else config["model_type"]
         self.image_token: int = config.get("image_token_id", config.get("image_token_index"))
         self.folder = folder
         self.model = hf.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
@@ -96,7 +102,7 @@ class Reference:
             inputs |= WITHOUT_PIL[self.kind](self.folder, images)
         elif images:
             nested = [images] if self.kind in ("idefics3", "smolvlm", "llava_onevision") else images
-            output = self.processor(images=nested, return_tensors="pt")
+            output = self.processor(images=nested, return_tensors="pt", **PATCH_OPTIONS.get(self.kind, {}))
             inputs |= {k: v for k, v in output.items() if k not in ("rows", "cols", "num_patches")}
             if self.kind.startswith("qwen"):
                 inputs["mm_token_type_ids"] = (tokens == self.image_token).int()

@@ -22,10 +22,16 @@ from fovea.engine.models.compile import check_compile, compile_modules
 from fovea.engine.models.config_bounds import check_bounds
 from fovea.engine.models.engines import describe_site, find_engines, install
 from fovea.engine.models.recipe import RECIPES, Packer
-from fovea.engine.models.registry import architecture, build
+from fovea.engine.models.registry import architecture, architecture_of, build
 from fovea.engine.models.relevance_head import Head, read_head
 from fovea.engine.models.tokenizer import load_tokenizer, reason
-from fovea.engine.models.weights import checkpoint_dtype, load_weights, shard_files
+from fovea.engine.models.weights import (
+    ORIGINAL_NAME,
+    checkpoint_dtype,
+    holds_tensor,
+    load_weights,
+    shard_files,
+)
 from fovea.engine.reduce.probe import probe_modules
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.tiers.disk import fingerprint
@@ -94,7 +100,14 @@ def resolve(name: str, revision: str = "") -> Path:
 
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
     try:
-        folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+        folder = Path(
+            snapshot_download(
+                name,
+                revision=revision or None,
+                allow_patterns=patterns,
+                ignore_patterns=f"{ORIGINAL_NAME}*.safetensors",
+            )
+        )
     except Exception as error:
         wanted = f"{name!r} at revision {revision!r}" if revision else repr(name)
         raise CheckpointError(f"{wanted} could not be downloaded: {reason(error)}") from error
@@ -113,13 +126,14 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     folder = resolve(name, settings.model.revision)
     check_folder(folder)
     config = read_config(folder)
-    entry = architecture(config.model_type)
+    entry = architecture_of(config)
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModel(
             f"{folder} is quantized; unquantized safetensors are supported, "
             "and --quantization quantizes them while they are loaded"
         )
     files = shard_files(folder)
+    _untie_own_head(config, files)
     device = pick_device(settings.model.device)
     dtype = pick_dtype(settings.model.dtype, device, checkpoint_dtype(files), settings.model.kernels)
     if settings.model.quantization == "fp8":
@@ -224,6 +238,16 @@ def pick_dtype(name: str, device: torch.device, stored: torch.dtype, kernels: st
     # Without BF16 instructions oneDNN emulates bf16, and float32 is faster. The C++ kernels do not need them.
     native = kernels in ("auto", "native") and library() is not None
     return torch.bfloat16 if native or has_bf16_units() else torch.float32
+
+
+def _untie_own_head(config: Any, files: list[Path]) -> None:
+    """Note in a configuration that the checkpoint has a language head of its own.
+
+    Mistral 3's files do not say whether the head is tied to the embedding table, and transformers' default is
+    that it is. transformers, too, goes by the tensors then.
+    """
+    if config.tie_word_embeddings and holds_tensor(files, "lm_head.weight"):
+        config.tie_word_embeddings = False
 
 
 def _build(folder: Path, config: Any, device: torch.device, dtype: torch.dtype) -> VisionLanguageModel:

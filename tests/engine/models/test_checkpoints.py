@@ -243,6 +243,11 @@ def test_other_float_types_are_converted(tmp_path: Path, dtype: torch.dtype) -> 
         ("model.vision_tower.vision_model.encoder.x", "vision.encoder.x"),
         ("vision_tower.vision_model.encoder.x", "vision.encoder.x"),
         ("model.multi_modal_projector.linear_1.bias", "projector.linear_1.bias"),
+        ("vision_tower.transformer.layers.0.x", "vision.transformer.layers.0.x"),
+        ("model.vision_encoder.patch_conv.weight", "vision.patch_conv.weight"),
+        ("vision_encoder.patch_conv.weight", "vision.patch_conv.weight"),
+        ("multi_modal_projector.patch_merger.x", "projector.patch_merger.x"),
+        ("model.vision_projection.norm.weight", "projector.norm.weight"),
         ("model.connector.modality_projection.proj.weight", "projector.proj.weight"),
         ("model.image_newline", "newline"),
         ("something.else", "something.else"),
@@ -282,6 +287,13 @@ def test_files_are_found_without_an_index(tmp_path: Path) -> None:
     for name in ("b.safetensors", "a.safetensors"):
         (tmp_path / name).touch()
     assert [path.name for path in shard_files(tmp_path)] == ["a.safetensors", "b.safetensors"]
+
+
+def test_mistrals_own_file_beside_that_of_transformers_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "consolidated.safetensors").touch()
+    assert [path.name for path in shard_files(tmp_path)] == ["consolidated.safetensors"]
+    (tmp_path / WEIGHTS).touch()
+    assert [path.name for path in shard_files(tmp_path)] == [WEIGHTS]
 
 
 def test_generation_defaults(tmp_path: Path) -> None:

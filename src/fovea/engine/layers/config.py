@@ -161,6 +161,8 @@ class DecoderConfig:
     tied: the embedding table is the language head as well.
     max_positions: longest sequence in tokens.
     embedding_scale: factor of the embeddings of text; embeddings of images are not scaled.
+    query_scaling: (beta, period) of the scale 1 + beta * log(1 + floor(position / period)) of queries
+        (Ministral 3); None: queries are not scaled.
     logit_cap: logits x become cap * tanh(x / cap); 0: they stay.
     """
 
@@ -173,6 +175,7 @@ class DecoderConfig:
     max_positions: int
     centered_norms: bool = False
     embedding_scale: float = 1.0
+    query_scaling: tuple[float, int] | None = None
     logit_cap: float = 0.0
 
     @property

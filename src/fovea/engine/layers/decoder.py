@@ -68,7 +68,7 @@ class Decoder(nn.Module):
         read: numbers of the rows that are returned; None: all T. The last layer computes little more than
             these: of a prompt only the last row is read.
         """
-        step = Step(self.angles(positions, x.dtype), plan, memory)
+        step = Step(self.angles(positions, x.dtype), plan, memory, self._query_scale(positions, x.dtype))
         first = 0
         if visual_rows is not None:
             for index, features in enumerate(deepstack):
@@ -78,8 +78,19 @@ class Decoder(nn.Module):
             return x if read is None else x[read]
         return self._run(x, first, len(self.layers), step, read)
 
+    def _query_scale(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """The scale of each row's queries, (T, 1, 1); None: it is 1 for all rows."""
+        if self.config.query_scaling is None:
+            return None
+        beta, period = self.config.query_scaling
+        # Layers in one call cannot scale queries. They run on CPUs only, where a look at values is fast.
+        if self._stack is not None and not bool((positions >= period).any()):
+            return None
+        scale = 1 + beta * torch.log(1 + torch.floor(positions / period))
+        return scale.to(dtype)[:, None, None]
+
     def _run(self, x: Tensor, first: int, last: int, step: Step, read: Tensor | None = None) -> Tensor:
-        if self._stack is not None:
+        if self._stack is not None and step.query_scale is None:
             (kv,), (attention,), (angles,) = step.memory.kv, step.plan.attention, step.angles
             return self._stack(x, first, last, *angles, kv, attention, read)
         for index in range(first, last):

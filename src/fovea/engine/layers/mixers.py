@@ -107,6 +107,8 @@ class AttentionMixer(nn.Module):
             projected, gate = projected[:, :-width].contiguous(), projected[:, -width:]
         kv, plan = step.memory.layer_kv(self.number), step.plan.attention[self.group]
         query = self.store(projected, kv, *step.angles[self.shape.rotary], plan.slots)
+        if step.query_scale is not None:
+            query = query * step.query_scale
         mixed = self.kernels.attend(query, kv, plan, self.scale).reshape(len(projected), -1)
         return mixed if gate is None else mixed * gate.sigmoid()
 

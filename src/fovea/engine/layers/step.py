@@ -30,8 +30,10 @@ class Step:
     angles: for each of the decoder's rotary positions cos and sin, (T, 1, rotated numbers) float32.
     plan: the work of the step.
     memory: keys, values and states.
+    query_scale: (T, 1, 1), scale of each row's queries; None: 1 for all rows.
     """
 
     angles: tuple[tuple[Tensor, Tensor], ...]
     plan: DecoderPlan
     memory: DecoderMemory
+    query_scale: Tensor | None = None

@@ -24,6 +24,7 @@ BOUNDS: Mapping[str, int] = {
     "intermediate_size": 1 << 20,
     "vocab_size": 1 << 22,
     "max_position_embeddings": 1 << 30,
+    "original_max_position_embeddings": 1 << 30,
     "num_position_embeddings": 1 << 24,
     "image_size": 1 << 16,
     "patch_size": 1 << 12,

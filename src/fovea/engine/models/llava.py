@@ -138,9 +138,21 @@ def tower_config(config: Any) -> ViTConfig:
     vision = config.vision_config
     if vision.model_type not in TOWERS:
         raise UnsupportedModel(f"vision tower {vision.model_type!r}; supported: {', '.join(TOWERS)}")
-    layer = config.vision_feature_layer
+    return TOWERS[vision.model_type](
+        vision, feature_taps(config.vision_feature_layer, vision.num_hidden_layers)
+    )
+
+
+def feature_taps(layer: int | list[int], depth: int) -> tuple[int, ...]:
+    """Return the hidden states that `vision_feature_layer` names; 0: the embeddings, n: the n-th layer.
+
+    layer: the setting; negative numbers count from the last hidden state.
+    depth: number of layers of the tower.
+
+    Raises UnsupportedModel for a layer that the tower does not have.
+    """
     layers = [layer] if isinstance(layer, int) else list(layer)
-    taps = tuple(tap if tap >= 0 else vision.num_hidden_layers + 1 + tap for tap in layers)
-    if not taps or not all(0 <= tap <= vision.num_hidden_layers for tap in taps):
-        raise UnsupportedModel(f"vision_feature_layer {layer} with {vision.num_hidden_layers} layers")
-    return TOWERS[vision.model_type](vision, taps)
+    taps = tuple(tap if tap >= 0 else depth + 1 + tap for tap in layers)
+    if not taps or not all(0 <= tap <= depth for tap in taps):
+        raise UnsupportedModel(f"vision_feature_layer {layer} with {depth} layers")
+    return taps

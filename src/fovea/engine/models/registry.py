@@ -20,6 +20,8 @@ class Architecture:
     example: a checkpoint on the hub.
     vision, text: short descriptions of the vision tower and the decoder.
     videos: whether it takes videos.
+    tower: model_type of vision_config that tells the architecture from others of its model_type; "": any
+        other.
     """
 
     model_type: str
@@ -30,6 +32,7 @@ class Architecture:
     vision: str
     text: str
     videos: bool = False
+    tower: str = ""
 
 
 ARCHITECTURES: tuple[Architecture, ...] = (
@@ -147,16 +150,56 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "SigLIP 2, tiles of any shape",
         "LFM2: short convolutions and attention",
     ),
+    Architecture(
+        "mistral3",
+        "Mistral 3, Ministral 3",
+        "pixtral",
+        "Pixtral",
+        "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+        "Pixtral: any resolution",
+        "Mistral or Ministral 3",
+    ),
+    Architecture(
+        "llava",
+        "Pixtral",
+        "pixtral",
+        "Pixtral",
+        "mistral-community/pixtral-12b",
+        "Pixtral: any resolution",
+        "Mistral",
+        tower="pixtral",
+    ),
+    Architecture(
+        "lighton_ocr",
+        "LightOnOCR",
+        "pixtral",
+        "Pixtral",
+        "lightonai/LightOnOCR-1B-1025",
+        "Pixtral: any resolution",
+        "Qwen3",
+    ),
 )
 
 
-def architecture(model_type: str) -> Architecture:
-    """Return the architecture of that model_type. Raises UnsupportedModel, which names the supported ones."""
-    for entry in ARCHITECTURES:
-        if entry.model_type == model_type:
+def architecture(model_type: str, tower: str = "") -> Architecture:
+    """Return the architecture of that model_type. Raises UnsupportedModel, which names the supported ones.
+
+    tower: model_type of the vision tower. It decides only where several architectures share a model_type.
+    """
+    entries = [entry for entry in ARCHITECTURES if entry.model_type == model_type]
+    for entry in entries:
+        if entry.tower == tower:
             return entry
-    known = ", ".join(entry.model_type for entry in ARCHITECTURES)
+    for entry in entries:
+        if not entry.tower:
+            return entry
+    known = ", ".join(dict.fromkeys(entry.model_type for entry in ARCHITECTURES))
     raise UnsupportedModel(f"model_type {model_type!r} is not supported; supported: {known}")
+
+
+def architecture_of(config: Any) -> Architecture:
+    """Return the architecture of a transformers configuration. Raises UnsupportedModel."""
+    return architecture(config.model_type, getattr(config.vision_config, "model_type", ""))
 
 
 def video_model_names() -> str:
@@ -166,7 +209,7 @@ def video_model_names() -> str:
 
 def build(config: Any) -> VisionLanguageModel:
     """Build a model with uninitialised weights from a transformers configuration. Raises UnsupportedModel."""
-    entry = architecture(config.model_type)
+    entry = architecture_of(config)
     module = import_module(f"fovea.engine.models.{entry.module}")
     model: VisionLanguageModel = getattr(module, entry.attribute)(config)
     return model

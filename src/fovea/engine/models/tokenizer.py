@@ -49,7 +49,9 @@ def load_tokenizer(
         # For such a folder, transformers returns an empty tokenizer, which causes wrong answers but no error.
         raise CheckpointError(f"{folder} has no usable tokenizer: none of {', '.join(VOCABULARIES)} is there")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=False, local_files_only=True, **_fixes(config)
+        )
         chat_template = template or _own_template(folder, tokenizer) or _template_file(folder)
     except CheckpointError:
         raise
@@ -58,7 +60,8 @@ def load_tokenizer(
     except BaseException as error:  # a panic of the library's Rust code is no Exception
         raise CheckpointError(f"{folder} has no usable tokenizer: {reason(error)}") from error
     _check_ids(folder, tokenizer)
-    if chat_template is None and config.model_type == "llava":
+    tower = getattr(getattr(config, "vision_config", None), "model_type", "")
+    if chat_template is None and config.model_type == "llava" and tower != "pixtral":
         chat_template = LLAVA_TEMPLATE
     markers = frozenset(
         token for name in MARKER_FIELDS if isinstance(token := getattr(config, name, None), int)
@@ -70,6 +73,15 @@ def load_tokenizer(
         marker_ids=markers,
         dialect=dialect(chat_template),
     )
+
+
+def _fixes(config: Any) -> dict[str, bool]:
+    """Options of transformers for tokenizers whose published files have a known fault.
+
+    tokenizer.json of Mistral 3 splits words by a wrong pattern. transformers knows the right one, and uses it
+    for files of its versions before 5 if it is told to.
+    """
+    return {"fix_mistral_regex": True} if config.model_type == "mistral3" else {}
 
 
 def reason(error: BaseException) -> str:

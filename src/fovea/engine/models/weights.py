@@ -28,6 +28,8 @@ DTYPES = {
     "BF16": torch.bfloat16,
 }
 _EXPERT = re.compile(r"^(.*\.experts)\.(\d{1,6})\.(gate|up|down)_proj\.weight$", re.ASCII)
+ORIGINAL_NAME = "consolidated"
+"""Beginning of the names of Mistral's own files, which its repositories hold beside those of transformers."""
 MAX_HEADER = 100 * 1024 * 1024
 """Largest header of a safetensors file that is read, in bytes."""
 
@@ -67,6 +69,8 @@ def shard_files(folder: Path) -> list[Path]:
             )
         return shards
     files = sorted(path for path in folder.glob("*.safetensors") if path.name != OLD_NAME)
+    if (folder / "model.safetensors") in files:
+        files = [path for path in files if not path.name.startswith(ORIGINAL_NAME)]
     if not files:
         others = [p.name for p in folder.glob("*.bin")][:3]
         hint = f"; {others} are pickles, which are not read: convert them to safetensors" if others else ""
@@ -237,6 +241,15 @@ def _count(shape: tuple[int, ...]) -> int:
     for side in shape:
         count *= side
     return count
+
+
+def holds_tensor(files: Iterable[Path], name: str) -> bool:
+    """Whether a checkpoint has a tensor of that canonical name."""
+    for path in files:
+        with path.open("rb") as file:
+            if any(canonical(entry.name) == name for entry in read_header(file, path)[0]):
+                return True
+    return False
 
 
 def checkpoint_dtype(files: Iterable[Path]) -> torch.dtype:

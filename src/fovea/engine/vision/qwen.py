@@ -25,7 +25,7 @@ from fovea.engine.layers.mlp import GatedMLP, PlainMLP
 from fovea.engine.layers.norm import LayerNorm, RMSNorm
 from fovea.engine.vision.qwen_config import QwenVisionConfig
 from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector, attend_slices, cuts, slice_rows
+from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector, block_slices
 from fovea.engine.vision.windows import bilinear_taps, patch_coordinates, taps_at, window_order
 from fovea.kernels.base import Kernels
 from fovea.kernels.torch.kernels import PLAIN
@@ -102,16 +102,8 @@ class Block(nn.Module):
 
     def slices(self, x: Tensor, geometry: Geometry, runs: Sequence[tuple[int, int]]) -> Slices[Tensor]:
         """Compute the block one slice at a time. x (patches, hidden) is changed in place and returned."""
-        attention = self.attn
-        qkv = x.new_empty((x.shape[0], 3 * attention.heads, x.shape[1] // attention.heads))
-        for rows in cuts(x.shape[0], slice_rows(x)):
-            qkv[rows] = self.before(x[rows], geometry.cos[rows], geometry.sin[rows])
-            yield
-        mixed = yield from attend_slices(attention.kernels, qkv, runs, attention.heads)
-        for rows in cuts(x.shape[0], slice_rows(x)):
-            x[rows] = self.after(mixed[rows], x[rows])
-            yield
-        return x
+        rotation = geometry.cos, geometry.sin
+        return block_slices(self, self.attn.kernels, self.attn.heads, x, rotation, runs)
 
     def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Queries, keys and values of rows x (T, hidden)."""
@@ -225,8 +217,8 @@ class QwenVisionTower(nn.Module):
             x = yield from block.slices(x, geometry, geometry.runs(self.config, index))
             if index in self.config.deepstack:
                 merger = self.deepstack_merger_list[self.config.deepstack.index(index)]
-                features.append((yield from apply_by_rows(as_projector(merger), x)))
-        merged = yield from apply_by_rows(as_projector(self.merger), x)
+                features.append((yield from apply_by_rows(as_projector(merger), x, self.config.merge**2)))
+        merged = yield from apply_by_rows(as_projector(self.merger), x, self.config.merge**2)
         return merged if geometry.back is None else merged[geometry.back], features
 
     def _taps_at(self, at: NDArray[np.float32]) -> tuple[Tensor, Tensor]:

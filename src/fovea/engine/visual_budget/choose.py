@@ -268,7 +268,7 @@ def _refusal(possible: tuple[str, ...], name: str) -> str | None:
         return None
     if not possible:
         return (
-            "this model writes text between the tiles; tokens of such an image cannot be left out; "
+            "this model writes text between the tiles or rows; tokens of such an image cannot be left out; "
             "accepted: all tokens"
         )
     method = METHODS[name]

@@ -20,7 +20,10 @@ KINDS = {
     "qwen3_vl_text": (None, True, "interleaved"),
     "qwen3_vl_moe_text": (None, True, "interleaved"),
     "mistral": (False, False, None),
+    "ministral3": (False, False, None),
 }
+MISTRAL = ("mistral", "ministral3")
+"""Families in which all layers have a sliding window if `sliding_window` is set."""
 
 
 def convert(text: Any, *, tied: bool) -> DecoderConfig:
@@ -50,14 +53,22 @@ def convert(text: Any, *, tied: bool) -> DecoderConfig:
         eps=text.rms_norm_eps,
         tied=tied,
         max_positions=text.max_position_embeddings,
+        query_scaling=_query_scaling(text),
     )
+
+
+def _query_scaling(text: Any) -> tuple[float, int] | None:
+    """See `DecoderConfig.query_scaling`."""
+    beta = text.rope_parameters.get("llama_4_scaling_beta")
+    if text.model_type != "ministral3" or not beta:
+        return None
+    return float(beta), int(text.rope_parameters["original_max_position_embeddings"])
 
 
 def _check_windows(text: Any) -> None:
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or (
-        text.model_type == "mistral" and getattr(text, "sliding_window", None) is not None
-    ):
+    windowed = text.model_type in MISTRAL and getattr(text, "sliding_window", None) is not None
+    if kinds != {"full_attention"} or windowed:
         raise UnsupportedModel(f"{text.model_type} with {sorted(kinds)}: only full attention is supported")
 
 

@@ -14,6 +14,7 @@ Renames = tuple[tuple[str, str], ...]
 FAMILIES = {
     "llama": "dense",
     "mistral": "dense",
+    "ministral3": "dense",
     "qwen2": "dense",
     "qwen3": "dense",
     "qwen2_vl_text": "dense",

@@ -59,6 +59,7 @@ class VisualPlan:
             (1, 0, 0): that view alone.
         Idefics3, SmolVLM, LFM2-VL: (1, rows, columns) of tiles, without the view of the whole image;
             (1, 0, 0): that view alone.
+        Pixtral, Mistral 3, LightOnOCR: (1, rows, columns) of patches, before merging.
     text: the text that replaces the image's marker in the prompt.
     key: names everything that shapes the pixels. Images of equal identity and equal key give equal arrays.
     sizes: (height, width) after each successive resize of the whole picture, in order, in pixels.
@@ -88,6 +89,7 @@ class ProcessedImage:
         "pixel_values", float32:
             Qwen: (patches, channels * frames * patch * patch), patches in merge-window order.
             LFM2-VL: (1, patches, channels * patch * patch), the view of the whole image.
+            Pixtral, Mistral 3, LightOnOCR: (patches, channels * patch * patch), patches row by row.
             others: (tiles, channels, height, width).
         "tiles", float32 (tiles, patches, channels * patch * patch): LFM2-VL; only images in tiles have it.
         "grid_thw", int64 (1, 3): Qwen; (frames, rows, columns) of patches.

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.vision.processor.base import ImageProcessor
+from fovea.engine.vision.processor.settings import section
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _KINDS: Mapping[str, str] = MappingProxyType(
@@ -25,8 +26,12 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "idefics3": "idefics3",
         "smolvlm": "idefics3",
         "lfm2_vl": "lfm2_vl",
+        "mistral3": "pixtral",
+        "lighton_ocr": "lighton_ocr",
     }
 )
+_KINDS_BY_TOWER: Mapping[tuple[str, str], str] = MappingProxyType({("llava", "pixtral"): "pixtral"})
+"""Files of types that several architectures share, by `model_type` and the type of the vision tower."""
 
 
 def model_types() -> tuple[str, ...]:
@@ -51,7 +56,8 @@ def build(
     setting that would change the pixels in a way that is not implemented, or that contradicts the model's own
     shapes.
     """
-    module = _KINDS.get(model_type)
+    tower = str(section(model_config, "vision_config").get("model_type"))
+    module = _KINDS_BY_TOWER.get((model_type, tower)) or _KINDS.get(model_type)
     if module is None:
         raise UnsupportedModel(
             f"no image processor for model_type {model_type!r}; accepted: {', '.join(model_types())}"
