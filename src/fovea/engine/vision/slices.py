@@ -52,13 +52,13 @@ def cuts(count: int, size: int) -> Iterator[slice]:
         yield slice(start, min(count, start + size))
 
 
-def apply_by_rows(layer: Callable[[Tensor], Tensor], x: Tensor) -> Slices[Tensor]:
+def apply_by_rows(layer: Callable[[Tensor], Tensor], x: Tensor, *, unit: int = 1) -> Slices[Tensor]:
     """Apply a layer to the rows of x, one slice of rows at a time.
 
-    A layer may merge neighbouring rows: a slice holds a multiple of the rows that become one.
+    unit: neighbouring rows that the layer merges into one. A slice holds a multiple of it.
     """
     outputs = []
-    for rows in cuts(x.shape[0], slice_rows(x)):
+    for rows in cuts(x.shape[0], max(1, slice_rows(x) // unit) * unit):
         outputs.append(layer(x[rows]))
         yield
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
