@@ -25,7 +25,7 @@ from fovea.engine.models.recipe import RECIPES, Packer
 from fovea.engine.models.registry import architecture, build
 from fovea.engine.models.relevance_head import Head, read_head
 from fovea.engine.models.tokenizer import load_tokenizer, reason
-from fovea.engine.models.weights import checkpoint_dtype, load_weights, shard_files
+from fovea.engine.models.weights import checkpoint_dtype, has_tensor, load_weights, shard_files
 from fovea.engine.reduce.probe import probe_modules
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.tiers.disk import fingerprint
@@ -120,6 +120,10 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
             "and --quantization quantizes them while they are loaded"
         )
     files = shard_files(folder)
+    if has_tensor(files, "lm_head.weight"):
+        # Some configurations tie the head to the embedding table, and their checkpoints have other weights
+        # for it. Then the weights count, as in transformers.
+        config.tie_word_embeddings = False
     device = pick_device(settings.model.device)
     dtype = pick_dtype(settings.model.dtype, device, checkpoint_dtype(files), settings.model.kernels)
     if settings.model.quantization == "fp8":
