@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ CORPUS = [
     "What is in the image? Describe the picture, please.",
     "the red circle is left of the blue square",
 ] * 4
+PADDLEOCR_SPECIALS = ["<|begin_of_sentence|>", "<|IMAGE_START|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_END|>"]
 VOCABULARY = 384
 TEXT_LAYERS = 3
 """Number of layers of a decoder. Tests of slow kernels lower it."""
@@ -40,19 +41,30 @@ IMAGE_TEMPLATE = (
     "{% if c['type'] == 'image' %}<image>{% else %}{{ c['text'] }}{% endif %}{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
+# Like the published template: the images of a turn come before its text.
+PADDLEOCR_TEMPLATE = (
+    "<|begin_of_sentence|>{% for m in messages %}{% if m['role'] == 'user' %}User: "
+    "{% for c in m['content'] if c['type'] == 'image' %}<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"
+    "{% endfor %}{% for c in m['content'] if c['type'] == 'text' %}{{ c['text'] }}{% endfor %}"
+    "{{ '\\n' }}{% elif m['role'] == 'assistant' %}Assistant: "
+    "{% for c in m['content'] if c['type'] == 'text' %}{{ c['text'] }}{% endfor %}{{ eos_token }}"
+    "{% else %}{% for c in m['content'] if c['type'] == 'text' %}{{ c['text'] + '\\n' }}{% endfor %}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}Assistant: {% endif %}"
+)
 CLIP_NORM = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
 
 
-def tokenizer(template: str) -> Any:
+def tokenizer(template: str, extra: Sequence[str] = ()) -> Any:
+    """A tokenizer with the special tokens of most families. extra: those of one family alone."""
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
-        special_tokens=SPECIALS,
+        special_tokens=[*SPECIALS, *extra],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -177,6 +189,21 @@ def _smolvlm(ids: dict[str, int]) -> Any:
     return hf.SmolVLMForConditionalGeneration(config)
 
 
+def _paddleocr_vl(ids: dict[str, int]) -> Any:
+    config = hf.PaddleOCRVLConfig(
+        vision_config={**_siglip_dict(), "image_size": 98, "patch_size": 14, "num_channels": 3},
+        text_config=_text(
+            head_dim=16,
+            use_bias=True,
+            tie_word_embeddings=False,
+            rope_scaling={"type": "default", "mrope_section": [2, 3, 3]},
+        ),
+        tie_word_embeddings=False,
+        **ids,
+    )
+    return hf.PaddleOCRVLForConditionalGeneration(config)
+
+
 def _qwen_processor(patch: int) -> dict[str, Any]:
     unit = patch * 2
     return {
@@ -200,6 +227,10 @@ _HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 _IDEFICS_PROCESSOR = {
     "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 256},
     "max_image_size": {"longest_edge": 64}, "do_image_splitting": True, **_HALF,
+}  # fmt: skip
+_PADDLEOCR_PROCESSOR = {
+    **_qwen_processor(14), "image_processor_type": "PaddleOCRVLImageProcessor", "temporal_patch_size": 1,
+    **_HALF,
 }  # fmt: skip
 _SMOL_PROCESSOR = {**_IDEFICS_PROCESSOR, "image_processor_type": "SmolVLMImageProcessor"}
 
@@ -227,6 +258,7 @@ ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "llava_onevision": (_llava_onevision, _ONEVISION_PROCESSOR, "<image>"),
     "idefics3": (_idefics3, _IDEFICS_PROCESSOR, "<image>"),
     "smolvlm": (_smolvlm, _SMOL_PROCESSOR, "<image>"),
+    "paddleocr_vl": (_paddleocr_vl, _PADDLEOCR_PROCESSOR, "<|IMAGE_PLACEHOLDER|>"),
 }
 
 
@@ -249,16 +281,26 @@ def _files(architecture: str, seed: int, dtype: torch.dtype, layers: int) -> dic
         return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
+def _tokenizer_of(architecture: str, marker: str) -> Any:
+    if architecture == "paddleocr_vl":
+        return tokenizer(PADDLEOCR_TEMPLATE, PADDLEOCR_SPECIALS)
+    return tokenizer(QWEN_TEMPLATE if marker == "<|image_pad|>" else IMAGE_TEMPLATE)
+
+
 def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Path:
     builder, processor, marker = ARCHITECTURES[architecture]
-    template = QWEN_TEMPLATE if marker == "<|image_pad|>" else IMAGE_TEMPLATE
-    words = tokenizer(template)
+    words = _tokenizer_of(architecture, marker)
     ids = {"image_token_id": words.convert_tokens_to_ids(marker)}
     if architecture.startswith("qwen"):
         ids |= {
             "video_token_id": words.convert_tokens_to_ids("<|video_pad|>"),
             "vision_start_token_id": words.convert_tokens_to_ids("<|vision_start|>"),
             "vision_end_token_id": words.convert_tokens_to_ids("<|vision_end|>"),
+        }
+    if architecture == "paddleocr_vl":
+        ids |= {
+            "vision_start_token_id": words.convert_tokens_to_ids("<|IMAGE_START|>"),
+            "vision_end_token_id": words.convert_tokens_to_ids("<|IMAGE_END|>"),
         }
     if architecture == "llava_onevision":
         ids["video_token_id"] = words.convert_tokens_to_ids("<video>")

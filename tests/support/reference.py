@@ -20,6 +20,7 @@ PIL_PROCESSORS = {
     "llava_onevision": ("llava_onevision", "LlavaOnevisionImageProcessorPil"),
     "idefics3": ("idefics3", "Idefics3ImageProcessorPil"),
     "smolvlm": ("smolvlm", "SmolVLMImageProcessorPil"),
+    "paddleocr_vl": ("paddleocr_vl", "PaddleOCRVLImageProcessorPil"),
 }
 
 
@@ -47,7 +48,7 @@ class Reference:
             nested = [images] if self.kind in ("idefics3", "smolvlm", "llava_onevision") else images
             output = self.processor(images=nested, return_tensors="pt")
             inputs |= {k: v for k, v in output.items() if k not in ("rows", "cols", "num_patches")}
-            if self.kind.startswith("qwen"):
+            if self.kind.startswith("qwen") or self.kind == "paddleocr_vl":
                 inputs["mm_token_type_ids"] = (tokens == self.image_token).int()
         return inputs
 

@@ -14,11 +14,12 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^(model\.)?(language_model\.)?lm_head\.", "lm_head."),
         (r"^(model\.)?language_model\.(model\.)?", "decoder."),
         (r"^(model\.)?text_model\.(model\.)?", "decoder."),
-        (r"^(model\.)?visual\.", "vision."),
+        (r"^(model\.)?visual\.(vision_model\.)?", "vision."),
         (r"^(model\.)?vision_tower\.(vision_model\.)?", "vision."),
         (r"^(model\.)?vision_model\.", "vision."),
         (r"^(model\.)?multi_modal_projector\.", "projector."),
         (r"^(model\.)?connector\.modality_projection\.", "projector."),
+        (r"^(model\.projector|mlp_AR)\.", "projector."),
         (r"^(model\.)?image_newline$", "newline"),
         (r"^model\.(embed_tokens|layers|norm)\.", r"decoder.\1."),
     )

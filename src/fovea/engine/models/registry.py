@@ -108,6 +108,15 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "SigLIP, tiles, pixel shuffle",
         "Llama",
     ),
+    Architecture(
+        "paddleocr_vl",
+        "PaddleOCR-VL",
+        "paddleocr_vl",
+        "PaddleOCRVL",
+        "PaddlePaddle/PaddleOCR-VL",
+        "SigLIP, any resolution",
+        "ERNIE-4.5, M-RoPE",
+    ),
 )
 
 

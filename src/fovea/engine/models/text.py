@@ -13,7 +13,7 @@ from fovea.engine.layers.rope import mrope_axes
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 FAMILIES = {
     # model_type of the text configuration: (bias of q, k, v; norm of q and k; M-RoPE layout).
-    # A bias of None is the configuration's attention_bias.
+    # A bias of None is the configuration's attention_bias, or use_bias, which is for all linear maps.
     "llama": (None, False, None),
     "qwen2": (True, False, None),
     "qwen3": (None, True, None),
@@ -21,7 +21,10 @@ FAMILIES = {
     "qwen2_5_vl_text": (True, False, "runs"),
     "qwen3_vl_text": (None, True, "interleaved"),
     "mistral": (False, False, None),
+    "paddleocr_vl_text": (None, False, "runs"),
 }
+DEFAULT_SECTIONS = {"paddleocr_vl_text": (16, 24, 24)}
+"""The numbers of `mrope_section` for configurations that omit them, by their model_type."""
 
 
 def decoder_config(text: Any, *, tied: bool) -> DecoderConfig:
@@ -42,12 +45,13 @@ def decoder_config(text: Any, *, tied: bool) -> DecoderConfig:
     ):
         raise UnsupportedModel(f"{text.model_type} with {sorted(kinds)}: only full attention is supported")
     qkv_bias, qk_norm, mrope = family
-    attention_bias = bool(getattr(text, "attention_bias", False))
+    use_bias = bool(getattr(text, "use_bias", False))
+    attention_bias = use_bias or bool(getattr(text, "attention_bias", False))
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     inverse, scaling = _rope(text, head_dim)
     axes = None
     if mrope is not None:
-        sections = text.rope_parameters.get("mrope_section")
+        sections = text.rope_parameters.get("mrope_section", DEFAULT_SECTIONS.get(text.model_type))
         if sections is None or sum(sections) != head_dim // 2:
             raise UnsupportedModel(
                 f"mrope_section {sections} does not add up to half the head size {head_dim}"
@@ -65,7 +69,7 @@ def decoder_config(text: Any, *, tied: bool) -> DecoderConfig:
         activation=text.hidden_act,
         qkv_bias=attention_bias if qkv_bias is None else qkv_bias,
         out_bias=attention_bias if qkv_bias is None else False,
-        mlp_bias=bool(getattr(text, "mlp_bias", False)),
+        mlp_bias=use_bias or bool(getattr(text, "mlp_bias", False)),
         qk_norm=qk_norm,
         tied=tied,
         max_positions=text.max_position_embeddings,

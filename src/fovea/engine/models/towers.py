@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fovea.core.errors import UnsupportedModel
 from fovea.engine.vision.vit import ViTConfig
 
 
@@ -32,3 +33,18 @@ def _tower(vision: Any, taps: tuple[int, ...], **kind: bool) -> ViTConfig:
         taps=taps,
         **kind,
     )
+
+
+def axial_theta(vision: Any) -> float:
+    """Base of the rotary frequencies of a tower whose angles turn with rows and columns.
+
+    Raises UnsupportedModel for rotary positions of another kind, and for heads that they do not divide.
+    """
+    size = vision.hidden_size // vision.num_attention_heads
+    if size % 4:
+        raise UnsupportedModel(f"vision heads of size {size}: accepted are multiples of 4")
+    parameters = getattr(vision, "rope_parameters", None) or {}
+    kind = parameters.get("rope_type", "axial")
+    if kind != "axial":
+        raise UnsupportedModel(f"vision RoPE of type {kind!r} is not supported; supported: axial")
+    return float(parameters.get("rope_theta", 10000.0))

@@ -22,6 +22,7 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "llava_onevision": "llava_onevision",
         "idefics3": "idefics3",
         "smolvlm": "idefics3",
+        "paddleocr_vl": "paddleocr_vl",
     }
 )
 
