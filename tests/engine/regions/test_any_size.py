@@ -17,11 +17,12 @@ from fovea.core.types import ChatPrompt, Completion
 from fovea.engine.models.qwen_vl import QwenVL
 from fovea.engine.regions.any_size import AnySizeRegionEncoder
 from fovea.engine.request.prompt_plan import PlannedImage, process
+from fovea.engine.vision.blocks import Block
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.navit import NaViT
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.processor.qwen import QwenProcessor
-from fovea.engine.vision.qwen import Block, QwenVisionTower
+from fovea.engine.vision.qwen import QwenVisionTower
 from fovea.engine.vision.slices import run_to_end
 from fovea.kernels.native.build import library
 from fovea.relevance.pipeline import Realization

@@ -11,7 +11,7 @@ its tokens do not depend on what else the same step computes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -23,20 +23,13 @@ from torch import Tensor, nn
 from fovea.engine.layers.linear import Embedding, Linear, PatchLinear
 from fovea.engine.layers.mlp import GatedMLP, PlainMLP
 from fovea.engine.layers.norm import LayerNorm, RMSNorm
-from fovea.engine.vision.any_size import (
-    TappedAttention,
-    add_positions,
-    block_slices,
-    patch_angles,
-    tap_block,
-)
+from fovea.engine.vision.any_size import TappedAttention, add_positions, patch_angles, tap_block
+from fovea.engine.vision.blocks import Block
 from fovea.engine.vision.qwen_config import QwenVisionConfig
 from fovea.engine.vision.resample import PositionTable
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector, run_to_end
 from fovea.engine.vision.windows import window_order
-from fovea.kernels.base import Kernels
-from fovea.kernels.torch.kernels import PLAIN
 
 MAX_GEOMETRIES = 64
 
@@ -70,16 +63,6 @@ class Geometry:
         return self.full if not config.window or block in config.full else self.windows
 
 
-class _Attention(nn.Module):
-    kernels: Kernels = PLAIN
-
-    def __init__(self, config: QwenVisionConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-        self.qkv = Linear(config.hidden, 3 * config.hidden, bias=True)
-        self.proj = Linear(config.hidden, config.hidden, bias=True)
-
-
 def _mlp(config: QwenVisionConfig) -> nn.Module:
     if config.generation == "2.5":
         return GatedMLP(config.hidden, config.intermediate, config.activation, bias=True)
@@ -91,39 +74,8 @@ def _norm(config: QwenVisionConfig, width: int) -> nn.Module:
     return RMSNorm(width, 1e-6) if config.generation == "2.5" else LayerNorm(width, 1e-6)
 
 
-class Block(nn.Module):
-    """One transformer block of a Qwen tower: attention and MLP, each after a norm."""
-
-    rowwise = ("before", "after")
-
-    def __init__(self, config: QwenVisionConfig) -> None:
-        super().__init__()
-        self.norm1 = _norm(config, config.hidden)
-        self.attn = _Attention(config)
-        self.norm2 = _norm(config, config.hidden)
-        self.mlp = _mlp(config)
-
-    @property
-    def attention(self) -> _Attention:
-        return self.attn
-
-    def slices(self, x: Tensor, geometry: Geometry, runs: Sequence[tuple[int, int]]) -> Slices[Tensor]:
-        """Compute the block one slice at a time. x (patches, hidden) is changed in place and returned."""
-        return block_slices(self, x, geometry.cos, geometry.sin, runs)
-
-    def project(self, x: Tensor) -> Tensor:
-        """Queries, keys and values of rows x (T, hidden), not rotated: (T, 3 * heads, head_dim)."""
-        qkv: Tensor = self.attn.qkv(self.norm1(x))
-        return qkv.view(x.shape[0], 3 * self.attn.heads, -1)
-
-    def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Queries, keys and values of rows x, queries and keys rotated."""
-        return self.attn.kernels.rotate(self.project(x), 2 * self.attn.heads, cos, sin)
-
-    def after(self, mixed: Tensor, x: Tensor) -> Tensor:
-        """Apply output projection, norm and MLP to attention output `mixed` of rows x, both (T, hidden)."""
-        attended = self.attn.proj(mixed, x)
-        return self.mlp(self.norm2(attended), attended)  # type: ignore[no-any-return]
+def _block(config: QwenVisionConfig) -> Block:
+    return Block(config.hidden, config.heads, lambda: _norm(config, config.hidden), _mlp(config))
 
 
 class _Merger2(nn.Module):
@@ -186,7 +138,7 @@ class QwenVisionTower(nn.Module):
         self.config = config
         self.patch_embed = _PatchEmbed(config)
         self.pos_embed = Embedding(config.positions, config.hidden) if config.positions else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
         self.merger = _Merger3(config, joined_norm=False) if config.generation == "3" else _Merger2(config)
         self.deepstack_merger_list = nn.ModuleList(
             _Merger3(config, joined_norm=True) for _ in config.deepstack
@@ -220,7 +172,7 @@ class QwenVisionTower(nn.Module):
         x = yield from self._embed(patches, geometry)
         features, unit = [], self.config.merge**2
         for index, block in enumerate(cast("Iterable[Block]", self.blocks)):
-            x = yield from block.slices(x, geometry, geometry.runs(self.config, index))
+            x = yield from block.slices(x, geometry.cos, geometry.sin, geometry.runs(self.config, index))
             if index in self.config.deepstack:
                 merger = self.deepstack_merger_list[self.config.deepstack.index(index)]
                 features.append((yield from apply_by_rows(as_projector(merger), x, unit=unit)))
@@ -234,7 +186,7 @@ class QwenVisionTower(nn.Module):
         blocks = cast("list[Block]", list(self.blocks))
         x = run_to_end(self._embed(patches, geometry))
         for index, block in enumerate(blocks[:tapped]):
-            x = run_to_end(block.slices(x, geometry, geometry.runs(config, index)))
+            x = run_to_end(block.slices(x, geometry.cos, geometry.sin, geometry.runs(config, index)))
         return tap_block(blocks[tapped], x, geometry.cos, geometry.sin, geometry.back)
 
     def _embed(self, patches: Tensor, geometry: Geometry) -> Slices[Tensor]:
