@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fovea.engine.vision.processor.budget import expect_dimensions
-from fovea.engine.vision.processor.qwen import ProcessorClass, QwenProcessor, build_class, smart_resize
+from fovea.engine.vision.processor.qwen import ProcessorClass, QwenProcessor, build_class
 from fovea.engine.vision.processor.size import Size
+from fovea.engine.vision.processor.smart_resize import smart_resize
 
 MARKER = "<|IMAGE_PLACEHOLDER|>"
 

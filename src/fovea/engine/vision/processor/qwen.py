@@ -5,8 +5,7 @@ Source: Qwen2-VL (arXiv:2409.12191), section 2.1, "naive dynamic resolution".
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,47 +28,7 @@ from fovea.engine.vision.processor.palette import Palette
 from fovea.engine.vision.processor.pixels import Bytes, read_filter, resize_to_bytes
 from fovea.engine.vision.processor.settings import Settings, expect_equal, section
 from fovea.engine.vision.processor.size import Size
-
-SizeRule = Callable[[int, int, int, int, int], tuple[int, int]]
-"""A function with the arguments and the result of `smart_resize`."""
-
-
-def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """(height, width) of nearly the same aspect, both multiples of `factor`, with an area within the limits.
-
-    An edge is at least `factor`, so a very elongated image may exceed a small `max_pixels`. Halves are
-    rounded to the even multiple. The rounding and the order of the floating-point operations must not change:
-    the reference is Qwen's own implementation.
-
-    min_pixels, max_pixels: limits of the area, in pixels.
-
-    Raises InvalidImage for an image without pixels or more elongated than 200:1.
-    """
-    expect_dimensions(width, height, aspect=True)
-    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
-    if new_height * new_width > max_pixels:
-        shrink = math.sqrt((height * width) / max_pixels)
-        return (
-            max(factor, math.floor(height / shrink / factor) * factor),
-            max(factor, math.floor(width / shrink / factor) * factor),
-        )
-    if new_height * new_width < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
-        return math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
-    return new_height, new_width
-
-
-def trim(height: int, width: int, factor: int, max_pixels: int) -> tuple[int, int]:
-    """Shorten the longer edge, and then the shorter one if necessary, until the area is at most `max_pixels`.
-
-    Shortened edges are multiples of `factor`. `max_pixels` must be at least factor**2.
-    """
-    if height * width <= max_pixels:
-        return height, width
-    short = min(height, width)
-    long = max(factor, max_pixels // short // factor * factor)
-    short = min(short, max(factor, max_pixels // long // factor * factor))
-    return (short, long) if height <= width else (long, short)
+from fovea.engine.vision.processor.smart_resize import SizeRule, smart_resize, trim
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +172,7 @@ class ProcessorClass:
     marker: text of one visual token, for processors that do not name it.
     rule: see `QwenProcessor.rule`.
     frames: the only accepted repetition of an image in time; None: it is the encoder's.
+    volume: the limits of the settings count the pixels of all repetitions of an image.
     """
 
     types: tuple[str, ...]
@@ -220,6 +180,7 @@ class ProcessorClass:
     marker: str
     rule: SizeRule
     frames: int | None = None
+    volume: bool = False
 
 
 QWEN = ProcessorClass(
@@ -246,7 +207,8 @@ def build_class(
     settings = Settings(preprocessor)
     settings.processor_type(kind.types, kind.types[0])
     vision = section(model, "vision_config")
-    low, high = _own_limits(settings, kind.size)
+    frames = _frames(settings, vision, kind.frames)
+    low, high = _own_limits(settings, kind.size, frames if kind.volume else 1)
     patch = _shape(settings, "patch_size", vision, "patch_size", 14)
     result = QwenProcessor(
         palette=Palette.read(settings),
@@ -256,7 +218,7 @@ def build_class(
         max_pixels=high,
         patch=patch,
         merge=_shape(settings, "merge_size", vision, "spatial_merge_size", 2),
-        frames=_frames(settings, vision, kind.frames),
+        frames=frames,
         marker=str(processor.get("image_token") or kind.marker),
         rule=kind.rule,
     )
@@ -275,8 +237,10 @@ def _frames(settings: Settings, vision: Mapping[str, Any], only: int | None) -> 
     return frames
 
 
-def _own_limits(settings: Settings, default: Size) -> tuple[int, int]:
+def _own_limits(settings: Settings, default: Size, counted: int) -> tuple[int, int]:
     """The model's own limits of the area, in pixels.
+
+    counted: how often the settings count each pixel. They must be multiples of it.
 
     Old files name them `min_pixels` and `max_pixels`. New files have them in `size`, under the names of
     edges. The flat names take precedence. The processor class's defaults are used only if `size` is absent.
@@ -289,7 +253,9 @@ def _own_limits(settings: Settings, default: Size) -> tuple[int, int]:
         raise settings.error(
             "size", size, "areas shortest_edge <= longest_edge in pixels (or min_pixels, max_pixels)"
         )
-    return low, high
+    if low % counted or high % counted:
+        raise settings.error("size", size, f"multiples of {counted}, because every pixel counts so often")
+    return low // counted, high // counted
 
 
 def _shape(settings: Settings, name: str, vision: Mapping[str, Any], theirs: str, default: int) -> int:
