@@ -32,7 +32,7 @@ TABLE: Mapping[str, set[str]] = {
     "paddleocr_vl": {"droppable", *ANY_SIZE},
 }
 """The capabilities that each architecture's processor declares, by field name."""
-WITHOUT_MODEL = {"qwen3_vl_moe"}
+WITHOUT_MODEL = {"qwen3_vl_moe", "glm4v"}
 """Types that have a processor, but no model."""
 
 NEEDS_NOTHING = ("uniform", "random", "dart", "dart_query", "dart_k", "dpp", "dpp_query", "tome", "fastv")

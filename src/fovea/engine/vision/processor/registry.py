@@ -23,6 +23,7 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "idefics3": "idefics3",
         "smolvlm": "idefics3",
         "paddleocr_vl": "paddleocr_vl",
+        "glm4v": "glm4v",
     }
 )
 
