@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints import write
-from tests.support.reduced import QWEN, roomy
+from tests.support.reduced import ANY_SIZE, roomy
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -42,6 +42,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     @cache
     def write_checkpoint(architecture: str) -> Path:
         folder = tmp_path_factory.mktemp(architecture)
-        return roomy(architecture, folder) if architecture in QWEN else write(architecture, folder)
+        return roomy(architecture, folder) if architecture in ANY_SIZE else write(architecture, folder)
 
     return write_checkpoint

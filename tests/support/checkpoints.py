@@ -26,6 +26,7 @@ MORE_SPECIALS = {
     **dict.fromkeys(
         ("pixtral", "mistral3"), ["[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
     ),
+    "paddleocr_vl": ["<|begin_of_sentence|>", "<|IMAGE_START|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_END|>"],
 }  # fmt: skip
 """Further special tokens of some architectures. In all of them they would change the ids of the others."""
 CORPUS = [
@@ -55,7 +56,22 @@ MISTRAL_TEMPLATE = (
     "{% if c['type'] == 'image' %}[IMG]{% else %}{{ c['text'] }}{% endif %}{% endfor %}"
     "{% if m['role'] == 'user' %}[/INST]{% else %}<|im_end|>{% endif %}{% endfor %}"
 )
-TEMPLATES = {"<|image_pad|>": QWEN_TEMPLATE, "<image>": IMAGE_TEMPLATE, "[IMG]": MISTRAL_TEMPLATE}
+# Like the published template: the images of a turn come before its text.
+PADDLEOCR_TEMPLATE = (
+    "<|begin_of_sentence|>{% for m in messages %}{% if m['role'] == 'user' %}User: "
+    "{% for c in m['content'] if c['type'] == 'image' %}<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"
+    "{% endfor %}{% for c in m['content'] if c['type'] == 'text' %}{{ c['text'] }}{% endfor %}"
+    "{{ '\\n' }}{% elif m['role'] == 'assistant' %}Assistant: "
+    "{% for c in m['content'] if c['type'] == 'text' %}{{ c['text'] }}{% endfor %}{{ eos_token }}"
+    "{% else %}{% for c in m['content'] if c['type'] == 'text' %}{{ c['text'] + '\\n' }}{% endfor %}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}Assistant: {% endif %}"
+)
+TEMPLATES = {
+    "<|image_pad|>": QWEN_TEMPLATE,
+    "<image>": IMAGE_TEMPLATE,
+    "[IMG]": MISTRAL_TEMPLATE,
+    "<|IMAGE_PLACEHOLDER|>": PADDLEOCR_TEMPLATE,
+}
 """Chat templates by the marker of an image."""
 CLIP_NORM = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
@@ -290,6 +306,21 @@ def _lighton_ocr(ids: dict[str, int]) -> Any:
     return hf.LightOnOcrForConditionalGeneration(config)
 
 
+def _paddleocr_vl(ids: dict[str, int]) -> Any:
+    config = hf.PaddleOCRVLConfig(
+        vision_config={**_siglip_dict(), "image_size": 98, "patch_size": 14, "num_channels": 3},
+        text_config=_text(
+            head_dim=16,
+            use_bias=True,
+            tie_word_embeddings=False,
+            rope_scaling={"type": "default", "mrope_section": [2, 3, 3]},
+        ),
+        tie_word_embeddings=False,
+        **ids,
+    )
+    return hf.PaddleOCRVLForConditionalGeneration(config)
+
+
 def _qwen_processor(patch: int) -> dict[str, Any]:
     unit = patch * 2
     return {
@@ -313,6 +344,10 @@ _HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 _IDEFICS_PROCESSOR = {
     "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 256},
     "max_image_size": {"longest_edge": 64}, "do_image_splitting": True, **_HALF,
+}  # fmt: skip
+_PADDLEOCR_PROCESSOR = {
+    **_qwen_processor(14), "image_processor_type": "PaddleOCRVLImageProcessor", "temporal_patch_size": 1,
+    **_HALF,
 }  # fmt: skip
 _SMOL_PROCESSOR = {**_IDEFICS_PROCESSOR, "image_processor_type": "SmolVLMImageProcessor"}
 _PIXTRAL_PROCESSOR = {
@@ -358,6 +393,7 @@ ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "pixtral": (_pixtral, _PIXTRAL_PROCESSOR, "[IMG]"),
     "mistral3": (_mistral3, _PIXTRAL_PROCESSOR, "[IMG]"),
     "lighton_ocr": (_lighton_ocr, _PIXTRAL_PROCESSOR, "<|image_pad|>"),
+    "paddleocr_vl": (_paddleocr_vl, _PADDLEOCR_PROCESSOR, "<|IMAGE_PLACEHOLDER|>"),
 }
 
 
@@ -400,6 +436,11 @@ def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Pa
             "video_token_id": words.convert_tokens_to_ids("<|video_pad|>"),
             "vision_start_token_id": words.convert_tokens_to_ids("<|vision_start|>"),
             "vision_end_token_id": words.convert_tokens_to_ids("<|vision_end|>"),
+        }
+    if architecture == "paddleocr_vl":
+        ids |= {
+            "vision_start_token_id": words.convert_tokens_to_ids("<|IMAGE_START|>"),
+            "vision_end_token_id": words.convert_tokens_to_ids("<|IMAGE_END|>"),
         }
     if architecture == "llava_onevision":
         ids["video_token_id"] = words.convert_tokens_to_ids("<video>")

@@ -23,7 +23,8 @@ from fovea.engine.vision.features import VisualFeatures
 from tests.support.checkpoints import write
 from tests.support.engines import ask
 
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+ANY_SIZE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl")
+"""Architectures whose towers take pictures of any size."""
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 
 
@@ -93,6 +94,14 @@ def true_positions(prepared: PreparedPrompt, places: list[torch.Tensor | None], 
     return torch.tensor(columns).T
 
 
+def in_raster_order(patches: torch.Tensor, grid: tuple[int, int, int], merge: int = 2) -> torch.Tensor:
+    """Patches (t*h*w, values) in merge order as PaddleOCR-VL's (t*h*w, 3, patch, patch), row by row."""
+    time, height, width = grid
+    blocks = patches.view(time, height // merge, width // merge, merge, merge, -1).transpose(2, 3)
+    side = int((patches.shape[1] // 3) ** 0.5)
+    return blocks.reshape(time * height * width, 3, side, side)
+
+
 class Decoder:
     """The transformers model in float32, called with embeddings and positions."""
 
@@ -103,7 +112,10 @@ class Decoder:
     def encode(
         self, patches: torch.Tensor, grid: tuple[int, int, int]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The visual tokens and DeepStack levels of a Qwen vision encoder."""
+        """The visual tokens and DeepStack levels of a vision encoder. patches: in merge order."""
+        if self.model.config.model_type == "paddleocr_vl":
+            output = self.model.model.get_image_features(in_raster_order(patches, grid), torch.tensor([grid]))
+            return torch.cat(output.pooler_output), []
         output = self.model.model.visual(patches, grid_thw=torch.tensor([grid]))
         return output.pooler_output, list(getattr(output, "deepstack_features", None) or [])
 

@@ -29,6 +29,7 @@ PIL_PROCESSORS = {
     "pixtral": ("pixtral", "PixtralImageProcessorPil"),
     "mistral3": ("pixtral", "PixtralImageProcessorPil"),
     "lighton_ocr": ("pixtral", "PixtralImageProcessorPil"),
+    "paddleocr_vl": ("paddleocr_vl", "PaddleOCRVLImageProcessorPil"),
 }
 PATCH_OPTIONS = {"pixtral": {"patch_size": 14}, "mistral3": {"patch_size": 28}}
 """Options that transformers' processor classes pass to their image processors."""
@@ -104,7 +105,7 @@ class Reference:
             nested = [images] if self.kind in ("idefics3", "smolvlm", "llava_onevision") else images
             output = self.processor(images=nested, return_tensors="pt", **PATCH_OPTIONS.get(self.kind, {}))
             inputs |= {k: v for k, v in output.items() if k not in ("rows", "cols", "num_patches")}
-            if self.kind.startswith("qwen"):
+            if self.kind.startswith("qwen") or self.kind == "paddleocr_vl":
                 inputs["mm_token_type_ids"] = (tokens == self.image_token).int()
         return inputs
 

@@ -28,7 +28,7 @@ from fovea.engine.models.tokenizer import load_tokenizer, reason
 from fovea.engine.models.weights import (
     ORIGINAL_NAME,
     checkpoint_dtype,
-    holds_tensor,
+    has_tensor,
     load_weights,
     shard_files,
 )
@@ -246,7 +246,7 @@ def _untie_own_head(config: Any, files: list[Path]) -> None:
     Mistral 3's files do not say whether the head is tied to the embedding table, and transformers' default is
     that it is. transformers, too, goes by the tensors then.
     """
-    if config.tie_word_embeddings and holds_tensor(files, "lm_head.weight"):
+    if config.tie_word_embeddings and has_tensor(files, "lm_head.weight"):
         config.tie_word_embeddings = False
 
 

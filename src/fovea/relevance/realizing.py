@@ -142,23 +142,31 @@ def token_places(region: Region, shape: Shape) -> Index:
     return np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2)
 
 
-def patch_fractions(view: View, grid: Shape, merge: int) -> NDArray[np.float32]:
+def patch_fractions(view: View, grid: Shape, merge: int, *, corners: bool = True) -> NDArray[np.float32]:
     """Position of each patch of a view in the full grid of patches, (patches, 2) in [0, 1].
 
-    The two numbers are down and across: 0 is the first patch of the full grid, 1 the last. Patches are in
-    merge order: the merge x merge patches of a token are consecutive.
+    The two numbers are down and across. Patches are in merge order: the merge x merge patches of a token are
+    consecutive.
 
     grid: rows and columns of the full grid, in tokens.
     merge: patches per side of a token.
+    corners: True: 0 is the centre of the full grid's first patch, 1 that of its last. False: 0 and 1 are the
+        edges of the full grid.
     """
     region, (rows, columns) = view.region, view.shape
     lines = (
-        _line(region.row, region.rows, rows, merge) / max(grid[0] * merge - 1, 1),
-        _line(region.column, region.columns, columns, merge) / max(grid[1] * merge - 1, 1),
+        _fractions(_line(region.row, region.rows, rows, merge), grid[0] * merge, corners),
+        _fractions(_line(region.column, region.columns, columns, merge), grid[1] * merge, corners),
     )
-    table = np.stack(np.meshgrid(*(np.clip(line, 0, 1) for line in lines), indexing="ij"), axis=-1)
+    table = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1)
     table = table.reshape(rows, merge, columns, merge, 2).swapaxes(1, 2)
     return table.reshape(-1, 2).astype(np.float32)
+
+
+def _fractions(line: Map, count: int, corners: bool) -> Map:
+    """Turn centres in units of the full grid's patches into fractions. count: its patches along the axis."""
+    fractions = line / max(count - 1, 1) if corners else (line + 0.5) / count
+    return np.clip(fractions, 0, 1)
 
 
 def _line(start: int, length: int, count: int, merge: int) -> Map:

@@ -250,6 +250,10 @@ def test_other_float_types_are_converted(tmp_path: Path, dtype: torch.dtype) -> 
         ("model.vision_projection.norm.weight", "projector.norm.weight"),
         ("model.connector.modality_projection.proj.weight", "projector.proj.weight"),
         ("model.image_newline", "newline"),
+        ("visual.vision_model.encoder.layers.0.x", "vision.encoder.layers.0.x"),
+        ("model.visual.vision_model.post_layernorm.x", "vision.post_layernorm.x"),
+        ("mlp_AR.linear_1.weight", "projector.linear_1.weight"),
+        ("model.projector.pre_norm.bias", "projector.pre_norm.bias"),
         ("something.else", "something.else"),
     ],
 )

@@ -17,10 +17,12 @@ from fovea.core.types import ChatPrompt, Completion
 from fovea.engine.models.qwen_vl import QwenVL
 from fovea.engine.regions.any_size import AnySizeRegionEncoder
 from fovea.engine.request.prompt_plan import PlannedImage, process
+from fovea.engine.vision.blocks import Block
 from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.navit import NaViT
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.processor.qwen import QwenProcessor
-from fovea.engine.vision.qwen import Block, QwenVisionTower
+from fovea.engine.vision.qwen import QwenVisionTower
 from fovea.engine.vision.slices import run_to_end
 from fovea.kernels.native.build import library
 from fovea.relevance.pipeline import Realization
@@ -28,8 +30,8 @@ from fovea.relevance.realizing import View
 from fovea.relevance.regions import Region, partition
 from tests.support.engines import all_at_once, assert_idle, engine
 from tests.support.reduced import (
+    ANY_SIZE,
     GREEDY,
-    QWEN,
     Decoder,
     features_of,
     grid_of,
@@ -45,7 +47,7 @@ PAGE = patchy_page(31, 700, 1000)
 QUESTION = reduced_prompt("read the small text", PAGE, keep=0.5)
 
 
-@pytest.fixture(scope="module", params=QWEN)
+@pytest.fixture(scope="module", params=ANY_SIZE)
 def machine(request: pytest.FixtureRequest, checkpoint: Checkpoints) -> Iterator[Engine]:
     with engine(checkpoint(request.param)) as machine:
         yield machine
@@ -220,7 +222,7 @@ def test_learned_positions_are_those_of_the_true_place(
 
 def test_equal_regions_share_a_name_if_places_do_not_matter(checkpoint: Checkpoints) -> None:
     """Two blank regions have one name for towers without learned positions, else one name per place."""
-    for architecture, shared in (("qwen2_vl", True), ("qwen3_vl", False)):
+    for architecture, shared in (("qwen2_vl", True), ("qwen3_vl", False), ("paddleocr_vl", False)):
         with engine(checkpoint(architecture)) as machine:
             planned, _ = realize(machine, QUESTION)
             image = pixels(machine, planned)
@@ -275,13 +277,15 @@ def test_an_answer_is_equal_to_the_last_bit_alone_and_with_others() -> None:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """The passes of the tower: for each, number of pictures, and rows and columns of patches."""
     grids: list[tuple[int, int, int]] = []
-    slices = QwenVisionTower.slices
+    for tower in (QwenVisionTower, NaViT):
 
-    def record(self: QwenVisionTower, patches: Tensor, grid: tuple[int, int, int], *rest: Any) -> Any:
-        grids.append(grid)
-        return slices(self, patches, grid, *rest)
+        def record(
+            self: Any, patches: Tensor, grid: tuple[int, int, int], *rest: Any, slices: Any = tower.slices
+        ) -> Any:
+            grids.append(grid)
+            return slices(self, patches, grid, *rest)
 
-    monkeypatch.setattr(QwenVisionTower, "slices", record)
+        monkeypatch.setattr(tower, "slices", record)
     return grids
 
 

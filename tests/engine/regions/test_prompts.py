@@ -24,8 +24,8 @@ from fovea.engine.visual_budget.methods import METHODS, PRESETS
 from tests.support.clips import clip
 from tests.support.engines import all_at_once, ask, assert_idle, engine, picture
 from tests.support.reduced import (
+    ANY_SIZE,
     GREEDY,
-    QWEN,
     Decoder,
     assert_greedy,
     features_of,
@@ -53,7 +53,7 @@ class Pair:
     decoder: Decoder
 
 
-@pytest.fixture(scope="module", params=QWEN)
+@pytest.fixture(scope="module", params=ANY_SIZE)
 def pair(request: pytest.FixtureRequest, checkpoint: Checkpoints) -> Iterator[Pair]:
     folder = checkpoint(request.param)
     with engine(folder, kv_blocks=128) as machine:

@@ -20,6 +20,7 @@ MODELS = {
     "qwen2_vl": (hf.Qwen2VLModel, hf.Qwen2VLConfig),
     "qwen2_5_vl": (hf.Qwen2_5_VLModel, hf.Qwen2_5_VLConfig),
     "qwen3_vl": (hf.Qwen3VLModel, hf.Qwen3VLConfig),
+    "paddleocr_vl": (hf.PaddleOCRVLModel, hf.PaddleOCRVLConfig),
 }
 SEGMENTS = st.lists(
     st.one_of(st.integers(1, 6), st.tuples(st.integers(1, 5), st.integers(1, 5))), min_size=1, max_size=6

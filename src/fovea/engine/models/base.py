@@ -14,11 +14,11 @@ from fovea.engine.layers.config import DecoderConfig
 from fovea.engine.layers.decoder import Decoder, LanguageHead
 from fovea.engine.layers.linear import checkpoint_targets, use_kernels
 from fovea.engine.models.text import Renames
+from fovea.engine.vision.any_size import AnySizeTower
 from fovea.engine.vision.built.engines import EncoderEngines
 from fovea.engine.vision.built.static import StaticEncoder
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
-from fovea.engine.vision.qwen import QwenVisionTower
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, run_to_end
 from fovea.engine.vision.tiler import Tiler
@@ -73,7 +73,7 @@ class VisionLanguageModel(nn.Module, ABC):
         """Return the vision tower as an encoder that can be built ahead of time; None: it cannot be built."""
         return None
 
-    def any_size_tower(self) -> QwenVisionTower | None:
+    def any_size_tower(self) -> AnySizeTower | None:
         """The vision tower, if it encodes pictures of any size; images can then be encoded by region."""
         return None
 

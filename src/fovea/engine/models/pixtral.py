@@ -84,7 +84,7 @@ class Pixtral(VisionLanguageModel):
         _, rows, columns = image.plan.grid
         x = yield from self.vision.slices(self.array_tensor(image), (rows, columns))
         x = gather_squares(x, (rows, columns), self.side)
-        return VisualFeatures((yield from apply_by_rows(as_projector(self.projector), x, self.side**2)))
+        return VisualFeatures((yield from apply_by_rows(as_projector(self.projector), x, unit=self.side**2)))
 
     def visual_shape(self, plan: VisualPlan) -> VisualShape:
         _, rows, columns = plan.grid

@@ -178,6 +178,15 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "Pixtral: any resolution",
         "Qwen3",
     ),
+    Architecture(
+        "paddleocr_vl",
+        "PaddleOCR-VL",
+        "paddleocr_vl",
+        "PaddleOCRVL",
+        "PaddlePaddle/PaddleOCR-VL",
+        "SigLIP, any resolution",
+        "ERNIE-4.5, M-RoPE",
+    ),
 )
 
 

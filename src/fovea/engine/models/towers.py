@@ -1,9 +1,11 @@
-"""Converts transformers' configurations of plain vision transformers to `ViTConfig`."""
+"""Converts transformers' configurations of vision towers to our own."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from fovea.core.errors import UnsupportedModel
+from fovea.engine.vision.glm4v import Glm4vVisionConfig
 from fovea.engine.vision.vit import ViTConfig
 
 
@@ -53,3 +55,43 @@ def _tower(vision: Any, taps: tuple[int, ...], **kind: bool) -> ViTConfig:
         taps=taps,
         **kind,
     )
+
+
+def glm4v_tower(vision: Any) -> Glm4vVisionConfig:
+    """Shape of the tower of GLM-4.1V. Raises UnsupportedModel for edges that are not one number."""
+    for name in ("image_size", "patch_size", "temporal_patch_size"):
+        if not isinstance(getattr(vision, name), int):
+            raise UnsupportedModel(f"{name} is {getattr(vision, name)!r}; accepted: an integer")
+    return Glm4vVisionConfig(
+        depth=vision.depth,
+        hidden=vision.hidden_size,
+        heads=vision.num_heads,
+        # In this family the blocks' MLPs have the width of the decoder, and the projector has its own.
+        intermediate=vision.out_hidden_size,
+        out_hidden=vision.out_hidden_size,
+        projector_intermediate=vision.intermediate_size,
+        activation=vision.hidden_act,
+        eps=vision.rms_norm_eps,
+        qkv_bias=bool(vision.attention_bias),
+        channels=vision.in_channels,
+        side=vision.image_size // vision.patch_size,
+        patch=vision.patch_size,
+        temporal=vision.temporal_patch_size,
+        merge=vision.spatial_merge_size,
+        theta=axial_theta(vision),
+    )
+
+
+def axial_theta(vision: Any) -> float:
+    """Base of the rotary frequencies of a tower whose angles turn with rows and columns.
+
+    Raises UnsupportedModel for rotary positions of another kind, and for heads that they do not divide.
+    """
+    size = vision.hidden_size // vision.num_attention_heads
+    if size % 4:
+        raise UnsupportedModel(f"vision heads of size {size}: accepted are multiples of 4")
+    parameters = getattr(vision, "rope_parameters", None) or {}
+    kind = parameters.get("rope_type", "axial")
+    if kind != "axial":
+        raise UnsupportedModel(f"vision RoPE of type {kind!r} is not supported; supported: axial")
+    return float(parameters.get("rope_theta", 10000.0))

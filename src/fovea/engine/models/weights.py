@@ -100,6 +100,15 @@ def read_header(file: BinaryIO, path: Path) -> tuple[list[TensorEntry], int]:
     return sorted(entries, key=lambda e: e.start), begin
 
 
+def has_tensor(files: Iterable[Path], name: str) -> bool:
+    """Whether one of the files has a tensor of that canonical name."""
+    for path in files:
+        with path.open("rb") as file:
+            if any(canonical(entry.name) == name for entry in read_header(file, path)[0]):
+                return True
+    return False
+
+
 def _entry(name: str, item: dict[str, Any]) -> TensorEntry:
     dtype, shape, (start, stop) = item["dtype"], item["shape"], item["data_offsets"]
     numbers = (*shape, start, stop)
@@ -241,15 +250,6 @@ def _count(shape: tuple[int, ...]) -> int:
     for side in shape:
         count *= side
     return count
-
-
-def holds_tensor(files: Iterable[Path], name: str) -> bool:
-    """Whether a checkpoint has a tensor of that canonical name."""
-    for path in files:
-        with path.open("rb") as file:
-            if any(canonical(entry.name) == name for entry in read_header(file, path)[0]):
-                return True
-    return False
 
 
 def checkpoint_dtype(files: Iterable[Path]) -> torch.dtype:

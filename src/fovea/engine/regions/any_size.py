@@ -22,10 +22,10 @@ from fovea.engine.reduce.base import unit_rows
 from fovea.engine.reduce.dpp import cells, choose_by_bands, dpp_kernel
 from fovea.engine.regions.pieces import Cutter, Piece
 from fovea.engine.regions.relevance_model import RelevanceModel
+from fovea.engine.vision.any_size import AnySizeTower
 from fovea.engine.vision.features import VisualFeatures
 from fovea.engine.vision.processor.base import AnySizeProcessor, ProcessedImage, Reduction
 from fovea.engine.vision.processor.surveys import read_survey
-from fovea.engine.vision.qwen import QwenVisionTower
 from fovea.engine.vision.slices import Slices, UpcomingImages, cuts, slice_rows
 from fovea.engine.visual_budget.methods import METHODS
 from fovea.relevance.balancing import Tensions
@@ -66,7 +66,7 @@ class AnySizeRegionEncoder:
 
     def __init__(
         self,
-        tower: QwenVisionTower,
+        tower: AnySizeTower,
         processor: AnySizeProcessor,
         relevance: RelevanceModel,
         tensor: Callable[[Array], Tensor],
@@ -80,7 +80,6 @@ class AnySizeRegionEncoder:
         whole: encodes an image with all of its tokens.
         """
         self._tower = tower
-        self._weight = tower.patch_embed.proj.weight
         self._factor = processor.factor
         self._cutter = Cutter(processor, crop_invariant=tower.crop_invariant)
         self._relevance = relevance
@@ -167,9 +166,10 @@ class AnySizeRegionEncoder:
 
     def _encode_batch(self, pieces: Sequence[Piece], shape: Shape) -> Slices[dict[str, VisualFeatures]]:
         """Encode pieces of one shape in one pass of the tower, and store them in the region cache."""
-        merge = self._tower.config.merge
+        merge = self._tower.merge
         patches = np.concatenate([self._cutter.patches(piece) for piece in pieces])
-        at = np.concatenate([patch_fractions(piece.view, piece.grid, merge) for piece in pieces])
+        corners = self._tower.corners
+        at = np.concatenate([patch_fractions(one.view, one.grid, merge, corners=corners) for one in pieces])
         size = len(pieces), shape[0] * merge, shape[1] * merge
         names = [(piece.name, piece.relevance) for piece in pieces]
         del pieces  # so that the pixels of other images can be freed during this pass
@@ -183,7 +183,7 @@ class AnySizeRegionEncoder:
         return features
 
     def _patches(self, shape: Shape) -> int:
-        return shape[0] * shape[1] * self._tower.config.merge**2
+        return shape[0] * shape[1] * self._tower.merge**2
 
     def _fill_batch(self, pieces: Sequence[Piece], shape: Shape, ahead: UpcomingImages) -> list[Piece]:
         """The pieces, and views of this shape of the next images, as many as a slice still has room for.
@@ -191,7 +191,7 @@ class AnySizeRegionEncoder:
         Only as many images count as fit into half of the region cache, so that nothing is evicted before its
         turn.
         """
-        room = min(MAX_BATCH_PATCHES, slice_rows(self._weight)) // self._patches(shape)
+        room = min(MAX_BATCH_PATCHES, slice_rows(self._tower.patch_weight)) // self._patches(shape)
         batch = {piece.name: piece for piece in pieces}
         left = self.regions.capacity // (2 * self._token_bytes)
         for image in islice(ahead() if len(batch) < room else (), LOOKAHEAD_IMAGES):

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from fovea.engine.layers.linear import FusedLinear, Linear, PatchLinear
 from fovea.engine.layers.mlp import GatedMLP
 from fovea.engine.layers.norm import RMSNorm
+from fovea.engine.vision.any_size import block_slices
 from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, apply_by_rows, block_slices
+from fovea.engine.vision.slices import Slices, apply_by_rows
 from fovea.kernels.base import Kernels
 from fovea.kernels.torch.kernels import PLAIN
 
@@ -59,11 +60,6 @@ class _Attention(nn.Module):
         self.qkv = FusedLinear(width, dict.fromkeys(("q_proj", "k_proj", "v_proj"), width), bias=False)
         self.o_proj = Linear(width, width, bias=False)
 
-    def prepare(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Queries, keys and values of rows x (T, hidden), rotated: (T, 3 * heads, head_dim)."""
-        qkv = self.qkv(x).view(x.shape[0], 3 * self.heads, -1)
-        return self.kernels.rotate(qkv, 2 * self.heads, cos, sin)
-
 
 class PixtralBlock(nn.Module):
     """One transformer block: attention and gated MLP, each after a norm."""
@@ -77,9 +73,14 @@ class PixtralBlock(nn.Module):
         self.ffn_norm = RMSNorm(config.hidden, EPS)
         self.feed_forward = GatedMLP(config.hidden, config.intermediate, config.activation, bias=False)
 
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values of rows x (T, hidden), not rotated: (T, 3 * heads, head_dim)."""
+        qkv: Tensor = self.attention.qkv(self.attention_norm(x))
+        return qkv.view(x.shape[0], 3 * self.attention.heads, -1)
+
     def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Queries, keys and values of rows x (T, hidden), rotated."""
-        return self.attention.prepare(self.attention_norm(x), cos, sin)
+        """Queries, keys and values of rows x, queries and keys rotated."""
+        return self.attention.kernels.rotate(self.project(x), 2 * self.attention.heads, cos, sin)
 
     def after(self, mixed: Tensor, x: Tensor) -> Tensor:
         """Apply output projection, norm and MLP to attention output `mixed` of rows x, both (T, hidden)."""
@@ -121,8 +122,7 @@ class PixtralTower(nn.Module):
         states = {0: x.clone()} if 0 in taps else {}
         blocks = cast("Iterable[PixtralBlock]", self.transformer.layers)
         for index, block in enumerate(blocks, start=1):
-            attention = block.attention
-            x = yield from block_slices(block, attention.kernels, attention.heads, x, rotation, runs)
+            x = yield from block_slices(block, x, *rotation, runs)
             if index in taps:
                 states[index] = x if index == self.config.depth else x.clone()
         tapped = [states[tap] for tap in taps]

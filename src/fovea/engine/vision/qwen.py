@@ -11,7 +11,7 @@ its tokens do not depend on what else the same step computes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from fovea.engine.layers.linear import Embedding, Linear, PatchLinear
 from fovea.engine.layers.mlp import GatedMLP, PlainMLP
 from fovea.engine.layers.norm import LayerNorm, RMSNorm
+from fovea.engine.vision.any_size import TappedAttention, add_positions, patch_angles, tap_block
+from fovea.engine.vision.blocks import Block
 from fovea.engine.vision.qwen_config import QwenVisionConfig
+from fovea.engine.vision.resample import PositionTable
 from fovea.engine.vision.shape import VisualShape
-from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector, block_slices
-from fovea.engine.vision.windows import bilinear_taps, patch_coordinates, taps_at, window_order
-from fovea.kernels.base import Kernels
-from fovea.kernels.torch.kernels import PLAIN
+from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector, run_to_end
+from fovea.engine.vision.windows import window_order
 
 MAX_GEOMETRIES = 64
 
@@ -62,21 +63,6 @@ class Geometry:
         return self.full if not config.window or block in config.full else self.windows
 
 
-class _Attention(nn.Module):
-    kernels: Kernels = PLAIN
-
-    def __init__(self, config: QwenVisionConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-        self.qkv = Linear(config.hidden, 3 * config.hidden, bias=True)
-        self.proj = Linear(config.hidden, config.hidden, bias=True)
-
-    def prepare(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Queries, keys and values of rows x (T, hidden), rotated: (T, 3 * heads, head_dim)."""
-        qkv = self.qkv(x).view(x.shape[0], 3 * self.heads, -1)
-        return self.kernels.rotate(qkv, 2 * self.heads, cos, sin)
-
-
 def _mlp(config: QwenVisionConfig) -> nn.Module:
     if config.generation == "2.5":
         return GatedMLP(config.hidden, config.intermediate, config.activation, bias=True)
@@ -88,31 +74,8 @@ def _norm(config: QwenVisionConfig, width: int) -> nn.Module:
     return RMSNorm(width, 1e-6) if config.generation == "2.5" else LayerNorm(width, 1e-6)
 
 
-class Block(nn.Module):
-    """One transformer block of a Qwen tower: attention and MLP, each after a norm."""
-
-    rowwise = ("before", "after")
-
-    def __init__(self, config: QwenVisionConfig) -> None:
-        super().__init__()
-        self.norm1 = _norm(config, config.hidden)
-        self.attn = _Attention(config)
-        self.norm2 = _norm(config, config.hidden)
-        self.mlp = _mlp(config)
-
-    def slices(self, x: Tensor, geometry: Geometry, runs: Sequence[tuple[int, int]]) -> Slices[Tensor]:
-        """Compute the block one slice at a time. x (patches, hidden) is changed in place and returned."""
-        rotation = geometry.cos, geometry.sin
-        return block_slices(self, self.attn.kernels, self.attn.heads, x, rotation, runs)
-
-    def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Queries, keys and values of rows x (T, hidden)."""
-        return self.attn.prepare(self.norm1(x), cos, sin)
-
-    def after(self, mixed: Tensor, x: Tensor) -> Tensor:
-        """Apply output projection, norm and MLP to attention output `mixed` of rows x, both (T, hidden)."""
-        attended = self.attn.proj(mixed, x)
-        return self.mlp(self.norm2(attended), attended)  # type: ignore[no-any-return]
+def _block(config: QwenVisionConfig) -> Block:
+    return Block(config.hidden, config.heads, lambda: _norm(config, config.hidden), _mlp(config))
 
 
 class _Merger2(nn.Module):
@@ -175,7 +138,7 @@ class QwenVisionTower(nn.Module):
         self.config = config
         self.patch_embed = _PatchEmbed(config)
         self.pos_embed = Embedding(config.positions, config.hidden) if config.positions else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
         self.merger = _Merger3(config, joined_norm=False) if config.generation == "3" else _Merger2(config)
         self.deepstack_merger_list = nn.ModuleList(
             _Merger3(config, joined_norm=True) for _ in config.deepstack
@@ -183,49 +146,66 @@ class QwenVisionTower(nn.Module):
         self._geometries: OrderedDict[tuple[int, int, int], Geometry] = OrderedDict()
 
     @property
+    def merge(self) -> int:
+        return self.config.merge
+
+    @property
     def crop_invariant(self) -> bool:
-        """Whether a crop's tokens are independent of its place in the image: no position was learned."""
         return self.pos_embed is None
+
+    @property
+    def corners(self) -> bool:
+        return True
+
+    @property
+    def patch_weight(self) -> Tensor:
+        return self.patch_embed.proj.weight
 
     def slices(
         self, patches: Tensor, grid: tuple[int, int, int], at: NDArray[np.float32] | None = None
     ) -> Slices[tuple[Tensor, list[Tensor]]]:
-        """Encode the patches of one image, or of t frames or crops of equal size, one slice at a time.
-
-        Patches attend only to patches of their own frame or crop.
-
-        patches: (t*h*w, channels*temporal*patch*patch), in merge order.
-        grid: (t, h, w) in patches.
-        at: places of the patches of t crops in the whole image: (t*h*w, 2) fractions in [0, 1], in merge
-            order. None: each of the t is a whole image or frame.
-
-        Returns visual tokens (t*h*w/merge^2, out_hidden), and one such tensor for each DeepStack block.
-        """
+        """Encode patches, see `AnySizeTower.slices`."""
         geometry = self._geometry(grid)
         if at is not None and self.pos_embed is not None:
-            taps, weights = self._taps_at(at)
+            taps, weights = self._to_device(*self._table.taps_at(at))
             geometry = replace(geometry, taps=taps, tap_weights=weights)
+        x = yield from self._embed(patches, geometry)
+        features, unit = [], self.config.merge**2
+        for index, block in enumerate(cast("Iterable[Block]", self.blocks)):
+            x = yield from block.slices(x, geometry.cos, geometry.sin, geometry.runs(self.config, index))
+            if index in self.config.deepstack:
+                merger = self.deepstack_merger_list[self.config.deepstack.index(index)]
+                features.append((yield from apply_by_rows(as_projector(merger), x, unit=unit)))
+        merged = yield from apply_by_rows(as_projector(self.merger), x, unit=unit)
+        return merged if geometry.back is None else merged[geometry.back], features
+
+    def tap(self, patches: Tensor, grid: tuple[int, int, int]) -> TappedAttention:
+        """Attention inputs of the last block without windows, see `AnySizeTower.tap`."""
+        config, geometry = self.config, self.geometry(grid)
+        tapped = config.full[-1] if config.window else config.depth - 1
+        blocks = cast("list[Block]", list(self.blocks))
+        x = run_to_end(self._embed(patches, geometry))
+        for index, block in enumerate(blocks[:tapped]):
+            x = run_to_end(block.slices(x, geometry.cos, geometry.sin, geometry.runs(config, index)))
+        return tap_block(blocks[tapped], x, geometry.cos, geometry.sin, geometry.back)
+
+    def _embed(self, patches: Tensor, geometry: Geometry) -> Slices[Tensor]:
+        """Embed the patches, with learned positions if there are any, in the tower's order."""
         if geometry.order is not None:
             # The tokens of a window become neighbours once, here, so that no block has to gather them.
             patches = self._tokens(patches)[geometry.order].flatten(0, 1)
         x = yield from apply_by_rows(self.patch_embed, patches)
         if self.pos_embed is not None and geometry.taps is not None and geometry.tap_weights is not None:
-            learned = (self.pos_embed(geometry.taps) * geometry.tap_weights).sum(1)
-            x += learned.to(x.dtype)
-        features = []
-        for index, block in enumerate(cast("Iterable[Block]", self.blocks)):
-            x = yield from block.slices(x, geometry, geometry.runs(self.config, index))
-            if index in self.config.deepstack:
-                merger = self.deepstack_merger_list[self.config.deepstack.index(index)]
-                features.append((yield from apply_by_rows(as_projector(merger), x, self.config.merge**2)))
-        merged = yield from apply_by_rows(as_projector(self.merger), x, self.config.merge**2)
-        return merged if geometry.back is None else merged[geometry.back], features
+            x = yield from add_positions(x, self.pos_embed, geometry.taps, geometry.tap_weights)
+        return x
 
-    def _taps_at(self, at: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
-        device = self.patch_embed.proj.weight.device
-        index, weight = taps_at(at, int(self.config.positions**0.5))
-        weights = torch.from_numpy(weight)[:, :, None]
-        return torch.from_numpy(index).to(device), weights.to(device)
+    @property
+    def _table(self) -> PositionTable:
+        return PositionTable(int(self.config.positions**0.5), corners=True)
+
+    def _to_device(self, index: NDArray[np.int64], weight: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
+        device = self.patch_weight.device
+        return torch.from_numpy(index).to(device), torch.from_numpy(weight).to(device)[:, :, None]
 
     def shape(self, grid: tuple[int, int, int]) -> VisualShape:
         """Count the rows that are computed for a grid (t, h, w) of patches. Any thread may call it."""
@@ -255,17 +235,11 @@ class QwenVisionTower(nn.Module):
     def geometry(self, grid: tuple[int, int, int]) -> Geometry:
         """Compute the geometry of a grid (t, h, w) without the cache, so that any thread may call it."""
         config = self.config
-        device = self.patch_embed.proj.weight.device
-        half = config.hidden // config.heads // 2
-        inverse = 1.0 / (config.theta ** (torch.arange(0, half, 2, dtype=torch.float32) / half))
-        coordinates = torch.from_numpy(patch_coordinates(grid, config.merge)).float()
-        angles = (coordinates[:, :, None] * inverse).flatten(1)
-        angles = torch.cat((angles, angles), dim=-1)[:, None]
+        device = self.patch_weight.device
+        angles = patch_angles(grid, config.merge, config.hidden // config.heads, config.theta)
         taps = weights = None
         if config.positions:
-            index, weight = bilinear_taps(grid, config.merge, int(config.positions**0.5))
-            taps = torch.from_numpy(index).to(device)
-            weights = torch.from_numpy(weight).to(device)[:, :, None]
+            taps, weights = self._to_device(*self._table.taps(grid, config.merge))
         order: Tensor | None = None
         windows: tuple[tuple[int, int], ...] = ()
         if config.window:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fovea.engine.vision.blocks import Block
 from fovea.engine.vision.built.manifest import Grid
-from fovea.engine.vision.qwen import Block, Geometry, QwenVisionTower
+from fovea.engine.vision.qwen import Geometry, QwenVisionTower
 from fovea.engine.vision.slices import Slices
 
 

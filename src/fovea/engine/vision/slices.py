@@ -6,7 +6,7 @@ The boundaries of slices depend on shapes alone, so the result does not depend o
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -52,13 +52,13 @@ def cuts(count: int, size: int) -> Iterator[slice]:
         yield slice(start, min(count, start + size))
 
 
-def apply_by_rows(layer: Callable[[Tensor], Tensor], x: Tensor, merged: int = 1) -> Slices[Tensor]:
+def apply_by_rows(layer: Callable[[Tensor], Tensor], x: Tensor, *, unit: int = 1) -> Slices[Tensor]:
     """Apply a layer to the rows of x, one slice of rows at a time.
 
-    merged: number of neighbouring rows that the layer merges into one. A slice holds a multiple of them.
+    unit: neighbouring rows that the layer merges into one. A slice holds a multiple of it.
     """
     outputs = []
-    for rows in cuts(x.shape[0], max(1, slice_rows(x) // merged) * merged):
+    for rows in cuts(x.shape[0], max(1, slice_rows(x) // unit) * unit):
         outputs.append(layer(x[rows]))
         yield
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -72,44 +72,6 @@ def as_projector(layer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor
             return layer(x)
 
     return apply
-
-
-class RotaryBlock(Protocol):
-    """A transformer block with rotary positions, without its attention."""
-
-    def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Queries, keys and values of rows x (T, hidden), rotated: (T, 3 * heads, head_dim)."""
-        ...
-
-    def after(self, mixed: Tensor, x: Tensor) -> Tensor:
-        """Apply output projection, norm and MLP to attention output `mixed` of rows x, both (T, hidden)."""
-        ...
-
-
-def block_slices(
-    block: RotaryBlock,
-    kernels: Kernels,
-    heads: int,
-    x: Tensor,
-    rotation: tuple[Tensor, Tensor],
-    runs: Sequence[tuple[int, int]],
-) -> Slices[Tensor]:
-    """Compute a block one slice at a time. x (T, hidden) is changed in place and returned.
-
-    kernels, heads: kernels and number of heads of the block's attention.
-    rotation: cosines and sines of the rotary positions, (T, 1, head_dim) float32.
-    runs: (groups, rows per group), from the first row on. Rows attend to the rows of their own group.
-    """
-    cos, sin = rotation
-    qkv = x.new_empty((x.shape[0], 3 * heads, x.shape[1] // heads))
-    for rows in cuts(x.shape[0], slice_rows(x)):
-        qkv[rows] = block.before(x[rows], cos[rows], sin[rows])
-        yield
-    mixed = yield from attend_slices(kernels, qkv, runs, heads)
-    for rows in cuts(x.shape[0], slice_rows(x)):
-        x[rows] = block.after(mixed[rows], x[rows])
-        yield
-    return x
 
 
 def attend_slices(

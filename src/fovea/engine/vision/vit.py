@@ -50,7 +50,9 @@ class ViTConfig:
         return self.image_size // self.patch_size
 
 
-class _Embeddings(nn.Module):
+class Embeddings(nn.Module):
+    """The embedding of patches, and the table of learned positions."""
+
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
@@ -108,10 +110,10 @@ class _Attention(nn.Module):
         return out
 
 
-class EncoderLayer(nn.Module):
-    """One layer: attention inside each tile and an MLP, each after a norm."""
+class Layer(nn.Module):
+    """One transformer layer: attention and MLP, each after a norm."""
 
-    rowwise = ("after",)
+    rowwise = ("before", "after")
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -123,21 +125,34 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         return self.after(self.self_attn(self.layer_norm1(x), mask), x)
 
+    @property
+    def attention(self) -> _Attention:
+        return self.self_attn
+
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values of rows x (T, hidden), not rotated: (T, 3 * heads, head_dim)."""
+        qkv: Tensor = self.self_attn.qkv(self.layer_norm1(x))
+        return qkv.view(x.shape[0], 3 * self.self_attn.heads, -1)
+
+    def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries, keys and values of rows x, rotated, for towers with rotary positions (`navit`)."""
+        return self.self_attn.kernels.rotate(self.project(x), 2 * self.self_attn.heads, cos, sin)
+
     def after(self, mixed: Tensor, x: Tensor) -> Tensor:
         """Apply the output projection, the norm and the MLP. mixed: output of the attention; x: residual.
 
-        Both are (tiles, length, hidden).
+        Both are (tiles, length, hidden) or (T, hidden).
         """
         x = self.self_attn.out_proj(mixed, x)
         return self.mlp(self.layer_norm2(x), x)  # type: ignore[no-any-return]
 
 
 class Encoder(nn.Module):
-    """The layers of a vision transformer."""
+    """All layers, under the attribute name of the checkpoints."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.depth))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.depth))
 
 
 class VisionTransformer(nn.Module):
@@ -146,7 +161,7 @@ class VisionTransformer(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
-        self.embeddings = _Embeddings(config)
+        self.embeddings = Embeddings(config)
         self.pre_layrnorm = LayerNorm(config.hidden, config.eps) if config.pre_norm else None
         self.encoder = Encoder(config)
         self.post_layernorm = LayerNorm(config.hidden, config.eps) if config.post_norm else None

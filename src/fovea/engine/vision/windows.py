@@ -46,36 +46,3 @@ def window_order(
             order += blocks
             runs.append((len(blocks), size * merge**2))
     return np.concatenate(order), tuple(runs)
-
-
-def bilinear_taps(grid: tuple[int, int, int], merge: int, side: int) -> tuple[Index, NDArray[np.float32]]:
-    """Resample a `side` x `side` table of positions to the grid, bilinearly, with aligned corners.
-
-    Returns indices of table entries and their weights, both (t * h * w, 4), in merge order.
-    """
-    coordinates = patch_coordinates(grid, merge).astype(np.float32)
-    last = np.array((max(grid[1] - 1, 1), max(grid[2] - 1, 1)), np.float32)
-    return _taps(coordinates * np.float32(side - 1) / last, side)
-
-
-def taps_at(fractions: NDArray[np.float32], side: int) -> tuple[Index, NDArray[np.float32]]:
-    """Resample a `side` x `side` table of positions at any places between its corners.
-
-    fractions: (patches, 2) in [0, 1]; 0 is the first row or column, 1 the last.
-
-    Returns indices of table entries and their weights, both (patches, 4).
-    """
-    return _taps(fractions * np.float32(side - 1), side)
-
-
-def _taps(positions: NDArray[np.float32], side: int) -> tuple[Index, NDArray[np.float32]]:
-    """positions (patches, 2) in units of the table's entries."""
-    taps, weights = [], []
-    for position in positions.T:
-        floor = np.floor(position).astype(np.int64)
-        fraction = position - floor.astype(np.float32)
-        taps.append(np.stack((floor, np.minimum(floor + 1, side - 1)), axis=1))
-        weights.append(np.stack((np.float32(1) - fraction, fraction), axis=1))
-    index = (taps[0][:, :, None] * side + taps[1][:, None, :]).reshape(-1, 4)
-    weight = (weights[0][:, :, None] * weights[1][:, None, :]).reshape(-1, 4)
-    return index, weight.astype(np.float32)

@@ -31,15 +31,16 @@ TABLE: Mapping[str, set[str]] = {
     "smolvlm": set(),
     "mistral3": {"any_size", "resize"},
     "lighton_ocr": {"droppable", "any_size", "resize"},
+    "paddleocr_vl": {"droppable", *ANY_SIZE},
 }
 """The capabilities that each architecture's processor declares, by field name."""
-WITHOUT_MODEL = {"qwen3_vl_moe"}
+WITHOUT_MODEL = {"qwen3_vl_moe", "glm4v"}
 """Types that have a processor, but no model."""
 
 NEEDS_NOTHING = ("uniform", "random", "dart", "dart_query", "dart_k", "dpp", "dpp_query", "tome", "fastv")
 """Methods that only read the encoder's output, the question, or the decoder: every model supports these."""
 METHODS_BY_TYPE: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), tuple(METHODS)),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl"), tuple(METHODS)),
     "llava": NEEDS_NOTHING,
     "llava_next": (*NEEDS_NOTHING, "relevance"),
     "llava_onevision": NEEDS_NOTHING,

@@ -11,7 +11,7 @@ from fovea.engine.models.text.parts import feed_forward, head_dim, rotary
 
 KINDS = {
     # model_type of the text configuration: (bias of q, k, v; norm of q and k; M-RoPE layout).
-    # A bias of None is the configuration's attention_bias.
+    # A bias of None is the configuration's attention_bias, or use_bias, which is for all linear maps.
     "llama": (None, False, None),
     "qwen2": (True, False, None),
     "qwen3": (None, True, None),
@@ -21,7 +21,10 @@ KINDS = {
     "qwen3_vl_moe_text": (None, True, "interleaved"),
     "mistral": (False, False, None),
     "ministral3": (False, False, None),
+    "paddleocr_vl_text": (None, False, "runs"),
 }
+DEFAULT_SECTIONS = {"paddleocr_vl_text": (16, 24, 24)}
+"""The numbers of `mrope_section` for configurations that omit them, by their model_type."""
 MISTRAL = ("mistral", "ministral3")
 """Families in which all layers have a sliding window if `sliding_window` is set."""
 
@@ -29,7 +32,8 @@ MISTRAL = ("mistral", "ministral3")
 def convert(text: Any, *, tied: bool) -> DecoderConfig:
     """See `registry.decoder_config`."""
     qkv_bias, qk_norm, mrope = KINDS[text.model_type]
-    attention_bias = bool(getattr(text, "attention_bias", False))
+    use_bias = bool(getattr(text, "use_bias", False))
+    attention_bias = use_bias or bool(getattr(text, "attention_bias", False))
     size = head_dim(text)
     attention = Attention(
         heads=text.num_attention_heads,
@@ -41,7 +45,7 @@ def convert(text: Any, *, tied: bool) -> DecoderConfig:
         qk_norm=qk_norm,
     )
     _check_windows(text)
-    mlp_bias = bool(getattr(text, "mlp_bias", False))
+    mlp_bias = use_bias or bool(getattr(text, "mlp_bias", False))
     layers = tuple(
         LayerConfig(attention, feed_forward(text, n, bias=mlp_bias)) for n in range(text.num_hidden_layers)
     )
@@ -76,7 +80,7 @@ def _axes(text: Any, size: int, layout: str | None) -> tuple[int, ...] | None:
     """The coordinate of each frequency. layout: how M-RoPE divides them; None: positions are plain."""
     if layout is None:
         return None
-    sections = text.rope_parameters.get("mrope_section")
+    sections = text.rope_parameters.get("mrope_section", DEFAULT_SECTIONS.get(text.model_type))
     if sections is None or sum(sections) != size // 2:
         raise UnsupportedModel(f"mrope_section {sections} does not add up to half the head size {size}")
     return tuple(mrope_axes(sections, interleaved=layout == "interleaved"))

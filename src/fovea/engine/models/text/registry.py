@@ -15,6 +15,7 @@ FAMILIES = {
     "llama": "dense",
     "mistral": "dense",
     "ministral3": "dense",
+    "paddleocr_vl_text": "dense",
     "qwen2": "dense",
     "qwen3": "dense",
     "qwen2_vl_text": "dense",

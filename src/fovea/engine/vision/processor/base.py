@@ -53,7 +53,7 @@ class VisualPlan:
     width, height: of the source image, in pixels.
     tokens: positions of the prompt that encoder output fills; all are the model's image token.
     grid: how the image is cut. It depends on the architecture:
-        Qwen: (frames, rows, columns) of patches, before merging.
+        Qwen, PaddleOCR-VL, GLM-4V: (frames, rows, columns) of patches, before merging.
         LLaVA: (1, rows, columns) of patches.
         LLaVA-NeXT, LLaVA-OneVision: (1, rows, columns) of tiles, without the view of the whole image;
             (1, 0, 0): that view alone.
@@ -87,19 +87,20 @@ class ProcessedImage:
     identity: identity of the source `Image`.
     arrays: arrays by name:
         "pixel_values", float32:
-            Qwen: (patches, channels * frames * patch * patch), patches in merge-window order.
+            Qwen, PaddleOCR-VL, GLM-4V: (patches, channels * frames * patch * patch), patches in merge-window
+                order.
             LFM2-VL: (1, patches, channels * patch * patch), the view of the whole image.
             Pixtral, Mistral 3, LightOnOCR: (patches, channels * patch * patch), patches row by row.
             others: (tiles, channels, height, width).
         "tiles", float32 (tiles, patches, channels * patch * patch): LFM2-VL; only images in tiles have it.
-        "grid_thw", int64 (1, 3): Qwen; (frames, rows, columns) of patches.
+        "grid_thw", int64 (1, 3): Qwen, PaddleOCR-VL, GLM-4V; (frames, rows, columns) of patches.
         "image_sizes", int64 (1, 2): LLaVA-NeXT and LLaVA-OneVision; (height, width) of the source image.
         "pixel_attention_mask", bool (tiles, height, width): Idefics3 and SmolVLM; true where there is image.
         An image that is encoded region by region also has its survey; rows and columns are those of the
         merged grid: "channels", float32 (rows, columns, channels), its texture; "luma", uint8 (height,
         width), the luminance of the pixels; "propositional" and "perspectival", float32 (rows, columns).
-        Qwen: such an image has "rgb", uint8 (height, width, 3), the resized pixels, in place of
-        "pixel_values" and "grid_thw".
+        Qwen, PaddleOCR-VL, GLM-4V: such an image has "rgb", uint8 (height, width, 3), the resized pixels, in
+        place of "pixel_values" and "grid_thw".
     """
 
     identity: str

@@ -24,9 +24,9 @@ from fovea.engine.vision.processor.base import Capabilities, ProcessedImage, Vis
 from fovea.engine.vision.processor.budget import LEVEL_TOKENS, Bounds, expect_dimensions, read_bounds
 from fovea.engine.vision.processor.palette import HALF, Palette
 from fovea.engine.vision.processor.pixels import Bytes, cut_tiles, picture, read_filter, resize, to_bytes
-from fovea.engine.vision.processor.qwen import trim
 from fovea.engine.vision.processor.settings import Settings, expect_equal, section
 from fovea.engine.vision.processor.size import Size
+from fovea.engine.vision.processor.smart_resize import trim
 
 _TYPES = ("Lfm2VlImageProcessor",)
 Pair = tuple[int, int]

@@ -5,7 +5,6 @@ Source: Qwen2-VL (arXiv:2409.12191), section 2.1, "naive dynamic resolution".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,51 +29,12 @@ from fovea.engine.vision.processor.palette import Palette
 from fovea.engine.vision.processor.pixels import Bytes, read_filter, resize_to_bytes
 from fovea.engine.vision.processor.settings import Settings, expect_equal, section
 from fovea.engine.vision.processor.size import Size
-
-_TYPES = ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor", "Qwen3VLImageProcessor")
-
-
-def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """(height, width) of nearly the same aspect, both multiples of `factor`, with an area within the limits.
-
-    An edge is at least `factor`, so a very elongated image may exceed a small `max_pixels`. Halves are
-    rounded to the even multiple. The rounding and the order of the floating-point operations must not change:
-    the reference is Qwen's own implementation.
-
-    min_pixels, max_pixels: limits of the area, in pixels.
-
-    Raises InvalidImage for an image without pixels or more elongated than 200:1.
-    """
-    expect_dimensions(width, height, aspect=True)
-    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
-    if new_height * new_width > max_pixels:
-        shrink = math.sqrt((height * width) / max_pixels)
-        return (
-            max(factor, math.floor(height / shrink / factor) * factor),
-            max(factor, math.floor(width / shrink / factor) * factor),
-        )
-    if new_height * new_width < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
-        return math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
-    return new_height, new_width
-
-
-def trim(height: int, width: int, factor: int, max_pixels: int) -> tuple[int, int]:
-    """Shorten the longer edge, and then the shorter one if necessary, until the area is at most `max_pixels`.
-
-    Shortened edges are multiples of `factor`. `max_pixels` must be at least factor**2.
-    """
-    if height * width <= max_pixels:
-        return height, width
-    short = min(height, width)
-    long = max(factor, max_pixels // short // factor * factor)
-    short = min(short, max(factor, max_pixels // long // factor * factor))
-    return (short, long) if height <= width else (long, short)
+from fovea.engine.vision.processor.smart_resize import SizeRule, smart_resize, trim
 
 
 @dataclass(frozen=True, slots=True)
 class QwenProcessor:
-    """Plans and prepares images for Qwen's vision-language models.
+    """Plans and prepares images for Qwen's vision-language models, and for others with such patches.
 
     Budgets: `max_pixels` is never exceeded, and must not be above the model's own limit. `min_pixels` is met
         as far as whole merge windows within `max_pixels` allow. "low" is at most 64 tokens, "medium" at most
@@ -88,6 +48,7 @@ class QwenProcessor:
     merge: patches along the side of a window that becomes one token.
     frames: how often a still image is repeated in time, to fill the encoder's temporal patch.
     marker: text of one visual token.
+    rule: the size to which the family resizes a picture.
     decoder_probe: see `Capabilities`.
     """
 
@@ -100,6 +61,7 @@ class QwenProcessor:
     merge: int
     frames: int
     marker: str
+    rule: SizeRule = smart_resize
     decoder_probe: bool = True
 
     @property
@@ -164,7 +126,7 @@ class QwenProcessor:
         low, high = self._limits(bounds)
         if not self.resizes:
             return self._as_is(height, width, bounds)
-        size = smart_resize(height, width, self.factor, low, high)
+        size = self.rule(height, width, self.factor, low, high)
         # With the model's own limits, its rounding stays, even if it exceeds them. A client's limits must
         # hold.
         return trim(*size, self.factor, high) if bounds.level in LEVEL_TOKENS or bounds.explicit else size
@@ -205,13 +167,52 @@ class QwenProcessor:
         return height, width
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessorClass:
+    """The facts about a family's processor class that its settings do not contain.
+
+    types: names of the class in the settings; the first is the default.
+    size: the model's own limits of the area, for settings that lack them, in pixels.
+    marker: text of one visual token, for processors that do not name it.
+    rule: see `QwenProcessor.rule`.
+    frames: the only accepted repetition of an image in time; None: it is the encoder's.
+    volume: the limits of the settings count the pixels of all repetitions of an image.
+    """
+
+    types: tuple[str, ...]
+    size: Size
+    marker: str
+    rule: SizeRule
+    frames: int | None = None
+    volume: bool = False
+
+
+QWEN = ProcessorClass(
+    types=("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor", "Qwen3VLImageProcessor"),
+    size=Size(shortest_edge=56 * 56, longest_edge=28 * 28 * 1280),
+    marker="<|image_pad|>",
+    rule=smart_resize,
+)
+
+
 def build(
     preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
 ) -> QwenProcessor:
+    return build_class(QWEN, preprocessor, model, processor)
+
+
+def build_class(
+    kind: ProcessorClass,
+    preprocessor: Mapping[str, Any],
+    model: Mapping[str, Any],
+    processor: Mapping[str, Any],
+) -> QwenProcessor:
+    """Build the processor of a family from a checkpoint's files, see `registry.build`."""
     settings = Settings(preprocessor)
-    settings.processor_type(_TYPES, _TYPES[0])
+    settings.processor_type(kind.types, kind.types[0])
     vision = section(model, "vision_config")
-    low, high = _own_limits(settings)
+    frames = _frames(settings, vision, kind.frames)
+    low, high = _own_limits(settings, kind.size, frames if kind.volume else 1)
     patch = _shape(settings, "patch_size", vision, "patch_size", 14)
     result = QwenProcessor(
         palette=Palette.read(settings),
@@ -221,8 +222,9 @@ def build(
         max_pixels=high,
         patch=patch,
         merge=_shape(settings, "merge_size", vision, "spatial_merge_size", 2),
-        frames=_shape(settings, "temporal_patch_size", vision, "temporal_patch_size", 2),
-        marker=str(processor.get("image_token") or "<|image_pad|>"),
+        frames=frames,
+        marker=str(processor.get("image_token") or kind.marker),
+        rule=kind.rule,
         decoder_probe=begins_with_attention(model),
     )
     settings.close()
@@ -231,13 +233,24 @@ def build(
     return result
 
 
-def _own_limits(settings: Settings) -> tuple[int, int]:
+def _frames(settings: Settings, vision: Mapping[str, Any], only: int | None) -> int:
+    if only is None:
+        return _shape(settings, "temporal_patch_size", vision, "temporal_patch_size", 2)
+    frames = settings.count("temporal_patch_size", only)
+    if frames != only:
+        raise settings.error("temporal_patch_size", frames, str(only))
+    return frames
+
+
+def _own_limits(settings: Settings, default: Size, counted: int) -> tuple[int, int]:
     """The model's own limits of the area, in pixels.
+
+    counted: how often the settings count each pixel. They must be multiples of it.
 
     Old files name them `min_pixels` and `max_pixels`. New files have them in `size`, under the names of
     edges. The flat names take precedence. The processor class's defaults are used only if `size` is absent.
     """
-    size = settings.size("size", Size(shortest_edge=56 * 56, longest_edge=28 * 28 * 1280))
+    size = settings.size("size", default)
     assert size is not None
     low = settings.count("min_pixels", size.shortest_edge or size.min_pixels or 0)
     high = settings.count("max_pixels", size.longest_edge or size.max_pixels or 0)
@@ -245,7 +258,9 @@ def _own_limits(settings: Settings) -> tuple[int, int]:
         raise settings.error(
             "size", size, "areas shortest_edge <= longest_edge in pixels (or min_pixels, max_pixels)"
         )
-    return low, high
+    if low % counted or high % counted:
+        raise settings.error("size", size, f"multiples of {counted}, because every pixel counts so often")
+    return low // counted, high // counted
 
 
 def _shape(settings: Settings, name: str, vision: Mapping[str, Any], theirs: str, default: int) -> int:

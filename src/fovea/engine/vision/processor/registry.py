@@ -28,6 +28,8 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "lfm2_vl": "lfm2_vl",
         "mistral3": "pixtral",
         "lighton_ocr": "lighton_ocr",
+        "paddleocr_vl": "paddleocr_vl",
+        "glm4v": "glm4v",
     }
 )
 _KINDS_BY_TOWER: Mapping[tuple[str, str], str] = MappingProxyType({("llava", "pixtral"): "pixtral"})

@@ -27,8 +27,8 @@ from fovea.engine.vision.processor.budget import expect_dimensions
 from fovea.engine.vision.processor.palette import Palette
 from fovea.engine.vision.processor.pixels import Bytes
 from fovea.engine.vision.processor.pruning import KeptCells, first_cells, kept_count
-from fovea.engine.vision.processor.qwen import smart_resize, trim
 from fovea.engine.vision.processor.sampling import SamplingRule
+from fovea.engine.vision.processor.smart_resize import smart_resize, trim
 
 
 @dataclass(frozen=True, slots=True)
