@@ -29,6 +29,8 @@ TABLE: Mapping[str, set[str]] = {
     "llava_onevision": {"droppable"},
     "idefics3": set(),
     "smolvlm": set(),
+    "internvl": {"droppable"},
+    "internvl_chat": {"droppable"},
 }
 """The capabilities that each architecture's processor declares, by field name."""
 WITHOUT_MODEL = {"qwen3_vl_moe"}
@@ -43,6 +45,8 @@ METHODS_BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "llava_onevision": NEEDS_NOTHING,
     "idefics3": (),
     "smolvlm": (),
+    "internvl": NEEDS_NOTHING,
+    "internvl_chat": NEEDS_NOTHING,
 }
 
 
@@ -55,6 +59,7 @@ def processor_of(model_type: str) -> ImageProcessor:
         "llava_next": (sizes, {"vision_config": tower}),
         "idefics3": ({}, {"vision_config": small}),
         "smolvlm": ({}, {"vision_config": small}),
+        "internvl": ({"size": 448}, {}),
     }
     preprocessor, model = settings.get(model_type, ({}, {}))
     return build(model_type, preprocessor, model)

@@ -22,6 +22,8 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "llava_onevision": "llava_onevision",
         "idefics3": "idefics3",
         "smolvlm": "idefics3",
+        "internvl": "internvl",
+        "internvl_chat": "internvl_chat",
     }
 )
 
