@@ -10,7 +10,11 @@ from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.decoder import DecoderConfig
 from fovea.engine.layers.rope import mrope_axes
 
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+STATIC_ROPE = ("default", "linear", "llama3", "yarn", "dynamic")
+"""Types of RoPE whose frequencies are the same for all lengths up to `max_position_embeddings`.
+
+"dynamic" is one of them: it changes its frequencies beyond that length only, which no context exceeds here.
+"""
 FAMILIES = {
     # model_type of the text configuration: (bias of q, k, v; norm of q and k; M-RoPE layout).
     # A bias of None is the configuration's attention_bias.
@@ -80,7 +84,7 @@ def _rope(text: Any, head_dim: int) -> tuple[torch.Tensor, float]:
     kind = parameters.get("rope_type", "default")
     if kind not in STATIC_ROPE or parameters.get("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModel(f"RoPE of type {kind!r} is not supported; supported: {', '.join(STATIC_ROPE)}")
-    if kind == "default":
+    if kind in ("default", "dynamic"):
         base = parameters["rope_theta"]
         return 1.0 / (base ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim)), 1.0
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
