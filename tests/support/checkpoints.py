@@ -13,10 +13,13 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tests.support.internvl import to_original
+
 SPECIALS = [
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
     "<|video_pad|>", "<image>", "<video>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
     *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
+    "<img>", "</img>", "<IMG_CONTEXT>",
 ]  # fmt: skip
 CORPUS = [
     "What is in the image? Describe the picture, please.",
@@ -39,6 +42,12 @@ IMAGE_TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}:{% for c in m['content'] %}"
     "{% if c['type'] == 'image' %}<image>{% else %}{{ c['text'] }}{% endif %}{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+INTERNVL_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}"
+    "{% else %}{% for c in m['content'] %}{% if c['type'] == 'image' %}<IMG_CONTEXT>\n{% else %}"
+    "{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CLIP_NORM = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
@@ -177,6 +186,16 @@ def _smolvlm(ids: dict[str, int]) -> Any:
     return hf.SmolVLMForConditionalGeneration(config)
 
 
+def _internvl(ids: dict[str, int]) -> Any:
+    vision = hf.InternVLVisionConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, image_size=56,
+        patch_size=14, attention_bias=True,
+    )  # fmt: skip
+    text = hf.Qwen2Config(**_text(rope_scaling={"type": "dynamic", "factor": 2.0}))
+    config = hf.InternVLConfig(vision_config=vision, text_config=text, tie_word_embeddings=False, **ids)
+    return hf.InternVLForConditionalGeneration(config)
+
+
 def _qwen_processor(patch: int) -> dict[str, Any]:
     unit = patch * 2
     return {
@@ -203,6 +222,11 @@ _IDEFICS_PROCESSOR = {
 }  # fmt: skip
 _SMOL_PROCESSOR = {**_IDEFICS_PROCESSOR, "image_processor_type": "SmolVLMImageProcessor"}
 
+_INTERNVL_PROCESSOR = {
+    "image_processor_type": "GotOcr2ImageProcessorFast", "size": {"height": 56, "width": 56}, "resample": 3,
+    "crop_to_patches": False, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225],
+}  # fmt: skip
+
 
 def _video_processor(architecture: str) -> dict[str, Any]:
     """The video processor's settings: as in real checkpoints of the architecture, but with small limits."""
@@ -227,7 +251,11 @@ ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "llava_onevision": (_llava_onevision, _ONEVISION_PROCESSOR, "<image>"),
     "idefics3": (_idefics3, _IDEFICS_PROCESSOR, "<image>"),
     "smolvlm": (_smolvlm, _SMOL_PROCESSOR, "<image>"),
+    "internvl": (_internvl, _INTERNVL_PROCESSOR, "<IMG_CONTEXT>"),
+    "internvl_chat": (_internvl, _INTERNVL_PROCESSOR, "<IMG_CONTEXT>"),
 }
+
+TEMPLATES = {"<|image_pad|>": QWEN_TEMPLATE, "<IMG_CONTEXT>": INTERNVL_TEMPLATE}
 
 
 def write(architecture: str, folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
@@ -251,7 +279,7 @@ def _files(architecture: str, seed: int, dtype: torch.dtype, layers: int) -> dic
 
 def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Path:
     builder, processor, marker = ARCHITECTURES[architecture]
-    template = QWEN_TEMPLATE if marker == "<|image_pad|>" else IMAGE_TEMPLATE
+    template = TEMPLATES.get(marker, IMAGE_TEMPLATE)
     words = tokenizer(template)
     ids = {"image_token_id": words.convert_tokens_to_ids(marker)}
     if architecture.startswith("qwen"):
@@ -263,13 +291,7 @@ def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Pa
     if architecture == "llava_onevision":
         ids["video_token_id"] = words.convert_tokens_to_ids("<video>")
     torch.manual_seed(seed)
-    model = builder(ids).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, 0.12)
-            else:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model = randomise(builder(ids).eval())
     model.to(dtype).save_pretrained(folder)
     words.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
@@ -286,6 +308,19 @@ def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Pa
         side |= {"num_image_tokens": 16, "vision_feature_select_strategy": "full"}
     if architecture in ("idefics3", "smolvlm"):
         side |= {"image_seq_len": 16}
+    if architecture == "internvl":
+        side |= {"image_seq_length": 4}
     (folder / "processor_config.json").write_text(json.dumps(side))
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": False, "eos_token_id": 2}))
-    return folder
+    return to_original(folder) if architecture == "internvl_chat" else folder
+
+
+def randomise(model: Any) -> Any:
+    """Give a model random weights that differ enough for logits to differ. Returns the model."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.12)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model

@@ -11,6 +11,8 @@ import torch
 import transformers as hf
 from PIL import Image
 
+from tests.support.checkpoints import write
+
 PIL_PROCESSORS = {
     "qwen2_vl": ("qwen2_vl", "Qwen2VLImageProcessorPil"),
     "qwen2_5_vl": ("qwen2_vl", "Qwen2VLImageProcessorPil"),
@@ -20,17 +22,22 @@ PIL_PROCESSORS = {
     "llava_onevision": ("llava_onevision", "LlavaOnevisionImageProcessorPil"),
     "idefics3": ("idefics3", "Idefics3ImageProcessorPil"),
     "smolvlm": ("smolvlm", "SmolVLMImageProcessorPil"),
+    "internvl": ("got_ocr2", "GotOcr2ImageProcessorPil"),
 }
 
 
 class Reference:
     """A checkpoint loaded by transformers.
 
+    It cannot load InternVL's original layout. In its place it gets the same weights in its own layout.
+
     kind: model type of the checkpoint.
     image_token: id of the image token.
     """
 
     def __init__(self, folder: Path) -> None:
+        if json.loads((folder / "config.json").read_text())["model_type"] == "internvl_chat":
+            folder = write("internvl", folder / "for_transformers")
         config = json.loads((folder / "config.json").read_text())
         self.kind: str = config["model_type"]
         self.image_token: int = config.get("image_token_id", config.get("image_token_index"))
@@ -45,7 +52,8 @@ class Reference:
         inputs: dict[str, Any] = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         if images:
             nested = [images] if self.kind in ("idefics3", "smolvlm", "llava_onevision") else images
-            output = self.processor(images=nested, return_tensors="pt")
+            options = {"crop_to_patches": True} if self.kind == "internvl" else {}
+            output = self.processor(images=nested, return_tensors="pt", **options)
             inputs |= {k: v for k, v in output.items() if k not in ("rows", "cols", "num_patches")}
             if self.kind.startswith("qwen"):
                 inputs["mm_token_type_ids"] = (tokens == self.image_token).int()

@@ -148,9 +148,11 @@ DAMAGES: dict[str, tuple[Damage, type[ModelError], str]] = {
     "unknown text model": (
         edit_json(
             "config.json",
-            lambda c: c["text_config"]["rope_parameters"].update(rope_type="dynamic", factor=2.0),
+            lambda c: c["text_config"]["rope_parameters"].update(
+                rope_type="longrope", factor=2.0, short_factor=[1.0] * 8, long_factor=[1.0] * 8,
+            ),
         ), UnsupportedModel,
-        "RoPE of type 'dynamic' is not supported"),
+        "RoPE of type 'longrope' is not supported"),
     "pickle only": (pickle_only, CheckpointError, r"\['pytorch_model.bin'\] are pickles, which are not read"),
     "no weights": (remove(WEIGHTS), CheckpointError, r"holds no \*.safetensors file"),
     "no config": (remove("config.json"), CheckpointError, "has no config.json"),
@@ -194,9 +196,11 @@ def test_cuda_without_cuda(qwen: Path) -> None:
         load_model(str(qwen), EngineConfig.of(device="cuda"))
 
 
+PLAIN = EngineConfig.of(dtype="float32", device="cpu", kernels="torch")
+
+
 def state(folder: Path) -> dict[str, torch.Tensor]:
-    model = load_model(str(folder), EngineConfig.of(dtype="float32", device="cpu", kernels="torch")).model
-    return dict(model.checkpoint_targets())
+    return dict(load_model(str(folder), PLAIN).model.checkpoint_targets())
 
 
 def test_shards_are_one_checkpoint(folder: Path) -> None:
@@ -213,7 +217,11 @@ def test_every_tensor_is_loaded_to_its_place(architecture: str, tmp_path: Path) 
     """The model's tensors equal those of the file bit for bit, fused and reshaped storage included."""
     folder = write(architecture, tmp_path)
     stored = {canonical(name): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
-    loaded = state(folder)
+    model = load_model(str(folder), PLAIN).model
+    for name, fused in model.fused_tensors().items():
+        if name in stored:
+            stored |= dict(fused.split(stored.pop(name)))
+    loaded = dict(model.checkpoint_targets())
     assert loaded.keys() <= stored.keys()
     for name, tensor in loaded.items():
         torch.testing.assert_close(tensor, stored[name].view(tensor.shape), rtol=0, atol=0)
@@ -245,6 +253,16 @@ def test_other_float_types_are_converted(tmp_path: Path, dtype: torch.dtype) -> 
         ("model.multi_modal_projector.linear_1.bias", "projector.linear_1.bias"),
         ("model.connector.modality_projection.proj.weight", "projector.proj.weight"),
         ("model.image_newline", "newline"),
+        ("model.vision_tower.embeddings.cls_token", "vision.embeddings.class_embedding"),
+        ("vision_model.embeddings.position_embedding", "vision.embeddings.position_embedding.weight"),
+        ("model.vision_tower.encoder.layer.1.lambda_2", "vision.encoder.layers.1.layer_scale2"),
+        ("vision_model.encoder.layers.1.ls2", "vision.encoder.layers.1.layer_scale2"),
+        ("vision_model.encoder.layers.1.attn.qkv.bias", "vision.encoder.layers.1.self_attn.qkv.bias"),
+        ("mlp1.3.weight", "projector.linear_2.weight"),
+        ("language_model.output.weight", "lm_head.weight"),
+        ("language_model.model.tok_embeddings.weight", "decoder.embed_tokens.weight"),
+        ("language_model.model.layers.0.attention.wqkv.weight", "decoder.layers.0.self_attn.wqkv.weight"),
+        ("language_model.model.layers.0.feed_forward.w2.weight", "decoder.layers.0.mlp.down_proj.weight"),
         ("something.else", "something.else"),
     ],
 )

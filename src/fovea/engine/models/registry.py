@@ -108,6 +108,24 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "SigLIP, tiles, pixel shuffle",
         "Llama",
     ),
+    Architecture(
+        "internvl",
+        "InternVL",
+        "internvl",
+        "InternVL",
+        "OpenGVLab/InternVL3-1B-hf",
+        "InternViT, tiles",
+        "Qwen2, Qwen3 or Llama",
+    ),
+    Architecture(
+        "internvl_chat",
+        "InternVL (original)",
+        "internvl",
+        "InternVL",
+        "OpenGVLab/InternVL3-1B",
+        "InternViT, tiles",
+        "Qwen2, Qwen3, Llama or InternLM2",
+    ),
 )
 
 

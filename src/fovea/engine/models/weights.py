@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from fovea.core.errors import CheckpointError
 from fovea.engine.files import named_file, read_json
+from fovea.engine.models.fused_tensors import FusedTensor
 from fovea.engine.models.names import ALWAYS_IGNORED, canonical
 from fovea.engine.models.relevance_head import OLD_NAME
 
@@ -27,6 +29,9 @@ DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+HEAD = "lm_head.weight"
+"""Canonical name of the language head's weight."""
+NOTHING_FUSED: Mapping[str, FusedTensor] = MappingProxyType({})
 MAX_HEADER = 100 * 1024 * 1024
 """Largest header of a safetensors file that is read, in bytes."""
 
@@ -108,6 +113,7 @@ def load_weights(
     targets: Iterator[tuple[str, Tensor]],
     ignored: Iterable[str] = (),
     on_filled: Callable[[str], None] = lambda name: None,
+    fused: Mapping[str, FusedTensor] = NOTHING_FUSED,
 ) -> int:
     """Fill every target from the files, and return the number of bytes read.
 
@@ -115,6 +121,7 @@ def load_weights(
     ignored: regular expressions of canonical names that are skipped.
     on_filled: called with each target's name when its tensor is loaded; it may use the storage for something
         else.
+    fused: tensors of the files that may hold the rows of several targets, by canonical name.
 
     Raises CheckpointError for a tensor that is missing, unknown or repeated, or has a wrong shape or is not a
     float.
@@ -128,21 +135,42 @@ def load_weights(
             entries, begin = read_header(file, path)
             for entry in entries:
                 name = canonical(entry.name)
-                if name in loaded_names:
+                parts = [part for part, _ in fused[name].parts] if name in fused else [name]
+                if not loaded_names.isdisjoint(parts):
                     raise CheckpointError(f"{path}: tensor {entry.name!r} is there a second time")
-                if name not in table:
+                if not all(part in table for part in parts):
                     if not any(pattern.search(name) for pattern in unneeded):
                         raise CheckpointError(
                             f"{path}: tensor {entry.name!r} is not part of this architecture"
                         )
                     continue
-                _fill(table.pop(name), file, begin, entry, path)
-                loaded_names.add(name)
-                on_filled(name)
+                if name in fused:
+                    _fill_parts(table, fused[name], file, begin, entry, path)
+                else:
+                    _fill(table[name], file, begin, entry, path)
+                for part in parts:
+                    del table[part]
+                    loaded_names.add(part)
+                    on_filled(part)
                 total += entry.stop - entry.start
     if table:
         raise CheckpointError(f"{len(table)} tensors are missing, among them {sorted(table)[:4]}")
     return total
+
+
+def _fill_parts(
+    table: Mapping[str, Tensor],
+    fused: FusedTensor,
+    file: BinaryIO,
+    begin: int,
+    entry: TensorEntry,
+    path: Path,
+) -> None:
+    first = table[fused.parts[0][0]]
+    whole = torch.empty((fused.rows, *first.shape[1:]), dtype=DTYPES.get(entry.dtype), device="cpu")
+    _fill(whole, file, begin, entry, path)
+    for name, rows in fused.split(whole):
+        table[name].copy_(rows)
 
 
 def _fill(target: Tensor, file: BinaryIO, begin: int, entry: TensorEntry, path: Path) -> None:
@@ -173,6 +201,18 @@ def _count(shape: tuple[int, ...]) -> int:
     for side in shape:
         count *= side
     return count
+
+
+def has_own_head(files: Iterable[Path]) -> bool:
+    """Whether the checkpoint has a language head beside the embedding table.
+
+    Some configs say that the two are one tensor although they are not.
+    """
+    for path in files:
+        with path.open("rb") as file:
+            if any(canonical(entry.name) == HEAD for entry in read_header(file, path)[0]):
+                return True
+    return False
 
 
 def checkpoint_dtype(files: Iterable[Path]) -> torch.dtype:
