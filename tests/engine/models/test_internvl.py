@@ -237,7 +237,7 @@ REFUSALS: dict[str, tuple[Edit, type[ModelError], str]] = {
     "a wrong type": (config(lambda c: c["llm_config"].update(rms_norm_eps="small")), CheckpointError,
         "config.json cannot be used"),
     "a tokenizer that is code": (edit_json("tokenizer_config.json", lambda c: c.update(
-            tokenizer_class="InternLM2Tokenizer", auto_map={"AutoTokenizer": ["tokenization.Tokenizer", None]})),
+        tokenizer_class="InternLM2Tokenizer", auto_map={"AutoTokenizer": ["tokens.Tokenizer", None]})),
         CheckpointError, "no usable tokenizer: .* contains custom code"),
     "no image token": (lambda folder: (folder / "tokenizer.json").write_text(
         (folder / "tokenizer.json").read_text().replace("<IMG_CONTEXT>", "<OTHER>")) and None,
@@ -321,6 +321,20 @@ def test_fewer_visual_tokens(original: Path, method: str) -> None:
         assert plain.image_tokens == 12  # two tiles and the whole picture, of 4 tokens each
         assert (done.usage.image, done.usage.prompt) == (6, len(plain.ids) - 6)
         engine.check_integrity()
+
+
+@pytest.mark.parametrize(("thumbnail", "tiles"), [(True, 3), (False, 2)])
+def test_rows_of_tiles_with_and_without_a_view_of_the_whole(copy: Path, thumbnail: bool, tiles: int) -> None:
+    edit_json("config.json", lambda c: c.update(use_thumbnail=thumbnail))(copy)
+    loaded = load_model(str(copy), EngineConfig.of(**SETTINGS))
+    image = picture(3, 150, 70)
+    plan = loaded.processor.plan(150, 70, PixelBudget())
+    with torch.inference_mode():
+        features = loaded.model.encode(loaded.processor.process(image, plan))
+    assert len(features.embeds) == plan.tokens == 4 * tiles
+    shape = loaded.model.visual_shape(plan)
+    assert (shape.patches, shape.rows, shape.projector_rows) == (16 * tiles, 17 * tiles, 4 * tiles)
+    assert shape.pairs == tiles * 3 * 17**2
 
 
 def test_videos_are_refused_by_name(original: Path) -> None:
