@@ -15,6 +15,7 @@ from fovea import Engine
 from fovea.core.errors import CheckpointError, ConfigError
 from fovea.core.types import ChatPrompt, Completion
 from fovea.engine.config import EngineConfig
+from fovea.engine.layers.experts import ExpertLinear
 from fovea.engine.layers.linear import Linear, PatchLinear
 from fovea.engine.load import bundled_model, load_model
 from fovea.engine.models.recipe import RECIPES
@@ -51,7 +52,9 @@ def round_weights(model: torch.nn.Module, quantization: str) -> None:
     for path, layer in linears(model):
         format = RECIPES[quantization].format_of(path, layer)
         if format is not None and layer.weight.numel():
-            layer.weight.data = quantize(layer.weight.data, format).dequantize().to(layer.weight.dtype)
+            maps = layer.weight.data if isinstance(layer, ExpertLinear) else [layer.weight.data]
+            rounded = [quantize(weight, format).dequantize().to(weight.dtype) for weight in maps]
+            layer.weight.data = torch.stack(rounded).view(layer.weight.shape)
 
 
 def answer(engine: Engine, prompt: ChatPrompt) -> Completion:

@@ -13,12 +13,15 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tests.support.internvl import to_original
+
 SPECIALS = [
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
     "<|video_pad|>", "<image>", "<video>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
     *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
 ]  # fmt: skip
 MORE_SPECIALS = {
+    **dict.fromkeys(("internvl", "internvl_chat"), ["<img>", "</img>", "<IMG_CONTEXT>"]),
     "lfm2_vl": [
         "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>",
         *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)),
@@ -66,11 +69,18 @@ PADDLEOCR_TEMPLATE = (
     "{% else %}{% for c in m['content'] if c['type'] == 'text' %}{{ c['text'] + '\\n' }}{% endfor %}"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}Assistant: {% endif %}"
 )
+INTERNVL_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}"
+    "{% else %}{% for c in m['content'] %}{% if c['type'] == 'image' %}<IMG_CONTEXT>\n{% else %}"
+    "{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 TEMPLATES = {
     "<|image_pad|>": QWEN_TEMPLATE,
     "<image>": IMAGE_TEMPLATE,
     "[IMG]": MISTRAL_TEMPLATE,
     "<|IMAGE_PLACEHOLDER|>": PADDLEOCR_TEMPLATE,
+    "<IMG_CONTEXT>": INTERNVL_TEMPLATE,
 }
 """Chat templates by the marker of an image."""
 CLIP_NORM = {
@@ -321,6 +331,16 @@ def _paddleocr_vl(ids: dict[str, int]) -> Any:
     return hf.PaddleOCRVLForConditionalGeneration(config)
 
 
+def _internvl(ids: dict[str, int]) -> Any:
+    vision = hf.InternVLVisionConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, image_size=56,
+        patch_size=14, attention_bias=True,
+    )  # fmt: skip
+    text = hf.Qwen2Config(**_text(rope_scaling={"type": "dynamic", "factor": 2.0}))
+    config = hf.InternVLConfig(vision_config=vision, text_config=text, tie_word_embeddings=False, **ids)
+    return hf.InternVLForConditionalGeneration(config)
+
+
 def _qwen_processor(patch: int) -> dict[str, Any]:
     unit = patch * 2
     return {
@@ -353,6 +373,11 @@ _SMOL_PROCESSOR = {**_IDEFICS_PROCESSOR, "image_processor_type": "SmolVLMImagePr
 _PIXTRAL_PROCESSOR = {
     "image_processor_type": "PixtralImageProcessor", "patch_size": {"height": 14, "width": 14},
     "size": {"longest_edge": 196}, **CLIP_NORM,
+}  # fmt: skip
+
+_INTERNVL_PROCESSOR = {
+    "image_processor_type": "GotOcr2ImageProcessorFast", "size": {"height": 56, "width": 56}, "resample": 3,
+    "crop_to_patches": False, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225],
 }  # fmt: skip
 
 
@@ -394,6 +419,8 @@ ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "mistral3": (_mistral3, _PIXTRAL_PROCESSOR, "[IMG]"),
     "lighton_ocr": (_lighton_ocr, _PIXTRAL_PROCESSOR, "<|image_pad|>"),
     "paddleocr_vl": (_paddleocr_vl, _PADDLEOCR_PROCESSOR, "<|IMAGE_PLACEHOLDER|>"),
+    "internvl": (_internvl, _INTERNVL_PROCESSOR, "<IMG_CONTEXT>"),
+    "internvl_chat": (_internvl, _INTERNVL_PROCESSOR, "<IMG_CONTEXT>"),
 }
 
 
@@ -416,17 +443,6 @@ def _files(architecture: str, seed: int, dtype: torch.dtype, layers: int) -> dic
         return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-@torch.no_grad()
-def _randomize(model: torch.nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if name.endswith("A_log"):
-            parameter.uniform_(-4, -1)  # slow decay: answers depend on all tokens of a prompt
-        elif parameter.ndim > 1:
-            parameter.normal_(0, 0.12)
-        else:
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-
-
 def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Path:
     builder, processor, marker = ARCHITECTURES[architecture]
     words = tokenizer(TEMPLATES[marker], MORE_SPECIALS.get(architecture, ()))
@@ -445,8 +461,7 @@ def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Pa
     if architecture == "llava_onevision":
         ids["video_token_id"] = words.convert_tokens_to_ids("<video>")
     torch.manual_seed(seed)
-    model = builder(ids).eval()
-    _randomize(model)
+    model = randomise(builder(ids).eval())
     model.to(dtype).save_pretrained(folder)
     words.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
@@ -465,6 +480,21 @@ def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Pa
         side |= {"image_seq_len": 16}
     if architecture in ("pixtral", "mistral3", "lighton_ocr"):
         side |= {"patch_size": 14, "spatial_merge_size": 1 if architecture == "pixtral" else 2}
+    if architecture == "internvl":
+        side |= {"image_seq_length": 4}
     (folder / "processor_config.json").write_text(json.dumps(side))
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": False, "eos_token_id": 2}))
-    return folder
+    return to_original(folder) if architecture == "internvl_chat" else folder
+
+
+@torch.no_grad()
+def randomise(model: Any) -> Any:
+    """Give a model random weights that differ enough for logits to differ. Returns the model."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            parameter.uniform_(-4, -1)  # slow decay: answers depend on all tokens of a prompt
+        elif parameter.ndim > 1:
+            parameter.normal_(0, 0.12)
+        else:
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model

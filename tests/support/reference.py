@@ -14,6 +14,7 @@ from PIL import Image
 from fovea.core.image import PixelBudget
 from fovea.engine.request.inputs import to_image
 from fovea.engine.vision.processor import ImageProcessor, build
+from tests.support.checkpoints import write
 
 PIL_PROCESSORS = {
     "qwen2_vl": ("qwen2_vl", "Qwen2VLImageProcessorPil"),
@@ -30,8 +31,13 @@ PIL_PROCESSORS = {
     "mistral3": ("pixtral", "PixtralImageProcessorPil"),
     "lighton_ocr": ("pixtral", "PixtralImageProcessorPil"),
     "paddleocr_vl": ("paddleocr_vl", "PaddleOCRVLImageProcessorPil"),
+    "internvl": ("got_ocr2", "GotOcr2ImageProcessorPil"),
 }
-PATCH_OPTIONS = {"pixtral": {"patch_size": 14}, "mistral3": {"patch_size": 28}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "pixtral": {"patch_size": 14},
+    "mistral3": {"patch_size": 28},
+    "internvl": {"crop_to_patches": True},
+}
 """Options that transformers' processor classes pass to their image processors."""
 
 
@@ -79,10 +85,15 @@ class Reference:
     """A checkpoint loaded by transformers.
 
     kind: model type of the checkpoint; "pixtral" for a LLaVA with Pixtral's tower.
+    It cannot load InternVL's original layout. In its place it gets the same weights in its own layout.
+
+    kind: model type of the checkpoint.
     image_token: id of the image token.
     """
 
     def __init__(self, folder: Path) -> None:
+        if json.loads((folder / "config.json").read_text())["model_type"] == "internvl_chat":
+            folder = write("internvl", folder / "for_transformers")
         config = json.loads((folder / "config.json").read_text())
         pixtral = config["model_type"] == "llava" and config["vision_config"]["model_type"] == "pixtral"
         self.kind: str = "pixtral" if pixtral else config["model_type"]
@@ -103,7 +114,7 @@ class Reference:
             inputs |= WITHOUT_PIL[self.kind](self.folder, images)
         elif images:
             nested = [images] if self.kind in ("idefics3", "smolvlm", "llava_onevision") else images
-            output = self.processor(images=nested, return_tensors="pt", **PATCH_OPTIONS.get(self.kind, {}))
+            output = self.processor(images=nested, return_tensors="pt", **OPTIONS.get(self.kind, {}))
             inputs |= {k: v for k, v in output.items() if k not in ("rows", "cols", "num_patches")}
             if self.kind.startswith("qwen") or self.kind == "paddleocr_vl":
                 inputs["mm_token_type_ids"] = (tokens == self.image_token).int()

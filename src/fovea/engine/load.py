@@ -17,6 +17,7 @@ from fovea.core.types import ModelInfo
 from fovea.engine.compile_modes import CompileModes
 from fovea.engine.config import EngineConfig
 from fovea.engine.files import check_folder, read_json
+from fovea.engine.models import internvl_chat
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.compile import check_compile, compile_modules
 from fovea.engine.models.config_bounds import check_bounds
@@ -152,7 +153,8 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     stored = bool(settings.outputs.embed_disk_dir)
     deciding = [*model.encoder_modules(), *(probe_modules(model) if stored else ())]
     packer = Packer(model, kernels, recipe, later=deciding if stored or built else ())
-    load_weights(files, model.checkpoint_targets(), model.ignored, packer.mark_filled, model.renames)
+    targets, fused = model.checkpoint_targets(), model.fused_tensors()
+    load_weights(files, targets, model.ignored, packer.mark_filled, model.renames, fused)
     fingerprint_value = ""
     if built:
         install(model, built, describe_site(model, entry.name))
@@ -201,9 +203,14 @@ def read_config(folder: Path) -> Any:
     architecture(str(content.get("model_type", ""))[:100])
     check_bounds(content, folder / "config.json")
     try:
-        # Code that a checkpoint brings along is never run.
-        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        if content["model_type"] == internvl_chat.MODEL_TYPE:
+            config = internvl_chat.to_config(content, folder)
+        else:
+            # Code that a checkpoint brings along is never run.
+            config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
         defaults_too = config.to_dict()
+    except FoveaError:
+        raise
     except Exception as error:
         raise CheckpointError(f"{folder}/config.json cannot be used: {reason(error)}") from error
     check_bounds(defaults_too, folder / "config.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from fovea.core.errors import CheckpointError, ConfigError, ModelError, UnsupportedModel
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model
+from fovea.engine.models.internvl import InternVL
 from fovea.engine.models.names import canonical
 from fovea.engine.models.weights import load_weights, read_header, shard_files
 from tests.support.checkpoints import ARCHITECTURES, write
@@ -142,15 +145,17 @@ DAMAGES: dict[str, tuple[Damage, type[ModelError], str]] = {
     "quantized": (edit_json("config.json", lambda c: c.update(QUANTIZED)), UnsupportedModel, "is quantized"),
     "unknown model_type": (
         edit_json("config.json", lambda c: c.update(model_type="mystery_vl")), UnsupportedModel,
-        "model_type 'mystery_vl' is not supported; supported: qwen3_vl"),
+        "model_type 'mystery_vl' is not supported; supported: qwen3_5"),
     "no model_type": (edit_json("config.json", lambda c: c.pop("model_type") and None), UnsupportedModel,
         "model_type '' is not supported"),
     "unknown text model": (
         edit_json(
             "config.json",
-            lambda c: c["text_config"]["rope_parameters"].update(rope_type="dynamic", factor=2.0),
+            lambda c: c["text_config"]["rope_parameters"].update(
+                rope_type="longrope", factor=2.0, short_factor=[1.0] * 8, long_factor=[1.0] * 8,
+            ),
         ), UnsupportedModel,
-        "RoPE of type 'dynamic' is not supported"),
+        "RoPE of type 'longrope' is not supported"),
     "pickle only": (pickle_only, CheckpointError, r"\['pytorch_model.bin'\] are pickles, which are not read"),
     "no weights": (remove(WEIGHTS), CheckpointError, r"holds no \*.safetensors file"),
     "no config": (remove("config.json"), CheckpointError, "has no config.json"),
@@ -194,9 +199,11 @@ def test_cuda_without_cuda(qwen: Path) -> None:
         load_model(str(qwen), EngineConfig.of(device="cuda"))
 
 
+PLAIN = EngineConfig.of(dtype="float32", device="cpu", kernels="torch")
+
+
 def state(folder: Path) -> dict[str, torch.Tensor]:
-    model = load_model(str(folder), EngineConfig.of(dtype="float32", device="cpu", kernels="torch")).model
-    return dict(model.checkpoint_targets())
+    return dict(load_model(str(folder), PLAIN).model.checkpoint_targets())
 
 
 def test_shards_are_one_checkpoint(folder: Path) -> None:
@@ -212,11 +219,27 @@ def test_shards_are_one_checkpoint(folder: Path) -> None:
 def test_every_tensor_is_loaded_to_its_place(architecture: str, tmp_path: Path) -> None:
     """The model's tensors equal those of the file bit for bit, fused and reshaped storage included."""
     folder = write(architecture, tmp_path)
-    stored = {canonical(name): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
-    loaded = state(folder)
-    assert loaded.keys() <= stored.keys()
-    for name, tensor in loaded.items():
+    model = load_model(str(folder), PLAIN).model
+    rules = [(re.compile(pattern), replacement) for pattern, replacement in model.renames]
+    stored = {canonical(name, rules): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
+    for name, fused in model.fused_tensors().items():
+        if name in stored:
+            stored |= dict(fused.split(stored.pop(name)))
+    for name, tensor in model.checkpoint_targets():
+        if name not in stored:
+            stored[name] = experts(name, len(tensor), stored)
         torch.testing.assert_close(tensor, stored[name].view(tensor.shape), rtol=0, atol=0)
+
+
+def experts(name: str, count: int, stored: dict[str, Tensor]) -> Tensor:
+    """Join the experts of a layer, which are one tensor of the model. The file stores them one by one."""
+    path, kind = name.removesuffix("_proj").rsplit(".", 1)
+    parts = ("down",) if kind == "down" else ("gate", "up")
+    each = [
+        torch.cat([stored[f"{path}.{number}.{part}_proj.weight"] for part in parts])
+        for number in range(count)
+    ]
+    return torch.stack(each)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
@@ -260,6 +283,26 @@ def test_other_float_types_are_converted(tmp_path: Path, dtype: torch.dtype) -> 
 def test_names_of_all_generations_have_one_canonical_form(stored: str, name: str) -> None:
     assert canonical(stored) == name
     assert canonical(name) == name
+
+
+@pytest.mark.parametrize(
+    ("stored", "name"),
+    [
+        ("model.vision_tower.embeddings.cls_token", "vision.embeddings.class_embedding"),
+        ("vision_model.embeddings.position_embedding", "vision.embeddings.position_embedding.weight"),
+        ("model.vision_tower.encoder.layer.1.lambda_2", "vision.encoder.layers.1.layer_scale2"),
+        ("vision_model.encoder.layers.1.ls2", "vision.encoder.layers.1.layer_scale2"),
+        ("vision_model.encoder.layers.1.attn.qkv.bias", "vision.encoder.layers.1.self_attn.qkv.bias"),
+        ("mlp1.3.weight", "projector.linear_2.weight"),
+        ("language_model.output.weight", "lm_head.weight"),
+        ("language_model.model.tok_embeddings.weight", "decoder.embed_tokens.weight"),
+        ("language_model.model.layers.0.attention.wqkv.weight", "decoder.layers.0.self_attn.wqkv.weight"),
+        ("language_model.model.layers.0.feed_forward.w2.weight", "decoder.layers.0.mlp.down_proj.weight"),
+    ],
+)
+def test_names_of_internvl_in_both_layouts(stored: str, name: str) -> None:
+    rules = [(re.compile(pattern), replacement) for pattern, replacement in InternVL.renames]
+    assert canonical(stored, rules) == name
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

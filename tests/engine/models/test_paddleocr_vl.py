@@ -138,7 +138,7 @@ def test_the_prompt_has_placeholders_between_the_marks_of_an_image(folder: Path)
 def test_videos_are_refused_by_name(folder: Path) -> None:
     with Engine.from_pretrained(str(folder), **SETTINGS) as engine:
         message = Message("user", (VideoPart(to_video(clip())), TextPart("what is it?")))
-        with pytest.raises(InvalidRequest, match="takes no videos; models that do: Qwen3-VL"):
+        with pytest.raises(InvalidRequest, match="takes no videos; models that do: Qwen3.5"):
             engine.generate(ChatPrompt((message,)), **GREEDY)
 
 
@@ -156,7 +156,7 @@ def test_sections_that_the_configuration_omits_are_those_of_the_class(folder: Pa
     config = read_config(folder)
     config.text_config.head_dim = 128
     config.text_config.rope_parameters = {"rope_type": "default", "rope_theta": 500000.0}
-    axes = build(config).decoder.config.mrope_axes
+    axes = build(config).decoder.config.rotaries[0].axes
     assert axes == (0,) * 16 + (1,) * 24 + (2,) * 24
 
 

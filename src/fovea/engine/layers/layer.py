@@ -60,7 +60,7 @@ class Layer(nn.Module):
         return self.after(mixed[read], x[read]) if len(read) else x[:0]
 
     def before(self, x: Tensor) -> Tensor:
-        """What the mixer reads of rows x (T, hidden), such as queries, keys and values."""
+        """Project rows x (T, hidden) for the mixer, for example to queries, keys and values."""
         return self.mixer.project(self.input_layernorm(x))
 
     def after(self, mixed: Tensor, x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ class GatedMLP(nn.Module):
 
 
 class PlainMLP(nn.Module):
-    """The block residual + second(act(first(x))).
+    """The block residual + second(act(first(x))). Without a residual, only the second part.
 
     names: checkpoint names of the two maps.
     """
@@ -32,6 +32,6 @@ class PlainMLP(nn.Module):
         self.add_module(names[0], Linear(hidden, intermediate, bias=True, activation=act))
         self.add_module(names[1], Linear(intermediate, hidden, bias=True))
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         first, second = (self.get_submodule(name) for name in self.maps)
         return second(first(x), residual)  # type: ignore[no-any-return]

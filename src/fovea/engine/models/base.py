@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fovea.engine.layers.config import DecoderConfig
 from fovea.engine.layers.decoder import Decoder, LanguageHead
 from fovea.engine.layers.linear import checkpoint_targets, use_kernels
+from fovea.engine.models.fused_tensors import FusedTensor
 from fovea.engine.models.text import Renames
 from fovea.engine.vision.any_size import AnySizeTower
 from fovea.engine.vision.built.engines import EncoderEngines
@@ -106,6 +107,13 @@ class VisionLanguageModel(nn.Module, ABC):
                     yield name.removeprefix("head."), tensor
             else:
                 yield name, tensor
+
+    def fused_tensors(self) -> Mapping[str, FusedTensor]:
+        """Return the checkpoint tensors that may hold several of the targets, by canonical name.
+
+        A checkpoint has either the fused tensor or its parts.
+        """
+        return {}
 
     def checkpoint_names(self, path: str, layer: nn.Module) -> list[str]:
         """Names that `checkpoint_targets` gives to the tensors of the layer at an attribute path."""

@@ -13,6 +13,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"^(model\.)?(language_model\.)?lm_head\.", "lm_head."),
+        (r"^language_model\.output\.", "lm_head."),
         (r"^(model\.)?language_model\.(model\.)?", "decoder."),
         (r"^(model\.)?text_model\.(model\.)?", "decoder."),
         (r"^(model\.)?visual\.(vision_model\.)?", "vision."),
@@ -23,6 +24,9 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^(model\.)?vision_projection\.", "projector."),
         (r"^(model\.)?connector\.modality_projection\.", "projector."),
         (r"^(model\.projector|mlp_AR)\.", "projector."),
+        (r"^mlp1\.0\.", "projector.layer_norm."),
+        (r"^mlp1\.1\.", "projector.linear_1."),
+        (r"^mlp1\.3\.", "projector.linear_2."),
         (r"^(model\.)?image_newline$", "newline"),
         (r"^model\.(embed_tokens|layers|norm)\.", r"decoder.\1."),
     )

@@ -43,7 +43,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "QwenVL",
         "Qwen/Qwen3.5-9B",
         "any resolution",
-        "Gated DeltaNet and gated attention, interleaved M-RoPE",
+        "Gated DeltaNet and attention, M-RoPE",
         videos=True,
     ),
     Architecture(
@@ -73,7 +73,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "QwenVL",
         "Qwen/Qwen3-VL-30B-A3B-Instruct",
         "any resolution, DeepStack",
-        "Qwen3 with experts, interleaved M-RoPE",
+        "Qwen3 with experts, M-RoPE",
         videos=True,
     ),
     Architecture(
@@ -147,8 +147,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "lfm2_vl",
         "Lfm2VL",
         "LiquidAI/LFM2-VL-450M",
-        "SigLIP 2, tiles of any shape",
-        "LFM2: short convolutions and attention",
+        "SigLIP 2, tiles",
+        "LFM2: convolutions and attention",
     ),
     Architecture(
         "mistral3",
@@ -186,6 +186,24 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "PaddlePaddle/PaddleOCR-VL",
         "SigLIP, any resolution",
         "ERNIE-4.5, M-RoPE",
+    ),
+    Architecture(
+        "internvl",
+        "InternVL",
+        "internvl",
+        "InternVL",
+        "OpenGVLab/InternVL3-1B-hf",
+        "InternViT, tiles",
+        "Qwen2, Qwen3 or Llama",
+    ),
+    Architecture(
+        "internvl_chat",
+        "InternVL (original)",
+        "internvl",
+        "InternVL",
+        "OpenGVLab/InternVL3-1B",
+        "InternViT, tiles",
+        "Qwen2, Qwen3, Llama or InternLM2",
     ),
 )
 

@@ -13,6 +13,7 @@ from fovea.dialects.dialect import Dialect, detect
 from fovea.engine.files import read_json, read_text
 from fovea.engine.models.config_bounds import BOUNDS
 from fovea.engine.request.tokenizer import MARKER_FIELDS, ChatTokenizer
+from fovea.engine.vision.processor.internvl import MARKER
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 """Files of which a folder with a tokenizer has at least one."""
@@ -26,6 +27,11 @@ LLAVA_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
 """Chat template of LLaVA-1.5, for checkpoints without one."""
+
+INTERNVL = ("internvl", "internvl_chat")
+"""Model types whose templates may take the content of a message as text, with markers for the images."""
+INTERNVL_OLD_MARKER = "<image>"
+"""Marker of an image in templates of InternVL, where it is not the image token itself. It is no token."""
 
 
 def load_tokenizer(
@@ -63,6 +69,10 @@ def load_tokenizer(
     tower = getattr(getattr(config, "vision_config", None), "model_type", "")
     if chat_template is None and config.model_type == "llava" and tower != "pixtral":
         chat_template = LLAVA_TEMPLATE
+    image_text = None
+    if config.model_type in INTERNVL:
+        chat_template = chat_template and chat_template.replace(INTERNVL_OLD_MARKER, MARKER)
+        image_text = MARKER + "\n"
     markers = frozenset(
         token for name in MARKER_FIELDS if isinstance(token := getattr(config, name, None), int)
     )
@@ -72,6 +82,7 @@ def load_tokenizer(
         eos_ids=_eos_ids(folder, config, tokenizer),
         marker_ids=markers,
         dialect=dialect(chat_template),
+        image_text=image_text,
     )
 
 
@@ -123,6 +134,22 @@ def _declared_ids(path: Path) -> dict[str, int]:
         return {str(token["content"]): int(token["id"]) for token in tokens}
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}  # the library has its own view of such a file
+
+
+def added_ids(folder: Path) -> dict[str, int]:
+    """Return the ids of the tokens that were added to a vocabulary, as the tokenizer's files declare them.
+
+    The tokenizer itself is not loaded. Raises CheckpointError for a file that is not JSON.
+    """
+    ids: dict[str, Any] = {
+        **_declared_ids(folder / "tokenizer.json"),
+        **read_json(folder / "added_tokens.json"),
+    }
+    listed = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")
+    for number, token in listed.items() if isinstance(listed, dict) else ():
+        if number.isdecimal() and isinstance(token, dict):
+            ids[str(token.get("content"))] = int(number)
+    return {token: number for token, number in ids.items() if isinstance(number, int) and number >= 0}
 
 
 def _template_file(folder: Path) -> str | None:

@@ -8,6 +8,9 @@ from fovea.core.errors import UnsupportedModel
 from fovea.engine.vision.glm4v import Glm4vVisionConfig
 from fovea.engine.vision.vit import ViTConfig
 
+QK_NORM_EPS = 1e-6
+"""Epsilon of the norms of InternVL's queries and keys, whatever `layer_norm_eps` is."""
+
 
 def clip_tower(vision: Any, taps: tuple[int, ...]) -> ViTConfig:
     """Shape of a CLIP tower. taps: see `ViTConfig`."""
@@ -17,6 +20,42 @@ def clip_tower(vision: Any, taps: tuple[int, ...]) -> ViTConfig:
 def siglip_tower(vision: Any, taps: tuple[int, ...], *, post_norm: bool = False) -> ViTConfig:
     """Shape of a SigLIP tower. taps: see `ViTConfig`. post_norm: the last norm is applied as well."""
     return _tower(vision, taps, class_token=False, patch_bias=True, pre_norm=False, post_norm=post_norm)
+
+
+def internvl_tower(vision: Any, taps: tuple[int, ...], *, post_norm: bool) -> ViTConfig:
+    """Shape of an InternVL tower. taps: see `ViTConfig`. post_norm: the last norm is applied as well.
+
+    Raises UnsupportedModel.
+    """
+    image, patch = set(vision.image_size), set(vision.patch_size)
+    if len(image) != 1 or len(patch) != 1:
+        raise UnsupportedModel(
+            f"image_size {vision.image_size} with patch_size {vision.patch_size}; accepted: squares"
+        )
+    if vision.norm_type not in ("layer_norm", "rms_norm"):
+        raise UnsupportedModel(f"norm_type {vision.norm_type!r}; accepted: layer_norm and rms_norm")
+    if not vision.use_absolute_position_embeddings:
+        raise UnsupportedModel("use_absolute_position_embeddings is false; accepted: true")
+    return ViTConfig(
+        hidden=vision.hidden_size,
+        depth=max(taps),
+        heads=vision.num_attention_heads,
+        intermediate=vision.intermediate_size,
+        activation=vision.hidden_act,
+        eps=vision.layer_norm_eps,
+        image_size=image.pop(),
+        patch_size=patch.pop(),
+        channels=vision.num_channels,
+        class_token=True,
+        patch_bias=True,
+        pre_norm=False,
+        post_norm=post_norm,
+        taps=taps,
+        rms_norm=vision.norm_type == "rms_norm",
+        qkv_bias=vision.attention_bias,
+        qk_norm=QK_NORM_EPS if vision.use_qk_norm else None,
+        layer_scale=True,
+    )
 
 
 def naflex_tower(vision: Any) -> ViTConfig:

@@ -18,8 +18,10 @@ from torch import Tensor
 
 from fovea.core.errors import CheckpointError
 from fovea.engine.files import named_file, read_json
+from fovea.engine.models.fused_tensors import FusedTensor
 from fovea.engine.models.names import ALWAYS_IGNORED, canonical
 from fovea.engine.models.relevance_head import OLD_NAME
+from fovea.engine.models.targets import NOTHING_FUSED, Targets
 
 DTYPES = {
     "F64": torch.float64,
@@ -27,7 +29,6 @@ DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-_EXPERT = re.compile(r"^(.*\.experts)\.(\d{1,6})\.(gate|up|down)_proj\.weight$", re.ASCII)
 ORIGINAL_NAME = "consolidated"
 """Beginning of the names of Mistral's own files, which its repositories hold beside those of transformers."""
 MAX_HEADER = 100 * 1024 * 1024
@@ -123,6 +124,7 @@ def load_weights(
     ignored: Iterable[str] = (),
     on_filled: Callable[[str], None] = lambda name: None,
     renames: Iterable[tuple[str, str]] = (),
+    fused: Mapping[str, FusedTensor] = NOTHING_FUSED,
 ) -> int:
     """Fill every target from the files, and return the number of bytes read.
 
@@ -131,12 +133,12 @@ def load_weights(
     on_filled: called with each target's name when its tensor is loaded; it may use the storage for something
         else.
     renames: regular expressions and replacements, see `names.canonical`.
+    fused: see `Targets`.
 
     Raises CheckpointError for a tensor that is missing, unknown or repeated, or has a wrong shape or is not a
     float.
     """
-    table = Targets(targets)
-    loaded_names: set[str] = set()
+    table = Targets(targets, fused)
     unneeded = [re.compile(pattern) for pattern in (*ALWAYS_IGNORED, *ignored)]
     rules = [(re.compile(pattern), replacement) for pattern, replacement in renames]
     total = 0
@@ -145,19 +147,20 @@ def load_weights(
             entries, begin = read_header(file, path)
             for entry in entries:
                 name = canonical(entry.name, rules)
-                if name in loaded_names:
+                if table.is_loaded(name):
                     raise CheckpointError(f"{path}: tensor {entry.name!r} is there a second time")
-                target = table.find(name)
-                if target is None:
+                found = table.find(name)
+                if not found:
                     if not any(pattern.search(name) for pattern in unneeded):
                         raise CheckpointError(
                             f"{path}: tensor {entry.name!r} is not part of this architecture"
                         )
                     continue
-                _fill(target, file, begin, entry, path)
-                loaded_names.add(name)
-                filled = table.mark_filled(name)
-                if filled is not None:
+                if name in fused:
+                    _fill_parts(found, fused[name], file, begin, entry, path)
+                else:
+                    _fill(found[0], file, begin, entry, path)
+                for filled in table.mark_filled(name):
                     on_filled(filled)
                 total += entry.stop - entry.start
     if table.missing:
@@ -167,56 +170,14 @@ def load_weights(
     return total
 
 
-class Targets:
-    """The tensors that a checkpoint must fill, by canonical name.
-
-    The experts of a layer are one tensor here. Checkpoints store them as one tensor, too, or one by one.
-    """
-
-    def __init__(self, targets: Iterable[tuple[str, Tensor]]) -> None:
-        self._left = dict(targets)
-        self._pieces: dict[str, int] = {}
-
-    @property
-    def missing(self) -> list[str]:
-        """Names of the tensors that are not filled, or not completely."""
-        return list(self._left)
-
-    def find(self, name: str) -> Tensor | None:
-        """The storage of the tensor of that name, which is not filled yet; None: there is none."""
-        if name in self._left:
-            return self._left[name]
-        whole, expert, part = _expert(name)
-        if whole not in self._left or expert >= len(self._left[whole]):
-            return None
-        maps = self._left[whole][expert]
-        if part == "down":
-            return maps
-        half = len(maps) // 2
-        return maps[:half] if part == "gate" else maps[half:]
-
-    def mark_filled(self, name: str) -> str | None:
-        """Note that a tensor is filled. Returns the name of the target that is complete now, if any."""
-        if name not in self._left:
-            piece, name = self.find(name), _expert(name)[0]
-            assert piece is not None
-            self._pieces[name] = self._pieces.get(name, 0) + piece.numel()
-            if self._pieces[name] < self._left[name].numel():
-                return None
-        del self._left[name]
-        return name
-
-
-def _expert(name: str) -> tuple[str, int, str]:
-    """Split the name of one expert's map: name of the tensor of all experts, expert, and gate, up or down.
-
-    For other names, the first part is empty.
-    """
-    match = _EXPERT.match(name)
-    if match is None:
-        return "", 0, ""
-    prefix, number, part = match.groups()
-    return f"{prefix}.{'down' if part == 'down' else 'gate_up'}_proj", int(number), part
+def _fill_parts(
+    targets: list[Tensor], fused: FusedTensor, file: BinaryIO, begin: int, entry: TensorEntry, path: Path
+) -> None:
+    """Read a tensor that holds the rows of several targets."""
+    whole = torch.empty((fused.rows, *targets[0].shape[1:]), dtype=DTYPES.get(entry.dtype), device="cpu")
+    _fill(whole, file, begin, entry, path)
+    for target, (_, rows) in zip(targets, fused.split(whole), strict=True):
+        target.copy_(rows)
 
 
 def _fill(target: Tensor, file: BinaryIO, begin: int, entry: TensorEntry, path: Path) -> None:

@@ -58,14 +58,19 @@ class ChatTemplate:
     tokenizer: an object with `apply_chat_template` of a transformers tokenizer, which runs Jinja sandboxed.
     source: Jinja source; None: conversations are refused.
     controls: the control tokens.
+    image_text: what an image is for a template that takes the content of a message as text; None: such a
+        template cannot write images.
 
     Raises CheckpointError if the source is not Jinja.
     """
 
-    def __init__(self, tokenizer: Any, source: str | None, controls: ControlTokens) -> None:
+    def __init__(
+        self, tokenizer: Any, source: str | None, controls: ControlTokens, image_text: str | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._source = source
         self._controls = controls
+        self._image_text = image_text
         self._content_as_list = self._accepts_lists()
 
     def render(
@@ -208,8 +213,10 @@ class ChatTemplate:
         def text(part: TextPart) -> str:
             return part.text if rewrite is None else rewrite(message.role, part.text)
 
-        if not self._content_as_list and all(isinstance(p, TextPart) for p in message.parts):
-            return "".join(text(part) for part in message.parts if isinstance(part, TextPart))
+        only_text = all(isinstance(part, TextPart) for part in message.parts)
+        if not self._content_as_list and (only_text or self._image_text):
+            image = self._image_text or ""
+            return "".join(text(part) if isinstance(part, TextPart) else image for part in message.parts)
         return [
             {"type": "text", "text": text(part)}
             if isinstance(part, TextPart)

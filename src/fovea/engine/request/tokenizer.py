@@ -46,6 +46,7 @@ class ChatTokenizer:
     reasoning_marks: the tokens that begin the model's reasoning, and those that end it; None: it does not
         reason.
     dialect: how the model writes reasoning and tool calls; None: as the template tells.
+    image_text: see `ChatTemplate`.
 
     Raises CheckpointError if the template is not Jinja.
     """
@@ -58,6 +59,7 @@ class ChatTokenizer:
         eos_ids: frozenset[int],
         marker_ids: frozenset[int] = frozenset(),
         dialect: Dialect | None = None,
+        image_text: str | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
@@ -65,7 +67,7 @@ class ChatTokenizer:
         self.backend = getattr(tokenizer, "backend_tokenizer", None)
         self.dialect = dialect if dialect is not None else detect(template)
         self._controls = ControlTokens(added, template or "", eos_ids | marker_ids)
-        self._template = ChatTemplate(tokenizer, template, self._controls)
+        self._template = ChatTemplate(tokenizer, template, self._controls, image_text)
         self._sealed = SealedTokenizer(self.backend, self._controls)
         self._specials = frozenset(tokenizer.added_tokens_decoder)
         self._byte_level = BYTE_LEVEL_SPACE in tokenizer.get_vocab()

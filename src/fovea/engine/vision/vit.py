@@ -1,4 +1,4 @@
-"""The plain vision transformer of CLIP, SigLIP and Idefics3: from tiles of a fixed size to a row per patch.
+"""The plain vision transformer of CLIP, SigLIP, Idefics3 and InternVL: tiles of a fixed size to rows.
 
 Only the layers up to the last one that the model reads are built, loaded and run. LLaVA, for example, reads
 the input of CLIP's last layer, so the last layer is not even loaded.
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fovea.engine.layers.linear import Embedding, FusedLinear, Linear, PatchLinear
 from fovea.engine.layers.mlp import PlainMLP
-from fovea.engine.layers.norm import LayerNorm
+from fovea.engine.layers.norm import LayerNorm, RMSNorm
 from fovea.engine.vision.shape import VisualShape
 from fovea.engine.vision.slices import Slices, cuts, slice_rows
 from fovea.kernels.base import Kernels
@@ -28,6 +28,10 @@ class ViTConfig:
     depth: number of layers that run.
     taps: hidden states that are concatenated to the output; 0 is the embeddings, n the output of the n-th
         layer.
+    rms_norm: the norms inside the layers are RMSNorm, not LayerNorm.
+    qkv_bias: queries, keys and values have a bias.
+    qk_norm: epsilon of an RMSNorm over all heads of the queries, and of the keys; None: no such norms.
+    layer_scale: what attention and MLP add to a row is multiplied by a weight per column.
     """
 
     hidden: int
@@ -44,6 +48,10 @@ class ViTConfig:
     pre_norm: bool
     post_norm: bool
     taps: tuple[int, ...]
+    rms_norm: bool = False
+    qkv_bias: bool = True
+    qk_norm: float | None = None
+    layer_scale: bool = False
 
     @property
     def side(self) -> int:
@@ -91,13 +99,19 @@ class _Attention(nn.Module):
         super().__init__()
         self.heads = config.heads
         width = config.hidden
-        self.qkv = FusedLinear(width, {"q_proj": width, "k_proj": width, "v_proj": width}, bias=True)
+        outputs = {"q_proj": width, "k_proj": width, "v_proj": width}
+        self.qkv = FusedLinear(width, outputs, bias=config.qkv_bias)
+        self.q_norm = RMSNorm(width, config.qk_norm) if config.qk_norm is not None else None
+        self.k_norm = RMSNorm(width, config.qk_norm) if config.qk_norm is not None else None
         self.out_proj = Linear(width, width, bias=True)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Attention inside every tile, without the output projection; (tiles, length, width) in and out."""
         tiles, length, width = x.shape
         qkv = self.qkv(x)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k, v = qkv.split(width, dim=-1)
+            qkv = torch.cat((self.q_norm(q), self.k_norm(k), v), dim=-1)
         if mask is None:
             out = torch.empty_like(x).view(tiles * length, width)
             rows = qkv.view(tiles * length, 3 * self.heads, -1)
@@ -117,10 +131,13 @@ class Layer(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.layer_norm1 = LayerNorm(config.hidden, config.eps)
+        norm = RMSNorm if config.rms_norm else LayerNorm
+        self.layer_norm1 = norm(config.hidden, config.eps)
         self.self_attn = _Attention(config)
-        self.layer_norm2 = LayerNorm(config.hidden, config.eps)
+        self.layer_norm2 = norm(config.hidden, config.eps)
         self.mlp = PlainMLP(config.hidden, config.intermediate, config.activation, ("fc1", "fc2"))
+        self.layer_scale1 = _column_weights(config) if config.layer_scale else None
+        self.layer_scale2 = _column_weights(config) if config.layer_scale else None
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         return self.after(self.self_attn(self.layer_norm1(x), mask), x)
@@ -143,8 +160,16 @@ class Layer(nn.Module):
 
         Both are (tiles, length, hidden) or (T, hidden).
         """
-        x = self.self_attn.out_proj(mixed, x)
-        return self.mlp(self.layer_norm2(x), x)  # type: ignore[no-any-return]
+        if self.layer_scale1 is None or self.layer_scale2 is None:
+            x = self.self_attn.out_proj(mixed, x)
+            return self.mlp(self.layer_norm2(x), x)  # type: ignore[no-any-return]
+        x = torch.addcmul(x, self.layer_scale1, self.self_attn.out_proj(mixed))
+        return torch.addcmul(x, self.layer_scale2, self.mlp(self.layer_norm2(x)))
+
+
+def _column_weights(config: ViTConfig) -> nn.Parameter:
+    """A weight per column, uninitialised until a checkpoint fills it."""
+    return nn.Parameter(torch.empty(config.hidden), requires_grad=False)
 
 
 class Encoder(nn.Module):

@@ -178,8 +178,8 @@ class VisualBudget:
             word_ids=tuple(self._encode(context.question)[-QUESTION_IDS:]) if words else (),
             load=load,
         )
-        marker = plan.text[: len(plan.text) // plan.tokens]
-        reduced = replace(plan, tokens=keep, text=marker * keep, key=";".join(marks), reduction=reduction)
+        text = plan.text_of(keep)
+        reduced = replace(plan, tokens=keep, text=text, key=";".join(marks), reduction=reduction)
         return ReducedPlan(reduced, key, method.name)
 
     def _wish(self, budget: PixelBudget) -> VisualTokens | None:

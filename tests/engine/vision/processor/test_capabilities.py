@@ -29,16 +29,22 @@ TABLE: Mapping[str, set[str]] = {
     "llava_onevision": {"droppable"},
     "idefics3": set(),
     "smolvlm": set(),
+    **dict.fromkeys(("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), {"droppable", *ANY_SIZE}),
+    "lfm2_vl": set(),
     "mistral3": {"any_size", "resize"},
     "lighton_ocr": {"droppable", "any_size", "resize"},
     "paddleocr_vl": {"droppable", *ANY_SIZE},
+    "internvl": {"droppable"},
+    "internvl_chat": {"droppable"},
 }
 """The capabilities that each architecture's processor declares, by field name."""
-WITHOUT_MODEL = {"qwen3_vl_moe", "glm4v"}
+WITHOUT_MODEL = {"glm4v"}
 """Types that have a processor, but no model."""
 
 NEEDS_NOTHING = ("uniform", "random", "dart", "dart_query", "dart_k", "dpp", "dpp_query", "tome", "fastv")
-"""Methods that only read the encoder's output, the question, or the decoder: every model supports these."""
+"""Methods that only read the encoder's output, the question, or a decoder that begins with attention."""
+PROBING = ("dart_k", "fastv")
+"""Methods that read the attention of the decoder's first layers."""
 METHODS_BY_TYPE: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl"), tuple(METHODS)),
     "llava": NEEDS_NOTHING,
@@ -46,8 +52,13 @@ METHODS_BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "llava_onevision": NEEDS_NOTHING,
     "idefics3": (),
     "smolvlm": (),
+    "qwen3_vl_moe": tuple(METHODS),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), tuple(name for name in METHODS if name not in PROBING)),
+    "lfm2_vl": (),
     "mistral3": (),
     "lighton_ocr": (*NEEDS_NOTHING, "resize", "views"),
+    "internvl": NEEDS_NOTHING,
+    "internvl_chat": NEEDS_NOTHING,
 }
 
 
@@ -61,7 +72,10 @@ def processor_of(model_type: str) -> ImageProcessor:
         "idefics3": ({}, {"vision_config": small}),
         "smolvlm": ({}, {"vision_config": small}),
         "lighton_ocr": ({"patch_size": 28}, {"vision_config": {"patch_size": 14}, "spatial_merge_size": 2}),
+        "internvl": ({"size": 448}, {}),
     }
+    hybrid = {"text_config": {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}}
+    settings = {**settings, **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), ({}, hybrid))}
     preprocessor, model = settings.get(model_type, ({}, {}))
     return build(model_type, preprocessor, model)
 

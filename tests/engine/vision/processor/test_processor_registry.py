@@ -24,7 +24,7 @@ def test_every_known_type_builds_on_its_defaults():
     clip = {"vision_config": {"image_size": 224, "patch_size": 14}}
     sizes = {"crop_size": 336, "size": {"shortest_edge": 336}}
     for name in model_types():
-        preprocessor = sizes if name == "llava_next" else {}
+        preprocessor = {"llava_next": sizes, "internvl": {"size": 448}}.get(name, {})
         model = clip if name == "llava" else models.get(name, {})
         assert build(name, preprocessor, model).plan(100, 50, PixelBudget()).tokens > 0
 
@@ -55,7 +55,7 @@ def test_equal_keys_mean_equal_pixels_and_settings_change_the_key(make_image, ru
 
 def test_other_images_change_no_plan_except_for_llava_onevision():
     clip = {"size": {"shortest_edge": 336}, "crop_size": 336}
-    cases = {"qwen2_vl": {}, "llava": clip, "llava_next": clip, "idefics3": {}}
+    cases = {"qwen2_vl": {}, "llava": clip, "llava_next": clip, "idefics3": {}, "internvl": {"size": 448}}
     for name, config in cases.items():
         processor = build(name, config, {})
         assert processor.plan(64, 48, PixelBudget(), images=3) == processor.plan(64, 48, PixelBudget())

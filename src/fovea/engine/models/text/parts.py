@@ -9,7 +9,11 @@ import torch
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.config import Dense, Experts, FeedForward, Rotary
 
-STATIC_ROPE = ("default", "linear", "llama3", "yarn", "proportional")
+STATIC_ROPE = ("default", "linear", "llama3", "yarn", "dynamic")
+"""Types of RoPE whose frequencies are the same for all lengths up to `max_position_embeddings`.
+
+"dynamic" is one of them: it changes its frequencies beyond that length only, which no context exceeds here.
+"""
 
 
 def head_dim(text: Any) -> int:
@@ -30,7 +34,7 @@ def rotary(text: Any, size: int, parameters: Any = None, axes: tuple[int, ...] |
     kind = parameters.get("rope_type", "default")
     if kind not in STATIC_ROPE:
         raise UnsupportedModel(f"RoPE of type {kind!r} is not supported; supported: {', '.join(STATIC_ROPE)}")
-    if kind == "default":
+    if kind in ("default", "dynamic"):
         rotated = int(size * parameters.get("partial_rotary_factor", 1.0))
         inverse = 1.0 / (
             parameters["rope_theta"] ** (torch.arange(0, rotated, 2, dtype=torch.float) / rotated)

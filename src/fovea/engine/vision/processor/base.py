@@ -60,6 +60,8 @@ class VisualPlan:
         Idefics3, SmolVLM, LFM2-VL: (1, rows, columns) of tiles, without the view of the whole image;
             (1, 0, 0): that view alone.
         Pixtral, Mistral 3, LightOnOCR: (1, rows, columns) of patches, before merging.
+        InternVL: (views, rows, columns): the number of views of the whole image, 0 or 1, and the tiles beside
+            it; (1, 0, 0): that view alone.
     text: the text that replaces the image's marker in the prompt.
     key: names everything that shapes the pixels. Images of equal identity and equal key give equal arrays.
     sizes: (height, width) after each successive resize of the whole picture, in order, in pixels.
@@ -67,6 +69,7 @@ class VisualPlan:
         videos are pruned.
     reduction: how the encoder chooses among the image's tokens; None: it keeps all. `tokens` counts those
         that remain.
+    around: the parts of `text` before and after the visual tokens.
     """
 
     width: int
@@ -78,6 +81,13 @@ class VisualPlan:
     sizes: tuple[tuple[int, int], ...] = ()
     kept_cells: tuple[int, ...] | None = None
     reduction: Reduction | None = None
+    around: tuple[str, str] = field(default=("", ""), repr=False)
+
+    def text_of(self, tokens: int) -> str:
+        """The text for another number of visual tokens. There must be no text between the tokens."""
+        before, after = self.around
+        run = self.text[len(before) : len(self.text) - len(after)]
+        return before + run[: len(run) // self.tokens] * tokens + after
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "lighton_ocr": "lighton_ocr",
         "paddleocr_vl": "paddleocr_vl",
         "glm4v": "glm4v",
+        "internvl": "internvl",
+        "internvl_chat": "internvl_chat",
     }
 )
 _KINDS_BY_TOWER: Mapping[tuple[str, str], str] = MappingProxyType({("llava", "pixtral"): "pixtral"})

@@ -1,0 +1,139 @@
+"""InternVL (arXiv 2404.16821, 2412.05271, 2504.10479): tiles through InternViT, pixel shuffle, Qwen or Llama.
+
+The same classes load both layouts of checkpoints: that of transformers, and the original one
+(`internvl_chat`), in which queries, keys and values are one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from fovea.core.errors import UnsupportedModel
+from fovea.engine.layers.linear import Linear
+from fovea.engine.layers.norm import LayerNorm
+from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.fused_tensors import FusedTensor
+from fovea.engine.models.idefics3 import pixel_shuffle
+from fovea.engine.models.text import Renames, decoder_config
+from fovea.engine.models.towers import internvl_tower
+from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
+from fovea.engine.vision.processor.internvl import merge_factor
+from fovea.engine.vision.shape import VisualShape
+from fovea.engine.vision.slices import Slices, apply_by_rows, as_projector
+from fovea.engine.vision.vit import VisionTransformer
+
+PROJECTOR_EPS = 1e-5
+_LAYER = r"^(vision\.encoder\.layers\.\d+"
+_TOWER_RENAMES: Renames = (
+    (r"^vision\.embeddings\.cls_token$", "vision.embeddings.class_embedding"),
+    (r"^vision\.embeddings\.patch_embeddings\.projection\.", "vision.embeddings.patch_embedding."),
+    (r"^vision\.embeddings\.position_embeddings?$", "vision.embeddings.position_embedding.weight"),
+    (r"^vision\.layernorm\.", "vision.post_layernorm."),
+    (r"^vision\.encoder\.layer\.", "vision.encoder.layers."),
+    (_LAYER + r")\.(attention|attn)\.", r"\1.self_attn."),
+    (_LAYER + r"\.self_attn)\.(projection_layer|proj)\.", r"\1.out_proj."),
+    (_LAYER + r")\.(layernorm_before|norm1)\.", r"\1.layer_norm1."),
+    (_LAYER + r")\.(layernorm_after|norm2)\.", r"\1.layer_norm2."),
+    (_LAYER + r")\.(lambda_|ls)([12])$", r"\1.layer_scale\3"),
+)
+"""Names inside the tower, in both layouts."""
+_INTERNLM2 = r"^(decoder\.layers\.\d+)\."
+_DECODER_RENAMES: Renames = (
+    (r"^decoder\.tok_embeddings\.", "decoder.embed_tokens."),
+    (_INTERNLM2 + r"attention\.wqkv\.", r"\1.self_attn.wqkv."),
+    (_INTERNLM2 + r"attention\.wo\.", r"\1.self_attn.o_proj."),
+    (_INTERNLM2 + r"feed_forward\.w1\.", r"\1.mlp.gate_proj."),
+    (_INTERNLM2 + r"feed_forward\.w2\.", r"\1.mlp.down_proj."),
+    (_INTERNLM2 + r"feed_forward\.w3\.", r"\1.mlp.up_proj."),
+    (_INTERNLM2 + r"attention_norm\.", r"\1.input_layernorm."),
+    (_INTERNLM2 + r"ffn_norm\.", r"\1.post_attention_layernorm."),
+)
+"""Names inside the decoder of InternLM2."""
+
+
+class _Projector(nn.Module):
+    """A norm and two linear maps, with an activation between them."""
+
+    rowwise = ("forward",)
+
+    def __init__(self, in_features: int, out_features: int, activation: str) -> None:
+        super().__init__()
+        self.layer_norm = LayerNorm(in_features, PROJECTOR_EPS)
+        self.linear_1 = Linear(in_features, out_features, bias=True, activation=activation)
+        self.linear_2 = Linear(out_features, out_features, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_2(self.linear_1(self.layer_norm(x)))  # type: ignore[no-any-return]
+
+
+class InternVL(VisionLanguageModel):
+    """InternVL 2, 2.5, 3 and 3.5 with a dense decoder."""
+
+    ignored = (
+        r"^vision\.embeddings\.mask_token$",
+        r"^vision\.post_layernorm\.",
+        r"^vision\.encoder\.layers\.",
+    )
+    renames = (*_TOWER_RENAMES, *_DECODER_RENAMES)
+
+    def __init__(self, config: Any) -> None:
+        tied = bool(config.tie_word_embeddings)
+        super().__init__(decoder_config(config.text_config, tied=tied), config.image_token_id, merge=None)
+        strategy = config.vision_feature_select_strategy
+        if strategy != "default":
+            raise UnsupportedModel(f"vision_feature_select_strategy {strategy!r}: accepted is default")
+        vision = config.vision_config
+        tap = _tap(config.vision_feature_layer, vision.num_hidden_layers)
+        # The last norm is a part of the last layer's output only if that layer is read as -1.
+        post_norm = config.vision_feature_layer == -1 and not vision.use_mean_pooling
+        tower = internvl_tower(vision, (tap,), post_norm=post_norm)
+        self.vision = VisionTransformer(tower)
+        self.factor = merge_factor(config.downsample_ratio, tower.side)
+        width = config.text_config.hidden_size
+        self.projector = _Projector(tower.hidden * self.factor**2, width, config.projector_hidden_act)
+
+    def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
+        x = yield from self.vision.slices(self.array_tensor(image))
+        tokens = pixel_shuffle(x[:, 1:], self.factor).flatten(0, 1)
+        return VisualFeatures((yield from apply_by_rows(as_projector(self.projector), tokens)))
+
+    def visual_shape(self, plan: VisualPlan) -> VisualShape:
+        views, rows, columns = plan.grid
+        tiles = views + rows * columns
+        return self.vision.shape(tiles, dropped_rows=1, rows_per_token=self.factor**2)
+
+    def projector_modules(self) -> list[nn.Module]:
+        return [self.projector]
+
+    def fused_tensors(self) -> Mapping[str, FusedTensor]:
+        """Queries, keys and values of the tower (all models) and of the decoder (InternLM2)."""
+        return {fused.name: fused for fused in self._fused()}
+
+    def _fused(self) -> Iterator[FusedTensor]:
+        width, decoder = self.vision.config.hidden, self.decoder.config
+        heads = decoder.attention_heads
+        shared = heads.query // heads.kv * heads.dim
+        for kind in ("weight", "bias"):
+            names = [f"{name}.{kind}" for name in ("q_proj", "k_proj", "v_proj")]
+            for layer in range(self.vision.config.depth):
+                path = f"vision.encoder.layers.{layer}.self_attn."
+                parts = tuple((path + name, width) for name in names)
+                yield FusedTensor(f"{path}qkv.{kind}", 1, parts)
+            for layer in range(len(decoder.layers)):
+                path = f"decoder.layers.{layer}.self_attn."
+                sizes = (shared, heads.dim, heads.dim)
+                parts = tuple((path + name, size) for name, size in zip(names, sizes, strict=True))
+                yield FusedTensor(f"{path}wqkv.{kind}", heads.kv, parts)
+
+
+def _tap(layer: Any, depth: int) -> int:
+    """Number of the layer whose output is read; -1 is the last one. Raises UnsupportedModel."""
+    if isinstance(layer, int):
+        tap = layer if layer >= 0 else depth + 1 + layer
+        if 0 < tap <= depth:
+            return tap
+    raise UnsupportedModel(f"vision_feature_layer {layer} with {depth} layers; accepted: one layer")

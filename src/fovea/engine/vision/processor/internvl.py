@@ -1,0 +1,228 @@
+"""The image processor of InternVL: the picture cut into tiles, and a view of the whole picture.
+
+The picture is stretched over the grid of tiles whose aspect is nearest to its own. Every tile, and the view
+of the whole picture after them, becomes the same number of tokens. Source: "How Far Are We to GPT-4V?"
+(arXiv:2404.16821), section 3.3. This file reads the settings of checkpoints for transformers;
+`internvl_chat` reads those of the original layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from PIL.Image import Resampling
+
+from fovea.core.errors import CheckpointError, InvalidRequest
+from fovea.core.image import Image, PixelBudget
+from fovea.engine.vision.processor.base import (
+    Arrays,
+    Capabilities,
+    ProcessedImage,
+    VisualPlan,
+    expect_planned,
+)
+from fovea.engine.vision.processor.budget import Bounds, expect_dimensions, geometric_mean, read_bounds
+from fovea.engine.vision.processor.palette import CLIP_MEAN, CLIP_STD, Palette
+from fovea.engine.vision.processor.pixels import cut_tiles, picture, read_filter, resize, to_bytes
+from fovea.engine.vision.processor.settings import Settings, expect_equal, section
+from fovea.engine.vision.processor.size import Size
+
+MOST_TILES = 1024
+"""Most tiles that a checkpoint may allow for one picture."""
+MARKER = "<IMG_CONTEXT>"
+"""Text of one visual token."""
+_BEGIN, _END = "<img>", "</img>"
+"""Texts before and after the visual tokens of one picture."""
+
+Grid = tuple[int, int]
+"""(rows, columns) of tiles."""
+
+
+@lru_cache(maxsize=64)
+def grids_of(least: int, most: int) -> tuple[Grid, ...]:
+    """All grids with `least` to `most` tiles; grids of fewer tiles, and then of fewer columns, come first."""
+    grids = [
+        (rows, columns)
+        for columns in range(1, most + 1)
+        for rows in range(1, most // columns + 1)
+        if rows * columns >= least
+    ]
+    return tuple(sorted(grids, key=lambda grid: grid[0] * grid[1]))
+
+
+def nearest_grid(height: int, width: int, tile: int, grids: tuple[Grid, ...]) -> Grid:
+    """The grid whose aspect differs least from the picture's.
+
+    Of grids that differ equally, a later one is taken if the picture has more than half of its pixels. The
+    floating-point expressions must not change: the reference computes the same ones.
+
+    height, width: of the picture, in pixels.
+    tile: edge of a tile, in pixels.
+    """
+    aspect, area = width / height, width * height
+    nearest, least = grids[0], math.inf
+    for rows, columns in grids:
+        difference = abs(aspect - columns / rows)
+        is_filled = area > 0.5 * tile * tile * columns * rows
+        if difference < least or (difference == least and is_filled):
+            nearest, least = (rows, columns), difference
+    return nearest
+
+
+@dataclass(frozen=True, slots=True)
+class InternVLProcessor:
+    """Plans and prepares images for InternVL.
+
+    Budgets: "low" is one tile, the whole picture. "medium" allows as many tiles as the geometric mean of 1
+        and the model's most. `max_pixels` and `min_pixels` bound the area of all tiles together. The view
+        of the whole picture is added to two tiles or more; it does not count.
+
+    palette: normalisation of the pixels.
+    resample: the filter of all resizes.
+    tile: edge of a tile, in pixels.
+    least, most: the model's own limits of the number of tiles.
+    whole: whether a view of the whole picture follows two tiles or more.
+    tile_tokens: visual tokens per tile.
+    """
+
+    palette: Palette
+    resample: Resampling
+    tile: int
+    least: int
+    most: int
+    whole: bool
+    tile_tokens: int
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    def plan(self, width: int, height: int, budget: PixelBudget, *, images: int = 1) -> VisualPlan:
+        limits = self._limits(read_bounds(budget))
+        expect_dimensions(width, height)
+        rows, columns = nearest_grid(height, width, self.tile, grids_of(*limits))
+        size = (rows * self.tile, columns * self.tile)
+        is_cut = rows * columns > 1
+        grid = (int(self.whole), rows, columns) if is_cut else (1, 0, 0)
+        tokens = (rows * columns + int(is_cut and self.whole)) * self.tile_tokens
+        key = (
+            f"internvl;{rows}x{columns} tiles of {self.tile};views={grid[0]};{self.resample.name};"
+            f"{self.palette.key}"
+        )
+        text = f"{_BEGIN}{MARKER * tokens}{_END}"
+        return VisualPlan(width, height, tokens, grid, text, key, (size,), around=(_BEGIN, _END))
+
+    def process(self, image: Image, plan: VisualPlan) -> ProcessedImage:
+        expect_planned(image, plan)
+        source = picture(image)
+        tiles = cut_tiles(to_bytes(resize(source, *plan.sizes[0], self.resample)), self.tile)
+        if len(tiles) > 1 and plan.grid[0]:
+            tiles.append(to_bytes(resize(source, self.tile, self.tile, self.resample)))
+        arrays: Arrays = {"pixel_values": self.palette.tiles(tiles)}
+        return ProcessedImage(image.identity, plan, arrays)
+
+    def _limits(self, bounds: Bounds) -> tuple[int, int]:
+        """The fewest and the most tiles within a budget. Raises InvalidRequest."""
+        area = self.tile**2
+        most = {"low": 1, "medium": geometric_mean(1, self.most), "high": self.most}[bounds.level]
+        if bounds.maximum is not None:
+            most = min(most, bounds.maximum // area)
+            if not most:
+                raise InvalidRequest(
+                    f"max_pixels is {bounds.maximum}; this model accepts {area} (one tile) or more",
+                    param="max_pixels",
+                )
+        least = self.least
+        if bounds.minimum is not None:
+            least = max(least, -(-bounds.minimum // area))
+            if least > most:
+                raise InvalidRequest(
+                    f"min_pixels is {bounds.minimum}; within the budget this model cuts an image into at "
+                    f"most {most} tiles, which are {most * area} pixels",
+                    param="min_pixels",
+                )
+        return min(least, most), most
+
+
+def build(
+    preprocessor: Mapping[str, Any], model: Mapping[str, Any], processor: Mapping[str, Any]
+) -> InternVLProcessor:
+    settings = Settings(preprocessor)
+    settings.processor_type(("GotOcr2ImageProcessor",), "GotOcr2ImageProcessor")
+    size = settings.size("size", Size(height=384, width=384))
+    if size is None or size.fixed_size is None or size.height != size.width:
+        raise settings.error("size", size, "height and width, of equal value")
+    # Whatever the file says, the processor class of this model has pictures cut into tiles.
+    settings.flag("crop_to_patches", True)
+    if not settings.flag("do_resize", True):
+        raise settings.error("do_resize", False, "true")
+    least, most = read_tile_limits(settings, "min_patches", "max_patches", 12)
+    palette = Palette.read(settings, CLIP_MEAN, CLIP_STD)
+    resample = read_filter(settings, Resampling.BICUBIC)
+    settings.close()
+    tokens = tokens_per_tile(size.fixed_size[0], model)
+    if processor.get("image_seq_length") is not None:
+        expect_equal("image_seq_length", processor["image_seq_length"], tokens)
+    return InternVLProcessor(palette, resample, size.fixed_size[0], least, most, True, tokens)
+
+
+def read_tile_limits(settings: Settings, least_name: str, most_name: str, default: int) -> tuple[int, int]:
+    """The fewest and the most tiles of a picture. Raises CheckpointError.
+
+    default: most tiles, if the file does not name them.
+    """
+    least, most = settings.count(least_name, 1), settings.count(most_name, default)
+    if not least <= most <= MOST_TILES:
+        raise settings.error(
+            most_name, most, f"integers from {least_name} (which is {least}) to {MOST_TILES}"
+        )
+    return least, most
+
+
+def tokens_per_tile(tile: int, model: Mapping[str, Any]) -> int:
+    """Visual tokens of a tile: the encoder's patches, of which 1 / downsample_ratio**2 become one token.
+
+    tile: edge of a tile in pixels, which must be the size of the encoder's input.
+
+    Raises CheckpointError.
+    """
+    vision = section(model, "vision_config")
+    image, patch = (
+        _edge(vision, name, default) for name, default in (("image_size", 448), ("patch_size", 14))
+    )
+    expect_equal("size", tile, image)
+    factor = merge_factor(model.get("downsample_ratio", 0.5), image // patch)
+    return (image // patch // factor) ** 2
+
+
+def merge_factor(ratio: object, side: int) -> int:
+    """Patches along the side of a square that becomes one token. Raises CheckpointError.
+
+    ratio: the setting downsample_ratio.
+    side: patches along the side of a tile.
+    """
+    if isinstance(ratio, int | float) and 0 < ratio <= 1:
+        factor = round(1 / ratio)
+        if factor * ratio == 1 and side % factor == 0:
+            return factor
+    raise CheckpointError(
+        f"downsample_ratio is {ratio!r}; accepted: 1 / N, with an N that divides the {side} patches along "
+        "the side of a tile",
+        param="downsample_ratio",
+    )
+
+
+def _edge(vision: Mapping[str, Any], name: str, default: int) -> int:
+    """An edge in pixels, which newer configs write twice: [height, width]. Raises CheckpointError."""
+    value = vision.get(name, default)
+    edges = set(value) if isinstance(value, list | tuple) else {value}
+    edge = edges.pop() if len(edges) == 1 else None
+    if not isinstance(edge, int) or isinstance(edge, bool) or edge < 1:
+        raise CheckpointError(
+            f"vision_config.{name} is {value!r}; accepted: a positive integer, or two equal ones", param=name
+        )
+    return edge
