@@ -12,7 +12,7 @@ import torch
 from fovea.core.errors import ConfigError
 from fovea.core.settings import flat_values, settings_of
 from fovea.engine.config import MIB, EngineConfig, EngineOptions
-from fovea.engine.execute.memory import host_slots, pool_blocks
+from fovea.engine.execute.memory import host_slots, pool_sizes
 
 BOUNDS = {
     "threads": (0, 1024),
@@ -99,7 +99,7 @@ def test_a_copy_differs_only_in_the_changed_settings() -> None:
 
 def model(kv_bytes: int, positions: int = 1024) -> Any:
     decoder = SimpleNamespace(
-        kv_bytes_per_token=lambda itemsize: kv_bytes, max_positions=positions, stateful=False
+        kv_bytes_per_token=lambda itemsize: kv_bytes, max_positions=positions, stateful=False, window=None
     )
     return SimpleNamespace(
         decoder=SimpleNamespace(config=decoder), dtype=torch.float32, device=torch.device("cpu")
@@ -107,18 +107,20 @@ def model(kv_bytes: int, positions: int = 1024) -> Any:
 
 
 def test_the_pool_has_the_configured_size_but_no_more_than_is_useful() -> None:
-    assert pool_blocks(EngineConfig.of(kv_blocks=7), model(1)) == 7
-    assert pool_blocks(EngineConfig.of(kv_cache_mib=1, block_size=16), model(1024)) == MIB // (1024 * 16)
+    assert pool_sizes(EngineConfig.of(kv_blocks=7), model(1)).blocks == 7
+    assert pool_sizes(EngineConfig.of(kv_cache_mib=1, block_size=16), model(1024)).blocks == MIB // (
+        1024 * 16
+    )
     few = EngineConfig.of(kv_cache_mib=1024, max_running=2, block_size=16)
-    assert pool_blocks(few, model(1, positions=100)) == 2 * 7
-    assert pool_blocks(EngineConfig(), model(4096)) >= 1
+    assert pool_sizes(few, model(1, positions=100)).blocks == 2 * 7
+    assert pool_sizes(EngineConfig(), model(4096)).blocks >= 1
 
 
 def test_a_pool_too_small_for_one_block_is_refused() -> None:
     with pytest.raises(ConfigError, match="kv_cache_mib: 1 MiB hold no block of"):
-        pool_blocks(EngineConfig.of(kv_cache_mib=1), model(MIB))
+        pool_sizes(EngineConfig.of(kv_cache_mib=1), model(MIB))
     with pytest.raises(ConfigError, match=r"free memory allows \d+ MiB, which hold no block of"):
-        pool_blocks(EngineConfig(), model(1 << 50))
+        pool_sizes(EngineConfig(), model(1 << 50))
 
 
 def test_host_memory_without_cached_prefixes_is_refused() -> None:

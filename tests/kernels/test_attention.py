@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
 
 from fovea.core.sampling import SamplingParams
-from fovea.engine.execute.attention_plan import AttentionPlanner
+from fovea.engine.execute.attention_plan import GroupPlanner
+from fovea.engine.layers.config import KVGroup
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence
 from fovea.kernels import reference
-from fovea.kernels.attention import attend, store
+from fovea.kernels.attention import Heads, attend, store
 from fovea.kernels.torch.kernels import PLAIN
 
 pytestmark = pytest.mark.kernels
@@ -23,10 +21,10 @@ pytestmark = pytest.mark.kernels
 DIM, SCALE = 8, 0.3
 
 
-def planner(size: int, kv_heads: int) -> AttentionPlanner:
+def planner(size: int, kv_heads: int) -> GroupPlanner:
     """Return a planner. Its plans depend only on the kernels and the numbers of heads."""
-    config: Any = SimpleNamespace(heads=kv_heads, kv_heads=kv_heads, head_dim=DIM)
-    return AttentionPlanner(PLAIN, config, size, torch.device("cpu"), torch.float32)
+    group = KVGroup((0,), None, Heads(kv_heads, kv_heads, DIM))
+    return GroupPlanner(PLAIN, group, False, size, torch.device("cpu"), torch.float32)
 
 
 def works(spans: list[tuple[int, int]], size: int, seed: int) -> tuple[list[Work], int]:

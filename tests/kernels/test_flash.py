@@ -15,7 +15,8 @@ from hypothesis import given, settings
 
 from fovea.core.errors import ConfigError
 from fovea.core.sampling import SamplingParams
-from fovea.engine.execute.attention_plan import AttentionPlanner
+from fovea.engine.execute.attention_plan import GroupPlanner
+from fovea.engine.layers.config import KVGroup
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence
 from fovea.kernels import reference
@@ -60,8 +61,8 @@ def works(spans: list[tuple[int, int]], size: int, seed: int) -> tuple[list[Work
 
 
 def plan_of(work: list[Work], size: int, kernels: Any = PLAIN) -> AttentionPlan:
-    config: Any = SimpleNamespace(heads=2, kv_heads=2, head_dim=DIM)
-    return AttentionPlanner(kernels, config, size, CPU, HALF).plan(work)
+    group = KVGroup((0,), None, Heads(2, 2, DIM))
+    return GroupPlanner(kernels, group, False, size, CPU, HALF).plan(work)
 
 
 def random_tensors(

@@ -10,8 +10,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +21,8 @@ if os.environ.get("TRITON_INTERPRET") != "1":  # see tests/conftest.py
 from fovea.core.errors import ConfigError
 from fovea.core.sampling import SamplingParams
 from fovea.engine.execute import attention_plan
-from fovea.engine.execute.attention_plan import AttentionPlanner
+from fovea.engine.execute.attention_plan import GroupPlanner
+from fovea.engine.layers.config import KVGroup
 from fovea.engine.schedule import shares
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence
@@ -85,9 +84,9 @@ def test_queries_and_keys_are_rotated_and_keys_and_values_are_stored(dtype: torc
     close(pools[0], pools[1])
 
 
-def planner(heads: int, kv_heads: int, dim: int, size: int) -> AttentionPlanner:
-    config: Any = SimpleNamespace(heads=heads, kv_heads=kv_heads, head_dim=dim)
-    return AttentionPlanner(KERNELS, config, size, CPU, torch.float32)
+def planner(heads: int, kv_heads: int, dim: int, size: int) -> GroupPlanner:
+    group = KVGroup((0,), None, Heads(heads, kv_heads, dim))
+    return GroupPlanner(KERNELS, group, False, size, CPU, torch.float32)
 
 
 def item(number: int, blocks: list[int], first: int, count: int) -> Work:

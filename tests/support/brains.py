@@ -18,13 +18,17 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.kv.blocks import BlockPool
 from fovea.engine.kv.host_blocks import HostBlocks
 from fovea.engine.kv.manager import KVManager
+from fovea.engine.kv.moves import Move
 from fovea.engine.kv.state_slots import StateSlots
+from fovea.engine.kv.window_blocks import WindowBlocks
 from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import ImageSpan, Sequence, Status
 from fovea.kernels.slots import NOTHING
 
 IMAGE_TOKEN = 999
+MOST_IMAGE = 5
+"""Tokens of the largest image, where images are computed in one piece."""
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -111,6 +115,7 @@ class SlotRunner:
         self.slots: dict[int, int] = {}
         self.saved: dict[int, int] = {}
         self.states: dict[int, int] = {}
+        self.windowed: dict[int, int] = {}
         self.encoded: list[str] = []
         self.computed_tokens = 0
 
@@ -157,22 +162,27 @@ class SlotRunner:
         """Overwrite everything that a step would have written, and execute nothing."""
         size = self.scheduler.kv.block_size
         for move in plan.moves:
-            target = self.saved if move.kind == "save" else self.slots
+            target = self._target(move)
             target.update(dict.fromkeys(range(move.target * size, move.target * size + move.rows), -1))
         for work in plan.work:
             for place in range(work.start, work.stop):
                 self.slots[work.seq.blocks[place // size] * size + place % size] = -1
+                if self.scheduler.kv.window is not None:
+                    self.windowed[work.seq.window_blocks[place // size] * size + place % size] = -1
             for _, slot in work.state.saves if work.state is not None else ():
                 self.states[slot] = -1
 
     def _copy(self, plan: StepPlan) -> None:
         size = self.scheduler.kv.block_size
         for move in plan.moves:
-            source = self.saved if move.kind == "load" else self.slots
-            target = self.saved if move.kind == "save" else self.slots
+            source = self.saved if move.kind == "load" else self.windowed if move.windowed else self.slots
+            target = self._target(move)
             for row in range(move.rows):
                 # A block with names for its first rows only is saved whole; the other rows are not used.
                 target[move.target * size + row] = source.get(move.source * size + row, 0)
+
+    def _target(self, move: Move) -> dict[int, int]:
+        return self.saved if move.kind == "save" else self.windowed if move.windowed else self.slots
 
     def run(self, limit: int = 10_000) -> list[StepPlan]:
         """Run steps until the scheduler is idle; every step must do something."""
@@ -191,9 +201,25 @@ class SlotRunner:
         places = [seq.blocks[p // size] * size + p % size for p in range(stop)]
         for place in range(start, stop):
             self.slots[places[place]] = truth[place]
+        self._compute_window(seq, truth, start, stop)
         for span in seq.spans_between(start, stop):
             assert self.scheduler.embeddings.get(span.key) == span.key
         assert [self.slots.get(p) for p in places] == truth[:stop], f"{seq.id} reads KV that is not its own"
+
+    def _compute_window(self, seq: Sequence, truth: list[int], start: int, stop: int) -> None:
+        """Write the rows of layers with a window, and check all rows that the first of these tokens sees."""
+        window, size = self.scheduler.kv.window, self.scheduler.kv.block_size
+        if window is None:
+            return
+        first = window.first_visible(start) * size
+        places = [seq.window_blocks[p // size] * size + p % size for p in range(first, stop)]
+        for place in range(start, stop):
+            self.windowed[places[place - first]] = truth[place]
+        seen = max(0, start - window.window + 1) - first
+        assert [self.windowed.get(p) for p in places[seen:]] == truth[first + seen : stop], (
+            f"{seq.id} reads rows of a window that are not its own"
+        )
+        assert min(places) >= 0, "a block that is seen was released"
 
     def _compute_state(self, work: Work) -> None:
         if work.state is None:
@@ -207,7 +233,11 @@ class SlotRunner:
 
     def _check_budgets(self, plan: StepPlan) -> None:
         config = self.scheduler.config
-        assert plan.tokens <= config.max_step_tokens
+        beyond = MOST_IMAGE if self.scheduler.kv.whole_images else 0
+        assert plan.tokens <= config.max_step_tokens + beyond
+        assert not beyond or not any(
+            span.start < work.stop < span.end for work in plan.work for span in work.seq.spans
+        ), "a step ends inside an image"
         visual = [job.span.tokens for job in plan.encode]
         assert len(visual) <= 1 or sum(visual) <= config.max_step_visual_tokens
         assert len({job.span.key for job in plan.encode}) == len(visual), (
@@ -232,10 +262,22 @@ def scheduler(
     host_slots: int = 0,
     state_slots: int = 0,
     state_spacing: int = 0,
+    window: int = 0,
+    window_blocks: int = 0,
+    whole_images: bool = False,
     **settings: Any,
 ) -> Scheduler:
     config = EngineConfig.of(block_size=block_size, **settings)
     host = HostBlocks(host_slots)
     states = StateSlots(state_slots, state_spacing) if state_slots else None
-    kv = KVManager(BlockPool(blocks), block_size, share_prefixes=prefix_cache, host=host, states=states)
-    return Scheduler(config.schedule, kv, EmbeddingCache(embed_bytes))
+    most = config.schedule.max_step_tokens + (MOST_IMAGE if whole_images else 0)
+    kv = KVManager(
+        BlockPool(blocks),
+        block_size,
+        share_prefixes=prefix_cache,
+        host=host,
+        states=states,
+        window=WindowBlocks(BlockPool(window_blocks), block_size, window, most) if window else None,
+        whole_images=whole_images,
+    )
+    return Scheduler(config.schedule, kv, EmbeddingCache(embed_bytes), whole_images=whole_images)

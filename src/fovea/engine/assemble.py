@@ -12,7 +12,14 @@ from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.cache.regions import RegionCache
 from fovea.engine.cache.shares import CacheShares, owner_of_key
 from fovea.engine.config import MIB, EngineConfig, PixelSettings
-from fovea.engine.execute.memory import decode_padding, host_slots, pool_blocks, state_slots
+from fovea.engine.execute.memory import (
+    PoolSizes,
+    decode_padding,
+    host_slots,
+    most_new_tokens,
+    pool_sizes,
+    state_slots,
+)
 from fovea.engine.execute.runner import Runner
 from fovea.engine.grammar.compiler import GrammarCompiler
 from fovea.engine.grammar.vocabulary import load_vocabulary
@@ -21,6 +28,8 @@ from fovea.engine.kv.blocks import BlockPool
 from fovea.engine.kv.host_blocks import HostBlocks
 from fovea.engine.kv.manager import KVManager
 from fovea.engine.kv.state_slots import StateSlots
+from fovea.engine.kv.window_blocks import WindowBlocks
+from fovea.engine.layers.config import DecoderConfig
 from fovea.engine.load import LoadedModel
 from fovea.engine.models.registry import video_model_names
 from fovea.engine.models.relevance_head import head_digest
@@ -68,7 +77,8 @@ def assemble(
     Raises ConfigError if max_context is more than the model or the KV pool allows.
     """
     model, tokenizer = loaded.model, loaded.tokenizer
-    blocks, slots = pool_blocks(config, model), host_slots(config, model)
+    sizes, slots = pool_sizes(config, model), host_slots(config, model)
+    decoder, blocks = model.decoder.config, sizes.blocks
     states = state_slots(config, model)
     rows = blocks * config.kv.block_size
     info = replace(
@@ -91,8 +101,16 @@ def assemble(
         host=HostBlocks(slots),
         ttl_s=config.kv.kv_ttl_s,
         states=StateSlots(states, config.kv.state_spacing) if states else None,
+        window=_window(config, decoder, sizes),
+        whole_images=decoder.whole_images > 0,
     )
-    scheduler = Scheduler(config.schedule, kv, embeddings, visual_token_bytes=model.visual_token_bytes)
+    scheduler = Scheduler(
+        config.schedule,
+        kv,
+        embeddings,
+        visual_token_bytes=model.visual_token_bytes,
+        whole_images=decoder.whole_images > 0,
+    )
     encoder = VisualEncoder(model, loaded.processor, embeddings, regions, head=loaded.relevance)
     runner = Runner(
         model,
@@ -103,6 +121,7 @@ def assemble(
             most_drafts=config.schedule.max_draft_tokens,
         ),
         blocks=blocks,
+        window_blocks=sizes.window,
         block_size=config.kv.block_size,
         host_blocks=slots,
         state_slots=states,
@@ -138,6 +157,15 @@ def assemble(
     return Assembly(
         embeddings, slower, regions, kv, scheduler, runner, loop, preparer, admission, intake, info
     )
+
+
+def _window(config: EngineConfig, decoder: DecoderConfig, sizes: PoolSizes) -> WindowBlocks | None:
+    """The blocks of layers with a sliding window; None: the model has no such layers."""
+    group = decoder.window
+    if group is None or group.window is None:
+        return None
+    most = most_new_tokens(config, decoder)
+    return WindowBlocks(BlockPool(sizes.window), config.kv.block_size, group.window, most)
 
 
 def prompt_builder(

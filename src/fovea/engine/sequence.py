@@ -119,6 +119,7 @@ class Sequence:
     deadline: time on the same clock at which the sequence expires; None for none.
     computed_tokens: number of tokens, from the start on, whose KV is computed.
     blocks: block table, the numbers of the KV blocks that the sequence uses.
+    window_blocks: the same for layers with a sliding window (`kv.window_blocks`).
     block_hashes: names of the full blocks, as far as they are calculated.
     state: slots of its state while it runs, if the model has layers with a state; None otherwise.
     status: waiting, running or finished.
@@ -145,6 +146,7 @@ class Sequence:
     drafts: list[int] = field(default_factory=list)
     computed_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
+    window_blocks: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     state: SequenceState | None = None
     status: Status = Status.WAITING

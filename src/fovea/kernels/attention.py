@@ -36,14 +36,17 @@ class Chunk:
 
     row: first row of the step that belongs to the chunk.
     count: number of rows.
-    first: position of the first token in its sequence.
-    table: block numbers of the sequence, (blocks,).
+    first: number of tokens before the chunk that are in the table.
+    table: block numbers of the sequence, (blocks,). With a sliding window it begins where the window does.
+    limits: (count, 2), first token that each row sees, and the one after the last, counted in the table;
+        None: each row sees all tokens up to itself.
     """
 
     row: int
     count: int
     first: int
     table: Tensor
+    limits: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +71,12 @@ class Decodes:
 
     row: the first of them.
     tables: (B, blocks), block tables, padded with block 0.
-    lengths: (B,), tokens of each context, the row's own included.
+    lengths: (B,), tokens of each context, the row's own included. With a sliding window, contexts begin with
+        the block in which the window does.
     length: L, the longest context.
     mask: (B, 1, 1, L), additive; None: all contexts have length L, or the kernels read pages in place.
     shared: rows that read common blocks together; None: every row reads all of its blocks itself.
+    firsts: (B,), first token that each row sees; None: all of its context.
     """
 
     row: int
@@ -80,6 +85,7 @@ class Decodes:
     length: int
     mask: Tensor | None
     shared: Shares | None = None
+    firsts: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +153,10 @@ def prefill(query: Tensor, kv: Tensor, chunk: Chunk, scale: float) -> Tensor:
         context[:, side].transpose(0, 1).repeat_interleave(heads // kv_heads, dim=0)[None] for side in (0, 1)
     )
     mask = None
-    if chunk.first > 0 and count > 1:
+    if chunk.limits is not None:
+        reach = torch.arange(length, device=query.device)[None, :]
+        mask = (reach >= chunk.limits[:, :1]) & (reach < chunk.limits[:, 1:])
+    elif chunk.first > 0 and count > 1:
         reach = torch.arange(length, device=query.device)[None, :]
         mask = reach <= torch.arange(chunk.first, length, device=query.device)[:, None]
     out = functional.scaled_dot_product_attention(
@@ -155,7 +164,7 @@ def prefill(query: Tensor, kv: Tensor, chunk: Chunk, scale: float) -> Tensor:
         keys,
         values,
         attn_mask=mask,
-        is_causal=chunk.first == 0 and count > 1,
+        is_causal=mask is None and chunk.first == 0 and count > 1,
         scale=scale,
     )
     return out[0].transpose(0, 1)

@@ -127,10 +127,12 @@ class Kernels(Protocol):
         """Return a function that computes a run of decoder layers; None: the layers are called one by one."""
         ...
 
-    def attends_in_place(self, head_dim: int) -> bool:
+    def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:
         """Whether decodes read keys and values directly in the pool, without a gathered copy.
 
         Otherwise they are grouped by length and masked.
+
+        window: whether the layers have a sliding window.
         """
         ...
 

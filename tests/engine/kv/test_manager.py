@@ -105,8 +105,8 @@ def test_admission_counts_the_cached_blocks_that_it_locks() -> None:
     again = sequence("again", 12)
     match = kv.match(again)
     assert len(match.blocks) == 2
-    assert kv.can_admit(match, 12)
-    assert not kv.can_admit(match, 13)
+    assert kv.can_admit(again, match)
+    assert not kv.can_admit(sequence("longer", 13), match)
 
 
 def test_blank_blocks_are_taken_before_a_cached_prefix() -> None:
@@ -165,7 +165,7 @@ class ManagerMachine(RuleBasedStateMachine):
         match = self.kv.match(seq)
         if match.pending is not None:
             assert match.pending in {s.id for s in self.live}
-        if not self.kv.can_admit(match, seq.length):
+        if not self.kv.can_admit(seq, match):
             return
         self.kv.admit(seq, match)
         assert seq.computed_tokens < seq.length

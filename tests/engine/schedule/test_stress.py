@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fovea.engine.config.schedule import POLICY_NAMES
 from fovea.engine.sequence import Sequence
-from tests.support.brains import SlotRunner, answer, scheduler, sequence
+from tests.support.brains import MOST_IMAGE, SlotRunner, answer, scheduler, sequence
 
 BLOCK, IMAGE = 2, 10
 PIECES = st.one_of(
@@ -32,6 +32,8 @@ class Stress(RuleBasedStateMachine):
         host=st.integers(0, 6),
         states=st.sampled_from([0, 0, 2, 3, 8]),
         spacing=st.sampled_from([0, 2, 4]),
+        window=st.sampled_from([0, 0, 1, 3, 6]),
+        whole_images=st.booleans(),
         policy=st.sampled_from(POLICY_NAMES),
         passes=st.integers(0, 3),
         seed=st.integers(0, 9),
@@ -47,11 +49,16 @@ class Stress(RuleBasedStateMachine):
         host: int,
         states: int,
         spacing: int,
+        window: int,
+        whole_images: bool,
         policy: str,
         passes: int,
         seed: int,
     ) -> None:
         self.room = blocks * BLOCK
+        if window:  # no model has both a window and states, or blocks in host memory
+            host = states = 0
+        enough = (window + step + MOST_IMAGE) // BLOCK + 2
         self.brain = scheduler(
             blocks=blocks,
             block_size=BLOCK,
@@ -60,6 +67,9 @@ class Stress(RuleBasedStateMachine):
             host_slots=host,
             state_slots=states,
             state_spacing=spacing,
+            window=window,
+            window_blocks=enough,
+            whole_images=whole_images and not states,
             max_step_tokens=step,
             max_step_visual_tokens=visual,
             max_running=running,
@@ -137,6 +147,7 @@ class Stress(RuleBasedStateMachine):
             else:
                 assert seq.output_ids == truth
         assert self.brain.kv.pool.used == 0
+        assert self.brain.kv.window is None or self.brain.kv.window.pool.used == 0
         assert self.brain.kv.states is None or self.brain.kv.states.slots.used == 0
         assert self.brain.embeddings.bytes <= self.brain.embeddings.capacity
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fovea.engine.layers.config import DecoderConfig
+from fovea.engine.layers.config import DecoderConfig, KVGroup
 from fovea.engine.layers.step import DecoderPlan
 from fovea.engine.schedule.plan import Work
 from fovea.engine.schedule.shares import find_shares, write_shares
@@ -38,16 +38,17 @@ class DecoderPlanner:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self._block_size, self._device, self._dtype = block_size, device, dtype
-        heads = config.attention_heads
+        self._device = device
         self._stateful = config.stateful
-        self._in_place = kernels.attends_in_place(heads.dim)
-        self._shared_rows = kernels.shared_rows(heads.query // heads.kv)
-        self._least_rows = kernels.least_shared_rows
+        self._groups = [
+            GroupPlanner(kernels, group, config.whole_images > 0, block_size, device, dtype)
+            for group in config.kv_groups
+        ]
 
     def plan(self, work: Sequence[Work]) -> DecoderPlan:
         """Return the plan of a step. work: single tokens first, as `by_length` sorts them."""
-        return DecoderPlan((self._attention(work),), self._states(work) if self._stateful else None)
+        attention = tuple(group.plan(work) for group in self._groups)
+        return DecoderPlan(attention, self._states(work) if self._stateful else None)
 
     def _states(self, work: Sequence[Work]) -> StatePlan:
         """The runs of each sequence: its known tokens, and then its drafts one by one."""
@@ -63,16 +64,73 @@ class DecoderPlanner:
         runs = [[run for _, run in sorted(parts, key=_first)] for parts in sequences.values()]
         return state_plan(runs, self._device)
 
-    def _attention(self, work: Sequence[Work]) -> AttentionPlan:
+
+class GroupPlanner:
+    """Plans the attention of one KV group.
+
+    group: the group. whole_images: the tokens of an image see each other.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        group: KVGroup,
+        whole_images: bool,
+        block_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._window = group.window
+        self._whole_images = whole_images
+        self._block_size, self._device, self._dtype = block_size, device, dtype
+        self._in_place = kernels.attends_in_place(group.heads.dim, window=group.window is not None)
+        shares = self._window is None
+        self._shared_rows = kernels.shared_rows(group.heads.query // group.heads.kv) if shares else 0
+        self._least_rows = kernels.least_shared_rows
+
+    def plan(self, work: Sequence[Work]) -> AttentionPlan:
+        """Return the plan of a step. work: single tokens first, as `by_length` sorts them."""
         singles = next((i for i, item in enumerate(work) if item.count != 1), len(work))
         chunks, row = [], singles
         for item in work[singles:]:
-            used = -(-item.stop // self._block_size)
-            chunks.append(Chunk(row, item.count, item.start, self._tensor(np.array(item.seq.blocks[:used]))))
+            chunks.append(self._chunk(item, row))
             row += item.count
-        return AttentionPlan(
-            self._tensor(slots(work, self._block_size)), self._groups(work[:singles]), tuple(chunks)
+        places = slots(work, self._block_size, windowed=self._window is not None)
+        return AttentionPlan(self._tensor(places), self._groups(work[:singles]), tuple(chunks))
+
+    def _chunk(self, item: Work, row: int) -> Chunk:
+        begin = self._begin(item.start)
+        blocks = table(item, windowed=self._window is not None)[begin : -(-item.stop // self._block_size)]
+        before = begin * self._block_size
+        limits = self._limits(item)
+        return Chunk(
+            row,
+            item.count,
+            item.start - before,
+            self._tensor(np.array(blocks)),
+            None if limits is None else self._tensor(limits - before),
         )
+
+    def _limits(self, item: Work) -> NDArray[np.int64] | None:
+        """First token that each row of a chunk sees, and the one after the last, (count, 2).
+
+        None: each row sees all tokens up to itself. The tokens of an image see the image to its end.
+        """
+        spans = item.seq.spans_between(item.start, item.stop) if self._whole_images else ()
+        if self._window is None and not spans:
+            return None
+        ends = np.arange(item.start, item.stop) + 1
+        limits = np.stack((np.zeros_like(ends), ends), axis=1)
+        if self._window is not None:
+            limits[:, 0] = np.maximum(0, ends - self._window)
+        for span in spans:
+            inside = slice(max(span.start, item.start) - item.start, span.end - item.start)
+            limits[inside, 1] = span.end
+        return limits
+
+    def _begin(self, position: int) -> int:
+        """Number of the first block that the token at `position` sees."""
+        return 0 if self._window is None else max(0, position - self._window + 1) // self._block_size
 
     def _groups(self, singles: Sequence[Work]) -> tuple[Decodes, ...]:
         if not self._in_place:
@@ -84,17 +142,35 @@ class DecoderPlanner:
         return (self._decodes(singles, 0),) if singles else ()
 
     def _decodes(self, work: Sequence[Work], row: int) -> Decodes:
-        lengths = np.array([item.stop for item in work])
+        begins = np.array([self._begin(item.start) for item in work])
+        lengths = np.array([item.stop for item in work]) - begins * self._block_size
         longest = int(lengths.max())
         tables = np.zeros((len(work), -(-longest // self._block_size)), dtype=np.int64)
-        fill_tables(tables, work, self._block_size)
-        mask = None
-        if not self._in_place and (lengths != longest).any():
-            allowed = torch.from_numpy(np.arange(longest)[None, :] < lengths[:, None])
-            mask = torch.zeros(allowed.shape, dtype=self._dtype)
-            mask = mask.masked_fill_(~allowed, float("-inf"))[:, None, None].to(self._device)
+        fill_tables(tables, work, self._block_size, begins, windowed=self._window is not None)
+        firsts = None if self._window is None else np.maximum(0, lengths - self._window)
+        mask = self._mask(lengths, firsts) if not self._in_place else None
         shared = self._shares(tables, lengths) if self._shared_rows else None
-        return Decodes(row, self._tensor(tables), self._tensor(lengths), longest, mask, shared)
+        return Decodes(
+            row,
+            self._tensor(tables),
+            self._tensor(lengths),
+            longest,
+            mask,
+            shared,
+            None if firsts is None else self._tensor(firsts),
+        )
+
+    def _mask(self, lengths: NDArray[np.int64], firsts: NDArray[np.int64] | None) -> Tensor | None:
+        """Mask of contexts that are padded to the longest, (B, 1, 1, L); None: all are of that length."""
+        places = np.arange(int(lengths.max()))[None, :]
+        allowed = places < lengths[:, None]
+        if firsts is not None:
+            allowed &= places >= firsts[:, None]
+        if allowed.all():
+            return None
+        mask = torch.zeros(allowed.shape, dtype=self._dtype)
+        hidden = ~torch.from_numpy(allowed)
+        return mask.masked_fill_(hidden, float("-inf"))[:, None, None].to(self._device)
 
     def _shares(self, tables: NDArray[np.int64], lengths: NDArray[np.int64]) -> Shares | None:
         groups = find_shares(
@@ -116,21 +192,38 @@ def _first(part: tuple[int, StateRun]) -> int:
     return part[0]
 
 
-def slots(work: Sequence[Work], block_size: int) -> NDArray[np.int64]:
-    """Return the KV slot of each row of the step: block * block_size + offset."""
+def table(item: Work, *, windowed: bool = False) -> list[int]:
+    """Return the block table of a sequence. windowed: that of layers with a sliding window."""
+    return item.seq.window_blocks if windowed else item.seq.blocks
+
+
+def slots(work: Sequence[Work], block_size: int, *, windowed: bool = False) -> NDArray[np.int64]:
+    """Return the KV slot of each row of the step: block * block_size + offset. windowed: see `table`."""
     parts = []
     for item in work:
-        blocks = np.asarray(item.seq.blocks, dtype=np.int64)
+        blocks = np.asarray(table(item, windowed=windowed), dtype=np.int64)
         places = np.arange(item.start, item.stop)
         parts.append(blocks[places // block_size] * block_size + places % block_size)
     return np.concatenate(parts)
 
 
-def fill_tables(tables: NDArray[np.int64], work: Sequence[Work], block_size: int) -> None:
-    """Write each sequence's blocks into its row of `tables`, (sequences, blocks). Other entries stay."""
+def fill_tables(
+    tables: NDArray[np.int64],
+    work: Sequence[Work],
+    block_size: int,
+    begins: NDArray[np.int64] | None = None,
+    *,
+    windowed: bool = False,
+) -> None:
+    """Write each sequence's blocks into its row of `tables`, (sequences, blocks). Other entries stay.
+
+    begins: (sequences,) first block that is written; None: the first of the sequence.
+    windowed: see `table`.
+    """
     for number, item in enumerate(work):
-        used = -(-item.stop // block_size)
-        tables[number, :used] = item.seq.blocks[:used]
+        begin = 0 if begins is None else int(begins[number])
+        blocks = table(item, windowed=windowed)[begin : -(-item.stop // block_size)]
+        tables[number, : len(blocks)] = blocks
 
 
 def by_length(work: Sequence[Work]) -> list[Work]:

@@ -2,38 +2,91 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from fovea.core.errors import ConfigError
 from fovea.core.hardware import available_memory
 from fovea.engine.config import MIB, EngineConfig
+from fovea.engine.layers.config import DecoderConfig, KVGroup
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.schedule.padding import Padding, padded_sizes
 
 CPU_SHARE, CPU_CEILING = 0.25, 4096 * MIB
 CUDA_SHARE = 0.8
+BALANCED_WINDOWS = 4
+"""Layers with and without a sliding window run out of blocks together if sequences are so many windows long.
+
+Shorter sequences leave blocks without a window unused, longer ones blocks with one.
+"""
 STATE_SHARE = 0.5
 """Share of the memory for KV that states get if their ceiling is not configured, in models that have any."""
 CHECKPOINTS = 8
 """Most checkpoints per running sequence for which slots are made if their ceiling is not configured."""
 
 
-def pool_blocks(config: EngineConfig, model: VisionLanguageModel) -> int:
-    """Return the number of blocks of the KV pool. Raises ConfigError when not even one fits."""
+@dataclass(frozen=True, slots=True)
+class PoolSizes:
+    """Numbers of KV blocks.
+
+    blocks: of the layers that see all tokens.
+    window: of the layers with a sliding window; 0: the model has none.
+    """
+
+    blocks: int
+    window: int = 0
+
+
+def pool_sizes(config: EngineConfig, model: VisionLanguageModel) -> PoolSizes:
+    """Return the sizes of the KV pools. Raises ConfigError when not even one block or one window fits."""
+    decoder, size = model.decoder.config, config.kv.block_size
+    group = decoder.window
+    needed = 0 if group is None else _window_blocks(config, decoder, group)
     if config.kv.kv_blocks:
-        return config.kv.kv_blocks
-    decoder = model.decoder.config
-    block = decoder.kv_bytes_per_token(model.dtype.itemsize) * config.kv.block_size
+        _check_window("kv_blocks", config.kv.kv_blocks, needed)
+        return PoolSizes(config.kv.kv_blocks, config.kv.kv_blocks if needed else 0)
+    itemsize = model.dtype.itemsize
+    windowed = 0 if group is None else group.bytes_per_token(itemsize) * size
+    block = decoder.kv_bytes_per_token(itemsize) * size - windowed
     budget = config.kv.kv_cache_mib * MIB or _automatic(model.device)
     if decoder.stateful and not config.kv.kv_cache_mib:
         budget = int(budget * (1 - STATE_SHARE))
-    blocks = budget // block
+    # Blocks with a window per block without: equal for short sequences, fewer the longer they are.
+    ratio = 0.0 if group is None else (group.window or 0) / (BALANCED_WINDOWS * (group.window or 1))
+    blocks = int(budget / (block + ratio * windowed))
     if blocks < 1:
-        size = f"{budget // MIB} MiB"
-        source = f"kv_cache_mib: {size}" if config.kv.kv_cache_mib else f"free memory allows {size}, which"
+        size_text = f"{budget // MIB} MiB"
+        source = f"kv_cache_mib: {size_text}"
+        if not config.kv.kv_cache_mib:
+            source = f"free memory allows {size_text}, which"
         raise ConfigError(f"{source} hold no block of {block} bytes", param="kv_cache_mib")
-    useful = config.schedule.max_running * -(-decoder.max_positions // config.kv.block_size)
-    return min(blocks, useful)
+    useful = config.schedule.max_running * -(-decoder.max_positions // size)
+    if group is None:
+        return PoolSizes(min(blocks, useful))
+    most = min((budget - min(blocks, useful) * block) // windowed, config.schedule.max_running * needed)
+    _check_window("kv_cache_mib", most, needed)
+    return PoolSizes(min(blocks, useful), most)
+
+
+def most_new_tokens(config: EngineConfig, decoder: DecoderConfig) -> int:
+    """The most tokens of one sequence that a step computes."""
+    return config.schedule.max_step_tokens + decoder.whole_images
+
+
+def _window_blocks(config: EngineConfig, decoder: DecoderConfig, group: KVGroup) -> int:
+    """Blocks of the window pool that one sequence can come to use."""
+    tokens = (group.window or 0) + most_new_tokens(config, decoder)
+    return -(-min(tokens, decoder.max_positions) // config.kv.block_size) + 1
+
+
+def _check_window(setting: str, blocks: int, needed: int) -> None:
+    if blocks < needed:
+        raise ConfigError(
+            f"{setting} allows {blocks} blocks for layers with a sliding window; at least {needed} are "
+            "needed: a window, and the tokens of one step (max_step_tokens)",
+            param=setting,
+        )
 
 
 def state_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
@@ -67,6 +120,10 @@ def host_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
         raise ConfigError(
             "kv_host_mib keeps prefixes that requests share, and prefix_cache is off", param="kv_host_mib"
         )
+    if model.decoder.config.window is not None:
+        raise ConfigError(
+            "kv_host_mib is for models without sliding windows; accepted here: 0", param="kv_host_mib"
+        )
     block = model.decoder.config.kv_bytes_per_token(model.dtype.itemsize) * config.kv.block_size
     slots = config.kv.kv_host_mib * MIB // block
     if slots < 1:
@@ -87,7 +144,7 @@ def decode_padding(
     mode, decoder = config.model.decode_graphs, model.decoder.config
     heads = decoder.attention_heads
     in_place = model.kernels.attends_in_place(heads.dim)
-    if decoder.stateful or len(decoder.kv_groups) > 1:
+    if decoder.stateful or decoder.window is not None:
         if mode == "padded":
             raise ConfigError(
                 "decode_graphs is 'padded'; models with states or sliding windows accept auto and off",

@@ -57,6 +57,7 @@ class Runner:
         sampler: Sampler,
         *,
         blocks: int,
+        window_blocks: int = 0,
         block_size: int,
         host_blocks: int = 0,
         state_slots: int = 0,
@@ -66,6 +67,7 @@ class Runner:
     ) -> None:
         """blocks, block_size: size of the KV pool.
 
+        window_blocks: blocks of the pool of layers with a sliding window, for models that have any.
         host_blocks: KV blocks in host memory.
         state_slots: slots for states, for models that have any.
         slower: slower tiers for encoder outputs; None: none.
@@ -80,10 +82,17 @@ class Runner:
         config = model.decoder.config
         pool = blocks if padding is None else blocks + 1  # the scrap block takes the KV of padding rows
         device, dtype = model.device, model.dtype
-        self.memory = DecoderMemory.allocate(config, (pool,), block_size, state_slots, dtype, device)
+        pools = (pool, window_blocks)[: len(config.kv_groups)]
+        self.memory = DecoderMemory.allocate(config, pools, block_size, state_slots, dtype, device)
         pinned = device.type == "cuda" and host_blocks > 0
         self.host_kv = DecoderMemory.allocate(
-            config, (host_blocks,), block_size, 0, dtype, torch.device("cpu"), pinned=pinned
+            config,
+            (host_blocks, 0)[: len(config.kv_groups)],
+            block_size,
+            0,
+            dtype,
+            torch.device("cpu"),
+            pinned=pinned,
         ).kv
         self._prompts: dict[str, PromptArrays] = {}
         self._encoder = EncodeQueue(
@@ -100,7 +109,7 @@ class Runner:
 
     @property
     def block_bytes(self) -> int:
-        """Size of one KV block, all layers together."""
+        """Size of one KV block, all layers together; of layers with a sliding window, of one block, too."""
         return sum(kv[:, 0].nbytes for kv in self.memory.kv)
 
     @property
@@ -186,14 +195,14 @@ class Runner:
 
         On CUDA the copies are ordered by the stream, like all reads and writes of the pool.
         """
-        for kv, host in zip(self.memory.kv, self.host_kv, strict=True):
-            if move.kind == "save":
-                host[:, move.target].copy_(kv[:, move.source], non_blocking=True)
-            elif move.kind == "load":
-                rows = host[:, move.source, : move.rows]
-                kv[:, move.target, : move.rows].copy_(rows, non_blocking=True)
-            elif move.source != move.target:
-                kv[:, move.target, : move.rows] = kv[:, move.source, : move.rows]
+        kv, host = self.memory.kv[move.windowed], self.host_kv[move.windowed]
+        if move.kind == "save":
+            host[:, move.target].copy_(kv[:, move.source], non_blocking=True)
+        elif move.kind == "load":
+            rows = host[:, move.source, : move.rows]
+            kv[:, move.target, : move.rows].copy_(rows, non_blocking=True)
+        elif move.source != move.target:
+            kv[:, move.target, : move.rows] = kv[:, move.source, : move.rows]
 
     def _encode(self, plan: StepPlan, seconds: float, result: StepResult) -> None:
         jobs = [job for job in plan.encode if not self._restore(job.span.key, job.holders)]

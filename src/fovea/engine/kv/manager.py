@@ -10,11 +10,13 @@ loaded when a sequence needs them again. The copies, saves and loads of a step a
 order matters: the runner carries them out one after the other.
 
 For models with layers that keep a state, a prefix can be reused only up to a place where a state was saved
-(`checkpoints`). A hit needs both blocks and state.
+(`checkpoints`). A hit needs both blocks and state. Layers with a sliding window have blocks of their own, of
+which a sequence holds only those that it still sees (`window_blocks`).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from fovea.engine.kv.blocks import BlockPool, Kind
@@ -24,6 +26,7 @@ from fovea.engine.kv.match import PrefixMatch
 from fovea.engine.kv.moves import Move
 from fovea.engine.kv.names import PrefixNames
 from fovea.engine.kv.state_slots import StateSlots
+from fovea.engine.kv.window_blocks import WindowBlocks
 from fovea.engine.sequence import Sequence, StateWork
 
 Part = tuple[Literal["copy", "load"], int, int]
@@ -47,6 +50,8 @@ class KVManager:
         host: HostBlocks | None = None,
         ttl_s: int = 0,
         states: StateSlots | None = None,
+        window: WindowBlocks | None = None,
+        whole_images: bool = False,
     ) -> None:
         """Create a manager without sequences.
 
@@ -57,6 +62,8 @@ class KVManager:
         ttl_s: length of a generation of prefixes in seconds; 0 for no limit. A sequence can reuse only
             prefixes of its own generation, which is its arrival time divided by `ttl_s`, rounded down.
         states: slots for the states of sequences; None: the model has no layers with a state.
+        window: blocks of layers with a sliding window; None: the model has no such layers.
+        whole_images: the tokens of an image see each other, so no prefix ends inside an image.
         """
         self.pool = pool
         self.host = HostBlocks(0) if host is None else host
@@ -66,6 +73,8 @@ class KVManager:
         self.query_tokens = 0
         self.names = PrefixNames(block_size, ttl_s)
         self.states = None if states is None else Checkpoints(states, self.names, pool, share=share_prefixes)
+        self.window = window
+        self.whole_images = whole_images
         self._sequences: dict[str, Sequence] = {}
         self._pending: dict[bytes, str] = {}
         self._expected: dict[str, set[bytes]] = {}
@@ -95,6 +104,8 @@ class KVManager:
             slots.append(slot)
         if self.states is not None:
             return self._with_state(self.states, seq, tuple(blocks), tuple(slots))
+        if self.window is not None or self.whole_images:
+            return self._with_window(seq, tuple(blocks))
         return self._with_part(seq, tuple(blocks), tuple(slots))
 
     def _with_part(self, seq: Sequence, blocks: tuple[int, ...], slots: tuple[int, ...]) -> PrefixMatch:
@@ -109,6 +120,32 @@ class KVManager:
             if part:
                 return PrefixMatch(blocks, None, part, slots)
         return PrefixMatch(blocks, slots=slots)
+
+    def _with_window(self, seq: Sequence, blocks: tuple[int, ...]) -> PrefixMatch:
+        """Shorten a match to a prefix whose window is cached, too, and which does not end inside an image."""
+        usable = len(blocks)
+        if self.window is not None:
+            usable = self.window.usable(seq.block_hashes, usable)
+        if usable == len(blocks):
+            match = self._with_part(seq, blocks, ())
+            if match.pending is not None or match.part is None or self.window is None:
+                return self._outside_images(seq, match)
+            name = self.names.at(seq, self.matched_tokens(match))
+            part = self.window.pool.find_part(name)
+            if part is not None:
+                return replace(match, window_part=part)
+        return self._outside_images(seq, PrefixMatch(blocks[:usable]))
+
+    def _outside_images(self, seq: Sequence, match: PrefixMatch) -> PrefixMatch:
+        """Shorten a match that ends inside an image to the whole blocks before the image."""
+        end = self.matched_tokens(match)
+        inside = [span for span in seq.spans_between(end, end + 1) if span.start < end]
+        if not self.whole_images or match.pending is not None or not inside:
+            return match
+        before = match.blocks[: inside[0].start // self.block_size]
+        if self.window is not None:
+            before = before[: self.window.usable(seq.block_hashes, len(before))]
+        return self._outside_images(seq, PrefixMatch(before))
 
     def _find_rows(self, name: bytes) -> Part | None:
         """Where the first rows of a block with that name are; None: they are not cached."""
@@ -130,7 +167,7 @@ class KVManager:
             part = self._find_rows(name) if rows else None
             if part or not rows:
                 some_slots = slots[: max(0, index - len(blocks))]
-                return PrefixMatch(blocks[:index], None, part, some_slots, name)
+                return PrefixMatch(blocks[:index], None, part, some_slots, state=name)
         return PrefixMatch(())
 
     def matched_tokens(self, match: PrefixMatch) -> int:
@@ -138,8 +175,8 @@ class KVManager:
         whole = len(match.blocks) + len(match.slots)
         return whole * self.block_size + (match.part[2] if match.part else 0)
 
-    def can_admit(self, match: PrefixMatch, tokens: int) -> bool:
-        """Whether a sequence of `tokens` tokens in all can be admitted with this match.
+    def can_admit(self, seq: Sequence, match: PrefixMatch) -> bool:
+        """Whether a sequence can be admitted with this match.
 
         Three things must fit into the free blocks: the free blocks of the match, the blocks that the sequence
         needs in addition, and the blocks that admitted sequences still need for the tokens they have now. A
@@ -147,11 +184,15 @@ class KVManager:
         """
         locked = sum(1 for block in match.blocks if self.pool.is_free(block))
         needed = sum(
-            max(0, self.blocks_for(seq.length) - len(seq.blocks)) for seq in self._sequences.values()
+            max(0, self.blocks_for(other.length) - len(other.blocks)) for other in self._sequences.values()
         )
         if self.states is not None and self.states.slots.available < (2 if match.state else 1):
             return False
-        return self.blocks_for(tokens) - len(match.blocks) <= self.pool.free - locked - needed
+        if self.window is not None:
+            shared = self.window.shared(seq.block_hashes, len(match.blocks), self.matched_tokens(match))
+            if not self.window.has_room(seq.length, shared, self._sequences.values()):
+                return False
+        return self.blocks_for(seq.length) - len(match.blocks) <= self.pool.free - locked - needed
 
     def admit(self, seq: Sequence, match: PrefixMatch) -> None:
         """Start the sequence's block table with the match, and plan the moves that the match needs.
@@ -162,6 +203,8 @@ class KVManager:
             self.pool.share(block)
         seq.blocks = list(match.blocks)
         seq.computed_tokens = self.matched_tokens(match)
+        if self.window is not None:
+            self.window.admit(seq, len(match.blocks), seq.computed_tokens)
         self._sequences[seq.id] = seq
         self._fetch(seq, match)
         if not seq.preemptions:
@@ -203,6 +246,10 @@ class KVManager:
             self._moves.append(Move("load", slot, seq.blocks[-1], self.block_size, seq.id))
             self._loading.append((seq, seq.blocks[-1], seq.block_hashes[index], self.block_size))
         seq.blocks += last
+        if self.window is not None and match.window_part is not None:
+            source, rows = match.window_part
+            self.window.extend(seq, seq.computed_tokens)
+            self._moves.append(Move("copy", source, seq.window_blocks[-1], rows, seq.id, windowed=True))
         self.host.unlock()
         self.host.loads += sum(move.kind == "load" and move.owner == seq.id for move in self._moves)
 
@@ -252,6 +299,8 @@ class KVManager:
         """Remove all names, in the pool and in host memory; blocks in use stay with their sequences."""
         self.pool.forget_all()
         self.host.forget_all()
+        if self.window is not None:
+            self.window.pool.forget_all()
         if self.states is not None:
             self.states.slots.forget_all()
 
@@ -261,6 +310,8 @@ class KVManager:
         return [name for index in named for _, name in self.names.image_ends(seq, index, seq.length)]
 
     def can_extend(self, seq: Sequence, tokens: int) -> bool:
+        if self.window is not None and self.window.missing(seq, tokens) > self.window.pool.free:
+            return False
         return self.blocks_for(tokens) - len(seq.blocks) <= self.pool.free
 
     def extend(self, seq: Sequence, tokens: int) -> None:
@@ -270,6 +321,8 @@ class KVManager:
         """
         while len(seq.blocks) < self.blocks_for(tokens):
             seq.blocks.append(self._take(seq, len(seq.blocks)))
+        if self.window is not None:
+            self.window.extend(seq, tokens)
 
     def plan_state(self, seq: Sequence, count: int) -> StateWork | None:
         """Plan the state slots of the next `count` tokens; None: the model has no states."""
@@ -284,23 +337,35 @@ class KVManager:
 
         known: length of the sequence before the step's new tokens; tokens beyond it are accepted drafts.
         """
-        first, before = seq.computed_tokens, seq.computed_tokens // self.block_size
+        first = seq.computed_tokens
         seq.computed_tokens += count
         after = seq.computed_tokens // self.block_size
         for name in () if self.states is None else self.states.commit(seq, known):
             self._mark_available(seq, name)
-        if not self.share_prefixes:
-            return
-        self.names.fill(seq, after)
+        if self.share_prefixes:
+            self._name_new(seq, first, after)
+        if self.window is not None:
+            self.window.release_behind(seq)
+
+    def _name_new(self, seq: Sequence, first: int, whole: int) -> None:
+        """Name the blocks and parts that became complete.
+
+        first: first token that the step computed. whole: number of blocks that are full now.
+        """
+        self.names.fill(seq, whole)
         for span in seq.spans_between(first, seq.computed_tokens):
             if span.end <= seq.computed_tokens and span.end % self.block_size:
                 index = span.end // self.block_size
                 for rows, name in self.names.image_ends(seq, index, span.end):
                     self.pool.publish_part(seq.blocks[index], name, rows)
+                    if self.window is not None:
+                        self.window.publish(seq, index, name, rows)
                     self._mark_available(seq, name)
-        for index in range(before, after):
+        for index in range(first // self.block_size, whole):
             name = seq.block_hashes[index]
             self.pool.publish(seq.blocks[index], name)
+            if self.window is not None:
+                self.window.publish(seq, index, name)
             self._mark_available(seq, name)
 
     def _mark_available(self, seq: Sequence, name: bytes) -> None:
@@ -320,6 +385,8 @@ class KVManager:
             self.states.release(seq, keep=intact)
         for block in reversed(seq.blocks):
             self.pool.release(block)
+        if self.window is not None:
+            self.window.release(seq)
         for name in self._expected.pop(seq.id, ()):
             del self._pending[name]
         seq.blocks = []
@@ -330,6 +397,8 @@ class KVManager:
         self.host.check_integrity()
         if self.states is not None:
             self.states.check_integrity()
+        if self.window is not None:
+            self.window.check_integrity(self._sequences.values())
         self.pool.check_integrity([seq.blocks for seq in self._sequences.values()])
         stale = set(self._pending.values()) - set(self._sequences)
         if stale:

@@ -15,6 +15,7 @@ class Move:
     target: number of the block or slot to write.
     rows: how many rows are copied, from the first on.
     owner: id of the sequence that needs the rows; empty for saves.
+    windowed: the blocks are those of layers with a sliding window.
     """
 
     kind: Literal["copy", "save", "load"]
@@ -22,3 +23,4 @@ class Move:
     target: int
     rows: int
     owner: str = ""
+    windowed: bool = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import count
 
+from fovea.core.errors import UnsupportedModel
 from fovea.kernels.attention import Heads
 
 
@@ -163,6 +164,8 @@ class DecoderConfig:
     embedding_scale: factor of the embeddings of text; embeddings of images are not scaled.
     query_scaling: (beta, period) of the scale 1 + beta * log(1 + floor(position / period)) of queries
         (Ministral 3); None: queries are not scaled.
+    whole_images: most tokens of an image whose tokens all see each other (Gemma); 0: every token sees only
+        those before it.
     logit_cap: logits x become cap * tanh(x / cap); 0: they stay.
     """
 
@@ -176,18 +179,30 @@ class DecoderConfig:
     centered_norms: bool = False
     embedding_scale: float = 1.0
     query_scaling: tuple[float, int] | None = None
+    whole_images: int = 0
     logit_cap: float = 0.0
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
-        """The KV groups: first that without a window, if there is any."""
+        """The KV groups. The first has no window; it may have no layers. At most one other has a window.
+
+        Raises UnsupportedModel if the layers need other groups.
+        """
         found: dict[tuple[int | None, Heads], list[int]] = {}
         for number, layer in enumerate(self.layers):
             if isinstance(mixer := layer.mixer, Attention):
                 heads = Heads(mixer.heads, mixer.kv_heads, mixer.head_dim)
                 found.setdefault((mixer.window, heads), []).append(number)
-        groups = (KVGroup(tuple(layers), window, heads) for (window, heads), layers in found.items())
-        return tuple(sorted(groups, key=lambda group: group.window is not None))
+        groups = [KVGroup(tuple(layers), window, heads) for (window, heads), layers in found.items()]
+        groups.sort(key=lambda group: group.window is not None)
+        if groups[0].window is not None:
+            groups.insert(0, KVGroup((), None, groups[0].heads))
+        if len(groups) > 2 or (len(groups) == 2 and groups[1].window is None):
+            kinds = ", ".join(f"{group.heads}, window {group.window}" for group in groups)
+            raise UnsupportedModel(
+                f"attention layers of these kinds: {kinds}; supported: one kind without a window, one with"
+            )
+        return tuple(groups)
 
     @property
     def places(self) -> tuple[tuple[int, int] | int, ...]:
@@ -201,6 +216,12 @@ class DecoderConfig:
             places |= {layer: (group_number, number) for number, layer in enumerate(group.layers)}
         states = count()
         return tuple(places[n] if n in places else next(states) for n in range(len(self.layers)))
+
+    @property
+    def window(self) -> KVGroup | None:
+        """The layers with a sliding window; None: there are none."""
+        groups = self.kv_groups
+        return groups[1] if len(groups) > 1 else None
 
     @property
     def attention_heads(self) -> Heads:

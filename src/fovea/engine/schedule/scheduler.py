@@ -58,6 +58,7 @@ class Scheduler:
         *,
         visual_token_bytes: int = 1,
         policy: Policy | None = None,
+        whole_images: bool = False,
     ) -> None:
         """Create a scheduler without sequences.
 
@@ -66,6 +67,7 @@ class Scheduler:
         embeddings: cache of encoder outputs.
         visual_token_bytes: memory of the encoder's output per visual token.
         policy: order of waiting sequences; None for the policy that `config` names.
+        whole_images: all tokens of an image are computed in one step, because they see each other.
         """
         self.config = config
         self.policy = policy or POLICIES[config.policy]()
@@ -77,6 +79,7 @@ class Scheduler:
         self.preemptions = 0
         self.steps = 0
         self._most = config.max_running
+        self._whole_images = whole_images
 
     @property
     def idle(self) -> bool:
@@ -207,6 +210,8 @@ class Scheduler:
     def _next_tokens(self, seq: Sequence, most: int, budget: Budget) -> int:
         """How many of its next `most` tokens a sequence should compute; no drafts if no block is free."""
         count = self.images.tokens_before_unencoded_image(seq, min(seq.missing_tokens, most), budget)
+        if self._whole_images:
+            count = _to_image_border(seq, count)
         known, drafts = seq.length - seq.computed_tokens, self.kv.most_drafts()
         if not self.kv.can_extend(seq, seq.computed_tokens + count):
             count = min(count, known)  # nobody is preempted for drafts
@@ -245,7 +250,7 @@ class Scheduler:
                 room = room and not self.policy.strict
                 continue
             if room and may_pass(seq, self.waiting, self.config.max_passes):
-                room = self.kv.can_admit(match, seq.length)
+                room = self.kv.can_admit(seq, match)
                 if room:
                     self._admit(seq, match, budget)
 
@@ -299,6 +304,19 @@ class Scheduler:
     def _wait(self, seq: Sequence) -> None:
         seq.status = Status.WAITING
         insort(self.waiting, seq, key=lambda s: (s.arrival, s.id))
+
+
+def _to_image_border(seq: Sequence, count: int) -> int:
+    """Change the number of next tokens so that they do not end inside an image.
+
+    They end before the image, or, if they begin with it, after the image. So a step can exceed its budget of
+    tokens by a part of an image.
+    """
+    end = seq.computed_tokens + count
+    for span in seq.spans_between(end - 1, end):
+        if span.start < end < span.end:
+            return (span.start if span.start > seq.computed_tokens else span.end) - seq.computed_tokens
+    return count
 
 
 def _among(sequences: list[Sequence], only: Collection[str] | None) -> list[Sequence]:

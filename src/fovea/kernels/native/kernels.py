@@ -18,6 +18,8 @@ from fovea.kernels.quantize import Format
 from fovea.kernels.states import StatePlan
 from fovea.kernels.torch.kernels import TorchKernels
 
+MAX_HEAD_DIM = 512
+"""Largest head whose attention is computed in place."""
 MAX_SHARED_ROWS = 32
 """Largest number of rows that read common first blocks together."""
 _P, _L, _I, _F = c_void_p, c_int64, c_int, c_float
@@ -34,11 +36,16 @@ SIGNATURES = {
     "fovea_rotate": [_P, _L, _L, _L, _L, _P, _P, _I],
     "fovea_rotate_store": [_P, _L, _L, _L, _L, _L, _P, _P, _P, _P, _F, _I, _P, _P, _I],
     "fovea_group_attention": [_P, _L, _L, _L, _L, _L, _L, _F, _P, _I],
-    "fovea_chunk_attention": [_P, _L, _L, _L, _L, _L, _L, _P, _L, _P, _F, _P, _I],
+    "fovea_chunk_attention": [_P, _L, _L, _L, _L, _L, _L, _P, _L, _P, _P, _F, _P, _I],
     "fovea_decoder": [_P, _L, _P, _P, _P, _L, _P, _I],
-    "fovea_decode_attention": [_P, _L, _L, _L, _L, _L, _P, _L, _P, _L, _P, _P, _F, _P, _I],
+    "fovea_decode_attention": [_P, _L, _L, _L, _L, _L, _P, _L, _P, _L, _P, _P, _P, _F, _P, _I],
     "fovea_pin": [_P, _I],
 }
+
+
+def address_of(tensor: Tensor | None) -> int | None:
+    """Address of a tensor's values; None: a null pointer."""
+    return None if tensor is None else tensor.data_ptr()
 
 
 class NativeKernels:
@@ -86,16 +93,13 @@ class NativeKernels:
         )
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
-        if (
-            shape.head_dim % 32
-            or shape.head_dim > 128
-            or not all(len(native_products(layer)) == 4 for layer in layers)
-        ):
+        fits = self.attends_in_place(shape.head_dim)
+        if not fits or not all(len(native_products(layer)) == 4 for layer in layers):
             return None
         return NativeStack(self.library, shape, layers)
 
-    def attends_in_place(self, head_dim: int) -> bool:
-        return head_dim % 32 == 0 and head_dim <= 128
+    def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:
+        return head_dim % 32 == 0 and head_dim <= MAX_HEAD_DIM
 
     def shared_rows(self, group: int) -> int:
         return MAX_SHARED_ROWS
@@ -161,13 +165,14 @@ class NativeKernels:
             shared = shares_struct(group)
             self.library.fovea_decode_attention(
                 address + 2 * group.row * stride, stride, count, heads, kv.shape[3], dim, *pages,
-                group.tables.data_ptr(), width, group.lengths.data_ptr(),
+                group.tables.data_ptr(), width, group.lengths.data_ptr(), address_of(group.firsts),
                 ctypes.byref(shared) if shared else None, scale, out[group.row :].data_ptr(), threads,
             )  # fmt: skip
         for chunk in plan.chunks:
             self.library.fovea_chunk_attention(
                 address + 2 * chunk.row * stride, stride, chunk.count, chunk.first, heads, kv.shape[3], dim,
-                *pages, chunk.table.data_ptr(), scale, out[chunk.row :].data_ptr(), threads,
+                *pages, chunk.table.data_ptr(), address_of(chunk.limits), scale, out[chunk.row :].data_ptr(),
+                threads,
             )  # fmt: skip
         return out
 

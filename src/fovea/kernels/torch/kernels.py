@@ -57,7 +57,7 @@ class TorchKernels:
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
         return None
 
-    def attends_in_place(self, head_dim: int) -> bool:
+    def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:
         return False
 
     def shared_rows(self, group: int) -> int:

@@ -72,8 +72,8 @@ class TritonKernels:
     def stack(self, shape: StackShape, layers: Sequence[StackLayer]) -> Stack | None:
         return TritonStack(self, shape, layers)
 
-    def attends_in_place(self, head_dim: int) -> bool:
-        return True
+    def attends_in_place(self, head_dim: int, *, window: bool = False) -> bool:
+        return not window
 
     def shared_rows(self, group: int) -> int:
         return triton_decode.shared_rows(group)
@@ -107,6 +107,10 @@ class TritonKernels:
         return triton_rows.rotate_store(qkv, heads, cos, sin, norms, eps, kv, slots)
 
     def attend(self, query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+        if any(chunk.limits is not None for chunk in plan.chunks) or any(
+            group.firsts is not None for group in plan.decodes
+        ):
+            return self._torch.attend(query, kv, plan, scale)
         query = query.contiguous()
         out = torch.empty_like(query)
         for group in plan.decodes:

@@ -64,17 +64,23 @@ inline void store_weight(bf16* to, Floats weight) { store(to, weight); }
 inline void store_weight(float* to, Floats weight) { hn::StoreU(weight, f32, to); }
 #endif
 
-// Turns `count` scores into weights e^(scale * (score - max)), and fills up with zeros to `room`. Returns 1 / sum of
-// the weights.
-inline float weigh(const float* scores, int64_t count, int64_t room, float scale, Input* weights) {
+// The keys [first, last) that a query attends to.
+struct Reach {
+    int64_t first, last;
+};
+
+// Turns the scores of a query's keys into weights e^(scale * (score - max)). Other weights from `begin` to `room` are
+// zero. Returns 1 / sum of the weights.
+inline float weigh(const float* scores, Reach reach, int64_t begin, int64_t room, float scale, Input* weights) {
     const Floats low = hn::Set(f32, -3.0e38f), factor = hn::Set(f32, scale);
-    const auto within = [&](int64_t i) { return hn::FirstN(f32, std::max<int64_t>(0, count - i)); };
+    const auto below = [&](int64_t i, int64_t end) { return hn::FirstN(f32, std::max<int64_t>(0, end - i)); };
+    const auto within = [&](int64_t i) { return hn::AndNot(below(i, reach.first), below(i, reach.last)); };
     Floats top = low;
-    for (int64_t i = 0; i < count; i += LANES)
+    for (int64_t i = begin; i < reach.last; i += LANES)
         top = hn::Max(top, hn::IfThenElse(within(i), hn::LoadU(f32, scores + i), low));
     const Floats most = hn::Set(f32, hn::ReduceMax(f32, top));
     Floats sum = hn::Zero(f32);
-    for (int64_t i = 0; i < room; i += LANES) {
+    for (int64_t i = begin; i < room; i += LANES) {
         const Floats e = hn::IfThenElseZero(
             within(i), exponential(hn::Mul(factor, hn::Sub(hn::LoadU(f32, scores + i), most))));
         sum = hn::Add(sum, e);
@@ -83,10 +89,10 @@ inline float weigh(const float* scores, int64_t count, int64_t room, float scale
     return 1.0f / hn::ReduceSum(f32, sum);
 }
 
-// Attention of one head: `queries` queries over `count` keys and values. causal: query i attends to keys
-// 0..first_key + i; otherwise to all keys.
+// Attention of one head: `queries` queries over `count` keys and values. reach(i): the keys that query i attends to. 
+template <class Reaches>
 void one_head(Packed& scratch, const bf16* query, int64_t query_stride, int64_t queries, const Rows& keys,
-              const Rows& values, int64_t count, int64_t dim, bool causal, int64_t first_key, float scale, bf16* out,
+              const Rows& values, int64_t count, int64_t dim, const Reaches& reach, float scale, bf16* out,
               int64_t out_stride) {
     const int64_t panels = (count + PANEL - 1) / PANEL, room = panels * PANEL, wide = (dim + PANEL - 1) / PANEL;
     uint32_t* key_tiles = fit_aligned(scratch.keys, room * dim / 2);
@@ -99,18 +105,20 @@ void one_head(Packed& scratch, const bf16* query, int64_t query_stride, int64_t 
     float sums[ROWS * PANEL], inverse[ROWS];
     for (int64_t row = 0; row < queries; row += ROWS) {
         const int64_t rows = std::min<int64_t>(ROWS, queries - row);
-        const int64_t seen = causal ? std::min(count, first_key + row + rows) : count;
-        const int64_t used = (seen + PANEL - 1) / PANEL;
+        // Panels before the first key that any of these rows sees, and after the last, are left out.
+        int64_t first = count, last = 0;
+        for (int64_t r = 0; r < rows; ++r)
+            first = std::min(first, reach(row + r).first), last = std::max(last, reach(row + r).last);
+        const int64_t begin = first / PANEL, used = (last + PANEL - 1) / PANEL;
         for (int64_t r = 0; r < rows; ++r) to_inputs(query + (row + r) * query_stride, dim, inputs + r * dim);
-        for (int64_t panel = 0; panel < used; ++panel)
+        for (int64_t panel = begin; panel < used; ++panel)
             block_panel(rows, key_tiles + panel * dim / 2 * PANEL, dim / 2, inputs, dim, scores + panel * PANEL, room, true);
         for (int64_t r = 0; r < rows; ++r)
-            inverse[r] = weigh(scores + r * room, causal ? std::min(count, first_key + row + r + 1) : count,
-                               used * PANEL, scale, weights + r * room);
+            inverse[r] = weigh(scores + r * room, reach(row + r), begin * PANEL, used * PANEL, scale, weights + r * room);
         for (int64_t part = 0; part < wide; ++part) {
             for (int s = 0; s < STRIPS; ++s)
-                block_rows<ROWS>(rows, value_tiles + part * room / 2 * PANEL + s * room / 2 * STRIP, used * PANEL / 2, weights,
-                                 room, sums + s * STRIP, PANEL, true);
+                block_rows<ROWS>(rows, value_tiles + part * room / 2 * PANEL + (s * room + begin * PANEL) / 2 * STRIP,
+                                 (used - begin) * PANEL / 2, weights + begin * PANEL, room, sums + s * STRIP, PANEL, true);
             for (int64_t r = 0; r < rows; ++r)
                 for (int64_t lane = 0; lane < PANEL; lane += LANES) {
                     const int64_t d = part * PANEL + lane;
@@ -136,24 +144,28 @@ void fovea_group_attention(const bf16* qkv, int64_t groups, int64_t queries, int
         const int64_t group = part / (to - from), head = from + part % (to - from);
         const bf16* query = qkv + group * queries * stride + head * dim;
         const Rows keys{query + heads * dim, stride, nullptr, 1}, values{query + 2 * heads * dim, stride, nullptr, 1};
-        one_head(scratch, query, stride, queries, keys, values, queries, dim, false, 0, scale,
-                 out + (group * queries * heads + head) * dim, heads * dim);
+        one_head(scratch, query, stride, queries, keys, values, queries, dim,
+                 [&](int64_t) { return Reach{0, queries}; }, scale, out + (group * queries * heads + head) * dim, heads * dim);
     });
 }
 
 // Causal attention of a chunk of a prompt: `queries` queries, from position first_key on, over the pages of
 // their sequence. query: rows (heads, dim), `query_stride` values apart; kv (blocks, block, 2, kv_heads,
-// dim); table: block numbers of the sequence; out (queries, heads, dim).
+// dim); table: block numbers of the sequence; limits (queries, 2): the keys [first, last) that each query attends to, or
+// null: all keys up to its own; out (queries, heads, dim).
 void fovea_chunk_attention(const bf16* query, int64_t query_stride, int64_t queries, int64_t first_key, int64_t heads,
                            int64_t kv_heads, int64_t dim, const bf16* kv, int64_t block, const int64_t* table,
-                           float scale, bf16* out, int threads) {
+                           const int64_t* limits, float scale, bf16* out, int threads) {
+    const auto reach = [&](int64_t i) {
+        return limits ? Reach{limits[2 * i], limits[2 * i + 1]} : Reach{0, first_key + i + 1};
+    };
     const int64_t stride = 2 * kv_heads * dim, group = heads / kv_heads;
     parallel(threads, heads, 1, [&](int64_t head) {
         thread_local Packed scratch;
         const bf16* base = kv + head / group * dim;
         const Rows keys{base, stride, table, block}, values{base + kv_heads * dim, stride, table, block};
-        one_head(scratch, query + head * dim, query_stride, queries, keys, values, first_key + queries, dim, true,
-                 first_key, scale, out + head * dim, heads * dim);
+        one_head(scratch, query + head * dim, query_stride, queries, keys, values, first_key + queries, dim, reach, scale,
+                 out + head * dim, heads * dim);
     });
 }
 

@@ -47,7 +47,9 @@ struct Decode {
 struct Pages {
     const bf16* kv;
     int64_t block, kv_heads, dim;
-    const int64_t *tables, width, *lengths;
+    const int64_t *tables, width, *lengths, *firsts;
+    // The first token that a row reads itself, after `shared` tokens that it reads with others.
+    int64_t own(int64_t row, int64_t shared) const { return shared || !firsts ? shared : firsts[row]; }
     int64_t stride() const { return 2 * kv_heads * dim; }
     Rows keys(int64_t row, int64_t head) const { return {kv + head * dim, stride(), tables + row * width, block}; }
     Rows values(int64_t row, int64_t head) const {
@@ -198,8 +200,8 @@ void store_mixed(const float* sums, const float* inverse, int heads, bf16* out, 
 
 // Divides the query heads of one KV head into pieces and gives them lanes of tiles. Returns the number of
 // tiles.
-int lay_out(Decode& scratch, const int64_t* rows, int64_t count, int64_t group, int64_t first_head,
-            const int64_t* lengths, int64_t shared) {
+int lay_out(Decode& scratch, const int64_t* rows, int64_t count, int64_t group, int64_t first_head, const Pages& pages,
+            int64_t shared) {
     scratch.pieces.clear();
     int tile = 0, lane = 0;
     int64_t own = 0;
@@ -209,7 +211,7 @@ int lay_out(Decode& scratch, const int64_t* rows, int64_t count, int64_t group, 
             if (lane + some > LANES) ++tile, lane = 0;
             scratch.pieces.push_back({rows[i], first_head + from, some, tile, lane, own});
             lane += some;
-            own += (lengths[rows[i]] - shared + 1) / 2 * 2;
+            own += (pages.lengths[rows[i]] - pages.own(rows[i], shared) + 1) / 2 * 2;
         }
     return tile + 1;
 }
@@ -224,9 +226,9 @@ FOVEA_INLINE auto lanes_of(const Piece& p) {
 void family(Decode& scratch, const bf16* query, int64_t query_stride, int64_t heads, const Pages& pages, int64_t kv_head,
             const int64_t* rows, int64_t count, int64_t shared, float scale, bf16* out) {
     const int64_t dim = pages.dim, group = heads / pages.kv_heads, tile_queries = dim / 2 * PAIR * LANES;
-    const int tiles = lay_out(scratch, rows, count, group, kv_head * group, pages.lengths, shared);
+    const int tiles = lay_out(scratch, rows, count, group, kv_head * group, pages, shared);
     const Piece& last = scratch.pieces.back();
-    const int64_t common = tiles * shared, room = common + last.own + (pages.lengths[last.row] - shared + 1) / 2 * 2;
+    const int64_t common = tiles * shared, room = common + last.own + (pages.lengths[last.row] - pages.own(last.row, shared) + 1) / 2 * 2;
     float* scores = fit(scratch.scores, room * LANES);
     // mix_values reads up to MIXED weights behind the last ones, and does not use them.
     uint32_t* weights = fit(scratch.weights, room / 2 * PAIR * LANES + MIXED);
@@ -246,8 +248,8 @@ void family(Decode& scratch, const bf16* query, int64_t query_stride, int64_t he
             score_keys(&scratch.queries[tile * tile_queries], keys, start, std::min(start + STRETCH, shared), dim, scale,
                        scores + (tile * shared + start) * LANES);
     for (const Piece& p : scratch.pieces)
-        score_keys(&scratch.queries[p.tile * tile_queries], pages.keys(p.row, kv_head), shared, pages.lengths[p.row], dim,
-                   scale, scores + (common + p.own) * LANES);
+        score_keys(&scratch.queries[p.tile * tile_queries], pages.keys(p.row, kv_head), pages.own(p.row, shared),
+                   pages.lengths[p.row], dim, scale, scores + (common + p.own) * LANES);
 
     for (size_t at = 0; at < scratch.pieces.size();) {
         const int tile = scratch.pieces[at].tile;
@@ -256,14 +258,16 @@ void family(Decode& scratch, const bf16* query, int64_t query_stride, int64_t he
         size_t end = at;
         for (; end < scratch.pieces.size() && scratch.pieces[end].tile == tile; ++end) {
             const Piece& p = scratch.pieces[end];
-            const Floats own = most_of(most, scores + (common + p.own) * LANES, pages.lengths[p.row] - shared);
+            const Floats own = most_of(most, scores + (common + p.own) * LANES,
+                                       pages.lengths[p.row] - pages.own(p.row, shared));
             most = hn::IfThenElse(lanes_of(p), own, most);
         }
         const Floats begun = weigh_lanes(of_tile, shared, most, hn::Zero(f32), weights + tile * shared / 2 * PAIR * LANES);
         Floats total = begun;
         for (; at < end; ++at) {
             const Piece& p = scratch.pieces[at];
-            const Floats sum = weigh_lanes(scores + (common + p.own) * LANES, pages.lengths[p.row] - shared, most, begun,
+            const Floats sum = weigh_lanes(scores + (common + p.own) * LANES,
+                                           pages.lengths[p.row] - pages.own(p.row, shared), most, begun,
                                            weights + (common + p.own) / 2 * PAIR * LANES);
             total = hn::IfThenElse(lanes_of(p), sum, total);
         }
@@ -279,8 +283,8 @@ void family(Decode& scratch, const bf16* query, int64_t query_stride, int64_t he
             }
         for (size_t i = 0; i < scratch.pieces.size(); ++i) {
             const Piece& p = scratch.pieces[i];
-            mix_piece(weights + (common + p.own) / 2 * PAIR * LANES + p.lane, pages.values(p.row, kv_head), shared,
-                      pages.lengths[p.row], d, p.count, shared == 0, sums + i * piece_sums);
+            mix_piece(weights + (common + p.own) / 2 * PAIR * LANES + p.lane, pages.values(p.row, kv_head),
+                      pages.own(p.row, shared), pages.lengths[p.row], d, p.count, shared == 0, sums + i * piece_sums);
             store_mixed(sums + i * piece_sums, &scratch.inverse[p.tile * LANES + p.lane], p.count,
                         out + (p.row * heads + p.head) * dim + d, dim);
         }
@@ -319,15 +323,17 @@ extern "C" {
 // Attention of one query per row over the pages of its sequence.
 // query: rows (heads, dim), `query_stride` values apart. kv (blocks, block, 2, kv_heads, dim).
 // tables (rows, width): block numbers. lengths (rows): tokens of each context, the row's own included.
+// firsts (rows): the first token that each row reads, or null: the first of its context. Not together with shared.
 // shared: rows that begin with the same blocks, or null; every row is in at most one share.
 // out (rows, heads, dim).
 void fovea_decode_attention(const bf16* query, int64_t query_stride, int64_t rows, int64_t heads, int64_t kv_heads,
                             int64_t dim, const bf16* kv, int64_t block, const int64_t* tables, int64_t width,
-                            const int64_t* lengths, const DecodeShares* shared, float scale, bf16* out, int threads) {
+                            const int64_t* lengths, const int64_t* firsts, const DecodeShares* shared, float scale,
+                            bf16* out, int threads) {
     thread_local Families families;
     // Families are limited in size so that every thread has work.
     families.form(rows, shared, std::max<int64_t>(1, rows * kv_heads / threads));
-    const Pages pages{kv, block, kv_heads, dim, tables, width, lengths};
+    const Pages pages{kv, block, kv_heads, dim, tables, width, lengths, firsts};
     const Families& all = families;  // the calling thread's families, for all threads
     parallel(threads, static_cast<int64_t>(all.shared.size()) * kv_heads, 1, [&](int64_t part) {
         thread_local Decode scratch;

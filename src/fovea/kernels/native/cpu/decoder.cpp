@@ -65,11 +65,11 @@ void fovea_decoder(const DecoderLayer* layers, int64_t count, const DecoderShape
                            layer.k_norm, s.eps, 0, kv, plan->slots, threads);
         if (plan->decodes)
             fovea_decode_attention(qkv.data(), heads * s.dim, plan->decodes, s.heads, s.kv_heads, s.dim, kv, plan->block,
-                                   plan->tables, plan->table_width, plan->lengths, plan->shared, s.scale, mixed.data(), threads);
+                                   plan->tables, plan->table_width, plan->lengths, nullptr, plan->shared, s.scale, mixed.data(), threads);
         for (int64_t c = 0; c < plan->chunks; ++c) {
             const DecoderChunk& chunk = plan->chunk[c];
             fovea_chunk_attention(qkv.data() + chunk.row * heads * s.dim, heads * s.dim, chunk.count, chunk.first,
-                                  s.heads, s.kv_heads, s.dim, kv, plan->block, chunk.table, s.scale,
+                                  s.heads, s.kv_heads, s.dim, kv, plan->block, chunk.table, nullptr, s.scale,
                                   mixed.data() + chunk.row * s.heads * s.dim, threads);
         }
         if (plan->reads >= 0 && i == count - 1) {

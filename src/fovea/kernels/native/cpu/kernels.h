@@ -45,9 +45,9 @@ void fovea_rotate_store(fovea::bf16* x, int64_t rows, int64_t heads, int64_t kv_
                         float eps, int centered, fovea::bf16* kv, const int64_t* slots, int threads);
 void fovea_decode_attention(const fovea::bf16* query, int64_t query_stride, int64_t rows, int64_t heads,
                             int64_t kv_heads, int64_t dim, const fovea::bf16* kv, int64_t block, const int64_t* tables,
-                            int64_t width, const int64_t* lengths, const fovea::DecodeShares* shared, float scale,
-                            fovea::bf16* out, int threads);
+                            int64_t width, const int64_t* lengths, const int64_t* firsts,
+                            const fovea::DecodeShares* shared, float scale, fovea::bf16* out, int threads);
 void fovea_chunk_attention(const fovea::bf16* query, int64_t query_stride, int64_t queries, int64_t first_key,
                            int64_t heads, int64_t kv_heads, int64_t dim, const fovea::bf16* kv, int64_t block,
-                           const int64_t* table, float scale, fovea::bf16* out, int threads);
+                           const int64_t* table, const int64_t* limits, float scale, fovea::bf16* out, int threads);
 }
