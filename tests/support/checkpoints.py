@@ -29,6 +29,7 @@ MORE_SPECIALS = {
     **dict.fromkeys(
         ("pixtral", "mistral3"), ["[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
     ),
+    "gemma3": ["<start_of_image>", "<end_of_image>", "<image_soft_token>"],
     "paddleocr_vl": ["<|begin_of_sentence|>", "<|IMAGE_START|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_END|>"],
 }  # fmt: skip
 """Further special tokens of some architectures. In all of them they would change the ids of the others."""
@@ -75,7 +76,13 @@ INTERNVL_TEMPLATE = (
     "{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+GEMMA_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}<start_of_image>{% else %}{{ c['text'] }}{% endif %}{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>model\n{% endif %}"
+)
 TEMPLATES = {
+    "<image_soft_token>": GEMMA_TEMPLATE,
     "<|image_pad|>": QWEN_TEMPLATE,
     "<image>": IMAGE_TEMPLATE,
     "[IMG]": MISTRAL_TEMPLATE,
@@ -341,6 +348,28 @@ def _internvl(ids: dict[str, int]) -> Any:
     return hf.InternVLForConditionalGeneration(config)
 
 
+def _gemma3(ids: dict[str, int]) -> Any:
+    vision = {
+        "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 56, "patch_size": 7,
+        "vision_use_head": False,
+    }  # fmt: skip
+    text = _text(
+        head_dim=32, query_pre_attn_scalar=24, sliding_window=12,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 100000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+        },
+    )  # fmt: skip
+    image = ids.pop("image_token_id")
+    config = hf.Gemma3Config(
+        vision_config=vision, text_config=text, mm_tokens_per_image=16, image_token_index=image,
+        boi_token_index=image - 2, eoi_token_index=image - 1, **ids,
+    )  # fmt: skip
+    return hf.Gemma3ForConditionalGeneration(config)
+
+
 def _qwen_processor(patch: int) -> dict[str, Any]:
     unit = patch * 2
     return {
@@ -394,6 +423,9 @@ def _video_processor(architecture: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_GEMMA3_PROCESSOR = {
+    "image_processor_type": "Gemma3ImageProcessor", "size": {"height": 56, "width": 56}, **_HALF,
+}  # fmt: skip
 _LFM2_PROCESSOR = {
     "image_processor_type": "Lfm2VlImageProcessorFast", "encoder_patch_size": 8, "downsample_factor": 2,
     "min_image_tokens": 4, "max_image_tokens": 16, "tile_size": 64, "min_tiles": 2, "max_tiles": 4,
@@ -414,6 +446,7 @@ ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "llava_onevision": (_llava_onevision, _ONEVISION_PROCESSOR, "<image>"),
     "idefics3": (_idefics3, _IDEFICS_PROCESSOR, "<image>"),
     "smolvlm": (_smolvlm, _SMOL_PROCESSOR, "<image>"),
+    "gemma3": (_gemma3, _GEMMA3_PROCESSOR, "<image_soft_token>"),
     "lfm2_vl": (_lfm2_vl, _LFM2_PROCESSOR, "<image>"),
     "pixtral": (_pixtral, _PIXTRAL_PROCESSOR, "[IMG]"),
     "mistral3": (_mistral3, _PIXTRAL_PROCESSOR, "[IMG]"),

@@ -32,6 +32,7 @@ PIL_PROCESSORS = {
     "lighton_ocr": ("pixtral", "PixtralImageProcessorPil"),
     "paddleocr_vl": ("paddleocr_vl", "PaddleOCRVLImageProcessorPil"),
     "internvl": ("got_ocr2", "GotOcr2ImageProcessorPil"),
+    "gemma3": ("gemma3", "Gemma3ImageProcessorPil"),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "pixtral": {"patch_size": 14},
@@ -115,9 +116,13 @@ class Reference:
         elif images:
             nested = [images] if self.kind in ("idefics3", "smolvlm", "llava_onevision") else images
             output = self.processor(images=nested, return_tensors="pt", **OPTIONS.get(self.kind, {}))
-            inputs |= {k: v for k, v in output.items() if k not in ("rows", "cols", "num_patches")}
+            inputs |= {
+                k: v for k, v in output.items() if k not in ("rows", "cols", "num_patches", "num_crops")
+            }
             if self.kind.startswith("qwen") or self.kind == "paddleocr_vl":
                 inputs["mm_token_type_ids"] = (tokens == self.image_token).int()
+        if self.kind == "gemma3":
+            inputs["token_type_ids"] = (tokens == self.image_token).int()
         return inputs
 
     @torch.inference_mode()

@@ -151,6 +151,15 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "LFM2: convolutions and attention",
     ),
     Architecture(
+        "gemma3",
+        "Gemma 3",
+        "gemma3",
+        "Gemma3",
+        "google/gemma-3-4b-it",
+        "SigLIP, fixed resolution",
+        "Gemma 3: sliding windows",
+    ),
+    Architecture(
         "mistral3",
         "Mistral 3, Ministral 3",
         "pixtral",

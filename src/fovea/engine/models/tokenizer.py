@@ -73,6 +73,12 @@ def load_tokenizer(
     if config.model_type in INTERNVL:
         chat_template = chat_template and chat_template.replace(INTERNVL_OLD_MARKER, MARKER)
         image_text = MARKER + "\n"
+    if config.model_type == "gemma3":
+        # In Gemma's templates an image is the token that begins it, which the text of an image contains, too.
+        begin, image = (
+            str(tokenizer.convert_ids_to_tokens(i)) for i in (config.boi_token_id, config.image_token_id)
+        )
+        chat_template = chat_template and chat_template.replace(begin, image)
     markers = frozenset(
         token for name in MARKER_FIELDS if isinstance(token := getattr(config, name, None), int)
     )

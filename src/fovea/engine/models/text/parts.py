@@ -21,12 +21,19 @@ def head_dim(text: Any) -> int:
     return size
 
 
-def rotary(text: Any, size: int, parameters: Any = None, axes: tuple[int, ...] | None = None) -> Rotary:
+def rotary(
+    text: Any,
+    size: int,
+    parameters: Any = None,
+    axes: tuple[int, ...] | None = None,
+    layer_type: str | None = None,
+) -> Rotary:
     """Return the rotary positions of a text model.
 
     size: numbers per head.
     parameters: the configuration's RoPE parameters; None: those of the whole model.
     axes: see `Rotary`.
+    layer_type: the configuration's name for the layers, if it has parameters for each kind of layer.
 
     Raises UnsupportedModel for a type of RoPE whose frequencies change with the length of a sequence.
     """
@@ -42,7 +49,8 @@ def rotary(text: Any, size: int, parameters: Any = None, axes: tuple[int, ...] |
         return Rotary(tuple(inverse.tolist()), 1.0, axes)
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    inverse, scaling = ROPE_INIT_FUNCTIONS[kind](text, device="cpu")
+    options = {} if layer_type is None else {"layer_type": layer_type}
+    inverse, scaling = ROPE_INIT_FUNCTIONS[kind](text, device="cpu", **options)
     return Rotary(tuple(inverse.tolist()), float(scaling), axes)
 
 

@@ -34,11 +34,14 @@ class Fit:
     crop: tuple[int, int] | None
 
     @classmethod
-    def read(cls, settings: Settings, size: Size, crop: Size | None) -> Fit:
+    def read(
+        cls, settings: Settings, size: Size, crop: Size | None, resample: Resampling = Resampling.BICUBIC
+    ) -> Fit:
         """Read both steps from a checkpoint's settings. Raises CheckpointError.
 
         size: default of the processor class.
         crop: default of the processor class; None: it crops only if the settings say so.
+        resample: default of the processor class.
         """
         square = settings.flag("default_to_square", False)
         wanted = settings.size("size", size, square=square)
@@ -49,7 +52,7 @@ class Fit:
         if crops and (cut is None or cut.fixed_size is None):
             raise settings.error("crop_size", cut, "height and width")
         return cls(
-            read_filter(settings, Resampling.BICUBIC),
+            read_filter(settings, resample),
             wanted if settings.flag("do_resize", True) else None,
             cut.fixed_size if cut and crops else None,
         )

@@ -26,6 +26,7 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "idefics3": "idefics3",
         "smolvlm": "idefics3",
         "lfm2_vl": "lfm2_vl",
+        "gemma3": "gemma3",
         "mistral3": "pixtral",
         "lighton_ocr": "lighton_ocr",
         "paddleocr_vl": "paddleocr_vl",
