@@ -79,8 +79,14 @@ def naive_conv(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor) -
     return sums if bias is None else sums + bias.double()
 
 
+def steps(decay: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Steps and rates of which a decay follows."""
+    rate, bias = torch.full((HEADS,), 0.3), torch.full((HEADS,), -0.5)
+    return (-decay / rate.exp()).double().expm1().log().float() - bias, (rate, bias)
+
+
 def delta(kernels: Kernels, t: Tokens, runs: list[list[StateRun]], state: Tensor) -> Tensor:
-    return kernels.gated_delta(t.qkv, t.beta, t.decay, KEY_HEADS, state, state_plan(runs, CPU))
+    return kernels.gated_delta(t.qkv, t.beta, *steps(t.decay), KEY_HEADS, state, state_plan(runs, CPU))
 
 
 def test_the_chunked_form_is_the_rule() -> None:
@@ -162,7 +168,7 @@ def both(
     weight = torch.randn(WIDTH, CHANNELS, generator=torch.Generator().manual_seed(9)).to(t.qkv.dtype)
     plan = state_plan(runs, CPU)
     conv = kernels.short_conv(t.qkv, weight, None, "silu", slots[0], plan)
-    return kernels.gated_delta(conv, t.beta, t.decay, KEY_HEADS, slots[1], plan), slots
+    return kernels.gated_delta(conv, t.beta, *steps(t.decay), KEY_HEADS, slots[1], plan), slots
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 90])
@@ -175,7 +181,7 @@ def test_native_kernels_compute_what_torch_computes(native: NativeKernels, count
     for kernels in (native, TorchKernels()):
         inputs, matrices = states(torch.bfloat16)
         conv = kernels.short_conv(t.qkv, weight, bias, "silu" if silu else None, inputs, plan)
-        out = kernels.gated_delta(conv, t.beta, t.decay, KEY_HEADS, matrices, plan)
+        out = kernels.gated_delta(conv, t.beta, *steps(t.decay), KEY_HEADS, matrices, plan)
         results.append((conv.float(), out.float(), matrices[4], inputs[4].float()))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=0.06, rtol=0.02)

@@ -227,16 +227,25 @@ class Kernels(Protocol):
         ...
 
     def gated_delta(
-        self, qkv: Tensor, beta: Tensor, decay: Tensor, key_heads: int, state: Tensor, plan: StatePlan
+        self,
+        qkv: Tensor,
+        beta: Tensor,
+        step: Tensor,
+        rates: tuple[Tensor, Tensor],
+        key_heads: int,
+        state: Tensor,
+        plan: StatePlan,
     ) -> Tensor:
         """Compute the gated delta rule (arXiv 2412.06464). Returns (T, value_heads * value_dim).
 
-        A head's state is a matrix S. A token multiplies S by e^decay, then adds the outer product of its key
-        k and beta * (v - S^T k), and reads S^T q. Queries and keys are first scaled to length 1, and queries
-        then by key_dim**-0.5. A head of queries and keys serves value_heads / key_heads heads of values.
+        A head's state is a matrix S. A token multiplies S by exp(-e^a * softplus(step + bias)), then adds the
+        outer product of its key k and beta * (v - S^T k), and reads S^T q. Queries and keys are first scaled
+        to length 1, and queries then by key_dim**-0.5. A head of queries and keys serves
+        value_heads / key_heads heads of values.
 
         qkv: (T, 2 * key_heads * key_dim + value_heads * value_dim), queries before keys before values.
-        beta, decay: (T, value_heads) float32; decay is not positive.
+        beta, step: (T, value_heads) float32.
+        rates: a and bias, (value_heads,) float32 each.
         state: (slots, value_heads, key_dim, value_dim) float32. Written as planned.
         """
         ...

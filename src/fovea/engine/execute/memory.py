@@ -49,9 +49,8 @@ def pool_sizes(config: EngineConfig, model: VisionLanguageModel) -> PoolSizes:
     itemsize = model.dtype.itemsize
     windowed = 0 if group is None else group.bytes_per_token(itemsize) * size
     block = decoder.kv_bytes_per_token(itemsize) * size - windowed
-    budget = config.kv.kv_cache_mib * MIB or _automatic(model.device)
-    if decoder.stateful and not config.kv.kv_cache_mib:
-        budget = int(budget * (1 - STATE_SHARE))
+    states = state_slots(config, model) * decoder.state_bytes(itemsize)
+    budget = config.kv.kv_cache_mib * MIB or _automatic(model.device) - states
     # Blocks with a window per block without: equal for short sequences, fewer the longer they are.
     ratio = 0.0 if group is None else (group.window or 0) / (BALANCED_WINDOWS * (group.window or 1))
     blocks = int(budget / (block + ratio * windowed))
@@ -92,21 +91,27 @@ def _check_window(setting: str, blocks: int, needed: int) -> None:
 def state_slots(config: EngineConfig, model: VisionLanguageModel) -> int:
     """Return the number of slots for states; 0: no layer of the model has any.
 
-    Raises ConfigError if there is no room for two: a sequence's own, and a checkpoint that it continues.
+    Raises ConfigError if there is no room for two: a sequence's own, and a checkpoint.
     """
     decoder = model.decoder.config
     if not decoder.stateful:
         return 0
     slot = decoder.state_bytes(model.dtype.itemsize)
-    budget = config.kv.state_cache_mib * MIB or int(_automatic(model.device) * STATE_SHARE)
-    slots = budget // slot
+    useful = config.schedule.max_running * (1 + CHECKPOINTS)
+    total = _automatic(model.device)
+    if config.kv.state_cache_mib:
+        slots = min(config.kv.state_cache_mib * MIB // slot, useful)
+        source = f"state_cache_mib: {config.kv.state_cache_mib} MiB"
+    else:
+        # A configured KV pool is not divided; states get a part of what it leaves.
+        left = max(0, total - config.kv.kv_cache_mib * MIB)
+        slots = max(int(left * STATE_SHARE) // slot, min(2, total // slot))
+        slots, source = min(slots, useful), f"free memory allows {total // MIB} MiB, which"
     if slots < 2:
-        source = "state_cache_mib" if config.kv.state_cache_mib else "half of the memory for KV"
         raise ConfigError(
-            f"{source}: {budget // MIB} MiB hold {slots} states of {slot} bytes; at least 2 are needed",
-            param="state_cache_mib",
+            f"{source} hold {slots} states of {slot} bytes; at least 2 are needed", param="state_cache_mib"
         )
-    return min(slots, config.schedule.max_running * (1 + CHECKPOINTS))
+    return slots
 
 
 def host_slots(config: EngineConfig, model: VisionLanguageModel) -> int:

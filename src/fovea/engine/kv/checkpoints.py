@@ -8,6 +8,7 @@ multiples of `StateSlots.spacing`, and the place where a sequence ended or was p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import zip_longest
 
@@ -34,15 +35,33 @@ class Checkpoints:
         self._pool = pool
         self._share = share
         self._sequences: dict[str, Sequence] = {}
+        self._due: Counter[int] = Counter()
 
-    def candidates(self, seq: Sequence, limit: int) -> Iterator[tuple[int, bytes]]:
-        """Yield prefixes of at most `limit` tokens that are or will be saved, the longest first.
+    def awaited(self, seq: Sequence, limit: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the prefixes of at most `limit` tokens that running sequences may be about to save.
 
-        Each is a number of tokens and a name.
+        Each is a number of tokens and a name, the longest first. Only the name tells whether the prefix is
+        the same.
         """
         size = self._names.block_size
         self._names.fill(seq, limit // size)
-        for index in range(limit // size, -1, -1):
+        for position in sorted(self._due, reverse=True):
+            index, rows = divmod(position, size)
+            if position <= limit and (
+                not rows or rows in self.slots.parts_after(self._names.parent(seq, index))
+            ):
+                yield position, self._names.at(seq, position)
+
+    def candidates(self, seq: Sequence, limit: int, blocks: int) -> Iterator[tuple[int, bytes]]:
+        """Yield prefixes of at most `limit` tokens that may be saved, the longest first.
+
+        Each is a number of tokens and a name.
+
+        blocks: number of whole blocks whose KV is cached; longer prefixes cannot be reused.
+        """
+        size = self._names.block_size
+        self._names.fill(seq, limit // size)
+        for index in range(min(limit // size, blocks), -1, -1):
             parent = self._names.parent(seq, index)
             for rows in self.slots.parts_after(parent):
                 position = index * size + rows
@@ -59,10 +78,13 @@ class Checkpoints:
         """
         source = NOTHING if name is None else self.slots.lock(name)
         slot = self.slots.take()
+        if slot is None and name is not None:
+            slot = self.slots.take_over(name)  # there is no room for the checkpoint beside the sequence
         if slot is None:
             raise RuntimeError(f"sequence {seq.id} is admitted, but no state slot is available")
         seq.state = SequenceState(slot, source, self._positions(seq) if self._share else [])
         self._sequences[seq.id] = seq
+        self._due.update(seq.state.due)
         expected = []
         for position in seq.state.due:
             expected.append(self._names.at(seq, position))
@@ -79,10 +101,6 @@ class Checkpoints:
         }
         spaced = range(self.slots.spacing, last, self.slots.spacing) if self.slots.spacing else ()
         return sorted(p for p in {last, *ends, *spaced} if seq.computed_tokens < p <= last)
-
-    def most_drafts(self) -> int:
-        """How many drafts can be computed now: each needs a slot for the state after it."""
-        return self.slots.available
 
     def plan(self, seq: Sequence, count: int) -> StateWork:
         """Plan the slots for the next `count` tokens of a sequence.
@@ -121,6 +139,7 @@ class Checkpoints:
         passed = [p for p in state.due if p <= seq.computed_tokens]
         names = [self._names.at(seq, position) for position in passed]
         state.due = state.due[len(passed) :]
+        self._drop_due(passed)
         accepted = max(0, seq.computed_tokens - known)
         for number, slot in enumerate(state.drafts, 1):
             if number == accepted:
@@ -142,6 +161,7 @@ class Checkpoints:
         for slot in (*state.drafts, *(slot for _, slot, _ in state.saves)):
             self.slots.give(slot)
         expected = [self._names.at(seq, position) for position in state.due]
+        self._drop_due(state.due)
         if keep and self._share and state.source == state.slot and seq.computed_tokens:
             name = self._names.at(seq, seq.computed_tokens)
             self._publish(seq, seq.computed_tokens, name, state.slot)
@@ -151,6 +171,12 @@ class Checkpoints:
             self.slots.drop_part(name)
         seq.state = None
         del self._sequences[seq.id]
+
+    def _drop_due(self, positions: list[int]) -> None:
+        self._due.subtract(positions)
+        for position in positions:
+            if not self._due[position]:
+                del self._due[position]
 
     def _note(self, seq: Sequence, position: int, name: bytes) -> None:
         index, rows = divmod(position, self._names.block_size)

@@ -158,17 +158,20 @@ class KVManager:
         self, states: Checkpoints, seq: Sequence, blocks: tuple[int, ...], slots: tuple[int, ...]
     ) -> PrefixMatch:
         """Shorten a match to the longest prefix whose state is saved, or is being computed now."""
-        for position, name in states.candidates(seq, seq.length - 1):
-            if name in self._pending:
-                return PrefixMatch((), self._pending[name])
-            index, rows = divmod(position, self.block_size)
-            if states.slots.find(name) is None or index > len(blocks) + len(slots):
+        limit, match = seq.length - 1, PrefixMatch(())
+        for position, name in states.candidates(seq, limit, len(blocks) + len(slots)):
+            if states.slots.find(name) is None:
                 continue
+            index, rows = divmod(position, self.block_size)
             part = self._find_rows(name) if rows else None
             if part or not rows:
                 some_slots = slots[: max(0, index - len(blocks))]
-                return PrefixMatch(blocks[:index], None, part, some_slots, state=name)
-        return PrefixMatch(())
+                match = PrefixMatch(blocks[:index], None, part, some_slots, state=name)
+                break
+        for position, name in states.awaited(seq, limit):
+            if position > self.matched_tokens(match) and name in self._pending:
+                return PrefixMatch((), self._pending[name])
+        return match
 
     def matched_tokens(self, match: PrefixMatch) -> int:
         """The number of tokens that count as computed when a sequence is admitted with this match."""
@@ -180,13 +183,13 @@ class KVManager:
 
         Three things must fit into the free blocks: the free blocks of the match, the blocks that the sequence
         needs in addition, and the blocks that admitted sequences still need for the tokens they have now. A
-        state needs a slot beside the checkpoint that it continues.
+        state needs a slot.
         """
         locked = sum(1 for block in match.blocks if self.pool.is_free(block))
         needed = sum(
             max(0, self.blocks_for(other.length) - len(other.blocks)) for other in self._sequences.values()
         )
-        if self.states is not None and self.states.slots.available < (2 if match.state else 1):
+        if self.states is not None and not self.states.slots.available:
             return False
         if self.window is not None:
             shared = self.window.shared(seq.block_hashes, len(match.blocks), self.matched_tokens(match))
@@ -330,7 +333,7 @@ class KVManager:
 
     def most_drafts(self) -> int | None:
         """How many drafts have a slot for the state after them; None: the model has no states."""
-        return None if self.states is None else self.states.slots.available
+        return None if self.states is None else self.states.slots.spare
 
     def commit(self, seq: Sequence, count: int, known: int) -> None:
         """Count `count` more tokens as computed, and name the blocks and parts that became complete.

@@ -34,7 +34,12 @@ class StateSlots:
     @property
     def available(self) -> int:
         """Number of slots that can be taken now, checkpoints included."""
-        return len(self._free) + sum(slot not in self._locked for slot in self._by_name.values())
+        return len(self._free) + len(self._by_name) - len(self._locked)
+
+    @property
+    def spare(self) -> int:
+        """Number of slots for drafts. Half of all slots stay with checkpoints."""
+        return len(self._free) + max(0, len(self._by_name) - len(self._locked) - self.size // 2)
 
     @property
     def used(self) -> int:
@@ -55,6 +60,14 @@ class StateSlots:
                 self.evictions += 1
                 return slot
         return None
+
+    def take_over(self, name: bytes) -> int:
+        """Take the slot of a checkpoint together with its state. The checkpoint is gone."""
+        slot = self._by_name[name]
+        self._locked.discard(slot)
+        self._forget(name)
+        self.evictions += 1
+        return slot
 
     def give(self, slot: int) -> None:
         """Return a slot that a sequence used."""

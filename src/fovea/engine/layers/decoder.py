@@ -83,7 +83,7 @@ class Decoder(nn.Module):
         if self.config.query_scaling is None:
             return None
         beta, period = self.config.query_scaling
-        # Layers in one call cannot scale queries. They run on CPUs only, where a look at values is fast.
+        # Layers in one call cannot scale queries. On a CPU a look at values is fast.
         if self._stack is not None and not bool((positions >= period).any()):
             return None
         scale = 1 + beta * torch.log(1 + torch.floor(positions / period))
@@ -100,7 +100,8 @@ class Decoder(nn.Module):
     def use_stack(self, kernels: Kernels) -> None:
         """Run the layers as one call from now on, if the kernels have such a call for these layers."""
         shape = self._stack_shape()
-        if shape is not None:
+        on_cpu = self.embed_tokens.weight.device.type == "cpu"
+        if shape is not None and (on_cpu or self.config.query_scaling is None):
             layers = cast("Sequence[Layer]", self.layers)
             self._stack = kernels.stack(shape, [layer.stack_layer() for layer in layers])
 

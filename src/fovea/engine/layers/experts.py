@@ -37,12 +37,24 @@ class ExpertLinear(Linear):
         self.name, self.count = name, count
         self.products: list[Product] = []
 
-    def compute(self, expert: int, x: Tensor) -> Tensor:
-        """Compute one expert's map of rows x (T, in)."""
-        if self.products:
-            return self.products[expert](x, None)
-        y = functional.linear(x, self.weight[expert])
-        return finish(y, self.activation, self.gated, None)
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:  # type: ignore[override]
+        """Map rows x (T, in), sorted by expert. counts: (experts,) int32, rows of each expert."""
+        if not self.products:
+            # All experts in one call, without a look at the counts on the host.
+            ends = counts.cumsum(0, dtype=torch.int32)
+            y = functional.grouped_mm(x, self.weight.transpose(1, 2), offs=ends)
+            return finish(y, self.activation, self.gated, None)
+        parts, first = [], 0
+        for expert, count in enumerate(counts.tolist()):
+            if count:
+                parts.append(self.products[expert](x[first : first + count], None))
+                first += count
+        return torch.cat(parts) if parts else x.new_empty((0, self.width))
+
+    @property
+    def width(self) -> int:
+        """Width of an output row."""
+        return self.out_features // 2 if self.gated else self.out_features
 
     def pack(self, kernels: Kernels, format: Format | None = None, *, keep: bool = False) -> None:
         if self.products:
@@ -86,6 +98,10 @@ class ExpertBank(nn.Module):
         )
         self.down = ExpertLinear("down_proj", config.count, config.intermediate, hidden)
 
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        """Apply its expert to each row of x (T, hidden), sorted by expert. counts: rows of each expert."""
+        return self.down(self.gate_up(x, counts), counts)  # type: ignore[no-any-return]
+
 
 class ExpertsBlock(nn.Module):
     """A feed-forward block of experts: residual + sum of weight * expert(x) over the chosen experts."""
@@ -118,14 +134,9 @@ class ExpertsBlock(nn.Module):
         weights, chosen = self.route(x)
         rows, width = x.shape
         order = chosen.flatten().argsort(stable=True)
-        counts = torch.bincount(chosen.flatten(), minlength=self.experts.gate_up.count).tolist()
+        counts = torch.zeros(self.experts.gate_up.count, dtype=torch.int32, device=x.device)
+        counts.scatter_add_(0, chosen.flatten(), torch.ones_like(order, dtype=torch.int32))
         outputs = x.new_empty((rows * self.active, width))
-        first = 0
-        for expert, count in enumerate(counts):
-            if count:
-                places = order[first : first + count]
-                inner = self.experts.gate_up.compute(expert, x[places // self.active])
-                outputs[places] = self.experts.down.compute(expert, inner)
-                first += count
+        outputs[order] = self.experts(x[order // self.active], counts)
         # Summed in the order of the router's choice, so that a row's result depends on that row alone.
         return (outputs.view(rows, self.active, width) * weights[..., None]).sum(1)

@@ -12,7 +12,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fovea.engine.layers.config import Attention, DecoderConfig, GatedDelta, ShortConv
 from fovea.engine.layers.linear import FusedLinear, Linear
@@ -181,11 +180,13 @@ class DeltaMixer(nn.Module):
     def mix(self, projected: Tensor, step: Step) -> Tensor:
         shape, plan = self.shape, step.plan.states
         assert plan is not None
-        qkv, gate, beta, decay = torch.split(projected, self.widths, dim=-1)
+        qkv, gate, beta, size = torch.split(projected, self.widths, dim=-1)
         inputs, matrices = step.memory.layer_states(self.number)
         qkv = self.kernels.short_conv(qkv, self.conv1d.weight, None, shape.activation, inputs, plan)
-        rate = -self.A_log.exp() * functional.softplus(decay.float() + self.dt_bias)
-        out = self.kernels.gated_delta(qkv, beta.sigmoid().float(), rate, shape.key_heads, matrices, plan)
+        rates = self.A_log, self.dt_bias
+        out = self.kernels.gated_delta(
+            qkv, beta.sigmoid().float(), size.float(), rates, shape.key_heads, matrices, plan
+        )
         rows = out.view(-1, shape.value_dim)
         gate = gate.reshape(rows.shape)
         return self.kernels.gated_norm(rows, gate, self.norm.weight, self.eps).view(out.shape)

@@ -187,7 +187,8 @@ def _fill(target: Tensor, file: BinaryIO, begin: int, entry: TensorEntry, path: 
             f"{path}: {entry.name} has type {entry.dtype}; accepted: {', '.join(DTYPES)} "
             "(quantized checkpoints are not)"
         )
-    if len(entry.shape) == 3 and target.shape == (entry.shape[0], entry.shape[2], entry.shape[1]):
+    swapped = (*entry.shape[:-2], *entry.shape[:-3:-1])
+    if ".experts." in entry.name and target.shape == swapped != entry.shape:
         # Qwen3-VL-MoE stores its experts as (experts, inputs, outputs), unless transformers has written them.
         target = target.transpose(1, 2)
     if target.numel() != _count(entry.shape) or (

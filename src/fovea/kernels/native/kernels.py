@@ -32,7 +32,7 @@ SIGNATURES = {
     "fovea_rms_norm": [_P, _L, _L, _P, _F, _I, _P, _I],
     "fovea_gated_norm": [_P, _P, _L, _L, _L, _P, _F, _P, _I],
     "fovea_short_conv": [_P, _L, _L, _L, _L, _P, _P, _I, _P, _P, _P, _P, _L, _P, _I],
-    "fovea_gated_delta": [_P, _L, _P, _P, _L, _L, _L, _L, _P, _P, _P, _P, _L, _P, _I],
+    "fovea_gated_delta": [_P, _L, _P, _P, _P, _P, _L, _L, _L, _L, _P, _P, _P, _P, _L, _P, _I],
     "fovea_rotate": [_P, _L, _L, _L, _L, _P, _P, _I],
     "fovea_rotate_store": [_P, _L, _L, _L, _L, _L, _P, _P, _P, _P, _F, _I, _P, _P, _I],
     "fovea_group_attention": [_P, _L, _L, _L, _L, _L, _L, _F, _P, _I],
@@ -220,17 +220,25 @@ class NativeKernels:
         return out
 
     def gated_delta(
-        self, qkv: Tensor, beta: Tensor, decay: Tensor, key_heads: int, state: Tensor, plan: StatePlan
+        self,
+        qkv: Tensor,
+        beta: Tensor,
+        step: Tensor,
+        rates: tuple[Tensor, Tensor],
+        key_heads: int,
+        state: Tensor,
+        plan: StatePlan,
     ) -> Tensor:
         if qkv.dtype is not torch.bfloat16:
-            return self._torch.gated_delta(qkv, beta, decay, key_heads, state, plan)
-        qkv, beta, decay = qkv.contiguous(), beta.contiguous(), decay.contiguous()
+            return self._torch.gated_delta(qkv, beta, step, rates, key_heads, state, plan)
+        qkv, beta, step = qkv.contiguous(), beta.contiguous(), step.contiguous()
         heads, key_dim, value_dim = state.shape[1:]
         out = qkv.new_empty((qkv.shape[0], heads * value_dim))
         table = plan.table
         self.library.fovea_gated_delta(
-            qkv.data_ptr(), qkv.shape[0], beta.data_ptr(), decay.data_ptr(), key_heads, heads, key_dim,
-            value_dim, state.data_ptr(), table.starts.data_ptr(), table.runs.data_ptr(),
-            table.saves.data_ptr(), len(table.starts) - 1, out.data_ptr(), torch.get_num_threads(),
+            qkv.data_ptr(), qkv.shape[0], beta.data_ptr(), step.data_ptr(), rates[0].data_ptr(),
+            rates[1].data_ptr(), key_heads, heads, key_dim, value_dim, state.data_ptr(),
+            table.starts.data_ptr(), table.runs.data_ptr(), table.saves.data_ptr(), len(table.starts) - 1,
+            out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return out

@@ -119,9 +119,16 @@ class TorchKernels:
         return recurrent.short_conv(x, weight, bias, activation, state, plan)
 
     def gated_delta(
-        self, qkv: Tensor, beta: Tensor, decay: Tensor, key_heads: int, state: Tensor, plan: StatePlan
+        self,
+        qkv: Tensor,
+        beta: Tensor,
+        step: Tensor,
+        rates: tuple[Tensor, Tensor],
+        key_heads: int,
+        state: Tensor,
+        plan: StatePlan,
     ) -> Tensor:
-        return recurrent.gated_delta(qkv, beta, decay, key_heads, state, plan)
+        return recurrent.gated_delta(qkv, beta, step, rates, key_heads, state, plan)
 
 
 def _can_pack(weight: Tensor) -> bool:

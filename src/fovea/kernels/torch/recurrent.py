@@ -58,7 +58,8 @@ def _conv_run(
 def gated_delta(
     qkv: Tensor,
     beta: Tensor,
-    decay: Tensor,
+    step: Tensor,
+    rates: tuple[Tensor, Tensor],
     key_heads: int,
     state: Tensor,
     plan: StatePlan,
@@ -66,6 +67,7 @@ def gated_delta(
     """See `kernels.base.Kernels.gated_delta`."""
     rows = qkv.shape[0]
     value_heads, key_dim, value_dim = state.shape[1:]
+    decay = -rates[0].exp() * functional.softplus(step + rates[1])
     keys = key_heads * key_dim
     wide = qkv.float()
     query, key, value = wide[:, :keys], wide[:, keys : 2 * keys], wide[:, 2 * keys :]

@@ -136,9 +136,16 @@ class TritonKernels:
         return self._torch.short_conv(x, weight, bias, activation, state, plan)
 
     def gated_delta(
-        self, qkv: Tensor, beta: Tensor, decay: Tensor, key_heads: int, state: Tensor, plan: StatePlan
+        self,
+        qkv: Tensor,
+        beta: Tensor,
+        step: Tensor,
+        rates: tuple[Tensor, Tensor],
+        key_heads: int,
+        state: Tensor,
+        plan: StatePlan,
     ) -> Tensor:
-        return self._torch.gated_delta(qkv, beta, decay, key_heads, state, plan)
+        return self._torch.gated_delta(qkv, beta, step, rates, key_heads, state, plan)
 
 
 class TritonStack:

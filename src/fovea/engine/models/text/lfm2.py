@@ -36,8 +36,11 @@ def convert(text: Any, *, tied: bool) -> DecoderConfig:
         "conv": ShortConv(text.conv_L_cache, bool(text.conv_bias)),
     }
     unknown = sorted(set(text.layer_types) - set(mixers))
-    if unknown:
-        raise UnsupportedModel(f"lfm2 with layers of type {unknown}; supported: {', '.join(mixers)}")
+    if unknown or "full_attention" not in text.layer_types:
+        raise UnsupportedModel(
+            f"lfm2 with layers of type {sorted(set(text.layer_types))}; supported: full_attention in at "
+            "least one layer, and conv"
+        )
     block = Dense(_intermediate(text), "silu")
     return DecoderConfig(
         vocab_size=text.vocab_size,

@@ -164,10 +164,10 @@ void fovea_short_conv(const bf16* x, int64_t stride, int64_t, int64_t channels, 
     });
 }
 
-// The gated delta rule, see kernels/base.py. qkv (rows, 2 * key_heads * key_dim + heads * value_dim). beta, decay (rows,
-// heads). state (slots, heads, key_dim, value_dim). out (rows, heads, value_dim).
-void fovea_gated_delta(const bf16* qkv, int64_t rows, const float* beta, const float* decay, int64_t key_heads,
-                       int64_t heads, int64_t key_dim, int64_t value_dim, float* state, const int64_t* starts,
+// The gated delta rule, see kernels/base.py. qkv (rows, 2 * key_heads * key_dim + heads * value_dim). beta, step (rows,
+// heads). log_rate, bias (heads): a token's decay is exp(-e^log_rate * softplus(step + bias)). state (slots, heads, key_dim, value_dim). out (rows, heads, value_dim).
+void fovea_gated_delta(const bf16* qkv, int64_t rows, const float* beta, const float* step, const float* log_rate,
+                       const float* bias, int64_t key_heads, int64_t heads, int64_t key_dim, int64_t value_dim, float* state, const int64_t* starts,
                        const int64_t* runs, const int64_t* saves, int64_t sequences, bf16* out, int threads) {
     thread_local std::vector<float> scratch;
     const int64_t keys = key_heads * key_dim, stride = 2 * keys + heads * value_dim;
@@ -180,7 +180,10 @@ void fovea_gated_delta(const bf16* qkv, int64_t rows, const float* beta, const f
             normalized(at, key_dim, length, query + row * keys + head * key_dim);
             normalized(at + keys, key_dim, 1.0f, key + row * keys + head * key_dim);
         }
-        for (int64_t head = 0; head < heads; ++head) factor[row * heads + head] = std::exp(decay[row * heads + head]);
+        for (int64_t head = 0; head < heads; ++head) {
+            const float x = step[row * heads + head] + bias[head], softplus = x > 20.0f ? x : std::log1p(std::exp(x));
+            factor[row * heads + head] = std::exp(-std::exp(log_rate[head]) * softplus);
+        }
     });
     const Rule rule{query, key, qkv + 2 * keys, beta, factor, stride, key_heads, heads, key_dim, value_dim, state,
                     reinterpret_cast<const Save*>(saves), out};

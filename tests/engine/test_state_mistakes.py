@@ -1,12 +1,8 @@
-"""Tests that fail today: each shows a finding of the review of states and experts.
-
-Move a test to the tests of its module when its finding is repaired; `xfail_strict` reports it then.
-"""
+"""Mistakes that were found in the first version of states and experts. Each test tells how it showed."""
 
 from __future__ import annotations
 
 import ctypes
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,7 +56,6 @@ def decoder(
     )
 
 
-@pytest.mark.xfail(reason="torch's softplus gives other bits in the last numbers of a tensor")
 @pytest.mark.kernels
 @pytest.mark.parametrize("heads", [20, 28])
 def test_the_state_of_a_sequence_does_not_depend_on_the_rows_beside_it(
@@ -98,25 +93,26 @@ def test_the_state_of_a_sequence_does_not_depend_on_the_rows_beside_it(
         assert torch.equal(states([slot])[slot], together[slot])
 
 
-@pytest.mark.xfail(reason="every candidate of every waiting prompt is looked up in every step")
-def test_long_prompts_that_wait_do_not_slow_the_decodes() -> None:
-    """Beside 32 waiting prompts of 100,000 tokens a step is planned in less than 20 ms (today 70 ms)."""
+def test_long_prompts_that_wait_are_not_searched_to_their_end() -> None:
+    """Every place of every waiting prompt was looked up in every step: 70 ms beside 32 long prompts."""
     made = scheduler(blocks=20_000, block_size=16, state_slots=600, state_spacing=1024)
     for number in range(32):
-        made.add(sequence(f"s{number}", [number, *range(1, 100_000)], arrival=number))
-    made.update(made.schedule(), {})  # names are calculated once
-    best = min(timed(lambda: made.update(made.schedule(), {})) for _ in range(5))
-    assert best < 0.02
+        made.add(sequence(f"s{number}", [number, *range(1, 20_000)], arrival=number))
+    made.update(made.schedule(), {})
+    assert made.kv.states is not None
+    slots, lookups = made.kv.states.slots, 0
+    parts_after = slots.parts_after
+
+    def counted(parent: bytes) -> list[int]:
+        nonlocal lookups
+        lookups += 1
+        return parts_after(parent)
+
+    slots.parts_after = counted  # type: ignore[method-assign]
+    made.schedule()
+    assert 0 < lookups < 32 * 100
 
 
-def timed(action: object) -> float:
-    assert callable(action)
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
-
-
-@pytest.mark.xfail(reason="drafts evict checkpoints")
 def test_drafts_evict_no_checkpoint() -> None:
     """An answer with wrong drafts evicts the state after an image, which a follow-up then prefills again."""
     made = scheduler(blocks=64, block_size=4, state_slots=8)
@@ -131,9 +127,8 @@ def test_drafts_evict_no_checkpoint() -> None:
     assert seq.cached_tokens == 30
 
 
-@pytest.mark.xfail(reason="a match needs two slots although one is enough without it")
 def test_a_checkpoint_in_the_last_slot_stops_nobody() -> None:
-    """Three slots: three texts run together, but of three questions about a cached image only two do."""
+    """Three slots: three texts ran together, but of three questions about a cached image only two did."""
     made = scheduler(blocks=64, block_size=4, state_slots=3)
     runner = SlotRunner(made)
     made.add(sequence("first", [("cat", 9), 1], max_tokens=1))
@@ -146,7 +141,6 @@ def test_a_checkpoint_in_the_last_slot_stops_nobody() -> None:
     assert len(made.running) == 3
 
 
-@pytest.mark.xfail(reason="half of the memory is set aside for states, however small they are")
 def test_memory_that_states_cannot_use_is_for_kv(monkeypatch: pytest.MonkeyPatch) -> None:
     """LFM2 of 1.2B: its states take 45 MiB at most, and 2 of 4 GiB stay unused."""
     attention = Attention(heads=32, kv_heads=8, head_dim=64, scale=0.125)
@@ -155,20 +149,23 @@ def test_memory_that_states_cannot_use_is_for_kv(monkeypatch: pytest.MonkeyPatch
     model = SimpleNamespace(decoder=SimpleNamespace(config=config), dtype=torch.bfloat16, device=CPU)
     monkeypatch.setattr(memory, "_automatic", lambda device: 4096 * MIB)
     settings = EngineConfig()
-    kv = memory.pool_blocks(settings, model) * 16 * config.kv_bytes_per_token(2)  # type: ignore[arg-type]
+    kv = memory.pool_sizes(settings, model).blocks * 16 * config.kv_bytes_per_token(2)  # type: ignore[arg-type]
     states = memory.state_slots(settings, model) * config.state_bytes(2)  # type: ignore[arg-type]
     assert kv + states > 0.95 * 4096 * MIB
 
 
-@pytest.mark.xfail(reason="the scale is decided by a look at values on the host, also on CUDA")
+class StackingKernels:
+    def stack(self, shape: object, layers: object) -> object:
+        return object()
+
+
 def test_scaled_queries_do_not_read_values_on_the_host() -> None:
     """Kernels for CUDA have a stack, too. A CUDA graph cannot be recorded of code that reads values."""
-    made = Decoder(decoder([ATTENTION], scaling=(0.1, 8)))
-    made._stack = lambda *args: args[0]
+    made = Decoder(decoder([ATTENTION], scaling=(0.1, 8))).to("meta")
+    made.use_stack(StackingKernels())  # type: ignore[arg-type]
     made._query_scale(torch.zeros(3, device="meta"), torch.float32)
 
 
-@pytest.mark.xfail(reason="a tensor of equal sides is always transposed")
 @pytest.mark.parametrize("name", ["decoder.layers.0.mlp.experts.gate_up_proj", "tower.positions"])
 def test_a_square_tensor_is_loaded_as_it_is(name: str, tmp_path: Path) -> None:
     """Qwen's own layout of experts is guessed from the shape, for every tensor of three dimensions."""
@@ -179,7 +176,6 @@ def test_a_square_tensor_is_loaded_as_it_is(name: str, tmp_path: Path) -> None:
     assert torch.equal(target, stored)
 
 
-@pytest.mark.xfail(reason="IndexError instead", raises=IndexError)
 def test_lfm2_without_attention_is_refused() -> None:
     text = SimpleNamespace(
         model_type="lfm2", num_attention_heads=2, num_key_value_heads=1, hidden_size=32, head_dim=16,
