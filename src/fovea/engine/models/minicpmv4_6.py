@@ -92,7 +92,7 @@ class MiniCPMV4_6(VisionLanguageModel):
         return self.vision.merged_modules()
 
     def _pictures(self, plan: VisualPlan) -> Pictures:
-        """The view of the whole image, and the slices if there are any, in the order of their tokens."""
+        """The view of the whole image, and the tiles if there are any, in the order of their tokens."""
         patch, (_, rows, columns) = self.vision.config.patch_size, plan.grid
         (height, width), *canvas = plan.sizes
         found = [(1, (height // patch, width // patch))]

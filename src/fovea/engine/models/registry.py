@@ -211,7 +211,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "minicpmv4_6",
         "MiniCPMV4_6",
         "openbmb/MiniCPM-V-4.6",
-        "SigLIP, slices of any shape",
+        "SigLIP, tiles of any shape",
         "Qwen3.5",
     ),
 )

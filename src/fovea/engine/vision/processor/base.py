@@ -57,11 +57,9 @@ class VisualPlan:
         LLaVA: (1, rows, columns) of patches.
         LLaVA-NeXT, LLaVA-OneVision: (1, rows, columns) of tiles, without the view of the whole image;
             (1, 0, 0): that view alone.
-        Idefics3, SmolVLM, LFM2-VL: (1, rows, columns) of tiles, without the view of the whole image;
-            (1, 0, 0): that view alone.
+        Idefics3, SmolVLM, LFM2-VL, MiniCPM-V: (1, rows, columns) of tiles, without the view of the whole
+            image; (1, 0, 0): that view alone.
         Pixtral, Mistral 3, LightOnOCR: (1, rows, columns) of patches, before merging.
-        MiniCPM-V: (1, rows, columns) of slices, without the view of the whole image; (1, 0, 0): that view
-            alone.
         InternVL: (views, rows, columns): the number of views of the whole image, 0 or 1, and the tiles beside
             it; (1, 0, 0): that view alone.
     text: the text that replaces the image's marker in the prompt.

@@ -1,9 +1,9 @@
-"""The image processor of MiniCPM-V 4.6: a view of the whole picture, and slices of a large one.
+"""The image processor of MiniCPM-V 4.6: a view of the whole picture, and tiles of a large one.
 
-A picture with more pixels than one slice holds is also cut into slices. The grid of slices is the one whose
-shape is nearest to the picture's. View and slices have a size of their own for every picture: about the same
-number of pixels, in whole visual tokens. The prompt numbers the images. Source: "LLaVA-UHD"
-(arXiv:2403.11703), section 3.1.
+A picture with more pixels than one tile holds is also cut into tiles, which the settings call slices. The
+grid of tiles is the one whose shape is nearest to the picture's. View and tiles have a size of their own for
+every picture: about the same number of pixels, in whole visual tokens. The prompt numbers the images. Source:
+"LLaVA-UHD" (arXiv:2403.11703), section 3.1.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ NUMBER = "<image_id>{}</image_id>"
 """Text before an image; the braces stand for the image's number."""
 MERGES: Mapping[str, int] = {"4x": 1, "16x": 2}
 """How often two patches become one along each side, by the setting `downsample_mode`."""
-MOST_SLICES = 1024
-"""Most slices that a checkpoint may allow for one picture."""
+MOST_TILES = 1024
+"""Most tiles that a checkpoint may allow for one picture."""
 
 Pair = tuple[int, int]
 """(height, width) in pixels, or (rows, columns)."""
@@ -65,24 +65,24 @@ def with_area(height: float, width: float, edge: int, side: int) -> Pair:
 
 
 def nearest_grid(height: int, width: int, count: int, most: int) -> Pair:
-    """(rows, columns) of the grid of slices whose shape is nearest to the picture's.
+    """(rows, columns) of the grid of tiles whose shape is nearest to the picture's.
 
-    count: wanted number of slices, at least 2. One slice more or less is accepted, too.
-    most: the largest number of slices.
+    count: wanted number of tiles, at least 2. One tile more or less is accepted, too.
+    most: the largest number of tiles.
 
     Of grids that are equally near, the one with more rows is chosen.
     """
     aspect = math.log(width / height)
     best, nearest = (1, 1), math.inf
-    for slices in (count - 1, count, count + 1):
-        if slices == 1 or slices > most:
+    for tiles in (count - 1, count, count + 1):
+        if tiles == 1 or tiles > most:
             continue
-        for rows in range(1, slices + 1):
-            if slices % rows:
+        for rows in range(1, tiles + 1):
+            if tiles % rows:
                 continue
-            distance = abs(aspect - math.log(slices // rows / rows))
+            distance = abs(aspect - math.log(tiles // rows / rows))
             if distance < nearest or (distance == nearest and rows > best[0]):
-                best, nearest = (rows, slices // rows), distance
+                best, nearest = (rows, tiles // rows), distance
     return best
 
 
@@ -102,11 +102,11 @@ def nested_patches(pixels: Bytes, patch: int, merges: int) -> Bytes:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The sizes of one picture's view and slices.
+    """The sizes of one picture's view and tiles.
 
     view: (height, width) of the view of the whole picture, in pixels.
-    grid: (rows, columns) of slices; (0, 0): there are none.
-    canvas: (height, width) of the picture that is cut into slices; (0, 0): there is none.
+    grid: (rows, columns) of tiles; (0, 0): there are none.
+    canvas: (height, width) of the picture that is cut into tiles; (0, 0): there is none.
     """
 
     view: Pair
@@ -115,7 +115,7 @@ class Layout:
 
     @property
     def area(self) -> int:
-        """Pixels of all slices; without slices, of the view."""
+        """Pixels of all tiles; without tiles, of the view."""
         return math.prod(self.canvas) or math.prod(self.view)
 
 
@@ -123,17 +123,17 @@ class Layout:
 class MiniCPMProcessor:
     """Plans and prepares images for MiniCPM-V 4.6.
 
-    Budgets: "low" is the view of the whole picture alone. "medium" allows as many slices as the geometric
-        mean of 1 and the model's most. `max_pixels` and `min_pixels` bound the area of all slices together;
-        the view beside them does not count. A picture without slices has its view bounded, which
+    Budgets: "low" is the view of the whole picture alone. "medium" allows as many tiles as the geometric
+        mean of 1 and the model's most. `max_pixels` and `min_pixels` bound the area of all tiles together;
+        the view beside them does not count. A picture without tiles has its view bounded, which
         `max_pixels` can make as small as one token.
 
     palette: normalisation of the pixels.
     resample: the filter of all resizes.
     patch: side of an encoder patch, in pixels.
     merges: how often two patches become one along each side.
-    edge: side of the square that has about as many pixels as a slice.
-    most: most slices of a picture; 1: pictures are not cut.
+    edge: side of the square that has about as many pixels as a tile.
+    most: most tiles of a picture; 1: pictures are not cut.
     numbers: whether the prompt numbers the images.
     decoder_probe: see `Capabilities`.
     """
@@ -187,7 +187,7 @@ class MiniCPMProcessor:
         return out.reshape(len(pictures), -1, 3 * planes.shape[2])
 
     def _fit_budget(self, height: int, width: int, bounds: Bounds) -> Layout:
-        """The layout within a budget whose number of slices is nearest to the model's own choice.
+        """The layout within a budget whose number of tiles is nearest to the model's own choice.
 
         Smaller numbers are tried first. Raises InvalidRequest.
         """
@@ -212,13 +212,13 @@ class MiniCPMProcessor:
         )
 
     def _counts(self, height: int, width: int, most: int) -> Iterator[int]:
-        """Numbers of slices: the model's own, smaller ones in descending order, and larger ones."""
+        """Numbers of tiles: the model's own, smaller ones in descending order, and larger ones."""
         own = max(1, min(math.ceil(width * height / (self.edge * self.edge)), most))
         yield from range(own, 0, -1)
         yield from range(own + 1, most + 1)
 
     def _layout(self, height: int, width: int, count: int, most: int, maximum: int | None) -> Layout:
-        """The layout for a wanted number of slices. maximum: bound of the view, if there are no slices."""
+        """The layout for a wanted number of tiles. maximum: bound of the view, if there are no tiles."""
         if count == 1:
             view = with_area(height, width, self.edge, self.side)
             if maximum is not None and math.prod(view) > maximum:
@@ -226,11 +226,11 @@ class MiniCPMProcessor:
                 view = trim(*view, self.side, maximum)
             return Layout(view)
         rows, columns = nearest_grid(height, width, count, most)
-        slice_height, slice_width = whole_tokens(height, rows) / rows, whole_tokens(width, columns) / columns
-        down, across = with_area(slice_height, slice_width, self.edge, self.side)
+        tile_height, tile_width = whole_tokens(height, rows) / rows, whole_tokens(width, columns) / columns
+        down, across = with_area(tile_height, tile_width, self.edge, self.side)
         if width * height > self.edge * self.edge:
             view = with_area(height, width, self.edge, self.side)
-        else:  # beside slices, the view of a small picture is not enlarged
+        else:  # beside tiles, the view of a small picture is not enlarged
             view = whole_tokens(height, self.side), whole_tokens(width, self.side)
         return Layout(view, (rows, columns), (down * rows, across * columns))
 
@@ -248,7 +248,7 @@ class MiniCPMProcessor:
 
 
 def _cut(canvas: Bytes, rows: int, columns: int) -> list[Bytes]:
-    """Cut a picture into equal slices, row by row."""
+    """Cut a picture into equal tiles, row by row."""
     return [part for band in np.split(canvas, rows) for part in np.split(band, columns, axis=1)]
 
 
@@ -269,8 +269,8 @@ def build(
     if not settings.flag("do_resize", True):
         raise settings.error("do_resize", False, "true")
     most = settings.count("max_slice_nums", 9)
-    if most > MOST_SLICES:
-        raise settings.error("max_slice_nums", most, f"integers from 1 to {MOST_SLICES}")
+    if most > MOST_TILES:
+        raise settings.error("max_slice_nums", most, f"integers from 1 to {MOST_TILES}")
     numbers = Settings(processor, "processor_config.json").flag(
         "use_image_id", settings.flag("use_image_id", True)
     )
