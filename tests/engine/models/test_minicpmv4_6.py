@@ -15,6 +15,7 @@ import torch
 import transformers as hf
 from PIL import Image as PILImage
 from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
+from transformers.vision_utils import get_vision_nearest_position_ids
 
 from fovea import Engine
 from fovea.core.errors import CheckpointError, InvalidRequest, UnsupportedModel
@@ -28,6 +29,7 @@ from fovea.engine.request.inputs import to_video
 from fovea.engine.vision.merging_vit import MergingViT
 from fovea.engine.vision.slices import run_to_end
 from fovea.engine.vision.vit import ViTConfig
+from fovea.engine.vision.windows import nested_coordinates
 from fovea.kernels.attention import Heads
 from fovea.kernels.choose import choose
 from fovea.kernels.native.build import library
@@ -127,6 +129,10 @@ def test_the_table_of_positions_is_read_at_fractions_of_the_picture() -> None:
     assert np.bincount(ids // 70).max() <= 3 * 4
     assert sorted(set(ids % 70)) == [0, 17, 35, 52]
     assert ids[:8].tolist() == [0, 17, 0, 17, 35, 52, 35, 52], "two squares of 2 x 2 in the first rows"
+    for count in range(4, 460, 4):
+        expected = get_vision_nearest_position_ids(torch.tensor([[count, 4]]), 70)
+        order = nested_coordinates((count, 4), 2) @ [4, 1]
+        assert tower._positions((count, 4)).equal(expected[order])
 
 
 def published_tower(dtype: torch.dtype) -> MergingViT:
