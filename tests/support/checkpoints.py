@@ -30,6 +30,7 @@ MORE_SPECIALS = {
         ("pixtral", "mistral3"), ["[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
     ),
     "gemma3": ["<start_of_image>", "<end_of_image>", "<image_soft_token>"],
+    "minicpmv4_6": ["</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"],
     "paddleocr_vl": ["<|begin_of_sentence|>", "<|IMAGE_START|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_END|>"],
 }  # fmt: skip
 """Further special tokens of some architectures. In all of them they would change the ids of the others."""
@@ -81,6 +82,14 @@ GEMMA_TEMPLATE = (
     "{% if c['type'] == 'image' %}<start_of_image>{% else %}{{ c['text'] }}{% endif %}{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>model\n{% endif %}"
 )
+MINICPM_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
+    "{% if not loop.first %}{{ '\n' }}{% endif %}"
+    "{% if c['type'] == 'image' %}<|image_pad|>{% elif c['type'] == 'video' %}<|video_pad|>"
+    "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 TEMPLATES = {
     "<image_soft_token>": GEMMA_TEMPLATE,
     "<|image_pad|>": QWEN_TEMPLATE,
@@ -90,6 +99,10 @@ TEMPLATES = {
     "<IMG_CONTEXT>": INTERNVL_TEMPLATE,
 }
 """Chat templates by the marker of an image."""
+OWN_TEMPLATES = {"minicpmv4_6": MINICPM_TEMPLATE}
+"""Chat templates of architectures whose marker another architecture has, too."""
+VIDEO_MARKERS = {"llava_onevision": "<video>", "minicpmv4_6": "<|video_pad|>"}
+"""Video tokens of architectures that take no videos in Fovea. Their configurations name the tokens."""
 CLIP_NORM = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
@@ -370,6 +383,19 @@ def _gemma3(ids: dict[str, int]) -> Any:
     return hf.Gemma3ForConditionalGeneration(config)
 
 
+def _minicpmv4_6(ids: dict[str, int]) -> Any:
+    vision = {**_siglip_dict(), "image_size": 70, "patch_size": 14, "num_hidden_layers": 4}
+    config = hf.MiniCPMV4_6Config(
+        vision_config=vision,
+        text_config=hf.Qwen3_5TextConfig(**_hybrid_text(), tie_word_embeddings=True),
+        insert_layer_id=1,
+        image_size=112,
+        tie_word_embeddings=True,
+        **ids,
+    )
+    return hf.MiniCPMV4_6ForConditionalGeneration(config)
+
+
 def _qwen_processor(patch: int) -> dict[str, Any]:
     unit = patch * 2
     return {
@@ -407,6 +433,12 @@ _PIXTRAL_PROCESSOR = {
 _INTERNVL_PROCESSOR = {
     "image_processor_type": "GotOcr2ImageProcessorFast", "size": {"height": 56, "width": 56}, "resample": 3,
     "crop_to_patches": False, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225],
+}  # fmt: skip
+
+
+_MINICPM_PROCESSOR = {
+    "image_processor_type": "MiniCPMV4_6ImageProcessor", "max_slice_nums": 6, "scale_resolution": 84,
+    "patch_size": 14, "use_image_id": True, "slice_mode": True, **_HALF,
 }  # fmt: skip
 
 
@@ -454,6 +486,7 @@ ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "paddleocr_vl": (_paddleocr_vl, _PADDLEOCR_PROCESSOR, "<|IMAGE_PLACEHOLDER|>"),
     "internvl": (_internvl, _INTERNVL_PROCESSOR, "<IMG_CONTEXT>"),
     "internvl_chat": (_internvl, _INTERNVL_PROCESSOR, "<IMG_CONTEXT>"),
+    "minicpmv4_6": (_minicpmv4_6, _MINICPM_PROCESSOR, "<|image_pad|>"),
 }
 
 
@@ -478,7 +511,8 @@ def _files(architecture: str, seed: int, dtype: torch.dtype, layers: int) -> dic
 
 def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Path:
     builder, processor, marker = ARCHITECTURES[architecture]
-    words = tokenizer(TEMPLATES[marker], MORE_SPECIALS.get(architecture, ()))
+    template = OWN_TEMPLATES.get(architecture, TEMPLATES[marker])
+    words = tokenizer(template, MORE_SPECIALS.get(architecture, ()))
     ids = {"image_token_id": words.convert_tokens_to_ids(marker)}
     if architecture.startswith("qwen"):
         ids |= {
@@ -491,8 +525,8 @@ def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Pa
             "vision_start_token_id": words.convert_tokens_to_ids("<|IMAGE_START|>"),
             "vision_end_token_id": words.convert_tokens_to_ids("<|IMAGE_END|>"),
         }
-    if architecture == "llava_onevision":
-        ids["video_token_id"] = words.convert_tokens_to_ids("<video>")
+    if architecture in VIDEO_MARKERS:
+        ids["video_token_id"] = words.convert_tokens_to_ids(VIDEO_MARKERS[architecture])
     torch.manual_seed(seed)
     model = randomise(builder(ids).eval())
     model.to(dtype).save_pretrained(folder)

@@ -33,7 +33,10 @@ PIL_PROCESSORS = {
     "paddleocr_vl": ("paddleocr_vl", "PaddleOCRVLImageProcessorPil"),
     "internvl": ("got_ocr2", "GotOcr2ImageProcessorPil"),
     "gemma3": ("gemma3", "Gemma3ImageProcessorPil"),
+    "minicpmv4_6": ("minicpmv4_6", "MiniCPMV4_6ImageProcessorPil"),
 }
+COUNTS = ("rows", "cols", "num_patches", "num_crops", "grids", "num_patches_per_image")
+"""Results of image processors that tell the number of visual tokens. Models do not take them."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "pixtral": {"patch_size": 14},
     "mistral3": {"patch_size": 28},
@@ -116,9 +119,7 @@ class Reference:
         elif images:
             nested = [images] if self.kind in ("idefics3", "smolvlm", "llava_onevision") else images
             output = self.processor(images=nested, return_tensors="pt", **OPTIONS.get(self.kind, {}))
-            inputs |= {
-                k: v for k, v in output.items() if k not in ("rows", "cols", "num_patches", "num_crops")
-            }
+            inputs |= {k: v for k, v in output.items() if k not in COUNTS}
             if self.kind.startswith("qwen") or self.kind == "paddleocr_vl":
                 inputs["mm_token_type_ids"] = (tokens == self.image_token).int()
         if self.kind == "gemma3":

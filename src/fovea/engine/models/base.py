@@ -90,6 +90,10 @@ class VisionLanguageModel(nn.Module, ABC):
     def projector_modules(self) -> list[nn.Module]:
         """Return the modules that turn the tower's rows into rows of the decoder's width."""
 
+    def merged_modules(self) -> list[nn.Module]:
+        """Return the tower's modules that get fewer rows than its first block: a merge comes before them."""
+        return []
+
     def visual(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Mask of the visual tokens among the ids of a prompt: True where encoder output is the input."""
         mask: NDArray[np.bool_] = ids == self.image_token_id

@@ -214,6 +214,15 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "InternViT, tiles",
         "Qwen2, Qwen3, Llama or InternLM2",
     ),
+    Architecture(
+        "minicpmv4_6",
+        "MiniCPM-V 4.6",
+        "minicpmv4_6",
+        "MiniCPMV4_6",
+        "openbmb/MiniCPM-V-4.6",
+        "SigLIP, tiles of any shape",
+        "Qwen3.5",
+    ),
 )
 
 

@@ -127,7 +127,8 @@ class ModelRoofline:
     """The work of each stage of a model.
 
     formats: formats of the model's weights; None: plain.
-    decoder, head, embed, blocks, projector: linear maps of the parts; `embed` cuts an image into patches.
+    decoder, head, embed, blocks, merged, projector: linear maps of the parts. `embed` cuts an image into
+        patches; `merged` are the blocks after a merge of rows inside the tower.
     """
 
     def __init__(self, model: VisionLanguageModel) -> None:
@@ -142,7 +143,9 @@ class ModelRoofline:
         self.decoder = LinearMaps.of(linears(model.decoder.layers))
         self.head = LinearMaps.of([model.head.lm_head])
         self.embed = LinearMaps.of([self._patch])
-        self.blocks = LinearMaps.of(layer for layer in encoder if layer is not self._patch)
+        merged = {layer for part in model.merged_modules() for layer in linears(part)}
+        self.blocks = LinearMaps.of(layer for layer in encoder if layer not in {self._patch, *merged})
+        self.merged = LinearMaps.of(merged)
         self.projector = LinearMaps.of(projectors)
         self._kv_bytes = config.kv_bytes_per_token(model.dtype.itemsize)
         self._per_pair = 4.0 * sum(
@@ -153,7 +156,7 @@ class ModelRoofline:
     @property
     def weight_bytes(self) -> int:
         """Size of the weights that answering one request reads, all parts of the model together."""
-        parts = (self.decoder, self.head, self.embed, self.blocks, self.projector)
+        parts = (self.decoder, self.head, self.embed, self.blocks, self.merged, self.projector)
         return sum(part.bytes for part in parts)
 
     def step(self, rows: float, keys: float, pairs: float) -> Demand:
@@ -189,7 +192,10 @@ class ModelRoofline:
             "patchify": Demand(
                 (resized or [source])[-1] + PIXEL_BYTES * shape.patches * self._patch.in_features
             ),
-            "encoder": self.embed.demand(shape.patches) + self.blocks.demand(shape.rows) + attention,
+            "encoder": self.embed.demand(shape.patches)
+            + self.blocks.demand(shape.rows)
+            + self.merged.demand(shape.merged_rows)
+            + attention,
             "projector": self.projector.demand(shape.projector_rows),
         }
         if any(size != (plan.height, plan.width) for size in plan.sizes):

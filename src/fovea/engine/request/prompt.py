@@ -139,11 +139,17 @@ class PromptBuilder:
         segments = re.split("(" + "|".join(map(re.escape, markers)) + ")", text)
         self._check_markers([markers.index(marker) for marker in segments[1::2]], images, videos, what)
         order: list[PlannedImage | PlannedVideo] = []
-        next_images, next_videos = iter(images), iter(videos)
+        next_images, next_videos = enumerate(images), iter(videos)
         for at in range(1, len(segments), 2):
-            planned = next(next_images) if segments[at] == markers[0] else next(next_videos)
-            segments[at] = self._tokenizer.seal(planned.plan.text) if sealed else planned.plan.text
-            order.append(planned)
+            if segments[at] == markers[0]:
+                place, image = next(next_images)
+                content = image.plan.text_at(place)
+                order.append(image)
+            else:
+                video = next(next_videos)
+                content = video.plan.text
+                order.append(video)
+            segments[at] = self._tokenizer.seal(content) if sealed else content
         encode = self._tokenizer.encode_sealed if seals else self._tokenizer.encode
         ids = encode("".join(segments))
         if not ids:

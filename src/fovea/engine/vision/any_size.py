@@ -137,17 +137,20 @@ def add_positions(x: Tensor, table: Embedding, taps: Tensor, weights: Tensor) ->
 
 
 def block_slices(
-    block: RotaryBlock, x: Tensor, cos: Tensor, sin: Tensor, runs: Sequence[tuple[int, int]]
+    block: RotaryBlock, x: Tensor, cos: Tensor | None, sin: Tensor | None, runs: Sequence[tuple[int, int]]
 ) -> Slices[Tensor]:
     """Compute a block one slice at a time. x (patches, hidden) is changed in place and returned.
 
-    cos, sin: (patches, 1, head_dim) float32.
+    cos, sin: (patches, 1, head_dim) float32; None: the tower has no rotary positions.
     runs: (groups, patches per group) that attend to each other, from the first patch on.
     """
     heads, kernels = block.attention.heads, block.attention.kernels
     qkv = x.new_empty((x.shape[0], 3 * heads, x.shape[1] // heads))
     for rows in cuts(x.shape[0], slice_rows(x)):
-        qkv[rows] = block.before(x[rows], cos[rows], sin[rows])
+        if cos is None or sin is None:
+            qkv[rows] = block.project(x[rows])
+        else:
+            qkv[rows] = block.before(x[rows], cos[rows], sin[rows])
         yield
     mixed = yield from attend_slices(kernels, qkv, runs, heads)
     for rows in cuts(x.shape[0], slice_rows(x)):

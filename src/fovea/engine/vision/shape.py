@@ -14,6 +14,8 @@ class VisualShape:
     projector_rows: rows of the projector.
     hidden: width of the blocks.
     pairs: pairs of rows that attend to each other, summed over all blocks.
+    merged_rows: rows of the modules after a merge of rows inside the tower, which
+        `VisionLanguageModel.merged_modules` returns; 0: the tower has no merge.
     """
 
     patches: int
@@ -21,3 +23,4 @@ class VisualShape:
     projector_rows: int
     hidden: int
     pairs: int
+    merged_rows: int = 0

@@ -92,7 +92,9 @@ class Embeddings(nn.Module):
         return x + self.position_embedding(position_ids)  # type: ignore[no-any-return]
 
 
-class _Attention(nn.Module):
+class Attention(nn.Module):
+    """The attention of a layer, and its projections. Its attribute names are those of the checkpoints."""
+
     kernels: Kernels = PLAIN
 
     def __init__(self, config: ViTConfig) -> None:
@@ -133,7 +135,7 @@ class Layer(nn.Module):
         super().__init__()
         norm = RMSNorm if config.rms_norm else LayerNorm
         self.layer_norm1 = norm(config.hidden, config.eps)
-        self.self_attn = _Attention(config)
+        self.self_attn = Attention(config)
         self.layer_norm2 = norm(config.hidden, config.eps)
         self.mlp = PlainMLP(config.hidden, config.intermediate, config.activation, ("fc1", "fc2"))
         self.layer_scale1 = _column_weights(config) if config.layer_scale else None
@@ -143,7 +145,7 @@ class Layer(nn.Module):
         return self.after(self.self_attn(self.layer_norm1(x), mask), x)
 
     @property
-    def attention(self) -> _Attention:
+    def attention(self) -> Attention:
         return self.self_attn
 
     def project(self, x: Tensor) -> Tensor:

@@ -21,6 +21,29 @@ def patch_coordinates(grid: tuple[int, int, int], merge: int) -> Index:
     return np.tile(np.stack(order, axis=1), (time, 1))
 
 
+def nested_axes(merges: int) -> list[int]:
+    """The order of the axes of a picture in which the patches of each merge are neighbours.
+
+    The picture has the axes (rows, 2, ..., 2, rest, columns, 2, ..., 2, rest): both sides are cut into parts
+    of 2**merges patches, these into halves, and so on. The two axes `rest` are not in the result; they come
+    after the others, in any order.
+    """
+    return [axis for level in range(merges + 1) for axis in (level, merges + 2 + level)]
+
+
+def nested_coordinates(grid: tuple[int, int], merges: int) -> Index:
+    """Row and column of every patch, (rows * columns, 2), if 2 x 2 patches are merged several times.
+
+    After each merge, the next four neighbours in the list are a square of 2 x 2.
+
+    grid: (rows, columns) of patches, multiples of 2**merges.
+    """
+    cut = [part for side in grid for part in (side >> merges, *(2,) * merges, 1)]
+    axes = np.meshgrid(*map(np.arange, grid), indexing="ij")
+    order = (*nested_axes(merges), merges + 1, 2 * merges + 3)
+    return np.stack([axis.reshape(cut).transpose(order).ravel() for axis in axes], axis=1)
+
+
 def window_order(
     grid: tuple[int, int, int], merge: int, window: int
 ) -> tuple[Index, tuple[tuple[int, int], ...]]:

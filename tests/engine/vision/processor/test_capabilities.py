@@ -36,6 +36,7 @@ TABLE: Mapping[str, set[str]] = {
     "paddleocr_vl": {"droppable", *ANY_SIZE},
     "internvl": {"droppable"},
     "internvl_chat": {"droppable"},
+    "minicpmv4_6": set(),
 }
 """The capabilities that each architecture's processor declares, by field name."""
 WITHOUT_MODEL = {"glm4v"}
@@ -59,6 +60,7 @@ METHODS_BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "lighton_ocr": (*NEEDS_NOTHING, "resize", "views"),
     "internvl": NEEDS_NOTHING,
     "internvl_chat": NEEDS_NOTHING,
+    "minicpmv4_6": (),
 }
 
 

@@ -57,8 +57,8 @@ class VisualPlan:
         LLaVA: (1, rows, columns) of patches.
         LLaVA-NeXT, LLaVA-OneVision: (1, rows, columns) of tiles, without the view of the whole image;
             (1, 0, 0): that view alone.
-        Idefics3, SmolVLM, LFM2-VL: (1, rows, columns) of tiles, without the view of the whole image;
-            (1, 0, 0): that view alone.
+        Idefics3, SmolVLM, LFM2-VL, MiniCPM-V: (1, rows, columns) of tiles, without the view of the whole
+            image; (1, 0, 0): that view alone.
         Pixtral, Mistral 3, LightOnOCR: (1, rows, columns) of patches, before merging.
         InternVL: (views, rows, columns): the number of views of the whole image, 0 or 1, and the tiles beside
             it; (1, 0, 0): that view alone.
@@ -70,6 +70,8 @@ class VisualPlan:
     reduction: how the encoder chooses among the image's tokens; None: it keeps all. `tokens` counts those
         that remain.
     around: the parts of `text` before and after the visual tokens.
+    number: text before `text` that names the image by its number in the prompt, from 0; "{}" stands for the
+        number. "": the images of a prompt have no numbers.
     """
 
     width: int
@@ -82,6 +84,11 @@ class VisualPlan:
     kept_cells: tuple[int, ...] | None = None
     reduction: Reduction | None = None
     around: tuple[str, str] = field(default=("", ""), repr=False)
+    number: str = field(default="", repr=False)
+
+    def text_at(self, place: int) -> str:
+        """The text of the image at a place among the images of a prompt, from 0."""
+        return self.number.format(place) + self.text
 
     def text_of(self, tokens: int) -> str:
         """The text for another number of visual tokens. There must be no text between the tokens."""
@@ -99,10 +106,11 @@ class ProcessedImage:
         "pixel_values", float32:
             Qwen, PaddleOCR-VL, GLM-4V: (patches, channels * frames * patch * patch), patches in merge-window
                 order.
-            LFM2-VL: (1, patches, channels * patch * patch), the view of the whole image.
+            LFM2-VL, MiniCPM-V: (1, patches, channels * patch * patch), the view of the whole image.
             Pixtral, Mistral 3, LightOnOCR: (patches, channels * patch * patch), patches row by row.
             others: (tiles, channels, height, width).
-        "tiles", float32 (tiles, patches, channels * patch * patch): LFM2-VL; only images in tiles have it.
+        "tiles", float32 (tiles, patches, channels * patch * patch): LFM2-VL, MiniCPM-V; only images in tiles
+            have it. The patches of MiniCPM-V, here and in "pixel_values", come in the order of `merging_vit`.
         "grid_thw", int64 (1, 3): Qwen, PaddleOCR-VL, GLM-4V; (frames, rows, columns) of patches.
         "image_sizes", int64 (1, 2): LLaVA-NeXT and LLaVA-OneVision; (height, width) of the source image.
         "pixel_attention_mask", bool (tiles, height, width): Idefics3 and SmolVLM; true where there is image.

@@ -33,6 +33,7 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "glm4v": "glm4v",
         "internvl": "internvl",
         "internvl_chat": "internvl_chat",
+        "minicpmv4_6": "minicpmv4_6",
     }
 )
 _KINDS_BY_TOWER: Mapping[tuple[str, str], str] = MappingProxyType({("llava", "pixtral"): "pixtral"})

@@ -1,0 +1,147 @@
+"""A SigLIP tower that merges squares of 2 x 2 patches after one of its layers, as MiniCPM-V 4.6 has it.
+
+The layers are those of `vit`. The layers after the merge compute a quarter of the rows. Pictures have any
+size; each patch takes the entry of the square table of positions at its fraction of the picture (NaViT, arXiv
+2307.06304).
+
+Patches come in nested order (`windows.nested_coordinates`): the four patches of a square are neighbours in
+the list, and so are the four squares that the projector merges next. So no merge has to move a row.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fovea.engine.layers.linear import Linear
+from fovea.engine.layers.norm import LayerNorm
+from fovea.engine.vision.any_size import RotaryBlock, block_slices
+from fovea.engine.vision.shape import VisualShape
+from fovea.engine.vision.slices import Slices, apply_by_rows, attend_slices, cuts, slice_rows
+from fovea.engine.vision.vit import Attention, Embeddings, Encoder, ViTConfig
+from fovea.engine.vision.windows import nested_coordinates
+
+SQUARE = 4
+"""Patches that a merge joins."""
+ACTIVATION = "gelu_pytorch_tanh"
+"""Activation of the merge, whatever that of the layers is."""
+
+Pictures = list[tuple[int, tuple[int, int]]]
+"""Numbers of pictures, each with their grid (rows, columns) of patches."""
+
+
+class WindowMerger(nn.Module):
+    """Attention inside squares of four rows, and a feed-forward block that makes one row of each square.
+
+    Its attribute names are those of the checkpoints.
+    """
+
+    rowwise = ("project", "merge")
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        joined, intermediate = config.hidden * SQUARE, config.intermediate * SQUARE
+        self.self_attn = Attention(config)
+        self.layer_norm1 = LayerNorm(config.hidden, config.eps)
+        self.pre_norm = LayerNorm(joined, config.eps)
+        self.linear_1 = Linear(joined, intermediate, bias=True, activation=ACTIVATION)
+        self.linear_2 = Linear(intermediate, config.hidden, bias=True)
+
+    def slices(self, x: Tensor) -> Slices[Tensor]:
+        """Merge rows x (rows, hidden), squares in order. Returns (rows / 4, hidden)."""
+        attention = self.self_attn
+        qkv = yield from apply_by_rows(self.project, x)
+        squares = ((x.shape[0] // SQUARE, SQUARE),)
+        mixed = yield from attend_slices(attention.kernels, qkv, squares, attention.heads)
+        outputs = []
+        for rows in cuts(x.shape[0], slice_rows(x) // SQUARE * SQUARE):
+            outputs.append(self.merge(mixed[rows], x[rows]))
+            yield
+        return torch.cat(outputs)
+
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values of rows x (T, hidden): (T, 3 * heads, head_dim)."""
+        qkv: Tensor = self.self_attn.qkv(self.layer_norm1(x))
+        return qkv.view(x.shape[0], 3 * self.self_attn.heads, -1)
+
+    def merge(self, mixed: Tensor, x: Tensor) -> Tensor:
+        """Make one row of each square. mixed: output of the attention; x: residual; both (T, hidden)."""
+        x = self.self_attn.out_proj(mixed, x)
+        squares = x.view(-1, SQUARE, x.shape[1])
+        return self.linear_2(self.linear_1(self.pre_norm(squares.flatten(1))), squares.mean(1))  # type: ignore[no-any-return]
+
+
+class MergingViT(nn.Module):
+    """The tower. Its attribute names are those of the checkpoints.
+
+    config: shape of embeddings and layers; `image_size` sets the size of the table of positions.
+    merge_after: number of layers before the merge, at least 1; None: the tower has no merge.
+    """
+
+    def __init__(self, config: ViTConfig, merge_after: int | None) -> None:
+        super().__init__()
+        self.config = config
+        self.merge_after = config.depth if merge_after is None else merge_after
+        # The projector merges once more, after the tower.
+        self.merges = 1 if merge_after is None else 2
+        self.embeddings = Embeddings(config)
+        self.encoder = Encoder(config)
+        self.vit_merger = None if merge_after is None else WindowMerger(config)
+        self.post_layernorm = LayerNorm(config.hidden, config.eps)
+
+    def slices(self, patches: Tensor, grid: tuple[int, int]) -> Slices[Tensor]:
+        """Encode pictures of one grid (rows, columns) of patches, one slice at a time.
+
+        patches: (pictures, rows * columns, channels * patch * patch), in nested order.
+
+        Returns (rows, hidden) in the same order: a row per patch, or one per square of four.
+        """
+        pictures = patches.shape[0]
+        positions = self.embeddings.position_embedding(self._positions(grid).to(patches.device))
+        x = yield from apply_by_rows(self.embeddings.patch_embedding, patches.flatten(0, 1))
+        x = (x.view(*patches.shape[:2], -1) + positions).flatten(0, 1)
+        for number, layer in enumerate(self._layers, start=1):
+            x = yield from block_slices(layer, x, None, None, ((pictures, x.shape[0] // pictures),))
+            if number == self.merge_after and self.vit_merger is not None:
+                x = yield from self.vit_merger.slices(x)
+        return (yield from apply_by_rows(self.post_layernorm, x))
+
+    def shape(self, pictures: Pictures) -> VisualShape:
+        """Count the rows that are computed."""
+        hidden, depth, before = self.config.hidden, self.config.depth, self.merge_after
+        counts = [(count, grid[0] * grid[1]) for count, grid in pictures]
+        patches = sum(count * rows for count, rows in counts)
+        pairs = before * sum(count * rows**2 for count, rows in counts)
+        merged = 0
+        if self.vit_merger is not None:
+            merged = patches // SQUARE
+            pairs += patches * SQUARE
+            pairs += (depth - before) * sum(count * (rows // SQUARE) ** 2 for count, rows in counts)
+        projected = patches // SQUARE**self.merges
+        return VisualShape(patches, patches, projected, hidden, pairs, merged)
+
+    def merged_modules(self) -> list[nn.Module]:
+        """The modules that get the merged rows."""
+        if self.vit_merger is None:
+            return []
+        after = list(self.encoder.layers)[self.merge_after :]
+        return [self.vit_merger.linear_1, self.vit_merger.linear_2, *after]
+
+    @property
+    def _layers(self) -> list[RotaryBlock]:
+        return cast("list[RotaryBlock]", list(self.encoder.layers))
+
+    def _positions(self, grid: tuple[int, int]) -> Tensor:
+        """Entries of the position table for the patches of a grid, (patches,), on the CPU.
+
+        The floating-point expressions must not change: a patch on a boundary would get another entry.
+        """
+        side = self.config.side
+        boundaries = torch.arange(1 / side, 1.0, 1 / side)
+        down, across = (
+            torch.bucketize(torch.arange(count) / count, boundaries, right=True) for count in grid
+        )
+        rows, columns = torch.from_numpy(nested_coordinates(grid, self.merges)).unbind(1)
+        return down[rows] * side + across[columns]
