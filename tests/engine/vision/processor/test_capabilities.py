@@ -37,6 +37,7 @@ TABLE: Mapping[str, set[str]] = {
     "internvl": {"droppable"},
     "internvl_chat": {"droppable"},
     "minicpmv4_6": set(),
+    "deepseek_ocr2": {"droppable"},
 }
 """The capabilities that each architecture's processor declares, by field name."""
 WITHOUT_MODEL = {"glm4v"}
@@ -61,6 +62,7 @@ METHODS_BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "internvl": NEEDS_NOTHING,
     "internvl_chat": NEEDS_NOTHING,
     "minicpmv4_6": (),
+    "deepseek_ocr2": NEEDS_NOTHING,
 }
 
 

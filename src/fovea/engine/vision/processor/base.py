@@ -57,8 +57,8 @@ class VisualPlan:
         LLaVA: (1, rows, columns) of patches.
         LLaVA-NeXT, LLaVA-OneVision: (1, rows, columns) of tiles, without the view of the whole image;
             (1, 0, 0): that view alone.
-        Idefics3, SmolVLM, LFM2-VL, MiniCPM-V: (1, rows, columns) of tiles, without the view of the whole
-            image; (1, 0, 0): that view alone.
+        Idefics3, SmolVLM, LFM2-VL, MiniCPM-V, DeepSeek-OCR 2: (1, rows, columns) of tiles, without the view
+            of the whole image; (1, 0, 0): that view alone.
         Pixtral, Mistral 3, LightOnOCR: (1, rows, columns) of patches, before merging.
         InternVL: (views, rows, columns): the number of views of the whole image, 0 or 1, and the tiles beside
             it; (1, 0, 0): that view alone.
@@ -108,9 +108,11 @@ class ProcessedImage:
                 order.
             LFM2-VL, MiniCPM-V: (1, patches, channels * patch * patch), the view of the whole image.
             Pixtral, Mistral 3, LightOnOCR: (patches, channels * patch * patch), patches row by row.
+            DeepSeek-OCR 2: (1, channels, height, width), the view of the whole image.
             others: (tiles, channels, height, width).
         "tiles", float32 (tiles, patches, channels * patch * patch): LFM2-VL, MiniCPM-V; only images in tiles
             have it. The patches of MiniCPM-V, here and in "pixel_values", come in the order of `merging_vit`.
+            DeepSeek-OCR 2: (tiles, channels, height, width).
         "grid_thw", int64 (1, 3): Qwen, PaddleOCR-VL, GLM-4V; (frames, rows, columns) of patches.
         "image_sizes", int64 (1, 2): LLaVA-NeXT and LLaVA-OneVision; (height, width) of the source image.
         "pixel_attention_mask", bool (tiles, height, width): Idefics3 and SmolVLM; true where there is image.
