@@ -103,6 +103,11 @@ OWN_TEMPLATES = {"minicpmv4_6": MINICPM_TEMPLATE}
 """Chat templates of architectures whose marker another architecture has, too."""
 VIDEO_MARKERS = {"llava_onevision": "<video>", "minicpmv4_6": "<|video_pad|>"}
 """Video tokens of architectures that take no videos in Fovea. Their configurations name the tokens."""
+PROCESSOR_CONFIGS: dict[str, dict[str, Any]] = {
+    "internvl": {"image_seq_length": 4},
+    "deepseek_ocr2": {"patch_size": 2, "downsample_ratio": 4},
+}
+"""Settings in processor_config.json of some architectures."""
 CLIP_NORM = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
@@ -301,6 +306,27 @@ def _lfm2_vl(ids: dict[str, int]) -> Any:
     return hf.Lfm2VlForConditionalGeneration(config)
 
 
+def _deepseek_ocr2(ids: dict[str, int]) -> Any:
+    # The numbers of queries are those of the class, so a view has 64 x 64 patches; they are small instead.
+    sam = {
+        "hidden_size": 16, "output_channels": 16, "num_hidden_layers": 3, "num_attention_heads": 2,
+        "image_size": 128, "patch_size": 2, "window_size": 14, "global_attn_indexes": [1], "mlp_ratio": 2.0,
+        "downsample_channels": [24, 32],
+    }  # fmt: skip
+    encoder = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 512,
+    }  # fmt: skip
+    text = _text(
+        n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=48, n_shared_experts=2, n_group=1,
+        topk_group=1, routed_scaling_factor=1.5, mlp_layer_types=["dense", *["sparse"] * (TEXT_LAYERS - 1)],
+    )  # fmt: skip
+    config = hf.DeepseekOcr2Config(
+        vision_config={"sam_config": sam, "encoder_config": encoder}, text_config=text, **ids
+    )
+    return hf.DeepseekOcr2ForConditionalGeneration(config)
+
+
 def _pixtral_tower() -> dict[str, Any]:
     return {
         "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
@@ -458,6 +484,10 @@ def _video_processor(architecture: str) -> dict[str, Any]:
 _GEMMA3_PROCESSOR = {
     "image_processor_type": "Gemma3ImageProcessor", "size": {"height": 56, "width": 56}, **_HALF,
 }  # fmt: skip
+_DEEPSEEK_PROCESSOR = {
+    "image_processor_type": "DeepseekOcr2ImageProcessor", "size": {"height": 128, "width": 128},
+    "tile_size": 96, "max_patches": 3, **_HALF,
+}  # fmt: skip
 _LFM2_PROCESSOR = {
     "image_processor_type": "Lfm2VlImageProcessorFast", "encoder_patch_size": 8, "downsample_factor": 2,
     "min_image_tokens": 4, "max_image_tokens": 16, "tile_size": 64, "min_tiles": 2, "max_tiles": 4,
@@ -487,6 +517,7 @@ ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "internvl": (_internvl, _INTERNVL_PROCESSOR, "<IMG_CONTEXT>"),
     "internvl_chat": (_internvl, _INTERNVL_PROCESSOR, "<IMG_CONTEXT>"),
     "minicpmv4_6": (_minicpmv4_6, _MINICPM_PROCESSOR, "<|image_pad|>"),
+    "deepseek_ocr2": (_deepseek_ocr2, _DEEPSEEK_PROCESSOR, "<image>"),
 }
 
 
@@ -547,8 +578,7 @@ def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Pa
         side |= {"image_seq_len": 16}
     if architecture in ("pixtral", "mistral3", "lighton_ocr"):
         side |= {"patch_size": 14, "spatial_merge_size": 1 if architecture == "pixtral" else 2}
-    if architecture == "internvl":
-        side |= {"image_seq_length": 4}
+    side |= PROCESSOR_CONFIGS.get(architecture, {})
     (folder / "processor_config.json").write_text(json.dumps(side))
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": False, "eos_token_id": 2}))
     return to_original(folder) if architecture == "internvl_chat" else folder

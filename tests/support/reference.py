@@ -34,6 +34,7 @@ PIL_PROCESSORS = {
     "internvl": ("got_ocr2", "GotOcr2ImageProcessorPil"),
     "gemma3": ("gemma3", "Gemma3ImageProcessorPil"),
     "minicpmv4_6": ("minicpmv4_6", "MiniCPMV4_6ImageProcessorPil"),
+    "deepseek_ocr2": ("deepseek_ocr2", "DeepseekOcr2ImageProcessorPil"),
 }
 COUNTS = ("rows", "cols", "num_patches", "num_crops", "grids", "num_patches_per_image")
 """Results of image processors that tell the number of visual tokens. Models do not take them."""

@@ -112,12 +112,15 @@ class Experts:
     """A mixture of gated feed-forward blocks: a router chooses some of them for each token.
 
     count: number of experts.
-    active: experts per token. Their weights are probabilities over all experts, scaled to a sum of 1.
+    active: experts per token. Their weights are probabilities over all experts.
     intermediate: width of an expert.
     activation: applied to the gate.
-    shared: width of an expert that every token uses, scaled by a gate of its own; 0: there is none.
+    shared: width of an expert that every token uses; 0: there is none.
+    shared_gate: the shared expert's output is scaled by a gate of its own.
     dense: width of a dense block beside the experts. Then both have norms of their own, and the router reads
         the rows before all norms (Gemma 4). 0: there is none.
+    normalized: the weights of a token's experts are scaled to a sum of 1.
+    scaling: factor of the weights of a token's experts; only without `normalized`.
     """
 
     count: int
@@ -125,7 +128,10 @@ class Experts:
     intermediate: int
     activation: str
     shared: int = 0
+    shared_gate: bool = True
     dense: int = 0
+    normalized: bool = True
+    scaling: float = 1.0
 
 
 Mixer = Attention | GatedDelta | ShortConv

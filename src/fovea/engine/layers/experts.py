@@ -123,24 +123,30 @@ class ExpertsBlock(nn.Module):
 
     def __init__(self, hidden: int, config: Experts) -> None:
         super().__init__()
-        self.active = config.active
+        self.active, self.normalized, self.scaling = config.active, config.normalized, config.scaling
         self.gate = Linear(hidden, config.count, bias=False)
         self.experts = ExpertBank(hidden, config)
         self.shared_expert: GatedMLP | None = None
         self.shared_expert_gate: Linear | None = None
         if config.shared:
             self.shared_expert = GatedMLP(hidden, config.shared, config.activation, bias=False)
-            self.shared_expert_gate = Linear(hidden, 1, bias=False)
+            self.shared_expert_gate = Linear(hidden, 1, bias=False) if config.shared_gate else None
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
         out = self.experts.mix(x, *self.route(x))
-        if self.shared_expert is not None and self.shared_expert_gate is not None:
-            out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x, None)
+        if self.shared_expert is not None:
+            shared = self.shared_expert(x, None)
+            gate = self.shared_expert_gate
+            out = out + (shared if gate is None else gate(x).sigmoid() * shared)
         return out if residual is None else residual + out
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Choose experts for rows x (T, hidden). Returns weights and numbers of experts, (T, active)."""
-        weights, chosen = most_probable(self.gate(x), self.active)
+        if self.normalized:
+            weights, chosen = most_probable(self.gate(x), self.active)
+        else:
+            weights, chosen = self.gate(x).softmax(dim=-1, dtype=torch.float32).topk(self.active, dim=-1)
+            weights = weights * self.scaling
         return weights.to(x.dtype), chosen
 
 

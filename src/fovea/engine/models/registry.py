@@ -223,6 +223,15 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "SigLIP, tiles of any shape",
         "Qwen3.5",
     ),
+    Architecture(
+        "deepseek_ocr2",
+        "DeepSeek-OCR 2",
+        "deepseek_ocr2",
+        "DeepseekOcr2",
+        "deepseek-community/DeepSeek-OCR-2",
+        "SAM and queries, tiles",
+        "DeepSeek: attention, shared experts",
+    ),
 )
 
 

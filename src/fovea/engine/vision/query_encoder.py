@@ -60,7 +60,8 @@ class _Attention(nn.Module):
 
         Returns (pictures, rows, hidden).
         """
-        q, k, v = qkv.transpose(1, 2).split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        sizes = [self.heads, self.kv_heads, self.kv_heads]
+        q, k, v = torch.split(qkv.transpose(1, 2), sizes, dim=1)
         total = q.shape[2]
         mask = torch.ones(total - own, total, dtype=torch.bool, device=q.device).tril(own)
         attend = functional.scaled_dot_product_attention

@@ -273,15 +273,15 @@ class SamEncoder(nn.Module):
         """
         parts = []
         positions = self._positions(pixels.shape[-1] // self.config.patch)
-        for picture in pixels.split(1):
-            parts.append(self.patch_embed(picture) + positions)
+        for one in cuts(len(pixels), 1):
+            parts.append(self.patch_embed(pixels[one]) + positions)
             yield
         x = torch.cat(parts)
         for block in self.layers:
             x = yield from cast("SamBlock", block).slices(x)
         outputs = []
-        for picture in x.split(1):
-            outputs.append(self.proj(self.neck(picture)).flatten(1, 2))
+        for one in cuts(len(x), 1):
+            outputs.append(self.proj(self.neck(x[one])).flatten(1, 2))
             yield
         return torch.cat(outputs)
 

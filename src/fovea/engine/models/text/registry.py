@@ -22,6 +22,7 @@ FAMILIES = {
     "qwen2_5_vl_text": "dense",
     "qwen3_vl_text": "dense",
     "qwen3_vl_moe_text": "dense",
+    "deepseek_ocr2_text": "deepseek",
     "lfm2": "lfm2",
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
