@@ -230,7 +230,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "DeepseekOcr2",
         "deepseek-community/DeepSeek-OCR-2",
         "SAM and queries, tiles",
-        "DeepSeek: attention, shared experts",
+        "DeepSeek: shared experts",
     ),
 )
 
