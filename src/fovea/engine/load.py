@@ -25,7 +25,7 @@ from fovea.engine.models.config_bounds import check_bounds
 from fovea.engine.models.engines import describe_site, find_engines, install
 from fovea.engine.models.names import canonical
 from fovea.engine.models.recipe import RECIPES, Packer
-from fovea.engine.models.registry import architecture, architecture_of, build
+from fovea.engine.models.registry import architecture, architecture_of, build, stated_type
 from fovea.engine.models.relevance_head import Head, read_head
 from fovea.engine.models.tokenizer import load_tokenizer, reason
 from fovea.engine.models.weights import (
@@ -199,16 +199,19 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
 
 def read_config(folder: Path) -> Any:
     """Return the transformers configuration of a checkpoint. Raises CheckpointError or UnsupportedModel."""
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json")
     content = read_json(folder / "config.json")
-    architecture(str(content.get("model_type", ""))[:100])
+    kind = stated_type(content)
+    architecture(kind)
     check_bounds(content, folder / "config.json")
     try:
-        if content["model_type"] == internvl_chat.MODEL_TYPE:
+        if kind == internvl_chat.MODEL_TYPE:
             config = internvl_chat.to_config(content, folder)
+        elif kind != content.get("model_type"):
+            config = CONFIG_MAPPING[kind].from_dict({**content, "model_type": kind})
         else:
             # Code that a checkpoint brings along is never run.
             config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
