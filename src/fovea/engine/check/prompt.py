@@ -15,7 +15,7 @@ from fovea.engine.load import build_processors
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.tokenizer import load_tokenizer
 from fovea.engine.request.prompt import PromptBuilder
-from fovea.engine.request.tokenizer import MARKER_FIELDS, ChatTokenizer
+from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.vision.processor.base import ImageProcessor
 from fovea.engine.vision.processor.video import QwenVideos
 
@@ -59,7 +59,7 @@ def check_prompt(
         tokenizer = load_tokenizer(folder, config)
         if model is None:
             return
-        _check_ids(folder, config, tokenizer, model.decoder.config.vocab_size, report)
+        _check_ids(folder, tokenizer, model, report)
         if processors is not None:
             _check_template(_builder(tokenizer, model, *processors), tokenizer, report)
 
@@ -111,11 +111,12 @@ def _check_template(builder: PromptBuilder, tokenizer: ChatTokenizer, report: Re
         builder.build(ChatPrompt((Message("user", (*images, TextPart("What is in the picture?"))),)))
 
 
-def _check_ids(folder: Path, config: Any, tokenizer: ChatTokenizer, rows: int, report: Report) -> None:
-    """Check that the ids of tokens are rows of the embedding table, which has `rows`."""
-    for name in MARKER_FIELDS:
-        token = getattr(config, name, None)
-        if isinstance(token, int) and token >= rows:
+def _check_ids(folder: Path, tokenizer: ChatTokenizer, model: VisionLanguageModel, report: Report) -> None:
+    """Check that the ids of tokens are rows of the embedding table."""
+    rows = model.decoder.config.vocab_size
+    for name in ("image_token_id", "video_token_id"):
+        token: int | None = getattr(model, name)
+        if token is not None and token >= rows:
             report.add_error(
                 "prompt", f"{folder}/config.json: {name} is {token}; accepted: 0 to {rows - 1} (vocab_size)"
             )

@@ -80,9 +80,7 @@ def _report_missing(folder: Path, shards: Shards, report: Report) -> None:
     if shards.missing:
         count = len(shards.files) + len(shards.missing)
         names = [name[:100] for name in shards.missing[:3]]
-        report.add_error(
-            PART, f"{folder}: {len(shards.missing)} of {count} shards are missing: {', '.join(names)}"
-        )
+        report.add_error(PART, f"{folder}: {len(shards.missing)} of {count} shards are missing: {names}")
 
 
 def check_tensors(stored: StoredTensors, model: VisionLanguageModel, report: Report) -> Assignment:
