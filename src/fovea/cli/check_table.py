@@ -74,7 +74,8 @@ def _lines(report: Report) -> Iterator[str]:
 def verdict(report: Report) -> str:
     """Say in one sentence whether the checkpoint loads."""
     if not report.loads:
-        return f"This checkpoint does not load: {len(report.errors)} errors."
+        count = len(report.errors)
+        return f"This checkpoint does not load: {count} error{'s' * (count > 1)}."
     if report.unchecked:
         return "No error was found, but not everything was checked."
     return "This checkpoint would load."

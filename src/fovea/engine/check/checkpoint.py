@@ -49,13 +49,13 @@ def check_checkpoint(name: str, revision: str = "") -> Report:
     config = None
     if not any(path.name == "config.json" for path in refused):
         config = report.attempt("config", lambda: read_config(folder))
-    stored = read_stored(folder, report, refused)
+    stored = report.attempt("weights", lambda: read_stored(folder, report, refused))
     if stored is not None:
         _state_files(folder, stored, report)
     if config is None:
         report.skip("model", "tensors, images and prompt: config.json cannot be used")
         return report
-    model = _check_model(folder, config, stored, report)
+    model = report.attempt("model", lambda: _check_model(folder, config, stored, report))
     if model is not None and not any(path.name == HEAD for path in refused):
         width = model.decoder.config.hidden
         report.attempt("relevance", lambda: read_head(folder, width))
