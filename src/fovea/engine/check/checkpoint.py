@@ -33,6 +33,8 @@ from fovea.engine.models.weights import DTYPES, common_dtype
 
 INDEX = "model.safetensors.index.json"
 HEAD = "relevance.safetensors"
+CONFIG_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "added_tokens.json")
+"""Files that the configuration is read from. Original InternVL checkpoints need the ids of tokens."""
 
 
 def check_checkpoint(name: str, revision: str = "") -> Report:
@@ -47,13 +49,13 @@ def check_checkpoint(name: str, revision: str = "") -> Report:
     report = Report(name, folder)
     refused = _check_files(folder, report)
     config = None
-    if not any(path.name == "config.json" for path in refused):
+    if not any(path.name in CONFIG_FILES for path in refused):
         config = report.attempt("config", lambda: read_config(folder))
     stored = report.attempt("weights", lambda: read_stored(folder, report, refused))
     if stored is not None:
         _state_files(folder, stored, report)
     if config is None:
-        report.skip("model", "tensors, images and prompt: config.json cannot be used")
+        report.skip("model", "tensors, images and prompt: config.json, or a file read with it, is faulty")
         return report
     model = report.attempt("model", lambda: _check_model(folder, config, stored, report))
     if model is not None and not any(path.name == HEAD for path in refused):
