@@ -41,6 +41,9 @@ class Attention:
     gated: the output is multiplied by the sigmoid of a gate, which the input projection computes, too.
     rotary: number of its rotary positions in `DecoderConfig.rotaries`.
     window: a token sees this many tokens, itself included; None: all tokens before it.
+    pairs: the checkpoint rotates the neighbouring numbers 2i and 2i + 1 of a head, instead of i and i + R/2
+        of R rotated numbers. Its queries and keys are reordered when they are loaded. R must divide
+        `head_dim`, and the layer must have neither norms of queries and keys nor gates.
     """
 
     heads: int
@@ -53,6 +56,7 @@ class Attention:
     gated: bool = False
     rotary: int = 0
     window: int | None = None
+    pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,8 @@ FeedForward = Dense | Experts
 class LayerConfig:
     """The parts of one layer.
 
-    sandwich: the outputs of mixer and feed-forward block are normalised before they are added (Gemma).
+    sandwich: the outputs of mixer and feed-forward block are normalised before they are added (Gemma,
+        GLM-4.1V).
     """
 
     mixer: Mixer
