@@ -1,9 +1,11 @@
-"""fovea models: list the supported architectures."""
+"""fovea models: list the supported architectures, or check whether a checkpoint would load."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
+
+from fovea.core.errors import ConfigError
 
 COLUMNS = ("model_type", "name", "vision", "text", "example")
 
@@ -11,12 +13,25 @@ COLUMNS = ("model_type", "name", "vision", "text", "example")
 def register(commands: Any) -> None:
     parser = commands.add_parser("models", help="list the supported models", description=__doc__)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON array")
+    form.add_argument("--json", action="store_true", help="JSON instead of a table")
     form.add_argument("--markdown", action="store_true", help="the table of docs/models.md")
+    parser.add_argument(
+        "--check",
+        metavar="MODEL",
+        help="say whether a folder, or a hub id in the local cache, would load, and what is missing; "
+        "no weight is read and nothing is downloaded; exit code 1: it would not load",
+    )
+    parser.add_argument(
+        "--revision", default="", metavar="NAME", help="with --check: branch, tag or commit of a hub id"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.check is not None:
+        return check(args)
+    if args.revision:
+        raise ConfigError("--revision is for --check", param="revision")
     from fovea.engine.models.registry import ARCHITECTURES
 
     if args.json:
@@ -28,6 +43,23 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(listing())
     return 0
+
+
+def check(args: argparse.Namespace) -> int:
+    """Print the report of a checkpoint. Returns 0 if it would load, else 1."""
+    if args.markdown:
+        raise ConfigError("--markdown is for the list of models; --check prints a table or --json")
+    from fovea.cli.check_table import table
+    from fovea.engine.check import check_checkpoint
+
+    report = check_checkpoint(args.check, args.revision)
+    if args.json:
+        import json
+
+        print(json.dumps(report.as_json()))
+    else:
+        print(table(report))
+    return 0 if report.loads else 1
 
 
 def listing() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,15 @@ def check_folder(folder: Path) -> None:
     A link must lead into the folder, or into `blobs` of a download by huggingface_hub.
     Raises CheckpointError, naming the file.
     """
+    for _, error in folder_problems(folder):
+        raise error
+
+
+def folder_problems(folder: Path) -> Iterator[tuple[Path, CheckpointError]]:
+    """Yield each file of a checkpoint's folder that must not be read, and the reason. See `check_folder`.
+
+    Raises CheckpointError if the folder itself cannot be read.
+    """
     root = folder.resolve()
     try:
         files = [path for path in folder.glob("*") if path.suffix in MOST_BYTES or path.suffix == WEIGHTS]
@@ -39,7 +49,10 @@ def check_folder(folder: Path) -> None:
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from error
     for path in sorted(files):
-        _check_file(path, root)
+        try:
+            _check_file(path, root)
+        except CheckpointError as error:
+            yield path, error
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,17 @@ from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.compile import check_compile, compile_modules
 from fovea.engine.models.config_bounds import check_bounds
 from fovea.engine.models.engines import describe_site, find_engines, install
+from fovea.engine.models.names import canonical
 from fovea.engine.models.recipe import RECIPES, Packer
-from fovea.engine.models.registry import architecture, architecture_of, build
+from fovea.engine.models.registry import architecture, architecture_of, build, stated_type
 from fovea.engine.models.relevance_head import Head, read_head
 from fovea.engine.models.tokenizer import load_tokenizer, reason
 from fovea.engine.models.weights import (
     ORIGINAL_NAME,
     checkpoint_dtype,
-    has_tensor,
     load_weights,
     shard_files,
+    tensor_names,
 )
 from fovea.engine.reduce.probe import probe_modules
 from fovea.engine.request.tokenizer import ChatTokenizer
@@ -79,10 +81,11 @@ def bundled_model() -> Path:
     return Path(fovea.__file__).parent / "assets" / BUNDLED
 
 
-def resolve(name: str, revision: str = "") -> Path:
+def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
     """Return a checkpoint's folder: of the bundled model, of a local path, or of a download from the hub.
 
     revision: branch, tag or commit on the hub; "": its main branch.
+    download: whether files that are not in the local cache are downloaded.
     Raises CheckpointError if the name is none of these, or if the download fails; ConfigError for a revision
     of a folder.
     """
@@ -107,10 +110,15 @@ def resolve(name: str, revision: str = "") -> Path:
                 revision=revision or None,
                 allow_patterns=patterns,
                 ignore_patterns=f"{ORIGINAL_NAME}*.safetensors",
+                local_files_only=not download,
             )
         )
     except Exception as error:
         wanted = f"{name!r} at revision {revision!r}" if revision else repr(name)
+        if not download:
+            raise CheckpointError(
+                f"{wanted} is not in the local cache of the hub: {reason(error)}"
+            ) from error
         raise CheckpointError(f"{wanted} could not be downloaded: {reason(error)}") from error
     log.info("%s: revision %s is commit %s", name, revision or "main", folder.name)
     return folder
@@ -128,24 +136,20 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     check_folder(folder)
     config = read_config(folder)
     entry = architecture_of(config)
-    if getattr(config, "quantization_config", None) is not None:
-        raise UnsupportedModel(
-            f"{folder} is quantized; unquantized safetensors are supported, "
-            "and --quantization quantizes them while they are loaded"
-        )
+    expect_unquantized(folder, config)
     files = shard_files(folder)
-    _untie_own_head(config, files)
+    untie_own_head(config, tensor_names(files))
     device = pick_device(settings.model.device)
     dtype = pick_dtype(settings.model.dtype, device, checkpoint_dtype(files), settings.model.kernels)
     if settings.model.quantization == "fp8":
         check_fp8(device, dtype)
-    model = _build(folder, config, device, dtype)
+    model = build_model(folder, config, device, dtype)
     kernels = choose(settings.model.kernels, device, dtype, model.decoder.config.attention_heads)
     if settings.model.pin_threads and isinstance(kernels, NativeKernels):
         bind_threads(kernels)
     modes = CompileModes.of(settings.model.compile)
     check_compile(modes, kernels, settings.model.quantization)
-    parameters = _count_parameters(model)
+    parameters = count_parameters(model)
     recipe = RECIPES[settings.model.quantization]
     built = find_engines(settings.model.encoder_engines, folder, model, settings.model.quantization)
     # The fingerprint is that of plain weights. It is computed only for a cache on disk: a large encoder takes
@@ -172,7 +176,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
     compile_modules(model, modes)
     _trim_memory()
     tokenizer = load_tokenizer(folder, config, template=chat_template, dialect=settings.model.dialect)
-    processor, videos = _build_processors(folder, config)
+    processor, videos = build_processors(folder, config)
     info = ModelInfo(
         name=served_name(name),
         architecture=entry.name,
@@ -183,7 +187,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         max_context=model.decoder.config.max_positions,
         vocab_size=model.decoder.config.vocab_size,
         created=int(time.time()),
-        default_sampling=_default_sampling(folder),
+        default_sampling=default_sampling(folder),
         input_modalities=("text", "image") if videos is None else ("text", "image", "video"),
         fingerprint=fingerprint_value,
         tool_format=tokenizer.dialect.tools.name if tokenizer.dialect.tools else "",
@@ -195,16 +199,19 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
 
 def read_config(folder: Path) -> Any:
     """Return the transformers configuration of a checkpoint. Raises CheckpointError or UnsupportedModel."""
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json")
     content = read_json(folder / "config.json")
-    architecture(str(content.get("model_type", ""))[:100])
+    kind = stated_type(content)
+    architecture(kind)
     check_bounds(content, folder / "config.json")
     try:
-        if content["model_type"] == internvl_chat.MODEL_TYPE:
+        if kind == internvl_chat.MODEL_TYPE:
             config = internvl_chat.to_config(content, folder)
+        elif kind != content.get("model_type"):
+            config = CONFIG_MAPPING[kind].from_dict({**content, "model_type": kind})
         else:
             # Code that a checkpoint brings along is never run.
             config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
@@ -215,6 +222,18 @@ def read_config(folder: Path) -> Any:
         raise CheckpointError(f"{folder}/config.json cannot be used: {reason(error)}") from error
     check_bounds(defaults_too, folder / "config.json")
     return config
+
+
+def expect_unquantized(folder: Path, config: Any) -> None:
+    """Raise UnsupportedModel for a quantized checkpoint."""
+    if (settings := getattr(config, "quantization_config", None)) is None:
+        return
+    method = settings.get("quant_method") if isinstance(settings, Mapping) else None
+    named = f" ({method[:50]})" if isinstance(method, str) else ""
+    raise UnsupportedModel(
+        f"{folder} is quantized{named}; unquantized safetensors are supported, "
+        "and --quantization quantizes them while they are loaded"
+    )
 
 
 def pick_device(name: str) -> torch.device:
@@ -247,17 +266,23 @@ def pick_dtype(name: str, device: torch.device, stored: torch.dtype, kernels: st
     return torch.bfloat16 if native or has_bf16_units() else torch.float32
 
 
-def _untie_own_head(config: Any, files: list[Path]) -> None:
+def untie_own_head(config: Any, names: Iterable[str]) -> None:
     """Note in a configuration that the checkpoint has a language head of its own.
+
+    names: names of the checkpoint's tensors.
 
     Mistral 3's files do not say whether the head is tied to the embedding table, and transformers' default is
     that it is. transformers, too, goes by the tensors then.
     """
-    if config.tie_word_embeddings and has_tensor(files, "lm_head.weight"):
+    if config.tie_word_embeddings and "lm_head.weight" in map(canonical, names):
         config.tie_word_embeddings = False
 
 
-def _build(folder: Path, config: Any, device: torch.device, dtype: torch.dtype) -> VisionLanguageModel:
+def build_model(folder: Path, config: Any, device: torch.device, dtype: torch.dtype) -> VisionLanguageModel:
+    """Build a model with uninitialised weights. On the device "meta" its tensors have no storage.
+
+    Raises CheckpointError or UnsupportedModel.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -288,11 +313,12 @@ def _trim_memory() -> None:
         trim(0)
 
 
-def _count_parameters(model: VisionLanguageModel) -> int:
+def count_parameters(model: VisionLanguageModel) -> int:
+    """Number of the parameters that a checkpoint holds."""
     return sum(tensor.numel() for _, tensor in model.checkpoint_targets())
 
 
-def _build_processors(folder: Path, config: Any) -> tuple[ImageProcessor, QwenVideos | None]:
+def build_processors(folder: Path, config: Any) -> tuple[ImageProcessor, QwenVideos | None]:
     """Build the image processor, and the planner of videos if the model takes videos.
 
     config: the checkpoint's configuration, as transformers reads it.
@@ -314,7 +340,7 @@ def _build_processors(folder: Path, config: Any) -> tuple[ImageProcessor, QwenVi
         ) from error
 
 
-def _default_sampling(folder: Path) -> dict[str, float | int]:
+def default_sampling(folder: Path) -> dict[str, float | int]:
     """Return the sampling defaults of generation_config.json, for parameters that a request does not set."""
     config = read_json(folder / "generation_config.json")
     if not config or "do_sample" not in config:

@@ -345,11 +345,11 @@ def test_mistrals_own_file_beside_that_of_transformers_is_not_read(tmp_path: Pat
 
 def test_generation_defaults(tmp_path: Path) -> None:
     """Some checkpoints write top_k -1 for "off". It was not converted, so every request failed with 400."""
-    from fovea.engine.load import _default_sampling
+    from fovea.engine.load import default_sampling
 
     path = tmp_path / "generation_config.json"
     path.write_text('{"do_sample": true, "top_k": -1, "temperature": 0.7, "top_p": 0.8}')
-    assert _default_sampling(tmp_path) == {"temperature": 0.7, "top_p": 0.8, "top_k": 0}
+    assert default_sampling(tmp_path) == {"temperature": 0.7, "top_p": 0.8, "top_k": 0}
     path.write_text('{"do_sample": true, "temperature": 7.5}')
     with pytest.raises(CheckpointError, match=r"generation_config\.json: temperature"):
-        _default_sampling(tmp_path)
+        default_sampling(tmp_path)

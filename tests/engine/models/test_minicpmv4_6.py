@@ -23,7 +23,7 @@ from fovea.core.image import Image, PixelBudget
 from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart, VideoPart
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.linear import Linear, use_kernels
-from fovea.engine.load import _build, load_model
+from fovea.engine.load import build_model, load_model
 from fovea.engine.models.names import canonical
 from fovea.engine.request.inputs import to_video
 from fovea.engine.vision.merging_vit import MergingViT
@@ -304,7 +304,7 @@ def test_the_published_configuration_has_the_published_tensors() -> None:
         tie_word_embeddings=True,
     )
     # The storage is never written to, so it takes no memory.
-    model = _build(Path("published"), config, torch.device("cpu"), torch.bfloat16)
+    model = build_model(Path("published"), config, torch.device("cpu"), torch.bfloat16)
     # Loading views some tensors in other shapes of the same size.
     targets = {name: tensor.numel() for name, tensor in model.checkpoint_targets()}
     assert len(targets) == 779

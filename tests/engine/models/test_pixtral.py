@@ -272,3 +272,20 @@ def test_int8_in_bfloat16(name: str, tmp_path: Path) -> None:
         settings = {"dtype": "bfloat16", "device": "cpu", "kernels": kernels, "quantization": "int8"}
         _, ours = ids_and_answer(folder, prompt, **settings)
         assert len(ours) == ANSWER["max_tokens"]
+
+
+def test_lighton_ocr_with_the_model_type_of_mistral_3(tmp_path: Path) -> None:
+    """LightOnOCR was published as mistral3; only the class in `architectures` tells the two apart.
+
+    The image got Mistral's line breaks between its rows, which the model has never seen.
+    """
+    folder = write("lighton_ocr", tmp_path)
+    prompt = ask("what?", picture(130, 90))
+    expected = ids_and_answer(folder, prompt)
+    edit_config(
+        folder,
+        lambda config: config.update(
+            model_type="mistral3", architectures=["LightOnOCRForConditionalGeneration"]
+        ),
+    )
+    assert ids_and_answer(folder, prompt) == expected

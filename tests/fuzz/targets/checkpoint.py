@@ -15,7 +15,7 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-from fovea.engine.load import _build_processors, _default_sampling, bundled_model, read_config
+from fovea.engine.load import build_processors, bundled_model, default_sampling, read_config
 from fovea.engine.models.relevance_head import read_head
 from fovea.engine.models.weights import checkpoint_dtype, read_header, shard_files
 from tests.fuzz.refusals import note, refusals
@@ -78,12 +78,12 @@ def _read_weights(folder: Path) -> None:
 
 def _read_settings(folder: Path) -> None:
     with refusals():
-        note(f"{len(_default_sampling(folder))} defaults")
+        note(f"{len(default_sampling(folder))} defaults")
     with refusals(), warnings.catch_warnings(), contextlib.redirect_stderr(None):
         warnings.simplefilter("ignore")
         config = read_config(folder)
         note(str(config.model_type))
-        _build_processors(folder, config)
+        build_processors(folder, config)
 
 
 def _tensors(header: bytes | None = None, length: int | None = None) -> bytes:

@@ -1,81 +1,211 @@
-"""The tensors of a model that a checkpoint fills, and the forms in which checkpoints store them.
+"""Assigns the tensors of a checkpoint to the tensors of a model, by their names, shapes and types alone.
 
-Usually a tensor of the file is a tensor of the model. But a file may hold several of the model's tensors as
-one (`fused_tensors`), and it may hold the experts of a layer one by one, which are one tensor in the model.
+Usually a tensor of a file is a tensor of the model. But a file may hold several of the model's tensors as one
+(`fused_tensors`), and it may hold the experts of a layer one by one, which are one tensor in the model.
+`weights` carries an assignment out; `check` reports its problems without reading weights.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
+from typing import Literal
 
 from torch import Tensor
 
 from fovea.engine.models.fused_tensors import FusedTensor
+from fovea.engine.models.names import ALWAYS_IGNORED, canonical
 
 NOTHING_FUSED: Mapping[str, FusedTensor] = MappingProxyType({})
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Types of tensors that are loaded, by the file format's names."""
 _EXPERT = re.compile(r"^(.*\.experts)\.(\d{1,6})\.(gate|up|down)_proj\.weight$", re.ASCII)
+_LONGEST_NAME = 300
+
+Shape = tuple[int, ...]
+Kind = Literal["unknown", "missing", "repeated", "dtype", "shape"]
 
 
-class Targets:
-    """The tensors that are not filled yet, by canonical name.
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a file, and its place: bytes [start, stop) after the header.
 
-    fused: tensors of the files that may hold the rows of several targets, by canonical name.
+    name: as in the file.
+    dtype: the file format's name of the type.
+    shape: None: only the name is known, from an index of files that are not there.
     """
 
-    def __init__(
-        self, targets: Iterable[tuple[str, Tensor]], fused: Mapping[str, FusedTensor] = NOTHING_FUSED
-    ) -> None:
-        self.fused = fused
-        self._left = dict(targets)
-        self._loaded: set[str] = set()
-        self._pieces: dict[str, int] = {}
+    name: str
+    dtype: str = ""
+    shape: Shape | None = None
+    start: int = 0
+    stop: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A target, or the rows of one expert in it.
+
+    target: canonical name of the model's tensor.
+    shape: shape of the piece.
+    expert: number of the expert; None: the whole target.
+    first: first row of the piece in the expert's matrix.
+    """
+
+    target: str
+    shape: Shape
+    expert: int | None = None
+    first: int = 0
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the storage of this piece. tensor: the storage of the target."""
+        if self.expert is None:
+            return tensor
+        return tensor[self.expert, self.first : self.first + self.shape[0]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """A tensor of a file, and the pieces that it fills.
+
+    file: number of the file.
+    fused: layout of a tensor that holds the rows of several pieces; None: there is one piece.
+    transposed: the tensor's last two axes are swapped.
+    """
+
+    file: int
+    entry: TensorEntry
+    pieces: tuple[Piece, ...]
+    fused: FusedTensor | None = None
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A tensor that cannot be loaded, or is missing.
+
+    kind: "unknown": the model has no such tensor. "repeated": another tensor has filled the same storage.
+        "dtype", "shape": it is of a wrong type or shape. "missing": no file has it.
+    name: as in the file; the canonical name of a missing tensor.
+    text: the words after the name in a message.
+    file: name of the file; "" for a missing tensor.
+    """
+
+    kind: Kind
+    name: str
+    text: str
+    file: str = ""
+
+    def __str__(self) -> str:
+        name = self.name if len(self.name) <= _LONGEST_NAME else self.name[:_LONGEST_NAME] + "..."
+        quoted = f"tensor {name!r}" if self.kind in ("unknown", "repeated") else name
+        return f"{self.file}: {quoted} {self.text}" if self.file else f"{quoted} {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The tensors that are read, in the order of the files, and everything that is wrong with the others.
+
+    ignored: tensors that the model does not need.
+    """
+
+    fills: tuple[Fill, ...]
+    problems: tuple[Problem, ...]
+    ignored: tuple[TensorEntry, ...]
 
     @property
     def missing(self) -> list[str]:
-        """Names of the tensors that are not filled, or not completely."""
-        return list(self._left)
+        """Canonical names of the targets that no file fills, or not completely."""
+        return [problem.name for problem in self.problems if problem.kind == "missing"]
 
-    def is_loaded(self, name: str) -> bool:
-        """Whether the tensor of that name in a file, or a part of it, is loaded already."""
-        return not self._loaded.isdisjoint(self._parts(name))
 
-    def find(self, name: str) -> list[Tensor]:
-        """The storage that a tensor of the files fills, one for each of its parts; empty if there is none."""
-        found = [self._find(part) for part in self._parts(name)]
-        return [tensor for tensor in found if tensor is not None] if None not in found else []
+def assign(
+    files: Iterable[tuple[str, Sequence[TensorEntry]]],
+    targets: Mapping[str, Shape],
+    ignored: Iterable[str] = (),
+    renames: Iterable[tuple[str, str]] = (),
+    fused: Mapping[str, FusedTensor] = NOTHING_FUSED,
+) -> Assignment:
+    """Decide for every tensor of the files which targets it fills.
 
-    def mark_filled(self, name: str) -> list[str]:
-        """Note that a tensor of the files is loaded. Returns the names of targets that are complete now."""
-        complete = []
-        for part in self._parts(name):
-            self._loaded.add(part)
-            target = part if part in self._left else self._count_expert(part)
-            if target is not None:
-                del self._left[target]
-                complete.append(target)
-        return complete
+    files: name and tensors of each file.
+    targets: canonical name and shape of every tensor that a checkpoint must contain.
+    ignored: regular expressions of canonical names that are skipped.
+    renames: regular expressions and replacements, see `names.canonical`.
+    fused: tensors of the files that may hold the rows of several targets, by canonical name.
+    """
+    unneeded = [re.compile(pattern) for pattern in (*ALWAYS_IGNORED, *ignored)]
+    rules = [(re.compile(pattern), replacement) for pattern, replacement in renames]
+    table = _Table(targets)
+    fills: list[Fill] = []
+    problems: list[Problem] = []
+    skipped: list[TensorEntry] = []
+    for number, (file, entries) in enumerate(files):
+        for entry in entries:
+            name = canonical(entry.name, rules)
+            whole = fused.get(name)
+            parts = [name] if whole is None else [part for part, _ in whole.parts]
+            if any(table.is_taken(part) for part in parts):
+                problems.append(Problem("repeated", entry.name, "is there a second time", file))
+                continue
+            found = [table.find(part) for part in parts]
+            pieces = tuple(piece for piece in found if piece is not None)
+            if len(pieces) < len(parts):
+                if any(pattern.search(name) for pattern in unneeded):
+                    skipped.append(entry)
+                else:
+                    problems.append(Problem("unknown", entry.name, "is not part of this architecture", file))
+                continue
+            table.take(parts, pieces)
+            expected = pieces[0].shape if whole is None else (whole.rows, *pieces[0].shape[1:])
+            problem = _mismatch(entry, expected, file)
+            if problem is None:
+                fills.append(Fill(number, entry, pieces, whole, _is_transposed(entry, expected)))
+            else:
+                problems.append(problem)
+    problems += [Problem("missing", name, "is missing") for name in table.incomplete]
+    return Assignment(tuple(fills), tuple(problems), tuple(skipped))
 
-    def _parts(self, name: str) -> list[str]:
-        return [part for part, _ in self.fused[name].parts] if name in self.fused else [name]
 
-    def _find(self, name: str) -> Tensor | None:
-        if name in self._left:
-            return self._left[name]
-        whole, expert, part = _expert(name)
-        if whole not in self._left or expert >= len(self._left[whole]):
+class _Table:
+    """The targets, and how many numbers of each are filled."""
+
+    def __init__(self, targets: Mapping[str, Shape]) -> None:
+        self._targets = targets
+        self._left = {name: prod(shape) for name, shape in targets.items()}
+        self._taken: set[str] = set()
+
+    @property
+    def incomplete(self) -> list[str]:
+        return [name for name in self._targets if name not in self._taken and self._left[name]]
+
+    def is_taken(self, name: str) -> bool:
+        """Whether a tensor of that name would fill storage that another one fills, too."""
+        if name in self._taken or (name in self._targets and self._left[name] < prod(self._targets[name])):
+            return True
+        return _expert(name)[0] in self._taken
+
+    def find(self, name: str) -> Piece | None:
+        """Return the target of that name, or the rows of one expert; None: the model has none."""
+        if name in self._targets:
+            return Piece(name, self._targets[name])
+        target, expert, part = _expert(name)
+        shape = self._targets.get(target, ())
+        if len(shape) != 3 or expert >= shape[0]:
             return None
-        maps = self._left[whole][expert]
-        half = len(maps) // 2
-        return {"down": maps, "gate": maps[:half], "up": maps[half:]}[part]
+        if part == "down":
+            return Piece(target, shape[1:], expert)
+        half = shape[1] // 2
+        return Piece(target, (half, shape[2]), expert, half if part == "up" else 0)
 
-    def _count_expert(self, name: str) -> str | None:
-        """Count one map of an expert. Returns the name of the tensor of all experts if it is complete."""
-        piece, (whole, _, _) = self._find(name), _expert(name)
-        assert piece is not None
-        self._pieces[whole] = self._pieces.get(whole, 0) + piece.numel()
-        return whole if self._pieces[whole] == self._left[whole].numel() else None
+    def take(self, names: Iterable[str], pieces: Iterable[Piece]) -> None:
+        """Note that tensors of these names fill these pieces."""
+        self._taken.update(names)
+        for piece in pieces:
+            self._left[piece.target] -= prod(piece.shape)
 
 
 def _expert(name: str) -> tuple[str, int, str]:
@@ -88,3 +218,32 @@ def _expert(name: str) -> tuple[str, int, str]:
         return "", 0, ""
     prefix, number, part = match.groups()
     return f"{prefix}.{'down' if part == 'down' else 'gate_up'}_proj", int(number), part
+
+
+def _mismatch(entry: TensorEntry, expected: Shape, file: str) -> Problem | None:
+    """Return the problem of a tensor whose type or shape is wrong. Nothing is known of names in an index."""
+    if entry.shape is None:
+        return None
+    if entry.dtype not in FLOATS:
+        kind = entry.dtype[:20]
+        text = f"has type {kind}; accepted: {', '.join(FLOATS)} (quantized checkpoints are not)"
+        return Problem("dtype", entry.name, text, file)
+    if entry.shape == expected or _is_transposed(entry, expected):
+        return None
+    # The same numbers may have other axes: a table of positions (1, rows, columns) is one of (rows, columns).
+    if len(entry.shape) != len(expected) and prod(entry.shape) == prod(expected):
+        return None
+    text = f"has shape {str(list(entry.shape))[:100]}, the configuration says {list(expected)}"
+    return Problem("shape", entry.name, text, file)
+
+
+def _is_transposed(entry: TensorEntry, expected: Shape) -> bool:
+    """Whether a tensor of experts has its last two axes swapped.
+
+    Qwen3-VL-MoE stores them as (experts, inputs, outputs), unless transformers has written them. Where
+    both are equal, nobody can tell; like transformers, the tensor is then taken as it is.
+    """
+    shape = entry.shape
+    if shape is None or len(shape) != 3 or shape == expected or ".experts." not in entry.name:
+        return False
+    return expected == (shape[0], shape[2], shape[1])

@@ -7,9 +7,10 @@ the type or the device differs does a tensor pass through a buffer of its own si
 from __future__ import annotations
 
 import json
-import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,9 +20,8 @@ from torch import Tensor
 from fovea.core.errors import CheckpointError
 from fovea.engine.files import named_file, read_json
 from fovea.engine.models.fused_tensors import FusedTensor
-from fovea.engine.models.names import ALWAYS_IGNORED, canonical
 from fovea.engine.models.relevance_head import OLD_NAME
-from fovea.engine.models.targets import NOTHING_FUSED, Targets
+from fovea.engine.models.targets import NOTHING_FUSED, Assignment, Fill, TensorEntry, assign
 
 DTYPES = {
     "F64": torch.float64,
@@ -36,24 +36,25 @@ MAX_HEADER = 100 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """The place of one tensor in a file: bytes [start, stop) after the header.
+class Shards:
+    """The weight files of a checkpoint.
 
-    name: as in the file.
-    dtype: the file format's name of the type.
+    files: those that are there, by name.
+    missing: names of files that the index names and the folder lacks.
+    index: name of the file of each tensor by the tensor's name, as model.safetensors.index.json has them;
+        empty without such a file.
     """
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
+    files: tuple[Path, ...]
+    missing: tuple[str, ...] = ()
+    index: Mapping[str, str] = field(default_factory=dict)
 
 
-def shard_files(folder: Path) -> list[Path]:
-    """Return the checkpoint's safetensors files.
+def find_shards(folder: Path) -> Shards:
+    """Find the checkpoint's safetensors files.
 
-    Raises CheckpointError if any or all are missing, or if the index names files outside of the folder.
+    Raises CheckpointError if there is neither a file nor an index, or if the index names files outside of the
+    folder.
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -63,20 +64,40 @@ def shard_files(folder: Path) -> list[Path]:
         # Whatever the values are, each different one is checked once.
         names = {repr(name): name for name in places.values()}.values()
         shards = sorted(named_file(folder, name, index) for name in names)
-        missing = [path.name for path in shards if not path.is_file()]
-        if missing:
-            raise CheckpointError(
-                f"{folder}: {len(missing)} of {len(shards)} shards are missing: {missing[:3]}"
-            )
-        return shards
-    files = sorted(path for path in folder.glob("*.safetensors") if path.name != OLD_NAME)
-    if (folder / "model.safetensors") in files:
-        files = [path for path in files if not path.name.startswith(ORIGINAL_NAME)]
-    if not files:
+        files = tuple(path for path in shards if path.is_file())
+        missing = tuple(path.name for path in shards if not path.is_file())
+        return Shards(files, missing, places)
+    found = sorted(path for path in folder.glob("*.safetensors") if path.name != OLD_NAME)
+    if (folder / "model.safetensors") in found:
+        found = [path for path in found if not path.name.startswith(ORIGINAL_NAME)]
+    if not found:
         others = [p.name for p in folder.glob("*.bin")][:3]
         hint = f"; {others} are pickles, which are not read: convert them to safetensors" if others else ""
         raise CheckpointError(f"{folder} holds no *.safetensors file{hint}")
-    return files
+    return Shards(tuple(found))
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """Return the checkpoint's safetensors files.
+
+    Raises CheckpointError if any or all are missing, or if the index names files outside of the folder.
+    """
+    shards = find_shards(folder)
+    if shards.missing:
+        count = len(shards.files) + len(shards.missing)
+        raise CheckpointError(
+            f"{folder}: {len(shards.missing)} of {count} shards are missing: {list(shards.missing[:3])}"
+        )
+    return list(shards.files)
+
+
+def read_entries(path: Path) -> tuple[list[TensorEntry], int]:
+    """Return the entries of a safetensors file, by place, and the offset of its data in bytes.
+
+    Raises CheckpointError if it is not a safetensors file.
+    """
+    with path.open("rb") as file:
+        return read_header(file, path)
 
 
 def read_header(file: BinaryIO, path: Path) -> tuple[list[TensorEntry], int]:
@@ -101,13 +122,11 @@ def read_header(file: BinaryIO, path: Path) -> tuple[list[TensorEntry], int]:
     return sorted(entries, key=lambda e: e.start), begin
 
 
-def has_tensor(files: Iterable[Path], name: str) -> bool:
-    """Whether one of the files has a tensor of that canonical name."""
+def tensor_names(files: Iterable[Path]) -> Iterator[str]:
+    """Yield the name of every tensor, as the files have it."""
     for path in files:
-        with path.open("rb") as file:
-            if any(canonical(entry.name) == name for entry in read_header(file, path)[0]):
-                return True
-    return False
+        for entry in read_entries(path)[0]:
+            yield entry.name
 
 
 def _entry(name: str, item: dict[str, Any]) -> TensorEntry:
@@ -128,98 +147,93 @@ def load_weights(
 ) -> int:
     """Fill every target from the files, and return the number of bytes read.
 
+    All headers are read first, so that a checkpoint that does not fit is refused before its weights are read.
+
     targets: canonical name and storage of every tensor.
-    ignored: regular expressions of canonical names that are skipped.
+    ignored, renames, fused: see `targets.assign`.
     on_filled: called with each target's name when its tensor is loaded; it may use the storage for something
         else.
-    renames: regular expressions and replacements, see `names.canonical`.
-    fused: see `Targets`.
 
     Raises CheckpointError for a tensor that is missing, unknown or repeated, or has a wrong shape or is not a
     float.
     """
-    table = Targets(targets, fused)
-    unneeded = [re.compile(pattern) for pattern in (*ALWAYS_IGNORED, *ignored)]
-    rules = [(re.compile(pattern), replacement) for pattern, replacement in renames]
+    paths, storage = list(files), dict(targets)
+    headers = [read_entries(path) for path in paths]
+    named = [(str(path), entries) for path, (entries, _) in zip(paths, headers, strict=True)]
+    shapes = {name: tuple(tensor.shape) for name, tensor in storage.items()}
+    assignment = assign(named, shapes, ignored, renames, fused)
+    expect_complete(assignment)
+    missing = Counter(piece.target for fill in assignment.fills for piece in fill.pieces)
     total = 0
-    for path in files:
+    for number, fills in groupby(assignment.fills, key=lambda fill: fill.file):
+        path, begin = paths[number], headers[number][1]
         with path.open("rb") as file:
-            entries, begin = read_header(file, path)
-            for entry in entries:
-                name = canonical(entry.name, rules)
-                if table.is_loaded(name):
-                    raise CheckpointError(f"{path}: tensor {entry.name!r} is there a second time")
-                found = table.find(name)
-                if not found:
-                    if not any(pattern.search(name) for pattern in unneeded):
-                        raise CheckpointError(
-                            f"{path}: tensor {entry.name!r} is not part of this architecture"
-                        )
-                    continue
-                if name in fused:
-                    _fill_parts(found, fused[name], file, begin, entry, path)
-                else:
-                    _fill(found[0], file, begin, entry, path)
-                for filled in table.mark_filled(name):
-                    on_filled(filled)
-                total += entry.stop - entry.start
-    if table.missing:
-        raise CheckpointError(
-            f"{len(table.missing)} tensors are missing, among them {sorted(table.missing)[:4]}"
-        )
+            for fill in fills:
+                views = [piece.of(storage[piece.target]) for piece in fill.pieces]
+                _fill(views, fill, _Source(file, begin, path))
+                del views  # a target that is filled must be free to give its memory back
+                total += fill.entry.stop - fill.entry.start
+                for piece in fill.pieces:
+                    missing[piece.target] -= 1
+                    if not missing[piece.target]:
+                        del storage[piece.target]
+                        on_filled(piece.target)
     return total
 
 
-def _fill_parts(
-    targets: list[Tensor], fused: FusedTensor, file: BinaryIO, begin: int, entry: TensorEntry, path: Path
-) -> None:
-    """Read a tensor that holds the rows of several targets."""
-    whole = torch.empty((fused.rows, *targets[0].shape[1:]), dtype=DTYPES.get(entry.dtype), device="cpu")
-    _fill(whole, file, begin, entry, path)
-    for target, (_, rows) in zip(targets, fused.split(whole), strict=True):
-        target.copy_(rows)
+def expect_complete(assignment: Assignment) -> None:
+    """Raise CheckpointError for the first problem of an assignment."""
+    problem = next(iter(assignment.problems), None)
+    if problem is None:
+        return
+    if problem.kind != "missing":
+        raise CheckpointError(str(problem))
+    missing = assignment.missing
+    raise CheckpointError(f"{len(missing)} tensors are missing, among them {sorted(missing)[:4]}")
 
 
-def _fill(target: Tensor, file: BinaryIO, begin: int, entry: TensorEntry, path: Path) -> None:
-    dtype = DTYPES.get(entry.dtype)
-    if dtype is None:
-        raise CheckpointError(
-            f"{path}: {entry.name} has type {entry.dtype}; accepted: {', '.join(DTYPES)} "
-            "(quantized checkpoints are not)"
-        )
-    swapped = (*entry.shape[:-2], *entry.shape[:-3:-1])
-    if ".experts." in entry.name and target.shape == swapped != entry.shape:
-        # Qwen3-VL-MoE stores its experts as (experts, inputs, outputs), unless transformers has written them.
-        target = target.transpose(1, 2)
-    if target.numel() != _count(entry.shape) or (
-        tuple(target.shape) != entry.shape and len(target.shape) == len(entry.shape)
-    ):
-        raise CheckpointError(
-            f"{path}: {entry.name} has shape {list(entry.shape)}, the configuration says {list(target.shape)}"
-        )
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """An open weight file. begin: offset of its data in bytes."""
+
+    file: BinaryIO
+    begin: int
+    path: Path
+
+
+def _fill(views: list[Tensor], fill: Fill, source: _Source) -> None:
+    """Read one tensor of a file into the storage of its pieces."""
+    entry, fused = fill.entry, fill.fused
+    target = views[0]
+    if fused is not None:
+        target = torch.empty((fused.rows, *target.shape[1:]), dtype=DTYPES[entry.dtype], device="cpu")
+    _read(target.transpose(1, 2) if fill.transposed else target, entry, source)
+    if fused is not None:
+        for view, (_, rows) in zip(views, fused.split(target), strict=True):
+            view.copy_(rows)
+
+
+def _read(target: Tensor, entry: TensorEntry, source: _Source) -> None:
+    dtype = DTYPES[entry.dtype]
     direct = target.dtype is dtype and target.device.type == "cpu" and target.is_contiguous()
     buffer = target if direct else torch.empty(target.shape, dtype=dtype)
-    file.seek(begin + entry.start)
+    source.file.seek(source.begin + entry.start)
     view = memoryview(buffer.reshape(-1).view(torch.uint8).numpy().data)
-    if file.readinto(view) != entry.stop - entry.start:  # type: ignore[attr-defined]
-        raise CheckpointError(f"{path}: {entry.name} is truncated")
+    if len(view) != entry.stop - entry.start or source.file.readinto(view) != len(view):  # type: ignore[attr-defined]
+        raise CheckpointError(f"{source.path}: {entry.name} is truncated")
     if not direct:
         target.copy_(buffer)
 
 
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for side in shape:
-        count *= side
-    return count
-
-
 def checkpoint_dtype(files: Iterable[Path]) -> torch.dtype:
     """Return the float type that most of the checkpoint's bytes have; float32 if there is none."""
+    return common_dtype(entry for path in files for entry in read_entries(path)[0])
+
+
+def common_dtype(entries: Iterable[TensorEntry]) -> torch.dtype:
+    """Return the float type that most bytes of the tensors have; float32 if there is none."""
     sizes: dict[str, int] = {}
-    for path in files:
-        with path.open("rb") as file:
-            for entry in read_header(file, path)[0]:
-                sizes[entry.dtype] = sizes.get(entry.dtype, 0) + entry.stop - entry.start
-    common: Mapping[str, int] = {k: v for k, v in sizes.items() if k in DTYPES}
-    return DTYPES[max(common, key=lambda k: common[k])] if common else torch.float32
+    for entry in entries:
+        if entry.dtype in DTYPES:
+            sizes[entry.dtype] = sizes.get(entry.dtype, 0) + entry.stop - entry.start
+    return DTYPES[max(sizes, key=lambda kind: sizes[kind])] if sizes else torch.float32

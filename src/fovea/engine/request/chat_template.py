@@ -73,6 +73,11 @@ class ChatTemplate:
         self._image_text = image_text
         self._content_as_list = self._accepts_lists()
 
+    @property
+    def exists(self) -> bool:
+        """Whether there is a template at all."""
+        return self._source is not None
+
     def render(
         self,
         messages: Sequence[Message],

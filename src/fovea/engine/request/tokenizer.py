@@ -83,6 +83,11 @@ class ChatTokenizer:
         return len(self._tokenizer)
 
     @property
+    def has_template(self) -> bool:
+        """Whether there is a chat template. Without one, conversations are refused."""
+        return self._template.exists
+
+    @property
     def eos_ids(self) -> frozenset[int]:
         return self._eos_ids
 

@@ -9,7 +9,7 @@ import torch
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.config import Dense, Experts, FeedForward, Rotary
 
-STATIC_ROPE = ("default", "linear", "llama3", "yarn", "dynamic")
+STATIC_ROPE = ("default", "linear", "llama3", "yarn", "dynamic", "proportional")
 """Types of RoPE whose frequencies are the same for all lengths up to `max_position_embeddings`.
 
 "dynamic" is one of them: it changes its frequencies beyond that length only, which no context exceeds here.
@@ -41,17 +41,19 @@ def rotary(
     kind = parameters.get("rope_type", "default")
     if kind not in STATIC_ROPE:
         raise UnsupportedModel(f"RoPE of type {kind!r} is not supported; supported: {', '.join(STATIC_ROPE)}")
-    if kind in ("default", "dynamic"):
+    # The frequencies are computed here even if the model's tensors have no storage (`--check`).
+    with torch.device("cpu"):
+        if kind not in ("default", "dynamic"):
+            from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+            options = {} if layer_type is None else {"layer_type": layer_type}
+            inverse, scaling = ROPE_INIT_FUNCTIONS[kind](text, device="cpu", **options)
+            return Rotary(tuple(inverse.tolist()), float(scaling), axes)
         rotated = int(size * parameters.get("partial_rotary_factor", 1.0))
         inverse = 1.0 / (
             parameters["rope_theta"] ** (torch.arange(0, rotated, 2, dtype=torch.float) / rotated)
         )
         return Rotary(tuple(inverse.tolist()), 1.0, axes)
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    options = {} if layer_type is None else {"layer_type": layer_type}
-    inverse, scaling = ROPE_INIT_FUNCTIONS[kind](text, device="cpu", **options)
-    return Rotary(tuple(inverse.tolist()), float(scaling), axes)
 
 
 def feed_forward(text: Any, layer: int, *, bias: bool = False) -> FeedForward:

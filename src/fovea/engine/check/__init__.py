@@ -1,0 +1,8 @@
+"""Says whether a checkpoint would load, and what is missing, without reading its weights."""
+
+from __future__ import annotations
+
+from fovea.engine.check.checkpoint import check_checkpoint
+from fovea.engine.check.report import Finding, Report
+
+__all__ = ["Finding", "Report", "check_checkpoint"]
