@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from fovea.engine.layers.memory import DecoderMemory
 from fovea.engine.schedule.stats import scheduler_stats, waiting_ages
 from fovea.engine.step.stats import loop_stats
 
@@ -19,6 +20,8 @@ def engine_stats(parts: Assembly) -> dict[str, float]:
     """Return the current value of every metric of the engine."""
     preparer, regions, runner, grammars = parts.preparer, parts.regions, parts.runner, parts.intake.grammars
     pixels = preparer.pixel_pool.stats()
+    scheduler = scheduler_stats(parts.scheduler)
+    state = runner.memory.state_nbytes
     return parts.slower.stats() | {
         "region_cache_bytes": regions.bytes,
         "region_cache_capacity_bytes": regions.capacity,
@@ -26,9 +29,11 @@ def engine_stats(parts: Assembly) -> dict[str, float]:
         "region_cache_hits": regions.hits,
         "region_cache_misses": regions.misses,
         "region_cache_evictions": regions.evictions,
-        **scheduler_stats(parts.scheduler),
+        **scheduler,
         **waiting_ages(parts.scheduler, time.monotonic()),
-        "kv_block_bytes": runner.block_bytes,
+        **_block_bytes(runner.memory),
+        "state_checkpoint_bytes": scheduler.get("state_checkpoints", 0) * state,
+        "state_capacity_bytes": scheduler.get("state_slots_total", 0) * state,
         "pixel_bytes": pixels.claimed_bytes,
         "pixel_cache_bytes": pixels.bytes,
         "pixel_cache_capacity_bytes": preparer.pixel_pool.capacity,
@@ -44,3 +49,9 @@ def engine_stats(parts: Assembly) -> dict[str, float]:
         "grammar_misses": grammars.misses,
         **loop_stats(parts.loop),
     }
+
+
+def _block_bytes(memory: DecoderMemory) -> dict[str, float]:
+    """Bytes of one block of each pool. The first KV group has no window, a second one has."""
+    names = ("kv_block_bytes", "window_block_bytes")
+    return {name: kv[:, 0].nbytes for name, kv in zip(names, memory.kv, strict=False)}

@@ -23,6 +23,7 @@ class WindowBlocks:
 
     pool: the blocks.
     window: tokens that a token sees, itself included.
+    returned: blocks that sequences gave back because they lay behind the window.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, window: int, most_new: int) -> None:
@@ -30,6 +31,7 @@ class WindowBlocks:
         self.pool = pool
         self._size = block_size
         self.window = window
+        self.returned = 0
         self._most_new = most_new
 
     def first_visible(self, position: int) -> int:
@@ -110,6 +112,7 @@ class WindowBlocks:
                 break
             self.pool.release(seq.window_blocks[index])
             seq.window_blocks[index] = GONE
+            self.returned += 1
 
     def release(self, seq: Sequence) -> None:
         for block in reversed(seq.window_blocks):

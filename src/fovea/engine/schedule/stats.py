@@ -5,6 +5,7 @@ The simulated engine reports them, too.
 
 from __future__ import annotations
 
+from fovea.engine.kv.manager import KVManager
 from fovea.engine.schedule.scheduler import Scheduler
 
 
@@ -25,6 +26,8 @@ def scheduler_stats(scheduler: Scheduler) -> dict[str, float]:
         "kv_blocks_used_visual": pool.used_visual,
         "kv_blocks_cached_visual": pool.cached_visual,
         "kv_evictions": pool.evictions,
+        **_window_stats(scheduler.kv),
+        **_state_stats(scheduler.kv),
         "kv_host_blocks_total": host.size,
         "kv_host_blocks": len(host),
         "kv_host_loads": host.loads,
@@ -40,6 +43,32 @@ def scheduler_stats(scheduler: Scheduler) -> dict[str, float]:
         "embed_cache_evictions": embeddings.evictions,
         "embed_cache_expired": embeddings.expirations,
         "preemptions": scheduler.preemptions,
+    }
+
+
+def _window_stats(kv: KVManager) -> dict[str, float]:
+    """The figures of layers with a sliding window; empty if the model has no such layers."""
+    if kv.window is None:
+        return {}
+    pool = kv.window.pool
+    return {
+        "window_blocks_total": pool.size,
+        "window_blocks_used": pool.used,
+        "window_blocks_idle": pool.idle,
+        "window_blocks_returned": kv.window.returned,
+    }
+
+
+def _state_stats(kv: KVManager) -> dict[str, float]:
+    """The figures of layers with a state; empty if the model has no such layers."""
+    if kv.states is None:
+        return {}
+    slots = kv.states.slots
+    return {
+        "state_slots_total": slots.size,
+        "state_slots_used": slots.used,
+        "state_checkpoints": slots.checkpoints,
+        "state_evictions": slots.evictions,
     }
 
 

@@ -65,7 +65,7 @@ def stages(stats: Mapping[str, float]) -> dict[str, dict[str, float]]:
     def figures(prefix: str, *names: str) -> dict[str, float]:
         return {name: stats[f"{prefix}_{name}"] for name in names if f"{prefix}_{name}" in stats}
 
-    block = stats.get("kv_block_bytes", 0)
+    block, window = stats.get("kv_block_bytes", 0), stats.get("window_block_bytes", 0)
     caches = {
         "fetched": figures("fetch_cache", *USUAL, "expired", "revalidations"),
         "decoded": figures("decoded_cache", *USUAL, "expired"),
@@ -84,6 +84,21 @@ def stages(stats: Mapping[str, float]) -> dict[str, dict[str, float]]:
             "query_tokens": stats.get("prefix_query_tokens", 0),
             "evictions": stats.get("kv_evictions", 0),
         },
+        "kv_windows": {
+            "bytes": (stats["window_blocks_used"] + stats["window_blocks_idle"]) * window,
+            "capacity_bytes": stats["window_blocks_total"] * window,
+            "held_bytes": stats["window_blocks_used"] * window,
+        }
+        if window
+        else {},
+        "states": {
+            "bytes": stats["state_checkpoint_bytes"],
+            "capacity_bytes": stats["state_capacity_bytes"],
+            "entries": stats["state_checkpoints"],
+            "evictions": stats["state_evictions"],
+        }
+        if stats.get("state_capacity_bytes")
+        else {},
         "kv_host": {
             "bytes": stats.get("kv_host_blocks", 0) * block,
             "capacity_bytes": stats.get("kv_host_blocks_total", 0) * block,
