@@ -22,10 +22,12 @@ from fovea.core.image import Image, PixelBudget
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.config import Experts
 from fovea.engine.layers.experts import ExpertsBlock
-from fovea.engine.load import load_model
+from fovea.engine.load import build_model, load_model
+from fovea.engine.models.targets import assign
 from fovea.engine.vision.processor.base import VisualPlan
 from fovea.engine.vision.sam import relative_table
 from fovea.kernels.native.build import library
+from tests.support import published
 from tests.support.checkpoints import write
 from tests.support.engines import SETTINGS, ask, picture, shared_model
 
@@ -146,6 +148,40 @@ def test_both_sets_of_names_load_to_the_same_model(folder: Path, reference: Any,
     assert first.keys() == second.keys()
     for name, tensor in first.items():
         assert torch.equal(tensor, second[name]), name
+
+
+def test_the_published_decoder_and_sam_encoder_have_their_places() -> None:
+    """No list of DeepSeek-OCR 2's own tensors was found. DeepSeek-OCR has the same decoder and SAM encoder.
+
+    Its second encoder is CLIP's, and its last convolution and the projector have other widths.
+    """
+    known = published.facts("deepseek-ai__DeepSeek-OCR")["config"]
+    names = (
+        "hidden_size", "intermediate_size", "max_position_embeddings", "moe_intermediate_size", "n_group",
+        "n_routed_experts", "n_shared_experts", "num_attention_heads", "num_experts_per_tok",
+        "num_hidden_layers", "num_key_value_heads", "topk_group", "topk_method", "vocab_size",
+    )  # fmt: skip
+    text = {name: known["language_config"][name] for name in names}
+    text["mlp_layer_types"] = ["dense"] + ["sparse"] * 11
+    encoder = {
+        "hidden_size": 896, "num_hidden_layers": 1, "num_attention_heads": 14, "num_key_value_heads": 2,
+    }  # fmt: skip
+    config = hf.DeepseekOcr2Config(vision_config={"encoder_config": encoder}, text_config=text)
+    model = build_model(Path("published"), config, torch.device("meta"), torch.bfloat16)
+    entries = [
+        entry
+        for entry in published.entries("deepseek-ai__DeepSeek-OCR")
+        if not entry.name.startswith(("model.vision_model.", "model.image_newline"))
+    ]
+    targets = {name: tuple(tensor.shape) for name, tensor in model.checkpoint_targets()}
+    found = assign([("model.safetensors", entries)], targets, model.ignored, model.renames)
+    problems = {problem.name for problem in found.problems if problem.kind != "missing"}
+    assert problems == {"model.sam_model.net_3.weight", "model.projector.layers.weight"}
+    missing = [problem.name for problem in found.problems if problem.kind == "missing"]
+    own = ("vision.vision_encoder.", "vision.query_", "vision.sam_encoder.proj.conv2.", "projector.weight")
+    assert missing
+    assert all(name.startswith(own) for name in missing)
+    assert len(found.fills) + len(problems) == len(entries) > 2000
 
 
 @pytest.mark.parametrize(("shared", "scaling"), [(2, 1.5), (1, 16.0)])
