@@ -131,8 +131,6 @@ def gemma4_tower(vision: Any) -> Gemma4VisionConfig:
             f"{size}, and hidden_size {vision.hidden_size}; accepted: as many heads of keys and values, "
             "which divide hidden_size"
         )
-    if vision.attention_bias:
-        raise UnsupportedModel("attention_bias of the vision tower is true; accepted: false")
     return Gemma4VisionConfig(
         depth=vision.num_hidden_layers,
         hidden=vision.hidden_size,

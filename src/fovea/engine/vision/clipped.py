@@ -15,12 +15,16 @@ class ClippedLinear(nn.Module):
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
         self.linear = Linear(in_features, out_features, bias=False)
-        for name in ("input_min", "input_max", "output_min", "output_max"):
-            self.register_parameter(name, nn.Parameter(torch.empty(()), requires_grad=False))
+        self.input_min, self.input_max = _number(), _number()
+        self.output_min, self.output_max = _number(), _number()
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.linear(x.clamp(self.input_min, self.input_max))
         return y.clamp(self.output_min, self.output_max)
+
+
+def _number() -> nn.Parameter:
+    return nn.Parameter(torch.empty(()), requires_grad=False)
 
 
 class ClippedGatedMLP(nn.Module):

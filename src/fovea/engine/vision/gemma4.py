@@ -79,8 +79,8 @@ class _PatchEmbedder(nn.Module):
 
     def positions(self, grid: tuple[int, int]) -> Tensor:
         """Learned positions of the patches of a grid (rows, columns), (rows * columns, hidden)."""
-        across, down = self.position_embedding_table
-        return (across[None, : grid[1]] + down[: grid[0], None]).flatten(0, 1)
+        table = self.position_embedding_table
+        return (table[0, None, : grid[1]] + table[1, : grid[0], None]).flatten(0, 1)
 
 
 class _Attention(nn.Module):
@@ -123,7 +123,8 @@ class _Attention(nn.Module):
         assert self.k_norm.weight is not None
         normed[:, 0] *= self.q_norm.weight.float() * size**0.5
         normed[:, 1] *= self.k_norm.weight.float()
-        quarters = normed[:, :2].unflatten(-1, (2, 2, size // 4)).transpose(-3, -2).flatten(-3)
+        quarters = normed[:, :2].reshape(*normed[:, :2].shape[:-1], 2, 2, size // 4)
+        quarters = quarters.transpose(-3, -2).flatten(-3)
         return torch.cat((quarters, normed[:, 2:]), dim=1).to(x.dtype).flatten(1, 2)
 
 
