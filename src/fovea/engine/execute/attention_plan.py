@@ -41,7 +41,9 @@ class DecoderPlanner:
         self._device = device
         self._stateful = config.stateful
         self._groups = [
-            GroupPlanner(kernels, group, config.whole_images > 0, block_size, device, dtype)
+            GroupPlanner(
+                kernels, group, config.whole_images > 0 and not group.causal, block_size, device, dtype
+            )
             for group in config.kv_groups
         ]
 

@@ -247,7 +247,8 @@ class Runner:
         positions = np.concatenate([self._prompts[item.seq.id].positions_of(item) for item in work], axis=-1)
         if self._padded is not None and (size := self._padded.padding.size(work)):
             return self._padded.run(size, work, ids, positions)
-        x = self.model.decoder.embed(torch.from_numpy(ids).to(device))
+        tokens = torch.from_numpy(ids).to(device)
+        x = self.model.decoder.embed(tokens)
         if visual_rows is not None and embeds is not None:
             x = x.index_copy(0, visual_rows, embeds.to(x.dtype))
         hidden: Tensor = self.model.decoder(
@@ -258,12 +259,15 @@ class Runner:
             visual_rows,
             deepstack,
             None if rows == list(range(len(ids))) else row_index(rows, device),
+            self.model.decoder.layer_embeddings(tokens, x, visual_rows),
         )
         return hidden
 
     def _decode(self, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
         decoder = self.model.decoder
-        hidden: Tensor = decoder(decoder.embed(ids), positions, self.memory, DecoderPlan((plan,)))
+        x, plans = decoder.embed(ids), DecoderPlan((plan,))
+        own = decoder.layer_embeddings(ids, x, None)
+        hidden: Tensor = decoder(x, positions, self.memory, plans, per_layer=own)
         return hidden
 
     def _visual(self, work: list[Work]) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:

@@ -41,6 +41,10 @@ class Attention:
     gated: the output is multiplied by the sigmoid of a gate, which the input projection computes, too.
     rotary: number of its rotary positions in `DecoderConfig.rotaries`.
     window: a token sees this many tokens, itself included; None: all tokens before it.
+    causal: the tokens of an image do not see each other, even in a decoder of `whole_images`.
+    value_norm: values are normalised, without a weight.
+    shared_values: values are the keys before their norm and rotation; there is no projection of values.
+    source: number of an earlier layer whose keys and values this layer reads; None: it has its own.
     """
 
     heads: int
@@ -53,6 +57,10 @@ class Attention:
     gated: bool = False
     rotary: int = 0
     window: int | None = None
+    causal: bool = False
+    value_norm: bool = False
+    shared_values: bool = False
+    source: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,8 @@ class Experts:
     intermediate: width of an expert.
     activation: applied to the gate.
     shared: width of an expert that every token uses, scaled by a gate of its own; 0: there is none.
+    dense: width of a dense block beside the experts. Then both have norms of their own, and the router reads
+        the rows before all norms (Gemma 4). 0: there is none.
     """
 
     count: int
@@ -115,6 +125,7 @@ class Experts:
     intermediate: int
     activation: str
     shared: int = 0
+    dense: int = 0
 
 
 Mixer = Attention | GatedDelta | ShortConv
@@ -126,11 +137,30 @@ class LayerConfig:
     """The parts of one layer.
 
     sandwich: the outputs of mixer and feed-forward block are normalised before they are added (Gemma).
+    scaled: the layer's output is multiplied by a number from the checkpoint. Only layers with `sandwich`
+        can have this, and per-layer embeddings.
     """
 
     mixer: Mixer
     feed_forward: FeedForward
     sandwich: bool = False
+    scaled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayer:
+    """Per-layer embeddings (Gemma 4): each layer adds a small embedding of its own for each token.
+
+    width: numbers of an embedding.
+    vocab_size: rows of the table.
+    padding: token id whose row the tokens of images get.
+    activation: applied to the gate.
+    """
+
+    width: int
+    vocab_size: int
+    padding: int
+    activation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +170,13 @@ class KVGroup:
     layers: numbers of these layers in the decoder, ascending.
     window: tokens that a token sees; None: all.
     heads: their heads.
+    causal: see `Attention`.
     """
 
     layers: tuple[int, ...]
     window: int | None
     heads: Heads
+    causal: bool = False
 
     def bytes_per_token(self, itemsize: int) -> int:
         return 2 * len(self.layers) * self.heads.kv * self.heads.dim * itemsize
@@ -167,6 +199,7 @@ class DecoderConfig:
     whole_images: most tokens of an image whose tokens all see each other (Gemma); 0: every token sees only
         those before it.
     logit_cap: logits x become cap * tanh(x / cap); 0: they stay.
+    per_layer: the per-layer embeddings; None: there are none.
     """
 
     vocab_size: int
@@ -181,6 +214,7 @@ class DecoderConfig:
     query_scaling: tuple[float, int] | None = None
     whole_images: int = 0
     logit_cap: float = 0.0
+    per_layer: PerLayer | None = None
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
@@ -188,12 +222,12 @@ class DecoderConfig:
 
         Raises UnsupportedModel if the layers need other groups.
         """
-        found: dict[tuple[int | None, Heads], list[int]] = {}
+        found: dict[tuple[int | None, Heads, bool], list[int]] = {}
         for number, layer in enumerate(self.layers):
-            if isinstance(mixer := layer.mixer, Attention):
+            if isinstance(mixer := layer.mixer, Attention) and mixer.source is None:
                 heads = Heads(mixer.heads, mixer.kv_heads, mixer.head_dim)
-                found.setdefault((mixer.window, heads), []).append(number)
-        groups = [KVGroup(tuple(layers), window, heads) for (window, heads), layers in found.items()]
+                found.setdefault((mixer.window, heads, mixer.causal), []).append(number)
+        groups = [KVGroup(tuple(layers), *kind) for kind, layers in found.items()]
         groups.sort(key=lambda group: group.window is not None)
         if groups[0].window is not None:
             groups.insert(0, KVGroup((), None, groups[0].heads))
@@ -209,13 +243,17 @@ class DecoderConfig:
         """The place of each layer's memory.
 
         It is (number of the KV group, number in the group) for attention, and for other mixers their number
-        among the layers with a state.
+        among the layers with a state. A layer that reads keys and values of another has the other's place.
         """
         places: dict[int, tuple[int, int] | int] = {}
         for group_number, group in enumerate(self.kv_groups):
             places |= {layer: (group_number, number) for number, layer in enumerate(group.layers)}
         states = count()
-        return tuple(places[n] if n in places else next(states) for n in range(len(self.layers)))
+        for number, layer in enumerate(self.layers):
+            if number not in places:
+                source = layer.mixer.source if isinstance(layer.mixer, Attention) else None
+                places[number] = next(states) if source is None else places[source]
+        return tuple(places[number] for number in range(len(self.layers)))
 
     @property
     def window(self) -> KVGroup | None:

@@ -17,6 +17,7 @@ from fovea.engine.layers.layer import Layer
 from fovea.engine.layers.linear import Embedding, Linear
 from fovea.engine.layers.memory import DecoderMemory
 from fovea.engine.layers.norm import RMSNorm
+from fovea.engine.layers.per_layer import PerLayerEmbeddings
 from fovea.engine.layers.rope import RotaryAngles
 from fovea.engine.layers.step import DecoderPlan, Step
 from fovea.kernels.base import Kernels, Stack, StackShape
@@ -33,6 +34,11 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config, shape, n) for n, shape in enumerate(config.layers))
         self.norm = RMSNorm(config.hidden, config.eps, centered=config.centered_norms)
         self.rotary = nn.ModuleList(RotaryAngles(rotary) for rotary in config.rotaries)
+        self.per_layer = (
+            None
+            if config.per_layer is None
+            else PerLayerEmbeddings(config.hidden, len(config.layers), config.per_layer, config.eps)
+        )
         self._stack: Stack | None = None
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -41,6 +47,10 @@ class Decoder(nn.Module):
         scale = self.config.embedding_scale
         # The factor is rounded to the model's type, as it was in training.
         return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype, device=x.device)
+
+    def layer_embeddings(self, ids: Tensor, x: Tensor, visual_rows: Tensor | None) -> Tensor | None:
+        """Per-layer embeddings of rows, see `PerLayerEmbeddings`; None: the decoder has none."""
+        return None if self.per_layer is None else self.per_layer(ids, x, visual_rows)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], ...]:
         """Cosines and sines for each of the rotary positions. positions: (T,) or (3, T)."""
@@ -55,6 +65,7 @@ class Decoder(nn.Module):
         visual_rows: Tensor | None = None,
         deepstack: Sequence[Tensor] = (),
         read: Tensor | None = None,
+        per_layer: Tensor | None = None,
     ) -> Tensor:
         """Run all layers. Returns hidden states (rows, hidden) before the final norm.
 
@@ -67,8 +78,10 @@ class Decoder(nn.Module):
             arXiv 2406.04334).
         read: numbers of the rows that are returned; None: all T. The last layer computes little more than
             these: of a prompt only the last row is read.
+        per_layer: (T, layers, width), what `layer_embeddings` returns.
         """
-        step = Step(self.angles(positions, x.dtype), plan, memory, self._query_scale(positions, x.dtype))
+        scale = self._query_scale(positions, x.dtype)
+        step = Step(self.angles(positions, x.dtype), plan, memory, scale, per_layer)
         first = 0
         if visual_rows is not None:
             for index, features in enumerate(deepstack):

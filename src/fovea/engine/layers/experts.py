@@ -11,6 +11,7 @@ from torch.nn import functional
 from fovea.engine.layers.config import Experts
 from fovea.engine.layers.linear import Linear
 from fovea.engine.layers.mlp import GatedMLP
+from fovea.engine.layers.norm import RMSNorm, UnitNorm
 from fovea.kernels.activation import finish
 from fovea.kernels.base import Kernels, Product
 from fovea.kernels.quantize import Format
@@ -102,6 +103,20 @@ class ExpertBank(nn.Module):
         """Apply its expert to each row of x (T, hidden), sorted by expert. counts: rows of each expert."""
         return self.down(self.gate_up(x, counts), counts)  # type: ignore[no-any-return]
 
+    def mix(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Sum the results of each row's experts. Rows with the same expert are computed together.
+
+        x: (T, hidden). weights, chosen: (T, active), weights and numbers of experts.
+        """
+        (rows, width), active = x.shape, chosen.shape[1]
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.zeros(self.gate_up.count, dtype=torch.int32, device=x.device)
+        counts.scatter_add_(0, chosen.flatten(), torch.ones_like(order, dtype=torch.int32))
+        outputs = x.new_empty((rows * active, width))
+        outputs[order] = self(x[order // active], counts)
+        # Summed in the order of the router's choice, so that a row's result depends on that row alone.
+        return (outputs.view(rows, active, width) * weights[..., None]).sum(1)
+
 
 class ExpertsBlock(nn.Module):
     """A feed-forward block of experts: residual + sum of weight * expert(x) over the chosen experts."""
@@ -118,25 +133,61 @@ class ExpertsBlock(nn.Module):
             self.shared_expert_gate = Linear(hidden, 1, bias=False)
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        out = self._routed(x)
+        out = self.experts.mix(x, *self.route(x))
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x, None)
         return out if residual is None else residual + out
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Choose experts for rows x (T, hidden). Returns weights and numbers of experts, (T, active)."""
-        chances = self.gate(x).softmax(dim=-1, dtype=torch.float32)
-        weights, chosen = chances.topk(self.active, dim=-1)
-        return (weights / weights.sum(dim=-1, keepdim=True)).to(x.dtype), chosen
+        weights, chosen = most_probable(self.gate(x), self.active)
+        return weights.to(x.dtype), chosen
 
-    def _routed(self, x: Tensor) -> Tensor:
-        """Sum over the chosen experts. Rows with the same expert are computed together."""
-        weights, chosen = self.route(x)
-        rows, width = x.shape
-        order = chosen.flatten().argsort(stable=True)
-        counts = torch.zeros(self.experts.gate_up.count, dtype=torch.int32, device=x.device)
-        counts.scatter_add_(0, chosen.flatten(), torch.ones_like(order, dtype=torch.int32))
-        outputs = x.new_empty((rows * self.active, width))
-        outputs[order] = self.experts(x[order // self.active], counts)
-        # Summed in the order of the router's choice, so that a row's result depends on that row alone.
-        return (outputs.view(rows, self.active, width) * weights[..., None]).sum(1)
+
+class ScaledRouter(nn.Module):
+    """The router of Gemma 4: it normalises its rows itself, and each expert has a factor of its own."""
+
+    def __init__(self, hidden: int, config: Experts, eps: float) -> None:
+        super().__init__()
+        self.active = config.active
+        self.norm = UnitNorm(hidden, eps)
+        self.scale = nn.Parameter(torch.empty(hidden), requires_grad=False)
+        self.proj = Linear(hidden, config.count, bias=False)
+        self.per_expert_scale = nn.Parameter(torch.empty(config.count), requires_grad=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose experts for rows x (T, hidden). Returns weights and numbers of experts, (T, active)."""
+        weights, chosen = most_probable(
+            self.proj(self.norm(x) * self.scale * x.shape[1] ** -0.5), self.active
+        )
+        return (weights * self.per_expert_scale[chosen]).to(x.dtype), chosen
+
+
+class DenseBesideExperts(nn.Module):
+    """A dense block and experts of the same rows, each between norms of its own (Gemma 4)."""
+
+    def __init__(self, hidden: int, config: Experts, eps: float) -> None:
+        super().__init__()
+        self.dense_norm, self.dense_output_norm = RMSNorm(hidden, eps), RMSNorm(hidden, eps)
+        self.dense = GatedMLP(hidden, config.dense, config.activation, bias=False)
+        self.experts_norm, self.experts_output_norm = RMSNorm(hidden, eps), RMSNorm(hidden, eps)
+        self.router = ScaledRouter(hidden, config, eps)
+        self.experts = ExpertBank(hidden, config)
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """x: (T, hidden), rows before all norms."""
+        out: Tensor = self.dense_output_norm(self.dense(self.dense_norm(x), None))
+        mixed = self.experts.mix(self.experts_norm(x), *self.router(x))
+        out += self.experts_output_norm(mixed)
+        return out if residual is None else residual + out
+
+
+def most_probable(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Choose the most probable experts of each row.
+
+    scores: (T, experts), before the softmax.
+    Returns probabilities scaled to a sum of 1, float32, and numbers of experts: (T, count) each.
+    """
+    chances = scores.softmax(dim=-1, dtype=torch.float32)
+    weights, chosen = chances.topk(count, dim=-1)
+    return weights / weights.sum(dim=-1, keepdim=True), chosen

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
-from fovea.engine.layers.config import Attention, DecoderConfig, Dense, GatedDelta, LayerConfig
-from fovea.engine.layers.experts import ExpertsBlock
+from fovea.engine.layers.config import (
+    Attention,
+    DecoderConfig,
+    Dense,
+    Experts,
+    FeedForward,
+    GatedDelta,
+    LayerConfig,
+)
+from fovea.engine.layers.experts import DenseBesideExperts, ExpertsBlock
 from fovea.engine.layers.mixers import AttentionMixer, ConvMixer, DeltaMixer, Mixer
 from fovea.engine.layers.mlp import GatedMLP
 from fovea.engine.layers.norm import RMSNorm
+from fovea.engine.layers.per_layer import PerLayerInput
 from fovea.engine.layers.step import Step
 from fovea.kernels.base import StackLayer
 
@@ -20,6 +30,7 @@ class Layer(nn.Module):
 
     def __init__(self, config: DecoderConfig, shape: LayerConfig, number: int) -> None:
         super().__init__()
+        self.number = number
         self.input_layernorm = _norm(config)
         mixer = shape.mixer
         if isinstance(mixer, Attention):
@@ -32,13 +43,13 @@ class Layer(nn.Module):
             self.conv = ConvMixer(config, mixer, number)
         self.post_attention_layernorm = _norm(config)
         block = shape.feed_forward
-        self.mlp = (
-            GatedMLP(config.hidden, block.intermediate, block.activation, bias=block.bias)
-            if isinstance(block, Dense)
-            else ExpertsBlock(config.hidden, block)
-        )
-        self.pre_feedforward_layernorm = _norm(config) if shape.sandwich else None
+        self.mlp = _feed_forward(config, block)
+        beside = isinstance(block, Experts) and block.dense > 0
+        self.pre_feedforward_layernorm = _norm(config) if shape.sandwich and not beside else None
         self.post_feedforward_layernorm = _norm(config) if shape.sandwich else None
+        per_layer = config.per_layer
+        self.per_layer = None if per_layer is None else PerLayerInput(config.hidden, per_layer, config.eps)
+        self.layer_scalar = nn.Parameter(torch.empty(1), requires_grad=False) if shape.scaled else None
 
     @property
     def mixer(self) -> Mixer:
@@ -55,22 +66,31 @@ class Layer(nn.Module):
         read: numbers of the rows whose results are returned; None: all. All rows are written to memory.
         """
         mixed = self.mixer.mix(self.before(x), step)
+        own = None if step.per_layer is None else step.per_layer[:, self.number]
         if read is None:
-            return self.after(mixed, x)
-        return self.after(mixed[read], x[read]) if len(read) else x[:0]
+            return self.after(mixed, x, own)
+        if not len(read):
+            return x[:0]
+        return self.after(mixed[read], x[read], None if own is None else own[read])
 
     def before(self, x: Tensor) -> Tensor:
         """Project rows x (T, hidden) for the mixer, for example to queries, keys and values."""
         return self.mixer.project(self.input_layernorm(x))
 
-    def after(self, mixed: Tensor, x: Tensor) -> Tensor:
-        """Apply output projection, norms and feed-forward block to `mixed`, the mixer's output for rows x."""
-        if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
+    def after(self, mixed: Tensor, x: Tensor, own: Tensor | None = None) -> Tensor:
+        """Apply everything after the mixer to `mixed`, the mixer's output for rows x.
+
+        own: (T, width), the layer's own embeddings of the rows; None: there are none.
+        """
+        if self.post_feedforward_layernorm is None:
             x = self.mixer.output(mixed, x)
             return self.mlp(self.post_attention_layernorm(x), x)  # type: ignore[no-any-return]
         x = x + self.post_attention_layernorm(self.mixer.output(mixed, None))
-        inner = self.mlp(self.pre_feedforward_layernorm(x), None)
-        return x + self.post_feedforward_layernorm(inner)  # type: ignore[no-any-return]
+        inner = x if self.pre_feedforward_layernorm is None else self.pre_feedforward_layernorm(x)
+        x = x + self.post_feedforward_layernorm(self.mlp(inner, None))
+        if self.per_layer is not None:
+            x = self.per_layer(x, own)
+        return x if self.layer_scalar is None else x * self.layer_scalar
 
     def stack_layer(self) -> StackLayer:
         """Return the layer's weights and products, from which kernels run a stack of layers as one call."""
@@ -86,6 +106,14 @@ class Layer(nn.Module):
             mlp.gate_up.product,
             mlp.down_proj.product,
         )
+
+
+def _feed_forward(config: DecoderConfig, block: FeedForward) -> nn.Module:
+    if isinstance(block, Dense):
+        return GatedMLP(config.hidden, block.intermediate, block.activation, bias=block.bias)
+    if block.dense:
+        return DenseBesideExperts(config.hidden, block, config.eps)
+    return ExpertsBlock(config.hidden, block)
 
 
 def _norm(config: DecoderConfig) -> RMSNorm:

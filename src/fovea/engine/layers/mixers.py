@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fovea.engine.layers.config import Attention, DecoderConfig, GatedDelta, ShortConv
 from fovea.engine.layers.linear import FusedLinear, Linear
-from fovea.engine.layers.norm import RMSNorm
+from fovea.engine.layers.norm import RMSNorm, UnitNorm
 from fovea.engine.layers.step import Step
 from fovea.kernels.base import Kernels
 from fovea.kernels.torch.kernels import PLAIN
@@ -38,14 +38,16 @@ class Mixer(Protocol):
 
 
 class QueryKeyValue(FusedLinear):
-    """The input projection of attention: queries, keys and values, and then gates if there are any.
+    """The input projection of attention: queries, keys and values, as far as there are any, and then gates.
 
     With gates, a checkpoint's q_proj holds the queries and the gates of each head next to each other.
     """
 
     def __init__(self, hidden: int, config: Attention) -> None:
         self.query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        outputs = {"q_proj": self.query, "k_proj": key, "v_proj": key}
+        outputs = {"q_proj": self.query}
+        if config.source is None:
+            outputs |= {"k_proj": key} if config.shared_values else {"k_proj": key, "v_proj": key}
         self.heads = config.heads
         self.has_gates = config.gated
         super().__init__(
@@ -91,7 +93,8 @@ class AttentionMixer(nn.Module):
         self.qkv = QueryKeyValue(config.hidden, shape)
         self.o_proj = Linear(query, config.hidden, bias=shape.out_bias)
         self.q_norm = self._norm() if shape.qk_norm else None
-        self.k_norm = self._norm() if shape.qk_norm else None
+        self.k_norm = self._norm() if shape.qk_norm and shape.source is None else None
+        self.v_norm = UnitNorm(self.dim, self.eps) if shape.value_norm and shape.source is None else None
 
     def _norm(self) -> RMSNorm:
         return RMSNorm(self.dim, self.eps, centered=self.centered)
@@ -105,7 +108,11 @@ class AttentionMixer(nn.Module):
             width = self.heads * self.dim
             projected, gate = projected[:, :-width].contiguous(), projected[:, -width:]
         kv, plan = step.memory.layer_kv(self.number), step.plan.attention[self.group]
-        query = self.store(projected, kv, *step.angles[self.shape.rotary], plan.slots)
+        angles = step.angles[self.shape.rotary]
+        if self.shape.source is None:
+            query = self.store(projected, kv, *angles, plan.slots)
+        else:
+            query = self._query(projected, *angles)
         if step.query_scale is not None:
             query = query * step.query_scale
         mixed = self.kernels.attend(query, kv, plan, self.scale).reshape(len(projected), -1)
@@ -121,7 +128,7 @@ class AttentionMixer(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             norms = self.q_norm.weight, self.k_norm.weight
         return self.kernels.rotate_store(
-            qkv.view(len(qkv), self.heads + 2 * self.kv_heads, self.dim),
+            self._complete(qkv.view(len(qkv), -1, self.dim)),
             self.heads,
             cos,
             sin,
@@ -131,6 +138,21 @@ class AttentionMixer(nn.Module):
             slots,
             centered=self.centered,
         )
+
+    def _query(self, projected: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Normalise and rotate queries, in a layer without keys and values of its own: (T, heads, d)."""
+        query = projected.view(len(projected), self.heads, self.dim)
+        query = query if self.q_norm is None else self.q_norm(query)
+        return self.kernels.rotate(query, self.heads, cos, sin)
+
+    def _complete(self, rows: Tensor) -> Tensor:
+        """Add the values to rows of queries and keys, or normalise the values that are there."""
+        if not self.shape.shared_values and self.v_norm is None:
+            return rows
+        values = rows[:, -self.kv_heads :]
+        if self.v_norm is not None:
+            values = self.v_norm(values)
+        return torch.cat((rows[:, : self.heads + self.kv_heads], values), dim=1)
 
     def output(self, mixed: Tensor, residual: Tensor | None) -> Tensor:
         return self.o_proj(mixed, residual)  # type: ignore[no-any-return]

@@ -28,6 +28,21 @@ class RMSNorm(nn.Module):
         return self.kernels.rms_norm(x, self.weight, self.eps, centered=self.centered)
 
 
+class UnitNorm(nn.Module):
+    """RMSNorm without a weight."""
+
+    kernels: Kernels = PLAIN
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.ones: Tensor
+        self.register_buffer("ones", torch.ones(width), persistent=False)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.kernels.rms_norm(x, self.ones, self.eps)
+
+
 class LayerNorm(nn.Module):
     """LayerNorm (arXiv 1607.06450): torch's `layer_norm` with weight and bias."""
 

@@ -31,9 +31,11 @@ class Step:
     plan: the work of the step.
     memory: keys, values and states.
     query_scale: (T, 1, 1), scale of each row's queries; None: 1 for all rows.
+    per_layer: (T, layers, width), per-layer embeddings of each row; None: the decoder has none.
     """
 
     angles: tuple[tuple[Tensor, Tensor], ...]
     plan: DecoderPlan
     memory: DecoderMemory
     query_scale: Tensor | None = None
+    per_layer: Tensor | None = None

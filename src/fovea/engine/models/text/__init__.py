@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fovea.engine.models.text.registry import Renames, decoder_config, text_renames
+from fovea.engine.models.text.registry import Renames, decoder_config, text_renames, unused_tensors
 
-__all__ = ["Renames", "decoder_config", "text_renames"]
+__all__ = ["Renames", "decoder_config", "text_renames", "unused_tensors"]

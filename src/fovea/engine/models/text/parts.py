@@ -9,7 +9,7 @@ import torch
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.config import Dense, Experts, FeedForward, Rotary
 
-STATIC_ROPE = ("default", "linear", "llama3", "yarn", "dynamic")
+STATIC_ROPE = ("default", "linear", "llama3", "yarn", "dynamic", "proportional")
 """Types of RoPE whose frequencies are the same for all lengths up to `max_position_embeddings`.
 
 "dynamic" is one of them: it changes its frequencies beyond that length only, which no context exceeds here.

@@ -24,6 +24,7 @@ FAMILIES = {
     "qwen3_vl_moe_text": "dense",
     "lfm2": "lfm2",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "qwen3_5_text": "qwen3_5",
     "qwen3_5_moe_text": "qwen3_5",
 }
@@ -44,7 +45,15 @@ def decoder_config(text: Any, *, tied: bool) -> DecoderConfig:
 def text_renames(text: Any) -> Renames:
     """Return how the tensor names of a text model become those of Fovea's layers."""
     renames: Renames = getattr(_family(text), "RENAMES", ())
+    if getattr(text, "enable_moe_block", False):
+        renames += getattr(_family(text), "EXPERT_RENAMES", ())
     return renames
+
+
+def unused_tensors(text: Any) -> tuple[str, ...]:
+    """Return regular expressions of canonical names of a text model's tensors that no layer reads."""
+    unused = getattr(_family(text), "unused", None)
+    return () if unused is None else unused(text)
 
 
 def _family(text: Any) -> Any:
