@@ -30,6 +30,7 @@ MORE_SPECIALS = {
         ("pixtral", "mistral3"), ["[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
     ),
     "gemma3": ["<start_of_image>", "<end_of_image>", "<image_soft_token>"],
+    "gemma4": ["<|turn>", "<turn|>", "<|image>", "<image|>", "<|image|>", "<|video|>", "<|audio|>"],
     "minicpmv4_6": ["</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"],
     "paddleocr_vl": ["<|begin_of_sentence|>", "<|IMAGE_START|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_END|>"],
 }  # fmt: skip
@@ -82,6 +83,12 @@ GEMMA_TEMPLATE = (
     "{% if c['type'] == 'image' %}<start_of_image>{% else %}{{ c['text'] }}{% endif %}{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>model\n{% endif %}"
 )
+GEMMA4_TEMPLATE = (
+    "{% for m in messages %}<|turn>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}<|image|>{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "<turn|>\n{% endfor %}{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+)
 MINICPM_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
@@ -92,6 +99,7 @@ MINICPM_TEMPLATE = (
 )
 TEMPLATES = {
     "<image_soft_token>": GEMMA_TEMPLATE,
+    "<|image|>": GEMMA4_TEMPLATE,
     "<|image_pad|>": QWEN_TEMPLATE,
     "<image>": IMAGE_TEMPLATE,
     "[IMG]": MISTRAL_TEMPLATE,
@@ -101,7 +109,7 @@ TEMPLATES = {
 """Chat templates by the marker of an image."""
 OWN_TEMPLATES = {"minicpmv4_6": MINICPM_TEMPLATE}
 """Chat templates of architectures whose marker another architecture has, too."""
-VIDEO_MARKERS = {"llava_onevision": "<video>", "minicpmv4_6": "<|video_pad|>"}
+VIDEO_MARKERS = {"llava_onevision": "<video>", "gemma4": "<|video|>", "minicpmv4_6": "<|video_pad|>"}
 """Video tokens of architectures that take no videos in Fovea. Their configurations name the tokens."""
 CLIP_NORM = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
@@ -383,6 +391,37 @@ def _gemma3(ids: dict[str, int]) -> Any:
     return hf.Gemma3ForConditionalGeneration(config)
 
 
+def _gemma4(ids: dict[str, int]) -> Any:
+    """A model with an audio tower, whose tensors Fovea does not load."""
+    vision = {
+        "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "head_dim": 12, "patch_size": 4, "position_embedding_size": 210,
+        "use_clipped_linears": True, "standardize": True,
+    }  # fmt: skip
+    audio = {
+        "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 24,
+        "subsampling_conv_channels": [8, 4],
+    }  # fmt: skip
+    text = _text(
+        num_hidden_layers=5, head_dim=16, global_head_dim=32, sliding_window=24, num_kv_shared_layers=2,
+        layer_types=["sliding_attention", *["sliding_attention", "full_attention"] * 2],
+        hidden_size_per_layer_input=12, vocab_size_per_layer_input=VOCABULARY, use_double_wide_mlp=True,
+        final_logit_softcapping=30.0,
+    )  # fmt: skip
+    image = ids["image_token_id"]
+    config = hf.Gemma4Config(
+        vision_config=vision, text_config=text, audio_config=audio, boi_token_id=image - 2,
+        eoi_token_id=image - 1, audio_token_id=image + 2, boa_token_id=None, eoa_token_index=None, **ids,
+    )  # fmt: skip
+    model = hf.Gemma4ForConditionalGeneration(config)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("_min", "_max")):
+            buffer.fill_((1.0 if name.endswith("max") else -1.0) * (2 + torch.rand(()).item()))
+        elif ".std_" in name:
+            buffer.normal_()
+    return model
+
+
 def _minicpmv4_6(ids: dict[str, int]) -> Any:
     vision = {**_siglip_dict(), "image_size": 70, "patch_size": 14, "num_hidden_layers": 4}
     config = hf.MiniCPMV4_6Config(
@@ -457,6 +496,10 @@ def _video_processor(architecture: str) -> dict[str, Any]:
 
 _GEMMA3_PROCESSOR = {
     "image_processor_type": "Gemma3ImageProcessor", "size": {"height": 56, "width": 56}, **_HALF,
+}  # fmt: skip
+_GEMMA4_PROCESSOR = {
+    "image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 70, "patch_size": 4,
+    "pooling_kernel_size": 3, "do_normalize": False,
 }  # fmt: skip
 _LFM2_PROCESSOR = {
     "image_processor_type": "Lfm2VlImageProcessorFast", "encoder_patch_size": 8, "downsample_factor": 2,
