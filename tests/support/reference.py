@@ -36,7 +36,15 @@ PIL_PROCESSORS = {
     "gemma4": ("gemma4", "Gemma4ImageProcessorPil"),
     "minicpmv4_6": ("minicpmv4_6", "MiniCPMV4_6ImageProcessorPil"),
 }
-COUNTS = ("rows", "cols", "num_patches", "num_crops", "grids", "num_patches_per_image", "num_soft_tokens_per_image")
+COUNTS = (
+    "rows",
+    "cols",
+    "num_patches",
+    "num_crops",
+    "grids",
+    "num_patches_per_image",
+    "num_soft_tokens_per_image",
+)
 """Results of image processors that tell the number of visual tokens. Models do not take them."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "pixtral": {"patch_size": 14},

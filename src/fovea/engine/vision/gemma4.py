@@ -230,7 +230,8 @@ class Gemma4Tower(nn.Module):
         """Average the patches of each square. The averages become large, so they are scaled in float32."""
         pool, dtype = self.config.pool, x.dtype
         squares = x.view(grid[0] // pool, pool, grid[1] // pool, pool, -1).float()
-        tokens = squares.mean(dim=(1, 3)).flatten(0, 1).to(dtype).float() * self.config.hidden**0.5
+        averages = squares.mean(dim=(1, 3)).flatten(0, 1).to(dtype)
+        tokens: Tensor = averages.float() * self.config.hidden**0.5
         if self.std_bias is not None and self.std_scale is not None:
             tokens = (tokens - self.std_bias.float()) * self.std_scale.float()
         return tokens.to(dtype)
