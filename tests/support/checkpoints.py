@@ -30,7 +30,7 @@ MORE_SPECIALS = {
         ("pixtral", "mistral3"), ["[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
     ),
     "gemma3": ["<start_of_image>", "<end_of_image>", "<image_soft_token>"],
-    "gemma4": ["<|turn>", "<turn|>", "<|image>", "<image|>", "<|image|>", "<|video|>", "<|audio|>"],
+    "gemma4": ["<|turn>", "<turn|>", "<|image>", "<image|>", "<|image|>"],
     "minicpmv4_6": ["</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"],
     "paddleocr_vl": ["<|begin_of_sentence|>", "<|IMAGE_START|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_END|>"],
 }  # fmt: skip
@@ -109,7 +109,7 @@ TEMPLATES = {
 """Chat templates by the marker of an image."""
 OWN_TEMPLATES = {"minicpmv4_6": MINICPM_TEMPLATE}
 """Chat templates of architectures whose marker another architecture has, too."""
-VIDEO_MARKERS = {"llava_onevision": "<video>", "gemma4": "<|video|>", "minicpmv4_6": "<|video_pad|>"}
+VIDEO_MARKERS = {"llava_onevision": "<video>", "minicpmv4_6": "<|video_pad|>"}
 """Video tokens of architectures that take no videos in Fovea. Their configurations name the tokens."""
 CLIP_NORM = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
@@ -392,7 +392,10 @@ def _gemma3(ids: dict[str, int]) -> Any:
 
 
 def _gemma4(ids: dict[str, int]) -> Any:
-    """A model with an audio tower, whose tensors Fovea does not load."""
+    """A model with an audio tower, whose tensors Fovea does not load.
+
+    The tokens of videos and audio have no ids: transformers would replace their embeddings in answers, too.
+    """
     vision = {
         "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 4, "head_dim": 12, "patch_size": 4, "position_embedding_size": 210,
@@ -411,7 +414,7 @@ def _gemma4(ids: dict[str, int]) -> Any:
     image = ids["image_token_id"]
     config = hf.Gemma4Config(
         vision_config=vision, text_config=text, audio_config=audio, boi_token_id=image - 2,
-        eoi_token_id=image - 1, audio_token_id=image + 2, boa_token_id=None, eoa_token_index=None, **ids,
+        eoi_token_id=image - 1, audio_token_id=None, boa_token_id=None, eoa_token_index=None, video_token_id=None, **ids,
     )  # fmt: skip
     model = hf.Gemma4ForConditionalGeneration(config)
     for name, buffer in model.named_buffers():
