@@ -414,7 +414,8 @@ def _gemma4(ids: dict[str, int]) -> Any:
     image = ids["image_token_id"]
     config = hf.Gemma4Config(
         vision_config=vision, text_config=text, audio_config=audio, boi_token_id=image - 2,
-        eoi_token_id=image - 1, audio_token_id=None, boa_token_id=None, eoa_token_index=None, video_token_id=None, **ids,
+        eoi_token_id=image - 1, audio_token_id=None, boa_token_id=None, eoa_token_index=None,
+        video_token_id=None, **ids,
     )  # fmt: skip
     model = hf.Gemma4ForConditionalGeneration(config)
     for name, buffer in model.named_buffers():

@@ -160,15 +160,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "Gemma 3: sliding windows",
     ),
     Architecture(
-        "gemma4",
-        "Gemma 4",
-        "gemma4",
-        "Gemma4",
-        "google/gemma-4-E2B-it",
-        "any aspect, averaged",
-        "Gemma 4: sliding windows, per-layer embeddings",
-    ),
-    Architecture(
         "mistral3",
         "Mistral 3, Ministral 3",
         "pixtral",
