@@ -30,6 +30,7 @@ MORE_SPECIALS = {
         ("pixtral", "mistral3"), ["[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
     ),
     "gemma3": ["<start_of_image>", "<end_of_image>", "<image_soft_token>"],
+    "gemma4": ["<|turn>", "<turn|>", "<|image>", "<image|>", "<|image|>"],
     "minicpmv4_6": ["</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"],
     **dict.fromkeys(
         ("glm4v", "glm46v"),
@@ -96,6 +97,12 @@ GLM_TEMPLATE = (
     "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
+GEMMA4_TEMPLATE = (
+    "{% for m in messages %}<|turn>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}<|image|>{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "<turn|>\n{% endfor %}{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+)
 MINICPM_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
@@ -114,7 +121,7 @@ TEMPLATES = {
     "<IMG_CONTEXT>": INTERNVL_TEMPLATE,
 }
 """Chat templates by the marker of an image."""
-OWN_TEMPLATES = {"minicpmv4_6": MINICPM_TEMPLATE}
+OWN_TEMPLATES = {"minicpmv4_6": MINICPM_TEMPLATE, "gemma4": GEMMA4_TEMPLATE}
 """Chat templates of architectures whose marker another architecture has, too."""
 VIDEO_MARKERS = {
     "llava_onevision": "<video>",
@@ -428,6 +435,41 @@ def _gemma3(ids: dict[str, int]) -> Any:
     return hf.Gemma3ForConditionalGeneration(config)
 
 
+def _gemma4(ids: dict[str, int]) -> Any:
+    """A model with an audio tower, whose tensors Fovea does not load.
+
+    The tokens of videos and audio have no ids: transformers would replace their embeddings in answers, too.
+    """
+    vision = {
+        "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "head_dim": 12, "patch_size": 4, "position_embedding_size": 210,
+        "use_clipped_linears": True, "standardize": True,
+    }  # fmt: skip
+    audio = {
+        "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 24,
+        "subsampling_conv_channels": [8, 4],
+    }  # fmt: skip
+    text = _text(
+        num_hidden_layers=5, head_dim=16, global_head_dim=32, sliding_window=24, num_kv_shared_layers=2,
+        layer_types=["sliding_attention", *["sliding_attention", "full_attention"] * 2],
+        hidden_size_per_layer_input=12, vocab_size_per_layer_input=VOCABULARY, use_double_wide_mlp=True,
+        final_logit_softcapping=30.0,
+    )  # fmt: skip
+    image = ids["image_token_id"]
+    config = hf.Gemma4Config(
+        vision_config=vision, text_config=text, audio_config=audio, boi_token_id=image - 2,
+        eoi_token_id=image - 1, audio_token_id=None, boa_token_id=None, eoa_token_index=None,
+        video_token_id=None, **ids,
+    )  # fmt: skip
+    model = hf.Gemma4ForConditionalGeneration(config)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("_min", "_max")):
+            buffer.fill_((1.0 if name.endswith("max") else -1.0) * (2 + torch.rand(()).item()))
+        elif ".std_" in name:
+            buffer.normal_()
+    return model
+
+
 def _minicpmv4_6(ids: dict[str, int]) -> Any:
     vision = {**_siglip_dict(), "image_size": 70, "patch_size": 14, "num_hidden_layers": 4}
     config = hf.MiniCPMV4_6Config(
@@ -536,6 +578,10 @@ _DEEPSEEK_PROCESSOR = {
     "image_processor_type": "DeepseekOcr2ImageProcessor", "size": {"height": 128, "width": 128},
     "tile_size": 96, "max_patches": 3, **_HALF,
 }  # fmt: skip
+_GEMMA4_PROCESSOR = {
+    "image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 70, "patch_size": 4,
+    "pooling_kernel_size": 3, "do_normalize": False,
+}  # fmt: skip
 _LFM2_PROCESSOR = {
     "image_processor_type": "Lfm2VlImageProcessorFast", "encoder_patch_size": 8, "downsample_factor": 2,
     "min_image_tokens": 4, "max_image_tokens": 16, "tile_size": 64, "min_tiles": 2, "max_tiles": 4,
@@ -557,6 +603,7 @@ ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "idefics3": (_idefics3, _IDEFICS_PROCESSOR, "<image>"),
     "smolvlm": (_smolvlm, _SMOL_PROCESSOR, "<image>"),
     "gemma3": (_gemma3, _GEMMA3_PROCESSOR, "<image_soft_token>"),
+    "gemma4": (_gemma4, _GEMMA4_PROCESSOR, "<|image|>"),
     "lfm2_vl": (_lfm2_vl, _LFM2_PROCESSOR, "<image>"),
     "pixtral": (_pixtral, _PIXTRAL_PROCESSOR, "[IMG]"),
     "mistral3": (_mistral3, _PIXTRAL_PROCESSOR, "[IMG]"),

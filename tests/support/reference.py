@@ -35,10 +35,19 @@ PIL_PROCESSORS = {
     "glm46v": ("glm46v", "Glm46VImageProcessorPil"),
     "internvl": ("got_ocr2", "GotOcr2ImageProcessorPil"),
     "gemma3": ("gemma3", "Gemma3ImageProcessorPil"),
+    "gemma4": ("gemma4", "Gemma4ImageProcessorPil"),
     "minicpmv4_6": ("minicpmv4_6", "MiniCPMV4_6ImageProcessorPil"),
     "deepseek_ocr2": ("deepseek_ocr2", "DeepseekOcr2ImageProcessorPil"),
 }
-COUNTS = ("rows", "cols", "num_patches", "num_crops", "grids", "num_patches_per_image")
+COUNTS = (
+    "rows",
+    "cols",
+    "num_patches",
+    "num_crops",
+    "grids",
+    "num_patches_per_image",
+    "num_soft_tokens_per_image",
+)
 """Results of image processors that tell the number of visual tokens. Models do not take them."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "pixtral": {"patch_size": 14},
@@ -123,7 +132,7 @@ class Reference:
             nested = [images] if self.kind in ("idefics3", "smolvlm", "llava_onevision") else images
             output = self.processor(images=nested, return_tensors="pt", **OPTIONS.get(self.kind, {}))
             inputs |= {k: v for k, v in output.items() if k not in COUNTS}
-            if self.kind.startswith("qwen") or self.kind in ("paddleocr_vl", "glm4v", "glm46v"):
+            if self.kind.startswith("qwen") or self.kind in ("paddleocr_vl", "glm4v", "glm46v", "gemma4"):
                 inputs["mm_token_type_ids"] = (tokens == self.image_token).int()
         if self.kind == "gemma3":
             inputs["token_type_ids"] = (tokens == self.image_token).int()

@@ -26,10 +26,6 @@ from tests.support import published
 UNSUPPORTED = {
     "allenai__Molmo2-8B",
     "deepseek-ai__DeepSeek-OCR",
-    "google__gemma-4-26B-A4B-it",
-    "google__gemma-4-31B-it",
-    "google__gemma-4-E2B-it",
-    "google__gemma-4-E4B-it",
     "meta-llama__Llama-3.2-11B-Vision-Instruct",
 }
 REPOSITORIES = [

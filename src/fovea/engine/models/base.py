@@ -155,10 +155,15 @@ class VisionLanguageModel(nn.Module, ABC):
     def device(self) -> torch.device:
         return self.decoder.embed_tokens.weight.device
 
-    def array_tensor(self, image: ProcessedImage, name: str = "pixel_values") -> Tensor:
-        """Return one of the processor's arrays as a tensor of the model's type, on its device."""
+    def array_tensor(
+        self, image: ProcessedImage, name: str = "pixel_values", *, rounded: bool = True
+    ) -> Tensor:
+        """Return one of the processor's arrays as a tensor on the model's device.
+
+        rounded: it gets the model's type; otherwise it keeps its own.
+        """
         array = torch.from_numpy(image.arrays[name])
         if self.device.type == "cuda":
             # A copy from memory that is not pinned would wait until all work in the stream before it is done.
             array = array.pin_memory().to(self.device, non_blocking=True)
-        return array.to(self.device, self.dtype)
+        return array.to(self.device, self.dtype if rounded else array.dtype)

@@ -27,6 +27,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^mlp1\.0\.", "projector.layer_norm."),
         (r"^mlp1\.1\.", "projector.linear_1."),
         (r"^mlp1\.3\.", "projector.linear_2."),
+        (r"^(model\.)?embed_vision\.", "projector."),
         (r"^(model\.)?image_newline$", "newline"),
         (r"^model\.(embed_tokens|layers|norm)\.", r"decoder.\1."),
     )

@@ -144,6 +144,15 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "Llama",
     ),
     Architecture(
+        "gemma4",
+        "Gemma 4",
+        "gemma4",
+        "Gemma4",
+        "google/gemma-4-E2B-it",
+        "any aspect, averaged",
+        "Gemma 4: sliding windows",
+    ),
+    Architecture(
         "lfm2_vl",
         "LFM2-VL",
         "lfm2_vl",

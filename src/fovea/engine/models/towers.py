@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fovea.core.errors import UnsupportedModel
+from fovea.engine.vision.gemma4 import Gemma4VisionConfig
 from fovea.engine.vision.glm4v import Glm4vVisionConfig
 from fovea.engine.vision.vit import ViTConfig
 
@@ -118,6 +119,31 @@ def glm4v_tower(vision: Any) -> Glm4vVisionConfig:
         temporal=vision.temporal_patch_size,
         merge=vision.spatial_merge_size,
         theta=axial_theta(vision),
+    )
+
+
+def gemma4_tower(vision: Any) -> Gemma4VisionConfig:
+    """Shape of the tower of Gemma 4. Raises UnsupportedModel."""
+    heads, size = vision.num_attention_heads, vision.head_dim
+    if vision.num_key_value_heads != heads or heads * size != vision.hidden_size:
+        raise UnsupportedModel(
+            f"vision tower with {heads} heads, {vision.num_key_value_heads} of keys and values, of size "
+            f"{size}, and hidden_size {vision.hidden_size}; accepted: as many heads of keys and values, "
+            "which divide hidden_size"
+        )
+    return Gemma4VisionConfig(
+        depth=vision.num_hidden_layers,
+        hidden=vision.hidden_size,
+        heads=heads,
+        intermediate=vision.intermediate_size,
+        activation=vision.hidden_activation,
+        eps=vision.rms_norm_eps,
+        patch=vision.patch_size,
+        longest=vision.position_embedding_size,
+        theta=axial_theta(vision),
+        pool=vision.pooling_kernel_size,
+        clipped=bool(vision.use_clipped_linears),
+        standardized=bool(vision.standardize),
     )
 
 

@@ -59,7 +59,7 @@ class VisualPlan:
             (1, 0, 0): that view alone.
         Idefics3, SmolVLM, LFM2-VL, MiniCPM-V, DeepSeek-OCR 2: (1, rows, columns) of tiles, without the view
             of the whole image; (1, 0, 0): that view alone.
-        Pixtral, Mistral 3, LightOnOCR: (1, rows, columns) of patches, before merging.
+        Pixtral, Mistral 3, LightOnOCR, Gemma 4: (1, rows, columns) of patches, before merging.
         InternVL: (views, rows, columns): the number of views of the whole image, 0 or 1, and the tiles beside
             it; (1, 0, 0): that view alone.
     text: the text that replaces the image's marker in the prompt.
@@ -109,6 +109,7 @@ class ProcessedImage:
             LFM2-VL, MiniCPM-V: (1, patches, channels * patch * patch), the view of the whole image.
             Pixtral, Mistral 3, LightOnOCR: (patches, channels * patch * patch), patches row by row.
             DeepSeek-OCR 2: (1, channels, height, width), the view of the whole image.
+            Gemma 4: (patches, patch * patch * channels), patches row by row.
             others: (tiles, channels, height, width).
         "tiles", float32 (tiles, patches, channels * patch * patch): LFM2-VL, MiniCPM-V; only images in tiles
             have it. The patches of MiniCPM-V, here and in "pixel_values", come in the order of `merging_vit`.

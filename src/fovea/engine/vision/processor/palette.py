@@ -37,19 +37,21 @@ class Palette:
         settings: Settings,
         mean: tuple[float, float, float] = CLIP_MEAN,
         std: tuple[float, float, float] = CLIP_STD,
+        *,
+        normalizes: bool = True,
     ) -> Palette:
         """Read the normalisation from a checkpoint's settings. Raises CheckpointError.
 
         `do_convert_rgb` has no effect, because images are RGB already.
 
-        mean, std: defaults of the processor class.
+        mean, std, normalizes: defaults of the processor class; the last is that of `do_normalize`.
         """
         settings.flag("do_convert_rgb", True)
         factor = settings.number("rescale_factor", 1 / 255)
         mean, std = settings.channels("image_mean", mean), settings.channels("image_std", std)
         if 0.0 in std:
             raise settings.error("image_std", std, "numbers other than 0")
-        rescale, normalize = settings.flag("do_rescale", True), settings.flag("do_normalize", True)
+        rescale, normalize = settings.flag("do_rescale", True), settings.flag("do_normalize", normalizes)
         levels = np.arange(256, dtype=np.float64)
         table = np.tile((levels * factor if rescale else levels).astype(np.float32), (3, 1))
         if normalize:

@@ -27,6 +27,7 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "smolvlm": "idefics3",
         "lfm2_vl": "lfm2_vl",
         "gemma3": "gemma3",
+        "gemma4": "gemma4",
         "mistral3": "pixtral",
         "lighton_ocr": "lighton_ocr",
         "paddleocr_vl": "paddleocr_vl",
