@@ -47,6 +47,8 @@ def lose_something(machine: Engine, rng: random.Random) -> None:
         machine._kv.host.forget_all()
     elif kind < 0.98 and machine._kv.states is not None:
         machine._kv.states.slots.forget_all()
+    elif kind < 0.98 and machine._kv.window is not None:
+        machine._kv.window.pool.forget_all()
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
