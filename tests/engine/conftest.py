@@ -36,6 +36,12 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Gemma 3: sliding windows on two of three layers, and tokens of an image that see each other."""
+    return write("gemma3", tmp_path_factory.mktemp("gemma3"))
+
+
+@pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Folders of tiny models by architecture; Qwen's have room for regions."""
 

@@ -47,9 +47,29 @@ def lose_something(machine: Engine, rng: random.Random) -> None:
         machine._kv.host.forget_all()
     elif kind < 0.98 and machine._kv.states is not None:
         machine._kv.states.slots.forget_all()
+    elif kind < 0.98 and machine._kv.window is not None:
+        machine._kv.window.pool.forget_all()
 
 
-@pytest.fixture(params=["qwen", "hybrid"])
+SETTINGS: dict[str, dict[str, Any]] = {
+    "roomy": {},
+    "tight": {"kv_blocks": 40, "max_step_tokens": 24},
+    "no room for outputs": {"embed_cache_mib": 0, "policy": "fcfs"},
+    "slower tiers alone": {
+        "embed_cache_mib": 0, "embed_host_mib": 1, "embed_disk_dir": "disk", "prefix_cache": False,
+    },
+    "KV in host memory": {"kv_blocks": 24, "kv_host_mib": 1, "embed_cache_mib": 0},
+}  # fmt: skip
+# Models with sliding windows do not keep KV in host memory.
+CASES = [
+    pytest.param(model, settings, id=f"{model}-{name}")
+    for model in ("qwen", "hybrid", "windowed")
+    for name, settings in SETTINGS.items()
+    if model != "windowed" or "kv_host_mib" not in settings
+]
+
+
+@pytest.fixture
 def folder(request: pytest.FixtureRequest) -> Path:
     path: Path = request.getfixturevalue(request.param)
     return path
@@ -58,17 +78,7 @@ def folder(request: pytest.FixtureRequest) -> Path:
 @pytest.mark.parametrize(
     "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"kv_blocks": 40, "max_step_tokens": 24},
-        {"embed_cache_mib": 0, "policy": "fcfs"},
-        {"embed_cache_mib": 0, "embed_host_mib": 1, "embed_disk_dir": "disk", "prefix_cache": False},
-        {"kv_blocks": 24, "kv_host_mib": 1, "embed_cache_mib": 0},
-    ],
-    ids=["roomy", "tight", "no room for outputs", "slower tiers alone", "KV in host memory"],
-)
+@pytest.mark.parametrize(("folder", "settings"), CASES, indirect=["folder"])
 def test_answers_are_the_same_when_entries_are_lost_during_a_run(
     folder: Path, settings: dict[str, Any], seed: int, tmp_path: Path
 ) -> None:

@@ -37,7 +37,7 @@ PLAIN: dict[str, Any] = {
     "device": "cpu",
     "kernels": "torch",
     "threads": 1,
-    "kv_blocks": 64,
+    "kv_blocks": 256,
 }
 
 

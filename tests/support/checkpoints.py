@@ -323,9 +323,11 @@ def _lfm2_vl(ids: dict[str, int]) -> Any:
         hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_patches=16,
         patch_size=8, vision_use_head=False,
     )  # fmt: skip
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     text = hf.Lfm2Config(
-        **_text(), conv_L_cache=3, block_multiple_of=16, layer_types=["conv", "full_attention", "conv"]
-    )
+        **{**_text(), **heads}, conv_L_cache=3, block_multiple_of=16,
+        layer_types=["conv", "full_attention", "conv"],
+    )  # fmt: skip
     config = hf.Lfm2VlConfig(
         vision_config=vision, text_config=text, downsample_factor=2, projector_hidden_size=48, **ids
     )
@@ -432,7 +434,13 @@ def _gemma3(ids: dict[str, int]) -> Any:
         vision_config=vision, text_config=text, mm_tokens_per_image=16, image_token_index=image,
         boi_token_index=image - 2, eoi_token_index=image - 1, **ids,
     )  # fmt: skip
-    return hf.Gemma3ForConditionalGeneration(config)
+    model = hf.Gemma3ForConditionalGeneration(config)
+    # The table of embeddings is the head as well. If the layers added little to an embedding, the model would
+    # repeat its last token, whatever the prompt is.
+    for layer in model.model.language_model.layers:
+        layer.post_attention_layernorm.weight.data.fill_(4)
+        layer.post_feedforward_layernorm.weight.data.fill_(4)
+    return model
 
 
 def _gemma4(ids: dict[str, int]) -> Any:

@@ -203,7 +203,6 @@ def test_queries_are_scaled_when_layers_are_one_call(tmp_path: Path) -> None:
         ("pixtral", {"vision_feature_layer": 4}, "vision_feature_layer 4 with 3 layers"),
         ("mistral3", {"vision_feature_layer": [1, 2]}, "mistral3 reads one layer"),
         ("mistral3", {"vision_config": {"model_type": "clip_vision_model"}}, "supported: pixtral"),
-        ("mistral3", {"text_config": {"sliding_window": 64}}, "only full attention is supported"),
         ("lighton_ocr", {"vision_config": {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}},
          "RoPE of type 'linear' in the vision tower"),
         ("lighton_ocr", {"vision_config": {"hidden_size": 24}}, "heads of a multiple of 4 columns"),

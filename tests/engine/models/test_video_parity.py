@@ -31,7 +31,17 @@ TOKENS = 32
 CLIPS = [(8, 130, 90, 2.0), (7, 60, 200, 2.0), (2, 100, 100, 1.0), (1, 64, 64, 2.0), (12, 96, 96, 0.5)]
 
 
-@pytest.fixture(scope="module", params=["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+NEWEST = ("qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe")
+"""Models with a time before each pair of frames."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_vl_moe", "qwen3_5_moe")),
+    ],
+)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Engine, Reference]]:
@@ -69,7 +79,7 @@ def test_one_video(pair: tuple[Engine, Reference], shape: tuple[int, int, int, f
     frames = np.stack([frame.transpose(2, 0, 1) for frame in planned.clip.frames()]).astype(np.float32)
     mean, std = (np.array(v, np.float32)[:, None, None] for v in _norm(reference))
     theirs, their_grid = oracle.patches(
-        (frames / np.float32(255) - mean) / std, 16 if reference.kind == "qwen3_vl" else 14
+        (frames / np.float32(255) - mean) / std, 16 if reference.kind in NEWEST else 14
     )
     assert grid == tuple(their_grid)
     np.testing.assert_allclose(pixels, theirs.numpy(), atol=1e-6)
@@ -79,7 +89,7 @@ def test_one_video(pair: tuple[Engine, Reference], shape: tuple[int, int, int, f
     text = engine.tokenizer.render(chat(video).messages)
     expanded = (
         oracle.placeholder(grid, list(range(count)), fps)
-        if reference.kind == "qwen3_vl"
+        if reference.kind in NEWEST
         else marker * (grid[0] * grid[1] * grid[2] // 4)
     )
     assert prepared.ids == engine.tokenizer.encode(text.replace(marker, expanded))
@@ -121,7 +131,7 @@ def test_a_video_beside_an_image(pair: tuple[Engine, Reference]) -> None:
 def _norm(reference: Reference) -> tuple[list[float], list[float]]:
     processor = reference.processor
     half = [0.5] * 3
-    return (half, half) if reference.kind == "qwen3_vl" else (processor.image_mean, processor.image_std)
+    return (half, half) if reference.kind in NEWEST else (processor.image_mean, processor.image_std)
 
 
 @settings(max_examples=300, deadline=None)

@@ -72,7 +72,8 @@ def run_probe(
     x = torch.cat([*texts[:-1], visual.embeds, texts[-1]])
     memory = _memory(decoder, -(-length // BLOCK), x)
     angles = decoder.angles(_positions(model, start, length, grid), x.dtype)
-    step = Step(angles, DecoderPlan((_plan(length, model.device),)), memory)
+    plans = tuple(_plan(length, group.window, model.device) for group in decoder.config.kv_groups)
+    step = Step(angles, DecoderPlan(plans), memory)
     places = torch.arange(start, start + count, device=model.device)
     for index, layer in enumerate(islice(cast("Iterable[Layer]", decoder.layers), layers)):
         last = x[-1:]
@@ -102,13 +103,16 @@ def _positions(model: VisionLanguageModel, start: int, length: int, grid: tuple[
     return torch.from_numpy(np.ascontiguousarray(positions)).to(model.device)
 
 
-def _plan(length: int, device: torch.device) -> AttentionPlan:
-    table = torch.arange(-(-length // BLOCK), device=device)
-    return AttentionPlan(torch.arange(length, device=device), (), (Chunk(0, length, 0, table),))
+def _plan(length: int, window: int | None, device: torch.device) -> AttentionPlan:
+    table, places = (torch.arange(n, device=device) for n in (-(-length // BLOCK), length))
+    limits = None
+    if window is not None:
+        limits = torch.stack(((places + 1 - window).clamp(min=0), places + 1), 1)
+    return AttentionPlan(places, (), (Chunk(0, length, 0, table, limits),))
 
 
 def _attention(layer: Layer, last: Tensor, kv: Tensor, keys: Tensor, step: Step) -> Tensor:
-    """Attention of the newest row to each key, mean over heads, (L,) float32.
+    """Attention of the newest row to each key, mean over heads, (L,) float32; 0 for keys before its window.
 
     last: (1, hidden), input of the layer for that row.
     keys: (L, kv_heads, d).
@@ -119,5 +123,7 @@ def _attention(layer: Layer, last: Tensor, kv: Tensor, keys: Tensor, step: Step)
     query = attention.store(layer.before(last), kv, cos[-1:], sin[-1:], slot)
     grouped = query.float().view(attention.kv_heads, -1, attention.dim)
     products = torch.einsum("hgd,lhd->hgl", grouped, keys.float()) * attention.scale
+    if attention.shape.window is not None:
+        products[..., : -attention.shape.window] = float("-inf")
     scores: Tensor = products.softmax(-1).mean((0, 1))
     return scores

@@ -31,6 +31,7 @@ TABLE: Mapping[str, set[str]] = {
     "smolvlm": set(),
     **dict.fromkeys(("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), {"droppable", *ANY_SIZE}),
     "lfm2_vl": set(),
+    "gemma3": {"droppable"},
     "mistral3": {"any_size", "resize"},
     "lighton_ocr": {"droppable", "any_size", "resize"},
     **dict.fromkeys(("paddleocr_vl", "glm4v", "glm46v"), {"droppable", *ANY_SIZE}),
@@ -57,6 +58,7 @@ METHODS_BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "qwen3_vl_moe": tuple(METHODS),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), tuple(name for name in METHODS if name not in PROBING)),
     "lfm2_vl": (),
+    "gemma3": tuple(name for name in NEEDS_NOTHING if name not in PROBING),
     "mistral3": (),
     "lighton_ocr": (*NEEDS_NOTHING, "resize", "views"),
     "internvl": NEEDS_NOTHING,
@@ -71,6 +73,7 @@ def processor_of(model_type: str) -> ImageProcessor:
     tower = {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14}
     sizes = {"crop_size": 336, "size": {"shortest_edge": 336}}
     small = {"image_size": 364, "patch_size": 14}
+    windows = {"layer_types": ["sliding_attention"] * 5 + ["full_attention"]}
     settings: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "llava": (sizes, {"vision_config": tower}),
         "llava_next": (sizes, {"vision_config": tower}),
@@ -78,6 +81,7 @@ def processor_of(model_type: str) -> ImageProcessor:
         "smolvlm": ({}, {"vision_config": small}),
         "lighton_ocr": ({"patch_size": 28}, {"vision_config": {"patch_size": 14}, "spatial_merge_size": 2}),
         "internvl": ({"size": 448}, {}),
+        "gemma3": ({}, {"vision_config": {"image_size": 224}, "text_config": windows}),
     }
     hybrid = {"text_config": {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}}
     settings = {**settings, **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), ({}, hybrid))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fovea.core.errors import UnsupportedModel
@@ -23,10 +24,17 @@ KINDS = {
     "ministral3": (False, False, None),
     "paddleocr_vl_text": (None, False, "runs"),
 }
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Names of layers without and with a window in configurations."""
 DEFAULT_SECTIONS = {"paddleocr_vl_text": (16, 24, 24)}
 """The numbers of `mrope_section` for configurations that omit them, by their model_type."""
 MISTRAL = ("mistral", "ministral3")
 """Families in which all layers have a sliding window if `sliding_window` is set."""
+QWEN = ("qwen2", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text")
+"""Families in which some layers can have a window: `layer_types`, or those from `max_window_layers` on.
+
+They have none unless `use_sliding_window` is set.
+"""
 
 
 def convert(text: Any, *, tied: bool) -> DecoderConfig:
@@ -44,10 +52,10 @@ def convert(text: Any, *, tied: bool) -> DecoderConfig:
         out_bias=attention_bias if qkv_bias is None else False,
         qk_norm=qk_norm,
     )
-    _check_windows(text)
     mlp_bias = use_bias or bool(getattr(text, "mlp_bias", False))
     layers = tuple(
-        LayerConfig(attention, feed_forward(text, n, bias=mlp_bias)) for n in range(text.num_hidden_layers)
+        LayerConfig(replace(attention, window=window), feed_forward(text, n, bias=mlp_bias))
+        for n, window in enumerate(_windows(text))
     )
     return DecoderConfig(
         vocab_size=text.vocab_size,
@@ -69,11 +77,28 @@ def _query_scaling(text: Any) -> tuple[float, int] | None:
     return float(beta), int(text.rope_parameters["original_max_position_embeddings"])
 
 
-def _check_windows(text: Any) -> None:
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    windowed = text.model_type in MISTRAL and getattr(text, "sliding_window", None) is not None
-    if kinds != {"full_attention"} or windowed:
-        raise UnsupportedModel(f"{text.model_type} with {sorted(kinds)}: only full attention is supported")
+def _windows(text: Any) -> tuple[int | None, ...]:
+    """Return the sliding window of each layer in tokens; None: the layer has none.
+
+    Raises UnsupportedModel for kinds of layers that the family does not have.
+    """
+    count: int = text.num_hidden_layers
+    window: int | None = getattr(text, "sliding_window", None)
+    default = SLIDING if text.model_type in MISTRAL and window is not None else FULL
+    kinds = tuple(getattr(text, "layer_types", None) or [default] * count)
+    accepted = {FULL, SLIDING} if text.model_type in QWEN and window is not None else {default}
+    if len(kinds) != count or not set(kinds) <= accepted:
+        raise UnsupportedModel(
+            f"layer_types of {text.model_type}: {len(kinds)} layers of {', '.join(sorted(set(kinds)))}, with "
+            f"sliding_window {window}; supported: {count} layers of {' or '.join(sorted(accepted))}"
+        )
+    if SLIDING not in kinds:
+        return (None,) * count
+    if not isinstance(window, int) or window < 1:
+        raise UnsupportedModel(f"sliding_window is {window!r}; supported: an integer of 1 or more")
+    # A window as long as the longest sequence hides nothing.
+    seen = None if window >= text.max_position_embeddings else window
+    return tuple(seen if kind == SLIDING else None for kind in kinds)
 
 
 def _axes(text: Any, size: int, layout: str | None) -> tuple[int, ...] | None:

@@ -1,0 +1,71 @@
+"""Decoders with states, windows and experts on the C++ kernels: bit-identical under any load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fovea import Engine
+from fovea.core.types import ChatPrompt
+from fovea.engine.config import EngineConfig
+from fovea.engine.load import load_model
+from fovea.kernels.native.build import library
+from tests.support.engines import all_at_once, ask, assert_idle, picture
+
+pytestmark = pytest.mark.kernels
+
+PROMPTS = [
+    ask("the red circle is left of the blue square"),
+    ask("What is in the image?", picture(1)),
+    ask("Describe the picture, please.", picture(1)),
+    ask("compare", picture(1), picture(3, 64, 128)),
+    ask("and here?", picture(4, 224, 192)),
+]
+FAMILIES = ("qwen3_5", "qwen3_5_moe", "lfm2_vl", "gemma3")
+"""Tiny checkpoints whose heads have 32 numbers. For smaller heads the C++ kernels call those of torch."""
+SETTINGS: dict[str, dict[str, Any]] = {
+    "together": {},
+    "chunks of 7": {"max_step_tokens": 7},
+    "no caches": {"prefix_cache": False, "embed_cache_mib": 0, "max_step_tokens": 23},
+    "preempted": {"block_size": 4, "kv_blocks": 48, "max_step_tokens": 64},
+}
+Written = list[tuple[int, float | None]]
+
+
+def answer(machine: Engine, prompt: ChatPrompt) -> Written:
+    done = machine.generate(prompt, temperature=0, max_tokens=24, ignore_eos=True, logprobs=True)
+    return [(item.id, item.logprob) for item in done.logprobs[0]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_has_the_same_bits_alone_and_in_any_company(
+    family: str, checkpoint: Callable[[str], Path]
+) -> None:
+    """Tokens and log-probabilities are compared. The answers are longer than the window of Gemma's layers."""
+    if library() is None:
+        pytest.skip("this machine cannot run the C++ kernels")
+    base: dict[str, Any] = {
+        "dtype": "bfloat16", "device": "cpu", "threads": 1, "kernels": "native", "kv_blocks": 256,
+    }  # fmt: skip
+    model = load_model(str(checkpoint(family)), EngineConfig.of(**base))
+
+    def engine(**settings: Any) -> Engine:
+        return Engine(model, EngineConfig.of(**{**base, **settings}))
+
+    with engine(prefix_cache=False, embed_cache_mib=0, max_running=1) as machine:
+        alone = [answer(machine, prompt) for prompt in PROMPTS]
+    assert len({tuple(written) for written in alone}) == len(PROMPTS)
+    order = [*range(len(PROMPTS))] * 3
+    for name, settings in SETTINGS.items():
+        with engine(**settings) as machine:
+            for _ in range(2):
+                with ThreadPoolExecutor(len(order)) as pool, all_at_once(machine, len(order)):
+                    found = list(pool.map(lambda i: answer(machine, PROMPTS[i]), order))
+                assert found == [alone[i] for i in order], name
+            if name == "preempted":
+                assert machine.stats()["preemptions"] > 0
+            assert_idle(machine)
