@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from fovea.engine.request.inputs import to_image
 from fovea.engine.vision.processor import build
 from fovea.engine.vision.processor.mllama import grids_of
 from fovea.engine.vision.slices import run_to_end
+from tests.support.checkpoints import write
+from tests.support.reference import Reference, own_processor
 
 VISION: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_global_layers": 2,
@@ -154,3 +157,38 @@ def test_the_shape_counts_the_rows_that_are_computed() -> None:
 def test_what_the_tower_cannot_compute_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         mllama_tower(configuration(**changes).vision_config)
+
+
+@torch.inference_mode()
+def test_the_checkpoint_of_the_tests_has_the_real_layout(tmp_path: Path) -> None:
+    """The vision part loads from its files; transformers answers, and sees images only after their token."""
+    folder = write("mllama", tmp_path)
+    config = hf.AutoConfig.from_pretrained(folder)
+    image, tail = config.image_token_index, [70, 71, 72]
+    assert config.text_config.vocab_size == image
+    reference = Reference(folder)
+    rng = np.random.default_rng(0)
+    first, second = (Image.fromarray(rng.integers(0, 256, (70, 50, 3), dtype=np.uint8)) for _ in range(2))
+
+    stored = {canonical(name): tensor for name, tensor in reference.model.state_dict().items()}
+    assert stored["decoder.embed_tokens.weight"].shape[0] == image + 8
+    assert stored["lm_head.weight"].shape[0] == image
+    ours = MllamaVision(config)
+    for name, target in checkpoint_targets(ours):
+        target.copy_(stored[name])
+    source = to_image(first)
+    prepared = own_processor(folder).process(source, own_processor(folder).plan(50, 70, PixelBudget()))
+    states = run_to_end(ours.encode_slices(prepared)).embeds
+    outputs: list[Tensor] = []
+    reference.model.model.multi_modal_projector.register_forward_hook(
+        lambda _module, _inputs, output: outputs.append(output)
+    )
+    one = reference.logits([60, 61, image, 65], [first], tail)
+    expected = outputs[0].flatten(0, 3)[: len(states)]
+    torch.testing.assert_close(states, expected, atol=2e-4, rtol=2e-4)
+    other = reference.logits([60, 61, image, 65], [second], tail)
+    assert float((one - other).abs().max()) > 1e-2
+    before = [reference.logits([60], [picture], [61, image]) for picture in (first, second)]
+    assert torch.equal(before[0], before[1])
+    assert len(reference.generate([60, image, 65], [first], 5)) == 5
+    assert len(reference.generate([60, 65], [], 5)) == 5
