@@ -14,7 +14,8 @@ from torch import Tensor
 class VisualFeatures:
     """Features of one image, which the decoder reads.
 
-    embeds: (tokens, hidden), the input embeddings of the image's visual tokens.
+    embeds: (tokens, hidden), the input embeddings of the image's visual tokens. If the image's states lie
+        outside of the prompt, these states, (`VisualPlan.states`, hidden).
     deepstack: tensors (tokens, hidden). Decoder layer i adds deepstack[i] to the hidden states of the visual
         tokens.
     created_at: time of encoding, in seconds of `time.time`. The age counts from it in every tier of the

@@ -39,7 +39,7 @@ TABLE: Mapping[str, set[str]] = {
     "minicpmv4_6": set(),
 }
 """The capabilities that each architecture's processor declares, by field name."""
-WITHOUT_MODEL = {"glm4v"}
+WITHOUT_MODEL = {"glm4v", "mllama"}
 """Types that have a processor, but no model."""
 
 NEEDS_NOTHING = ("uniform", "random", "dart", "dart_query", "dart_k", "dpp", "dpp_query", "tome", "fastv")

@@ -34,6 +34,7 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "internvl": "internvl",
         "internvl_chat": "internvl_chat",
         "minicpmv4_6": "minicpmv4_6",
+        "mllama": "mllama",
     }
 )
 _KINDS_BY_TOWER: Mapping[tuple[str, str], str] = MappingProxyType({("llava", "pixtral"): "pixtral"})
