@@ -46,6 +46,12 @@ LFM2 = """{%- if tools %}{%- set ns.system_prompt = "List of tools: <|tool_list_
     {%- for tool in tools %}{{ tool | tojson }}{%- endfor %}{{- "]<|tool_list_end|>" }}{%- endif %}
 {%- for call in message.tool_calls %}{{- '<|tool_call_start|>[' + calls | join(', ') + ']' }}
 {{- '<|tool_call_end|>' }}{%- endfor %}"""
+GLM = """[gMASK]<sop>{%- if tools %}
+    {{- "For each function call, output the function name and arguments within the following XML format:" }}
+    {{- "\\n<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>\\n" }}
+    {{- "<arg_value>{arg-value-1}</arg_value>\\n</tool_call>" }}
+{%- endif %}
+{%- for m in messages %}{{- '<think>' + reasoning_content + '</think>' }}{{- m.content }}{%- endfor %}"""
 PLAIN = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}{% endfor %}"
 THINKING = PLAIN + "{% if enable_thinking is defined %}<think>\n\n</think>\n\n{% endif %}"
 
@@ -56,6 +62,7 @@ THINKING = PLAIN + "{% if enable_thinking is defined %}<think>\n\n</think>\n\n{%
         (HERMES, "hermes", False),
         (QWEN3, "hermes", True),
         (QWEN_XML, "qwen_xml", True),
+        (GLM, None, True),
         (LLAMA3, "llama", False),
         (LLAMA3_2, "llama", False),
         (LLAMA4, "pythonic", False),

@@ -32,6 +32,13 @@ MORE_SPECIALS = {
     "gemma3": ["<start_of_image>", "<end_of_image>", "<image_soft_token>"],
     "minicpmv4_6": ["</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"],
     "mllama": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+    **dict.fromkeys(
+        ("glm4v", "glm46v"),
+        [
+            "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|begin_of_image|>", "<|image|>",
+            "<|end_of_image|>", "<|begin_of_video|>", "<|video|>", "<|end_of_video|>",
+        ],
+    ),
     "paddleocr_vl": ["<|begin_of_sentence|>", "<|IMAGE_START|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_END|>"],
 }  # fmt: skip
 """Further special tokens of some architectures. In all of them they would change the ids of the others."""
@@ -85,6 +92,13 @@ GEMMA_TEMPLATE = (
     "{% if c['type'] == 'image' %}<start_of_image>{% else %}{{ c['text'] }}{% endif %}{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>model\n{% endif %}"
 )
+GLM_TEMPLATE = (
+    "[gMASK]<sop>{% for m in messages %}<|{{ m['role'] }}|>\n{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}<|begin_of_image|><|image|><|end_of_image|>"
+    "{% elif c['type'] == 'video' %}<|begin_of_video|><|video|><|end_of_video|>"
+    "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
 MINICPM_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
@@ -108,12 +122,17 @@ TEMPLATES = {
     "<image>": IMAGE_TEMPLATE,
     "[IMG]": MISTRAL_TEMPLATE,
     "<|IMAGE_PLACEHOLDER|>": PADDLEOCR_TEMPLATE,
+    "<|image|>": GLM_TEMPLATE,
     "<IMG_CONTEXT>": INTERNVL_TEMPLATE,
 }
 """Chat templates by the marker of an image."""
 OWN_TEMPLATES = {"minicpmv4_6": MINICPM_TEMPLATE}
 """Chat templates of architectures whose marker another architecture has, too."""
-VIDEO_MARKERS = {"llava_onevision": "<video>", "minicpmv4_6": "<|video_pad|>"}
+VIDEO_MARKERS = {
+    "llava_onevision": "<video>",
+    "minicpmv4_6": "<|video_pad|>",
+    **dict.fromkeys(("glm4v", "glm46v"), "<|video|>"),
+}
 """Video tokens of architectures that take no videos in Fovea. Their configurations name the tokens."""
 CLIP_NORM = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
@@ -430,6 +449,29 @@ def _mllama(ids: dict[str, int]) -> Any:
     return hf.MllamaForConditionalGeneration(config)
 
 
+def _glm_parts() -> dict[str, Any]:
+    """Configurations of both parts. Half of each head is rotated."""
+    return {
+        "vision_config": _qwen_vision(
+            hidden_size=32, intermediate_size=48, out_hidden_size=64, patch_size=14, image_size=56
+        ),
+        "text_config": _text(
+            rope_parameters={
+                "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+                "mrope_section": [1, 2, 1],
+            },
+        ),
+    }  # fmt: skip
+
+
+def _glm4v(ids: dict[str, int]) -> Any:
+    return hf.Glm4vForConditionalGeneration(hf.Glm4vConfig(**_glm_parts(), **ids))
+
+
+def _glm46v(ids: dict[str, int]) -> Any:
+    return hf.Glm46VForConditionalGeneration(hf.Glm46VConfig(**_glm_parts(), **ids))
+
+
 def _qwen_processor(patch: int) -> dict[str, Any]:
     unit = patch * 2
     return {
@@ -458,6 +500,12 @@ _PADDLEOCR_PROCESSOR = {
     **_qwen_processor(14), "image_processor_type": "PaddleOCRVLImageProcessor", "temporal_patch_size": 1,
     **_HALF,
 }  # fmt: skip
+_GLM_PROCESSOR = {
+    "image_processor_type": "Glm4vImageProcessor", "patch_size": 14, "merge_size": 2,
+    "temporal_patch_size": 2, "size": {"shortest_edge": 2 * 4 * 28**2, "longest_edge": 2 * 64 * 28**2},
+    **CLIP_NORM,
+}  # fmt: skip
+_GLM46_PROCESSOR = {**_GLM_PROCESSOR, "image_processor_type": "Glm46VImageProcessor"}
 _SMOL_PROCESSOR = {**_IDEFICS_PROCESSOR, "image_processor_type": "SmolVLMImageProcessor"}
 _PIXTRAL_PROCESSOR = {
     "image_processor_type": "PixtralImageProcessor", "patch_size": {"height": 14, "width": 14},
@@ -522,6 +570,8 @@ ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "mistral3": (_mistral3, _PIXTRAL_PROCESSOR, "[IMG]"),
     "lighton_ocr": (_lighton_ocr, _PIXTRAL_PROCESSOR, "<|image_pad|>"),
     "paddleocr_vl": (_paddleocr_vl, _PADDLEOCR_PROCESSOR, "<|IMAGE_PLACEHOLDER|>"),
+    "glm4v": (_glm4v, _GLM_PROCESSOR, "<|image|>"),
+    "glm46v": (_glm46v, _GLM46_PROCESSOR, "<|image|>"),
     "internvl": (_internvl, _INTERNVL_PROCESSOR, "<IMG_CONTEXT>"),
     "internvl_chat": (_internvl, _INTERNVL_PROCESSOR, "<IMG_CONTEXT>"),
     "minicpmv4_6": (_minicpmv4_6, _MINICPM_PROCESSOR, "<|image_pad|>"),

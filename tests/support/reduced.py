@@ -23,7 +23,7 @@ from fovea.engine.vision.features import VisualFeatures
 from tests.support.checkpoints import write
 from tests.support.engines import ask
 
-ANY_SIZE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl")
+ANY_SIZE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl", "glm4v")
 """Architectures whose towers take pictures of any size."""
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 
@@ -33,8 +33,13 @@ def roomy(architecture: str, folder: Path, tokens: int = 640) -> Path:
     write(architecture, folder)
     path = folder / "preprocessor_config.json"
     settings = json.loads(path.read_text())
-    side = settings["patch_size"] * settings["merge_size"]
-    path.write_text(json.dumps(settings | {"max_pixels": tokens * side**2}))
+    area = tokens * (settings["patch_size"] * settings["merge_size"]) ** 2
+    if "size" in settings:  # GLM-4.1V, whose settings count every pixel in each of its frames
+        area *= settings["temporal_patch_size"]
+        limits: dict[str, Any] = {"size": settings["size"] | {"longest_edge": area}}
+    else:
+        limits = {"max_pixels": area}
+    path.write_text(json.dumps(settings | limits))
     return folder
 
 

@@ -35,6 +35,8 @@ PIL_PROCESSORS = {
     "mistral3": ("pixtral", "PixtralImageProcessorPil"),
     "lighton_ocr": ("pixtral", "PixtralImageProcessorPil"),
     "paddleocr_vl": ("paddleocr_vl", "PaddleOCRVLImageProcessorPil"),
+    "glm4v": ("glm4v", "Glm4vImageProcessorPil"),
+    "glm46v": ("glm46v", "Glm46VImageProcessorPil"),
     "internvl": ("got_ocr2", "GotOcr2ImageProcessorPil"),
     "gemma3": ("gemma3", "Gemma3ImageProcessorPil"),
     "minicpmv4_6": ("minicpmv4_6", "MiniCPMV4_6ImageProcessorPil"),
@@ -161,7 +163,7 @@ class Reference:
                 inputs["cross_attention_mask"] = _cross_attention_mask(
                     ids, self.image_token, output["num_tiles"], self.processor.max_image_tiles
                 )
-            if self.kind.startswith("qwen") or self.kind == "paddleocr_vl":
+            if self.kind.startswith("qwen") or self.kind in ("paddleocr_vl", "glm4v", "glm46v"):
                 inputs["mm_token_type_ids"] = (tokens == self.image_token).int()
         if self.kind == "gemma3":
             inputs["token_type_ids"] = (tokens == self.image_token).int()

@@ -79,7 +79,7 @@ def detect(template: str | None) -> Dialect:
 
 
 def _tool_format(source: str) -> ToolFormat | None:
-    if "tools" not in source:
+    if "tools" not in source or "<arg_key>" in source:  # GLM writes arguments as tags, which are not read
         return None
     if "<tool_call>" in source:
         return FORMATS["qwen_xml" if "<function=" in source else "hermes"]

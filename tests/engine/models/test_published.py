@@ -31,7 +31,6 @@ UNSUPPORTED = {
     "google__gemma-4-E2B-it",
     "google__gemma-4-E4B-it",
     "meta-llama__Llama-3.2-11B-Vision-Instruct",
-    "zai-org__GLM-4.1V-9B-Thinking",
 }
 REPOSITORIES = [
     pytest.param(name, marks=() if published.is_supported(name) else pytest.mark.skip("not supported yet"))

@@ -19,6 +19,7 @@ from fovea.engine.regions.any_size import AnySizeRegionEncoder
 from fovea.engine.request.prompt_plan import PlannedImage, process
 from fovea.engine.vision.blocks import Block
 from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.glm4v import Glm4vTower
 from fovea.engine.vision.navit import NaViT
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.engine.vision.processor.qwen import QwenProcessor
@@ -222,7 +223,8 @@ def test_learned_positions_are_those_of_the_true_place(
 
 def test_equal_regions_share_a_name_if_places_do_not_matter(checkpoint: Checkpoints) -> None:
     """Two blank regions have one name for towers without learned positions, else one name per place."""
-    for architecture, shared in (("qwen2_vl", True), ("qwen3_vl", False), ("paddleocr_vl", False)):
+    shares = {"qwen2_vl": True, "qwen3_vl": False, "paddleocr_vl": False, "glm4v": False}
+    for architecture, shared in shares.items():
         with engine(checkpoint(architecture)) as machine:
             planned, _ = realize(machine, QUESTION)
             image = pixels(machine, planned)
@@ -277,7 +279,7 @@ def test_an_answer_is_equal_to_the_last_bit_alone_and_with_others() -> None:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """The passes of the tower: for each, number of pictures, and rows and columns of patches."""
     grids: list[tuple[int, int, int]] = []
-    for tower in (QwenVisionTower, NaViT):
+    for tower in (QwenVisionTower, NaViT, Glm4vTower):
 
         def record(
             self: Any, patches: Tensor, grid: tuple[int, int, int], *rest: Any, slices: Any = tower.slices

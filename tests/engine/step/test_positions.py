@@ -21,6 +21,7 @@ MODELS = {
     "qwen2_5_vl": (hf.Qwen2_5_VLModel, hf.Qwen2_5_VLConfig),
     "qwen3_vl": (hf.Qwen3VLModel, hf.Qwen3VLConfig),
     "paddleocr_vl": (hf.PaddleOCRVLModel, hf.PaddleOCRVLConfig),
+    "glm4v": (hf.Glm4vModel, hf.Glm4vConfig),
 }
 SEGMENTS = st.lists(
     st.one_of(st.integers(1, 6), st.tuples(st.integers(1, 5), st.integers(1, 5))), min_size=1, max_size=6

@@ -45,6 +45,9 @@ class Attention:
     value_norm: values are normalised, without a weight.
     shared_values: values are the keys before their norm and rotation; there is no projection of values.
     source: number of an earlier layer whose keys and values this layer reads; None: it has its own.
+    pairs: the checkpoint rotates the neighbouring numbers 2i and 2i + 1 of a head, instead of i and i + R/2
+        of R rotated numbers. Its queries and keys are reordered when they are loaded. R must divide
+        `head_dim`, and the layer must have no norms of queries and keys, no gates and no shared values.
     """
 
     heads: int
@@ -61,6 +64,7 @@ class Attention:
     value_norm: bool = False
     shared_values: bool = False
     source: int | None = None
+    pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,8 @@ FeedForward = Dense | Experts
 class LayerConfig:
     """The parts of one layer.
 
-    sandwich: the outputs of mixer and feed-forward block are normalised before they are added (Gemma).
+    sandwich: the outputs of mixer and feed-forward block are normalised before they are added (Gemma,
+        GLM-4.1V).
     scaled: the layer's output is multiplied by a number from the checkpoint. Only layers with `sandwich`
         can have this, and per-layer embeddings.
     """

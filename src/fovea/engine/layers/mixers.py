@@ -41,22 +41,30 @@ class QueryKeyValue(FusedLinear):
     """The input projection of attention: queries, keys and values, as far as there are any, and then gates.
 
     With gates, a checkpoint's q_proj holds the queries and the gates of each head next to each other.
+
+    rotated: numbers of a head that the rotation turns.
     """
 
-    def __init__(self, hidden: int, config: Attention) -> None:
+    def __init__(self, hidden: int, config: Attention, rotated: int) -> None:
         self.query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
         outputs = {"q_proj": self.query}
         if config.source is None:
             outputs |= {"k_proj": key} if config.shared_values else {"k_proj": key, "v_proj": key}
         self.heads = config.heads
         self.has_gates = config.gated
+        self.pairs = rotated // 2 if config.pairs else 0
+        if config.pairs:
+            assert config.head_dim % rotated == 0
+            assert not any((config.gated, config.qk_norm, config.shared_values))
         super().__init__(
             hidden, outputs | ({"gate": self.query} if config.gated else {}), bias=config.qkv_bias
         )
 
     def checkpoint_views(self) -> Iterator[tuple[str, Tensor]]:
         if not self.has_gates:
-            yield from super().checkpoint_views()
+            for name, tensor in super().checkpoint_views():
+                in_pairs = self.pairs and name.startswith(("../q_proj.", "../k_proj."))
+                yield name, self._in_pairs(tensor) if in_pairs else tensor
             return
         for name, tensor in super().checkpoint_views():
             if not name.startswith(("../gate.", "../q_proj.")):
@@ -64,6 +72,15 @@ class QueryKeyValue(FusedLinear):
         yield "../q_proj.weight", self._queries_and_gates(self.weight.data)
         if self.bias is not None:
             yield "../q_proj.bias", self._queries_and_gates(self.bias.data)
+
+    def _in_pairs(self, rows: Tensor) -> Tensor:
+        """View the rows of queries or keys in a checkpoint's order: (groups, pairs, 2, ...).
+
+        The numbers of a head are groups of as many as are rotated. Only the first group is rotated. The
+        others are reordered like it, so that one view is enough. Scores are the same in any order that
+        queries and keys share.
+        """
+        return rows.view(-1, 2, self.pairs, *rows.shape[1:]).transpose(1, 2)
 
     def _queries_and_gates(self, storage: Tensor) -> Tensor:
         """View the rows of queries and gates as (heads, 2, head_dim, ...)."""
@@ -90,7 +107,8 @@ class AttentionMixer(nn.Module):
         self.heads, self.kv_heads, self.dim = shape.heads, shape.kv_heads, shape.head_dim
         self.scale, self.eps, self.centered = shape.scale, config.eps, config.centered_norms
         query = shape.heads * shape.head_dim
-        self.qkv = QueryKeyValue(config.hidden, shape)
+        rotated = 2 * len(config.rotaries[shape.rotary].inverse)
+        self.qkv = QueryKeyValue(config.hidden, shape, rotated)
         self.o_proj = Linear(query, config.hidden, bias=shape.out_bias)
         self.q_norm = self._norm() if shape.qk_norm else None
         self.k_norm = self._norm() if shape.qk_norm and shape.source is None else None

@@ -33,21 +33,20 @@ TABLE: Mapping[str, set[str]] = {
     "lfm2_vl": set(),
     "mistral3": {"any_size", "resize"},
     "lighton_ocr": {"droppable", "any_size", "resize"},
-    "paddleocr_vl": {"droppable", *ANY_SIZE},
+    **dict.fromkeys(("paddleocr_vl", "glm4v", "glm46v"), {"droppable", *ANY_SIZE}),
     "internvl": {"droppable"},
     "internvl_chat": {"droppable"},
     "minicpmv4_6": set(),
 }
 """The capabilities that each architecture's processor declares, by field name."""
-WITHOUT_MODEL = {"glm4v", "mllama"}
-"""Types that have a processor, but no model."""
-
 NEEDS_NOTHING = ("uniform", "random", "dart", "dart_query", "dart_k", "dpp", "dpp_query", "tome", "fastv")
 """Methods that only read the encoder's output, the question, or a decoder that begins with attention."""
 PROBING = ("dart_k", "fastv")
 """Methods that read the attention of the decoder's first layers."""
 METHODS_BY_TYPE: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl"), tuple(METHODS)),
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl", "glm4v", "glm46v"), tuple(METHODS)
+    ),
     "llava": NEEDS_NOTHING,
     "llava_next": (*NEEDS_NOTHING, "relevance"),
     "llava_onevision": NEEDS_NOTHING,
@@ -89,7 +88,7 @@ def field_names(capabilities: Capabilities) -> set[str]:
 
 
 def test_every_architecture_is_in_the_table() -> None:
-    assert {*TABLE, *WITHOUT_MODEL} == set(model_types())
+    assert set(TABLE) == set(model_types())
 
 
 @pytest.mark.parametrize("model_type", TABLE)

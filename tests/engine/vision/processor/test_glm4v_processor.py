@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize as their_smart_resize
+from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 
 from fovea.core.errors import CheckpointError, InvalidImage, InvalidRequest, UnsupportedModel
 from fovea.core.image import PixelBudget
@@ -146,6 +147,15 @@ def test_bad_checkpoints(config, model, param):
     with pytest.raises(CheckpointError) as caught:
         build("glm4v", {**PUBLISHED, **config}, model)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("size", [(1, 1), (640, 480), (13, 2600)], ids=str)
+def test_glm_4_6v_has_the_same_pixels(size, make_image, reference, run):
+    image = make_image(*size)
+    config = PUBLISHED | {"image_processor_type": "Glm46VImageProcessor"}
+    result = run(build("glm46v", config, {}), image)
+    own = Glm46VImageProcessorPil(**PUBLISHED)
+    assert np.array_equal(result.arrays["pixel_values"], reference(own, image)["pixel_values"])
 
 
 def test_processor_classes_of_other_families_are_refused():

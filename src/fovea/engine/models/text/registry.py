@@ -24,6 +24,7 @@ FAMILIES = {
     "qwen3_vl_moe_text": "dense",
     "lfm2": "lfm2",
     "gemma3_text": "gemma3",
+    "glm4v_text": "glm4v",
     "gemma4_text": "gemma4",
     "qwen3_5_text": "qwen3_5",
     "qwen3_5_moe_text": "qwen3_5",

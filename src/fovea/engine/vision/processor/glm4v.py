@@ -1,4 +1,6 @@
-"""The image processor of GLM-4.1V: Qwen's, with another rule for small pictures and limits for all frames.
+"""The image processor of GLM-4.1V and GLM-4.6V-Flash.
+
+It is Qwen's, with another rule for small pictures, and with limits for all frames together.
 
 Source: GLM-4.1V-Thinking (arXiv:2507.01006), section 2.
 """
@@ -32,7 +34,7 @@ def scaling_resize(height: int, width: int, factor: int, min_pixels: int, max_pi
 
 
 GLM4V = ProcessorClass(
-    types=("Glm4vImageProcessor",),
+    types=("Glm4vImageProcessor", "Glm46VImageProcessor"),
     size=Size(shortest_edge=112 * 112, longest_edge=28 * 28 * 15000),
     marker=MARKER,
     rule=scaling_resize,

@@ -31,6 +31,7 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "lighton_ocr": "lighton_ocr",
         "paddleocr_vl": "paddleocr_vl",
         "glm4v": "glm4v",
+        "glm46v": "glm4v",
         "internvl": "internvl",
         "internvl_chat": "internvl_chat",
         "minicpmv4_6": "minicpmv4_6",

@@ -1,0 +1,59 @@
+"""GLM-4.1V (arXiv 2507.01006) and GLM-4.6V-Flash: a tower for any resolution, GLM-4's decoder with M-RoPE."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from fovea.core.errors import UnsupportedModel
+from fovea.engine.layers.config import Dense
+from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.fused_tensors import FusedTensor
+from fovea.engine.models.text import decoder_config, text_renames
+from fovea.engine.models.towers import glm4v_tower
+from fovea.engine.vision.features import VisualFeatures
+from fovea.engine.vision.glm4v import Glm4vTower
+from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
+from fovea.engine.vision.shape import VisualShape
+from fovea.engine.vision.slices import Slices
+
+
+class Glm4v(VisionLanguageModel):
+    """GLM-4.1V and GLM-4.6V-Flash. They take images and, in Fovea, no videos."""
+
+    def __init__(self, config: Any) -> None:
+        vision = glm4v_tower(config.vision_config)
+        decoder = decoder_config(config.text_config, tied=bool(config.tie_word_embeddings))
+        if vision.out_hidden != decoder.hidden:
+            raise UnsupportedModel(
+                f"vision output {vision.out_hidden} and decoder width {decoder.hidden} differ"
+            )
+        super().__init__(decoder, config.image_token_id, merge=vision.merge)
+        self.renames = text_renames(config.text_config)
+        self.vision = Glm4vTower(vision)
+
+    def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
+        tokens, _ = yield from self.vision.slices(self.array_tensor(image), image.plan.grid)
+        return VisualFeatures(tokens)
+
+    def any_size_tower(self) -> Glm4vTower:
+        return self.vision
+
+    def visual_shape(self, plan: VisualPlan) -> VisualShape:
+        return self.vision.shape(plan.grid)
+
+    def projector_modules(self) -> list[nn.Module]:
+        return [self.vision.downsample, self.vision.merger]
+
+    def fused_tensors(self) -> Mapping[str, FusedTensor]:
+        """Gate and up of the decoder's MLPs, which are one tensor."""
+        fused = {}
+        for number, layer in enumerate(self.decoder.config.layers):
+            assert isinstance(layer.feed_forward, Dense)
+            path, rows = f"decoder.layers.{number}.mlp.", layer.feed_forward.intermediate
+            name = f"{path}gate_up_proj.weight"
+            parts = ((f"{path}gate_proj.weight", rows), (f"{path}up_proj.weight", rows))
+            fused[name] = FusedTensor(name, 1, parts)
+        return fused
