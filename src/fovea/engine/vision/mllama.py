@@ -119,7 +119,7 @@ class _Layer(nn.Module):
         return torch.addcmul(x, self.gate_ffn.tanh(), self.mlp(self.post_attention_layernorm(x)))
 
     def slices(self, x: Tensor, real: int) -> Slices[Tensor]:
-        """Compute the layer for all rows x (T, hidden), of which the first `real` are no padding."""
+        """Compute the layer for all rows x (T, hidden). The first `real` rows are the image's."""
         qkv = yield from apply_by_rows(self.before, x)
         mixed = yield from _attend(qkv.view(x.shape[0], 3, self.heads, -1), real)
         outputs = []
@@ -167,7 +167,7 @@ class _TileEmbedding(nn.Module):
         self.gate = _parameter(1)
 
     def forward(self, grid_id: Tensor) -> Tensor:
-        """Rows of the tiles of a grid; (1,) to (tiles, hidden) as (tiles * hidden,)."""
+        """Return one row per tile, as one vector (tiles * hidden,). grid_id: see `MllamaTower.slices`."""
         return self.embedding(grid_id)[0] * self.gate.tanh()  # type: ignore[no-any-return]
 
 
