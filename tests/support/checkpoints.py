@@ -116,7 +116,6 @@ MLLAMA_TEMPLATE = (
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
 TEMPLATES = {
-    "<|image|>": MLLAMA_TEMPLATE,
     "<image_soft_token>": GEMMA_TEMPLATE,
     "<|image_pad|>": QWEN_TEMPLATE,
     "<image>": IMAGE_TEMPLATE,
@@ -126,7 +125,7 @@ TEMPLATES = {
     "<IMG_CONTEXT>": INTERNVL_TEMPLATE,
 }
 """Chat templates by the marker of an image."""
-OWN_TEMPLATES = {"minicpmv4_6": MINICPM_TEMPLATE}
+OWN_TEMPLATES = {"minicpmv4_6": MINICPM_TEMPLATE, "mllama": MLLAMA_TEMPLATE}
 """Chat templates of architectures whose marker another architecture has, too."""
 VIDEO_MARKERS = {
     "llava_onevision": "<video>",
@@ -575,11 +574,8 @@ ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "internvl": (_internvl, _INTERNVL_PROCESSOR, "<IMG_CONTEXT>"),
     "internvl_chat": (_internvl, _INTERNVL_PROCESSOR, "<IMG_CONTEXT>"),
     "minicpmv4_6": (_minicpmv4_6, _MINICPM_PROCESSOR, "<|image_pad|>"),
-}
-UNREGISTERED: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "mllama": (_mllama, _MLLAMA_PROCESSOR, "<|image|>"),
 }
-"""Architectures of which only the vision part is there. `write` knows them, too."""
 
 
 def write(architecture: str, folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
@@ -602,7 +598,7 @@ def _files(architecture: str, seed: int, dtype: torch.dtype, layers: int) -> dic
 
 
 def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Path:
-    builder, processor, marker = {**ARCHITECTURES, **UNREGISTERED}[architecture]
+    builder, processor, marker = ARCHITECTURES[architecture]
     template = OWN_TEMPLATES.get(architecture, TEMPLATES[marker])
     words = tokenizer(template, MORE_SPECIALS.get(architecture, ()), LAST_SPECIALS.get(architecture, ()))
     ids = {"image_token_id": words.convert_tokens_to_ids(marker)}

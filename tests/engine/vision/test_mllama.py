@@ -16,7 +16,7 @@ from transformers.models.mllama.image_processing_pil_mllama import MllamaImagePr
 from fovea.core.errors import UnsupportedModel
 from fovea.core.image import PixelBudget
 from fovea.engine.layers.linear import checkpoint_targets
-from fovea.engine.models.mllama import MllamaVision
+from fovea.engine.models.mllama import Mllama
 from fovea.engine.models.names import canonical
 from fovea.engine.models.towers import mllama_tower
 from fovea.engine.request.inputs import to_image
@@ -44,7 +44,7 @@ def configuration(**changes: Any) -> Any:
     return hf.MllamaConfig(vision_config={**VISION, **changes}, text_config=TEXT)
 
 
-def pair(**changes: Any) -> tuple[MllamaVision, Any]:
+def pair(**changes: Any) -> tuple[Mllama, Any]:
     """Our vision part and transformers' whole model, with equal weights. All gates are open."""
     config = configuration(**changes)
     theirs = hf.MllamaForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
@@ -54,8 +54,8 @@ def pair(**changes: Any) -> tuple[MllamaVision, Any]:
         parameter.data = 0.2 * noise + (0.7 if parameter.ndim == 1 else 0.0)
     stored = {canonical(name): tensor for name, tensor in theirs.state_dict().items()}
     stored = {name: tensor for name, tensor in stored.items() if name.startswith(("vision.", "projector."))}
-    ours = MllamaVision(config)
-    targets = dict(checkpoint_targets(ours))
+    ours = Mllama(config)
+    targets = {name: t for name, t in checkpoint_targets(ours) if name.startswith(("vision.", "projector."))}
     assert targets.keys() == stored.keys()
     for name, target in targets.items():
         assert target.shape == stored[name].shape
@@ -115,13 +115,13 @@ def test_states_of_an_image_are_those_of_transformers(size: tuple[int, int]) -> 
     source = to_image(picture)
     processor = build("mllama", PROCESSOR, {"vision_config": theirs.config.vision_config.to_dict()})
     prepared = processor.process(source, processor.plan(*size, PixelBudget()))
-    features = run_to_end(ours.encode_slices(prepared))
+    states = run_to_end(ours.state_slices(prepared))
     inputs = MllamaImageProcessorPil(**PROCESSOR)(images=[[picture]], return_tensors="pt")
     tiles = inputs.pop("num_tiles")[0][0]
     rows = theirs.model.vision_model(**inputs).last_hidden_state
     expected = theirs.model.multi_modal_projector(rows)[0, 0, :tiles].flatten(0, 1)
-    assert features.embeds.shape == (prepared.plan.states, 40) == (tiles * TILE_ROWS, 40)
-    torch.testing.assert_close(features.embeds, expected, atol=2e-4, rtol=2e-4)
+    assert states.shape == (prepared.plan.states, 40) == (tiles * TILE_ROWS, 40)
+    torch.testing.assert_close(states, expected, atol=2e-4, rtol=2e-4)
 
 
 @torch.inference_mode()
@@ -139,7 +139,7 @@ def test_the_shape_counts_the_rows_that_are_computed() -> None:
     source = to_image(Image.new("RGB", (150, 50)))
     prepared = processor.process(source, processor.plan(150, 50, PixelBudget()))
     shape = ours.visual_shape(prepared.plan)
-    run_to_end(ours.encode_slices(prepared))
+    run_to_end(ours.state_slices(prepared))
     assert counts == [shape.patches, shape.rows, shape.projector_rows] == [3 * 16, 4 * 24, 3 * 17]
     assert (shape.hidden, shape.pairs) == (32, 6 * (51 * 96 + 45 * 51))
 
@@ -173,12 +173,12 @@ def test_the_checkpoint_of_the_tests_has_the_real_layout(tmp_path: Path) -> None
     stored = {canonical(name): tensor for name, tensor in reference.model.state_dict().items()}
     assert stored["decoder.embed_tokens.weight"].shape[0] == image + 8
     assert stored["lm_head.weight"].shape[0] == image
-    ours = MllamaVision(config)
-    for name, target in checkpoint_targets(ours):
+    ours = Mllama(config)
+    for name, target in ours.checkpoint_targets():
         target.copy_(stored[name])
     source = to_image(first)
     prepared = own_processor(folder).process(source, own_processor(folder).plan(50, 70, PixelBudget()))
-    states = run_to_end(ours.encode_slices(prepared)).embeds
+    states = run_to_end(ours.state_slices(prepared))
     outputs: list[Tensor] = []
     reference.model.model.multi_modal_projector.register_forward_hook(
         lambda _module, _inputs, output: outputs.append(output)

@@ -23,6 +23,7 @@ FAMILIES = {
     "qwen3_vl_text": "dense",
     "qwen3_vl_moe_text": "dense",
     "lfm2": "lfm2",
+    "mllama_text_model": "mllama",
     "gemma3_text": "gemma3",
     "glm4v_text": "glm4v",
     "gemma4_text": "gemma4",

@@ -91,6 +91,11 @@ class VisualPlan:
     number: str = field(default="", repr=False)
     states: int = 0
 
+    @property
+    def rows(self) -> int:
+        """Rows of encoder output."""
+        return self.states or self.tokens
+
     def text_at(self, place: int) -> str:
         """The text of the image at a place among the images of a prompt, from 0."""
         return self.number.format(place) + self.text
