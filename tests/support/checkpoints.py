@@ -32,6 +32,7 @@ MORE_SPECIALS = {
     "gemma3": ["<start_of_image>", "<end_of_image>", "<image_soft_token>"],
     "gemma4": ["<|turn>", "<turn|>", "<|image>", "<image|>", "<|image|>"],
     "minicpmv4_6": ["</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"],
+    "mllama": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
     **dict.fromkeys(
         ("glm4v", "glm46v"),
         [
@@ -42,6 +43,8 @@ MORE_SPECIALS = {
     "paddleocr_vl": ["<|begin_of_sentence|>", "<|IMAGE_START|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_END|>"],
 }  # fmt: skip
 """Further special tokens of some architectures. In all of them they would change the ids of the others."""
+LAST_SPECIALS = {"mllama": ["<|image|>"]}
+"""Special tokens that come after all others. Their ids are beyond the rows of the language head."""
 CORPUS = [
     "What is in the image? Describe the picture, please.",
     "the red circle is left of the blue square",
@@ -111,6 +114,14 @@ MINICPM_TEMPLATE = (
     "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# Like the published template without its system message, which is only for prompts without images.
+MLLAMA_TEMPLATE = (
+    "<|begin_of_text|>{% for m in messages %}"
+    "<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n{% if m['content'] is string %}{{ m['content'] }}"
+    "{% else %}{% for c in m['content'] %}{% if c['type'] == 'image' %}<|image|>{% else %}{{ c['text'] }}"
+    "{% endif %}{% endfor %}{% endif %}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
 TEMPLATES = {
     "<image_soft_token>": GEMMA_TEMPLATE,
     "<|image_pad|>": QWEN_TEMPLATE,
@@ -121,7 +132,7 @@ TEMPLATES = {
     "<IMG_CONTEXT>": INTERNVL_TEMPLATE,
 }
 """Chat templates by the marker of an image."""
-OWN_TEMPLATES = {"minicpmv4_6": MINICPM_TEMPLATE, "gemma4": GEMMA4_TEMPLATE}
+OWN_TEMPLATES = {"minicpmv4_6": MINICPM_TEMPLATE, "gemma4": GEMMA4_TEMPLATE, "mllama": MLLAMA_TEMPLATE}
 """Chat templates of architectures whose marker another architecture has, too."""
 VIDEO_MARKERS = {
     "llava_onevision": "<video>",
@@ -140,7 +151,8 @@ CLIP_NORM = {
 }
 
 
-def tokenizer(template: str, more: Sequence[str] = ()) -> Any:
+def tokenizer(template: str, more: Sequence[str] = (), last: Sequence[str] = ()) -> Any:
+    """A tokenizer whose first ids are special tokens, `more` among them, and whose last ids are `last`."""
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
@@ -151,6 +163,7 @@ def tokenizer(template: str, more: Sequence[str] = ()) -> Any:
         show_progress=False,
     )
     raw.train_from_iterator(CORPUS, trainer)
+    raw.add_special_tokens(list(last))
     return hf.PreTrainedTokenizerFast(
         tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=template
     )
@@ -491,6 +504,26 @@ def _minicpmv4_6(ids: dict[str, int]) -> Any:
     return hf.MiniCPMV4_6ForConditionalGeneration(config)
 
 
+def _mllama(ids: dict[str, int]) -> Any:
+    image = ids["image_token_id"]
+    vision = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_global_layers": 2,
+        "attention_heads": 4, "image_size": 56, "patch_size": 14, "max_num_tiles": 4,
+        "intermediate_layers_indices": [0, 1], "vision_output_dim": 96,
+    }  # fmt: skip
+    rope = {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 1024,
+    }  # fmt: skip
+    # The image token's id is the size of the vocabulary: the table has a row for it, the head has none.
+    text = _text(
+        vocab_size=image, bos_token_id=1, cross_attention_layers=[1], rope_parameters=rope,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    config = hf.MllamaConfig(vision_config=vision, text_config=text, image_token_index=image)
+    return hf.MllamaForConditionalGeneration(config)
+
+
 def _glm_parts() -> dict[str, Any]:
     """Configurations of both parts. Half of each head is rotated."""
     return {
@@ -590,6 +623,10 @@ _GEMMA4_PROCESSOR = {
     "image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 70, "patch_size": 4,
     "pooling_kernel_size": 3, "do_normalize": False,
 }  # fmt: skip
+_MLLAMA_PROCESSOR = {
+    "image_processor_type": "MllamaImageProcessor", "size": {"height": 56, "width": 56}, "max_image_tiles": 4,
+    "resample": 2, "do_pad": True, **CLIP_NORM,
+}  # fmt: skip
 _LFM2_PROCESSOR = {
     "image_processor_type": "Lfm2VlImageProcessorFast", "encoder_patch_size": 8, "downsample_factor": 2,
     "min_image_tokens": 4, "max_image_tokens": 16, "tile_size": 64, "min_tiles": 2, "max_tiles": 4,
@@ -623,6 +660,7 @@ ARCHITECTURES: dict[str, tuple[Builder, dict[str, Any], str]] = {
     "internvl_chat": (_internvl, _INTERNVL_PROCESSOR, "<IMG_CONTEXT>"),
     "minicpmv4_6": (_minicpmv4_6, _MINICPM_PROCESSOR, "<|image_pad|>"),
     "deepseek_ocr2": (_deepseek_ocr2, _DEEPSEEK_PROCESSOR, "<image>"),
+    "mllama": (_mllama, _MLLAMA_PROCESSOR, "<|image|>"),
 }
 
 
@@ -648,7 +686,7 @@ def _files(architecture: str, seed: int, dtype: torch.dtype, layers: int) -> dic
 def _write(architecture: str, folder: Path, seed: int, dtype: torch.dtype) -> Path:
     builder, processor, marker = ARCHITECTURES[architecture]
     template = OWN_TEMPLATES.get(architecture, TEMPLATES[marker])
-    words = tokenizer(template, MORE_SPECIALS.get(architecture, ()))
+    words = tokenizer(template, MORE_SPECIALS.get(architecture, ()), LAST_SPECIALS.get(architecture, ()))
     ids = {"image_token_id": words.convert_tokens_to_ids(marker)}
     if architecture.startswith("qwen"):
         ids |= {
@@ -697,6 +735,8 @@ def randomise(model: Any) -> Any:
             parameter.uniform_(-4, -1)  # slow decay: answers depend on all tokens of a prompt
         elif parameter.ndim > 1:
             parameter.normal_(0, 0.12)
+        elif parameter.numel() == 1:
+            parameter.uniform_(0.5, 1)  # gates are open
         else:
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return model

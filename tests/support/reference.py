@@ -10,6 +10,10 @@ from typing import Any
 import torch
 import transformers as hf
 from PIL import Image
+from transformers.models.mllama.processing_mllama import (
+    convert_sparse_cross_attention_mask_to_dense,
+    get_cross_attention_token_mask,
+)
 
 from fovea.core.image import PixelBudget
 from fovea.engine.request.inputs import to_image
@@ -37,6 +41,7 @@ PIL_PROCESSORS = {
     "gemma3": ("gemma3", "Gemma3ImageProcessorPil"),
     "gemma4": ("gemma4", "Gemma4ImageProcessorPil"),
     "minicpmv4_6": ("minicpmv4_6", "MiniCPMV4_6ImageProcessorPil"),
+    "mllama": ("mllama", "MllamaImageProcessorPil"),
     "deepseek_ocr2": ("deepseek_ocr2", "DeepseekOcr2ImageProcessorPil"),
 }
 COUNTS = (
@@ -47,8 +52,11 @@ COUNTS = (
     "grids",
     "num_patches_per_image",
     "num_soft_tokens_per_image",
+    "num_tiles",
 )
 """Results of image processors that tell the number of visual tokens. Models do not take them."""
+NESTED = ("idefics3", "smolvlm", "llava_onevision", "mllama")
+"""Models whose image processor takes a list of images per request."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "pixtral": {"patch_size": 14},
     "mistral3": {"patch_size": 28},
@@ -97,6 +105,34 @@ processor.
 """
 
 
+def _cross_attention_mask(
+    ids: list[int], image_token: int, tiles: list[list[int]], most: int
+) -> torch.Tensor:
+    """The mask (1, tokens, images, tiles) of Llama 3.2 Vision: 1 where a token sees a tile."""
+    ranges = [get_cross_attention_token_mask(ids, image_token)]
+    dense = convert_sparse_cross_attention_mask_to_dense(ranges, tiles, most, len(ids))
+    return torch.from_numpy(dense)
+
+
+def _hide_images_from_earlier_text(model: Any) -> None:
+    """Let cross-attention add nothing to tokens before the first image, as in the original code.
+
+    transformers lets these tokens attend to all rows of all images, also to rows of padding (issue 39379 of
+    its repository).
+    """
+
+    def remember(layer: Any, _args: Any, kwargs: dict[str, Any]) -> None:
+        layer.cross_attn.sees_images = kwargs["full_text_row_masked_out_mask"]
+
+    def hide(attention: Any, _args: Any, output: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (output[0] * attention.sees_images[:, 0], *output[1:])
+
+    for layer in model.model.language_model.layers:
+        if hasattr(layer, "cross_attn"):
+            layer.register_forward_pre_hook(remember, with_kwargs=True)
+            layer.cross_attn.register_forward_hook(hide)
+
+
 class Reference:
     """A checkpoint loaded by transformers.
 
@@ -116,6 +152,8 @@ class Reference:
         self.image_token: int = config.get("image_token_id", config.get("image_token_index"))
         self.folder = folder
         self.model = hf.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+        if self.kind == "mllama":
+            _hide_images_from_earlier_text(self.model)
         if self.kind not in PIL_PROCESSORS:
             return
         package, name = PIL_PROCESSORS[self.kind]
@@ -129,9 +167,13 @@ class Reference:
         if images and self.kind not in PIL_PROCESSORS:
             inputs |= WITHOUT_PIL[self.kind](self.folder, images)
         elif images:
-            nested = [images] if self.kind in ("idefics3", "smolvlm", "llava_onevision") else images
+            nested = [images] if self.kind in NESTED else images
             output = self.processor(images=nested, return_tensors="pt", **OPTIONS.get(self.kind, {}))
             inputs |= {k: v for k, v in output.items() if k not in COUNTS}
+            if self.kind == "mllama":
+                inputs["cross_attention_mask"] = _cross_attention_mask(
+                    ids, self.image_token, output["num_tiles"], self.processor.max_image_tiles
+                )
             if self.kind.startswith("qwen") or self.kind in ("paddleocr_vl", "glm4v", "glm46v", "gemma4"):
                 inputs["mm_token_type_ids"] = (tokens == self.image_token).int()
         if self.kind == "gemma3":

@@ -285,6 +285,7 @@ class ModelInfo:
     fingerprint: names the weights and what changes the encoder's results; "": there are none.
     tool_format: how the model writes tool calls, by the names of `fovea.dialects`; "": it makes none.
     reasons: whether its answers may begin with reasoning.
+    extra_embeddings: embeddings after those of the vocabulary. Only prompts can hold their ids.
     """
 
     name: str
@@ -302,3 +303,4 @@ class ModelInfo:
     fingerprint: str = ""
     tool_format: str = ""
     reasons: bool = False
+    extra_embeddings: int = 0

@@ -110,6 +110,7 @@ def assemble(
         embeddings,
         visual_token_bytes=model.visual_token_bytes,
         whole_images=decoder.whole_images > 0,
+        lasting_images=bool(decoder.cross_layers),
     )
     encoder = VisualEncoder(model, loaded.processor, embeddings, regions, head=loaded.relevance)
     runner = Runner(

@@ -186,6 +186,7 @@ def load_model(name: str, settings: EngineConfig, *, chat_template: str | None =
         device=str(device),
         max_context=model.decoder.config.max_positions,
         vocab_size=model.decoder.config.vocab_size,
+        extra_embeddings=model.decoder.config.extra_embeddings,
         created=int(time.time()),
         default_sampling=default_sampling(folder),
         input_modalities=("text", "image") if videos is None else ("text", "image", "video"),
@@ -274,7 +275,7 @@ def untie_own_head(config: Any, names: Iterable[str]) -> None:
     Mistral 3's files do not say whether the head is tied to the embedding table, and transformers' default is
     that it is. transformers, too, goes by the tensors then.
     """
-    if config.tie_word_embeddings and "lm_head.weight" in map(canonical, names):
+    if getattr(config, "tie_word_embeddings", False) and "lm_head.weight" in map(canonical, names):
         config.tie_word_embeddings = False
 
 

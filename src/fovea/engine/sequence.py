@@ -38,6 +38,7 @@ class ImageSpan:
     has_more: the next span continues the same video, and its positions begin where those of this span begin.
     full_tokens: for a reduced image, the number of tokens before the reduction; the encoder returns the
         remaining tokens with their places. 0 if the image is not reduced.
+    states: rows of encoder output that cross-attention layers read; 0: it fills the visual tokens.
     """
 
     index: int
@@ -50,6 +51,12 @@ class ImageSpan:
     time: int = 0
     has_more: bool = False
     full_tokens: int = 0
+    states: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of encoder output."""
+        return self.states or self.tokens
 
     @property
     def end(self) -> int:

@@ -151,7 +151,7 @@ class EncodeQueue:
                 if encoding is None:
                     slices = self._encode(self._pixels(job), self._upcoming)
                     encoding = states[key] = _Encoding(slices, tuple(job.holders))
-                self._advance(encoding, job.span.tokens)
+                self._advance(encoding, job.span.rows)
             except Exception as error:  # noqa: BLE001 - any error fails this image alone; the step goes on
                 states.pop(key, None)
                 result.failures[key] = error
@@ -188,12 +188,10 @@ class EncodeQueue:
 
     @staticmethod
     def _advance(encoding: _Encoding, planned: int) -> None:
-        """Compute one slice. Raises RuntimeError if the number of visual tokens is not the planned one."""
+        """Compute one slice. Raises RuntimeError if the output has not the planned number of rows."""
         try:
             next(encoding.slices)
         except StopIteration as stop:
             encoding.features = stop.value
         if encoding.features is not None and encoding.features.embeds.shape[0] != planned:
-            raise RuntimeError(
-                f"{encoding.features.embeds.shape[0]} visual tokens encoded, {planned} planned"
-            )
+            raise RuntimeError(f"{encoding.features.embeds.shape[0]} rows encoded, {planned} planned")

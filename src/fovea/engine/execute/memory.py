@@ -149,10 +149,11 @@ def decode_padding(
     mode, decoder = config.model.decode_graphs, model.decoder.config
     heads = decoder.attention_heads
     in_place = model.kernels.attends_in_place(heads.dim)
-    if decoder.stateful or decoder.window is not None:
+    if decoder.stateful or decoder.window is not None or decoder.cross_layers:
         if mode == "padded":
             raise ConfigError(
-                "decode_graphs is 'padded'; models with states or sliding windows accept auto and off",
+                "decode_graphs is 'padded'; models with states, sliding windows or cross-attention accept "
+                "auto and off",
                 param="decode_graphs",
             )
         return None

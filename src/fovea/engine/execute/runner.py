@@ -20,6 +20,7 @@ from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.execute.attention_plan import DecoderPlanner, by_length
 from fovea.engine.execute.encode_queue import EncodeQueue
 from fovea.engine.execute.graphs import PaddedDecodes
+from fovea.engine.execute.image_rows import image_rows
 from fovea.engine.execute.profile import forward_stage
 from fovea.engine.execute.prompt_arrays import PromptArrays
 from fovea.engine.job import SequenceInputs
@@ -32,7 +33,7 @@ from fovea.engine.sample.prompt_logprobs import prompt_rows, score_prompt
 from fovea.engine.sample.sampler import Sampler
 from fovea.engine.schedule.padding import Padding
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
-from fovea.engine.sequence import Sequence
+from fovea.engine.sequence import ImageSpan, Sequence
 from fovea.engine.step.executor import StepResult
 from fovea.engine.step.positions import mrope_positions, plain_positions
 from fovea.engine.tiers.slower import SlowerTiers
@@ -101,6 +102,7 @@ class Runner:
             pixels=self._pixels,
             alive=self._prompts.__contains__,
         )
+        self._cross = config.cross_attention
         self._planner = DecoderPlanner(model.kernels, config, block_size, device, dtype)
         self._padded: PaddedDecodes | None = None
         if padding is not None:
@@ -260,8 +262,15 @@ class Runner:
             deepstack,
             None if rows == list(range(len(ids))) else row_index(rows, device),
             self.model.decoder.layer_embeddings(tokens, x, visual_rows),
+            image_rows(work, self._image_states) if self._cross is not None else (),
         )
         return hidden
+
+    def _image_states(self, span: ImageSpan) -> tuple[Tensor, ...]:
+        """Keys and values of an image for each layer with cross-attention, see `ImageRows`."""
+        assert self._cross is not None
+        shape = span.rows, 2, self._cross.kv_heads, self._cross.head_dim
+        return tuple(tensor.view(shape) for tensor in self.embeddings.get(span.key).tensors)
 
     def _decode(self, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
         decoder = self.model.decoder

@@ -103,6 +103,19 @@ class ShortConv:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossAttention:
+    """Attention of text to the states of images, which lie outside of the prompt (Llama 3.2 Vision).
+
+    heads, kv_heads, head_dim, scale: see `Attention`. Queries and keys are normalised and not rotated.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class Dense:
     """A gated feed-forward block. activation: applied to the gate. bias: whether its maps have biases."""
 
@@ -138,7 +151,7 @@ class Experts:
     scaling: float = 1.0
 
 
-Mixer = Attention | GatedDelta | ShortConv
+Mixer = Attention | GatedDelta | ShortConv | CrossAttention
 FeedForward = Dense | Experts
 
 
@@ -211,6 +224,8 @@ class DecoderConfig:
         those before it.
     logit_cap: logits x become cap * tanh(x / cap); 0: they stay.
     per_layer: the per-layer embeddings; None: there are none.
+    extra_embeddings: rows of the embedding table after those of the vocabulary. Prompts may hold their ids,
+        and no answer does.
     """
 
     vocab_size: int
@@ -226,6 +241,7 @@ class DecoderConfig:
     whole_images: int = 0
     logit_cap: float = 0.0
     per_layer: PerLayer | None = None
+    extra_embeddings: int = 0
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
@@ -254,16 +270,20 @@ class DecoderConfig:
         """The place of each layer's memory.
 
         It is (number of the KV group, number in the group) for attention, and for other mixers their number
-        among the layers with a state. A layer that reads keys and values of another has the other's place.
+        among the layers with a state, or among those with cross-attention. A layer that reads keys and values
+        of another has the other's place.
         """
         places: dict[int, tuple[int, int] | int] = {}
         for group_number, group in enumerate(self.kv_groups):
             places |= {layer: (group_number, number) for number, layer in enumerate(group.layers)}
-        states = count()
+        states, cross = count(), count()
         for number, layer in enumerate(self.layers):
-            if number not in places:
-                source = layer.mixer.source if isinstance(layer.mixer, Attention) else None
-                places[number] = next(states) if source is None else places[source]
+            if isinstance(layer.mixer, CrossAttention):
+                places[number] = next(cross)
+            elif isinstance(layer.mixer, Attention) and layer.mixer.source is not None:
+                places[number] = places[layer.mixer.source]
+            elif number not in places:
+                places[number] = next(states)
         return tuple(places[number] for number in range(len(self.layers)))
 
     @property
@@ -280,7 +300,17 @@ class DecoderConfig:
     @property
     def stateful(self) -> bool:
         """Whether some layers keep a state instead of keys and values."""
-        return any(not isinstance(layer.mixer, Attention) for layer in self.layers)
+        return any(isinstance(layer.mixer, (GatedDelta, ShortConv)) for layer in self.layers)
+
+    @property
+    def cross_attention(self) -> CrossAttention | None:
+        """The cross-attention of these layers, which is the same in all of them; None: there is none."""
+        return next((m.mixer for m in self.layers if isinstance(m.mixer, CrossAttention)), None)
+
+    @property
+    def cross_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers with cross-attention."""
+        return tuple(n for n, layer in enumerate(self.layers) if isinstance(layer.mixer, CrossAttention))
 
     def state_shapes(self) -> tuple[tuple[tuple[tuple[int, ...], bool], ...], ...]:
         """Shapes of the states of one sequence: for each layer with a state, (shape, exact) of its tensors.

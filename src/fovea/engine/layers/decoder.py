@@ -12,14 +12,15 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fovea.engine.layers.config import Attention, DecoderConfig, Dense
+from fovea.engine.layers.config import Attention, CrossAttention, DecoderConfig, Dense
+from fovea.engine.layers.cross import CrossLayer
 from fovea.engine.layers.layer import Layer
 from fovea.engine.layers.linear import Embedding, Linear
 from fovea.engine.layers.memory import DecoderMemory
 from fovea.engine.layers.norm import RMSNorm
 from fovea.engine.layers.per_layer import PerLayerEmbeddings
 from fovea.engine.layers.rope import RotaryAngles
-from fovea.engine.layers.step import DecoderPlan, Step
+from fovea.engine.layers.step import DecoderPlan, ImageRows, Step
 from fovea.kernels.base import Kernels, Stack, StackShape
 from fovea.kernels.quantize import Format
 
@@ -30,8 +31,8 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden)
-        self.layers = nn.ModuleList(Layer(config, shape, n) for n, shape in enumerate(config.layers))
+        self.embed_tokens = Embedding(config.vocab_size + config.extra_embeddings, config.hidden)
+        self.layers = nn.ModuleList(_layer(config, n) for n in range(len(config.layers)))
         self.norm = RMSNorm(config.hidden, config.eps, centered=config.centered_norms)
         self.rotary = nn.ModuleList(RotaryAngles(rotary) for rotary in config.rotaries)
         self.per_layer = (
@@ -66,6 +67,7 @@ class Decoder(nn.Module):
         deepstack: Sequence[Tensor] = (),
         read: Tensor | None = None,
         per_layer: Tensor | None = None,
+        images: tuple[ImageRows, ...] = (),
     ) -> Tensor:
         """Run all layers. Returns hidden states (rows, hidden) before the final norm.
 
@@ -79,9 +81,10 @@ class Decoder(nn.Module):
         read: numbers of the rows that are returned; None: all T. The last layer computes little more than
             these: of a prompt only the last row is read.
         per_layer: (T, layers, width), what `layer_embeddings` returns.
+        images: the rows that see image states.
         """
         scale = self._query_scale(positions, x.dtype)
-        step = Step(self.angles(positions, x.dtype), plan, memory, scale, per_layer)
+        step = Step(self.angles(positions, x.dtype), plan, memory, scale, per_layer, images)
         first = 0
         if visual_rows is not None:
             for index, features in enumerate(deepstack):
@@ -137,6 +140,16 @@ class Decoder(nn.Module):
             config.eps,
             mixer.scale,
         )
+
+
+def _layer(config: DecoderConfig, number: int) -> nn.Module:
+    shape = config.layers[number]
+    if not isinstance(shape.mixer, CrossAttention):
+        return Layer(config, shape, number)
+    place = config.places[number]
+    assert isinstance(place, int)
+    assert isinstance(shape.feed_forward, Dense)
+    return CrossLayer(config, shape.mixer, shape.feed_forward, place)
 
 
 class LanguageHead(nn.Module):

@@ -13,6 +13,7 @@ from fovea.engine.layers.config import (
     FeedForward,
     GatedDelta,
     LayerConfig,
+    ShortConv,
 )
 from fovea.engine.layers.experts import DenseBesideExperts, ExpertsBlock
 from fovea.engine.layers.mixers import AttentionMixer, ConvMixer, DeltaMixer, Mixer
@@ -40,6 +41,7 @@ class Layer(nn.Module):
         elif isinstance(mixer, GatedDelta):
             self.linear_attn = DeltaMixer(config, mixer, number)
         else:
+            assert isinstance(mixer, ShortConv)
             self.conv = ConvMixer(config, mixer, number)
         self.post_attention_layernorm = _norm(config)
         block = shape.feed_forward

@@ -24,6 +24,20 @@ class DecoderPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageRows:
+    """Consecutive rows of a step whose cross-attention sees the same images.
+
+    row, count: the first row, and how many.
+    keys_values: for each layer with cross-attention (states, 2, kv_heads, head_dim), keys and values of all
+        states of these images.
+    """
+
+    row: int
+    count: int
+    keys_values: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """Everything that layers read beside their rows.
 
@@ -32,6 +46,7 @@ class Step:
     memory: keys, values and states.
     query_scale: (T, 1, 1), scale of each row's queries; None: 1 for all rows.
     per_layer: (T, layers, width), per-layer embeddings of each row; None: the decoder has none.
+    images: the rows that see image states, in order; other rows see none.
     """
 
     angles: tuple[tuple[Tensor, Tensor], ...]
@@ -39,3 +54,4 @@ class Step:
     memory: DecoderMemory
     query_scale: Tensor | None = None
     per_layer: Tensor | None = None
+    images: tuple[ImageRows, ...] = ()

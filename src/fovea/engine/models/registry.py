@@ -153,6 +153,15 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "Gemma 4: sliding windows",
     ),
     Architecture(
+        "mllama",
+        "Llama 3.2 Vision",
+        "mllama",
+        "Mllama",
+        "meta-llama/Llama-3.2-11B-Vision-Instruct",
+        "own tower, tiles on a canvas",
+        "Llama, cross-attention",
+    ),
+    Architecture(
         "lfm2_vl",
         "LFM2-VL",
         "lfm2_vl",

@@ -7,6 +7,7 @@ from typing import Any
 from fovea.core.errors import UnsupportedModel
 from fovea.engine.vision.gemma4 import Gemma4VisionConfig
 from fovea.engine.vision.glm4v import Glm4vVisionConfig
+from fovea.engine.vision.mllama import MllamaVisionConfig
 from fovea.engine.vision.vit import ViTConfig
 
 QK_NORM_EPS = 1e-6
@@ -160,3 +161,36 @@ def axial_theta(vision: Any) -> float:
     if kind != "axial":
         raise UnsupportedModel(f"vision RoPE of type {kind!r} is not supported; supported: axial")
     return float(parameters.get("rope_theta", 10000.0))
+
+
+def mllama_tower(vision: Any) -> MllamaVisionConfig:
+    """Shape of the tower of Llama 3.2 Vision. Raises UnsupportedModel."""
+    for name in ("image_size", "patch_size"):
+        if not isinstance(getattr(vision, name), int):
+            raise UnsupportedModel(f"{name} is {getattr(vision, name)!r}; accepted: an integer")
+    taps = tuple(vision.intermediate_layers_indices)
+    if not taps or not all(0 <= tap < vision.num_hidden_layers for tap in taps):
+        raise UnsupportedModel(
+            f"intermediate_layers_indices {list(taps)}; accepted: some of 0 to {vision.num_hidden_layers - 1}"
+        )
+    shape = MllamaVisionConfig(
+        hidden=vision.hidden_size,
+        depth=vision.num_hidden_layers,
+        global_depth=vision.num_global_layers,
+        heads=vision.attention_heads,
+        intermediate=vision.intermediate_size,
+        activation=vision.hidden_act,
+        eps=vision.norm_eps,
+        image_size=vision.image_size,
+        patch_size=vision.patch_size,
+        channels=vision.num_channels,
+        tiles=vision.max_num_tiles,
+        grids=len(vision.supported_aspect_ratios),
+        taps=taps,
+    )
+    if vision.vision_output_dim != shape.width:
+        raise UnsupportedModel(
+            f"vision_output_dim is {vision.vision_output_dim}; accepted: {shape.width}, which is hidden_size "
+            f"times the last output and {len(taps)} intermediate ones"
+        )
+    return shape

@@ -102,7 +102,7 @@ class Preparer:
         with stage("tokenize"):
             prompt = self.builder.outline(request.prompt, request.cache_salt, info.max_context, load)
             max_tokens = fits(prompt)
-            check_token_ids(prompt, request.sampling, info.vocab_size)
+            check_token_ids(prompt, request.sampling, info.vocab_size, info.extra_embeddings)
             bad_words = bad_word_tokens(self._tokenizer, request.sampling.bad_words)
         tasks = {planned.key: self._pixels.task(planned) for planned in prompt.planned_inputs}
         stored = self._slower.find(key for key in tasks if key not in self._embeddings)
@@ -116,7 +116,7 @@ class Preparer:
         """
         missing = [image for image in outline.prompt.planned_inputs if image.key not in self._embeddings]
         tasks = [outline.tasks[image.key] for image in missing if image.key not in outline.stored]
-        outputs = sum(image.plan.tokens for image in missing if image.key in outline.stored)
+        outputs = sum(image.plan.rows for image in missing if image.key in outline.stored)
         videos = outline.prompt.unsettled_videos
         items = [item for task in tasks for item in task.items] + [video.clip for video in videos]
         pixels = sum(video.pixel_count for video in videos)
@@ -161,7 +161,7 @@ class Preparer:
         needed: dict[PixelTask, int | None] = {}
         for planned in missing:
             key = planned.key
-            output = self._slower.get(key, planned.plan.tokens) if key in stored else None
+            output = self._slower.get(key, planned.plan.rows) if key in stored else None
             if output is not None:
                 features[key] = output
                 continue
@@ -273,15 +273,16 @@ def bad_word_tokens(tokenizer: ChatTokenizer, words: tuple[str, ...]) -> tuple[t
     return tuple(dict.fromkeys(form for form in forms if form))
 
 
-def check_token_ids(prepared: PreparedPrompt, sampling: SamplingParams, size: int) -> None:
+def check_token_ids(prepared: PreparedPrompt, sampling: SamplingParams, size: int, extra: int = 0) -> None:
     """Refuse ids outside the model's embeddings, because some tokenizers have more tokens than their model.
 
-    size: number of embeddings.
+    size: number of tokens that the model can choose.
+    extra: embeddings after those, which only prompts can hold.
     Raises InvalidRequest.
     """
-    if max(prepared.ids) >= size:
+    if max(prepared.ids) >= size + extra:
         raise InvalidRequest(
-            f"token {max(prepared.ids)} of the prompt is outside [0, {size})", param="prompt"
+            f"token {max(prepared.ids)} of the prompt is outside [0, {size + extra})", param="prompt"
         )
     for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
         for token in getattr(sampling, name):

@@ -41,5 +41,5 @@ class Budget:
             if seq.id in job.holders:
                 job.holders.remove(seq.id)
             if not job.holders:
-                self.visual += job.span.tokens
+                self.visual += job.span.rows
                 del self.jobs[key]

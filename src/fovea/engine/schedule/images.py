@@ -18,22 +18,25 @@ from fovea.engine.sequence import ImageSpan, Sequence
 class ImageRequests:
     """Request images from the encoder, and hold their outputs for the sequences that need them."""
 
-    def __init__(self, embeddings: EmbeddingCache[Any], token_bytes: int) -> None:
+    def __init__(self, embeddings: EmbeddingCache[Any], token_bytes: int, *, lasting: bool = False) -> None:
         """embeddings: cache of encoder outputs.
 
-        token_bytes: memory of the encoder's output per visual token.
+        token_bytes: memory of the encoder's output per row, which is a visual token or an image state.
+        lasting: every later token of a sequence reads the outputs of its images (cross-attention), so a
+            sequence holds them as long as it runs.
         """
         self.embeddings = embeddings
         self.token_bytes = token_bytes
+        self._lasting = lasting
         self._first: Sequence | None = None
 
     def begin(self, running: list[Sequence], waiting: list[Sequence]) -> None:
         """Begin a step: choose the one sequence whose images may exceed the ceiling.
 
-        It is the oldest running sequence with an image that is not computed yet, or, if there is none, the
+        It is the oldest running sequence with an image that it still reads, or, if there is none, the
         sequence that has waited longest.
         """
-        reading = [s for s in running if s.spans and s.spans[-1].end > s.computed_tokens]
+        reading = [s for s in running if s.spans and (self._lasting or s.spans[-1].end > s.computed_tokens)]
         self._first = min(reading or waiting[:1], key=lambda s: (s.arrival, s.id), default=None)
 
     def tokens_before_unencoded_image(self, seq: Sequence, count: int, budget: Budget) -> int:
@@ -44,7 +47,7 @@ class ImageRequests:
         """
         stop = seq.computed_tokens + count
         for span in seq.spans:
-            if span.end <= seq.computed_tokens:
+            if span.end <= seq.computed_tokens and not self._lasting:
                 continue
             if span.start >= stop:
                 if span.key not in self.embeddings:
@@ -60,11 +63,16 @@ class ImageRequests:
 
         False if the image is encoded already, or if the sequence needs no more images.
         """
-        span = next((span for span in seq.spans if span.end > computed), None)
-        if span is None or self.hold(span, seq, budget):
-            return False
-        self.request(span, seq, budget)
-        return True
+        for span in seq.spans:
+            is_next = span.end > computed
+            if not is_next and not self._lasting:
+                continue
+            if not self.hold(span, seq, budget):
+                self.request(span, seq, budget)
+                return True
+            if is_next:
+                return False
+        return False
 
     def request_any(self, seq: Sequence, budget: Budget) -> bool:
         """Request the first image of the sequence that is not encoded. False if all are encoded."""
@@ -99,15 +107,15 @@ class ImageRequests:
         """
         job = budget.jobs.get(span.key)
         if job is None:
-            if budget.jobs and span.tokens > budget.visual:
+            if budget.jobs and span.rows > budget.visual:
                 return
-            size = span.tokens * self.token_bytes
+            size = span.rows * self.token_bytes
             held_bytes = self.embeddings.held_bytes + self._requested_bytes(budget)
             exceeds = held_bytes + size > self.embeddings.capacity
             if exceeds and (ahead or seq is not self._first):
                 return
             job = budget.jobs[span.key] = EncodeJob(span)
-            budget.visual -= span.tokens
+            budget.visual -= span.rows
         if seq.id not in job.holders:
             job.holders.append(seq.id)
 
@@ -123,6 +131,8 @@ class ImageRequests:
 
         An image that occurs again later in the prompt stays held.
         """
+        if self._lasting:
+            return
         needed = {span.key for span in seq.spans if span.end > seq.computed_tokens}
         for span in seq.spans:
             if span.key not in needed:

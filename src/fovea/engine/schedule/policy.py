@@ -91,7 +91,7 @@ class Detail:
 
     def order(self, waiting: Sequence[Request], ready: Ready) -> Sequence[Request]:
         def cluster(seq: Request) -> tuple[bool, int]:
-            tokens = sum(span.tokens for span in seq.spans)
+            tokens = sum(span.rows for span in seq.spans)
             return not ready(seq), sum(tokens > edge for edge in self.edges)
 
         return sorted(waiting, key=cluster)

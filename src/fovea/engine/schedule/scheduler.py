@@ -59,6 +59,7 @@ class Scheduler:
         visual_token_bytes: int = 1,
         policy: Policy | None = None,
         whole_images: bool = False,
+        lasting_images: bool = False,
     ) -> None:
         """Create a scheduler without sequences.
 
@@ -68,12 +69,13 @@ class Scheduler:
         visual_token_bytes: memory of the encoder's output per visual token.
         policy: order of waiting sequences; None for the policy that `config` names.
         whole_images: all tokens of an image are computed in one step, because they see each other.
+        lasting_images: every later token reads the encoder outputs of a sequence's images.
         """
         self.config = config
         self.policy = policy or POLICIES[config.policy]()
         self.kv = kv
         self.embeddings = embeddings
-        self.images = ImageRequests(embeddings, visual_token_bytes)
+        self.images = ImageRequests(embeddings, visual_token_bytes, lasting=lasting_images)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0

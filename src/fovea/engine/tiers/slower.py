@@ -2,7 +2,7 @@
 
     add_encoded(key, features)    after encoding: the disk tier stores a copy, which outlives the process
     add_evicted(key, features)    after eviction from device memory: the host tier stores a copy
-    get(key, tokens)              while a request is prepared: a copy from the fastest tier that has it
+    get(key, rows)                while a request is prepared: a copy from the fastest tier that has it
 
 The first two only enqueue and never wait, so the engine's thread may call them. One thread per tier makes the
 copies. `find` and `get` also find outputs that are still in a queue. `get` copies, so only worker threads may
@@ -122,11 +122,11 @@ class SlowerTiers:
                 self._count(tier, "misses")
         return frozenset(known)
 
-    def get(self, key: str, tokens: int) -> VisualFeatures | None:
-        """Return an output, or None. If its number of visual tokens is not `tokens`, it is a miss."""
+    def get(self, key: str, rows: int) -> VisualFeatures | None:
+        """Return an output, or None. If it has not that number of rows, it is a miss."""
         for tier in self._tiers:
             features = tier.get(key)
-            if features is not None and features.embeds.shape[0] == tokens and not self._is_stale(features):
+            if features is not None and features.embeds.shape[0] == rows and not self._is_stale(features):
                 return features
         return None
 

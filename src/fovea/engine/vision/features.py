@@ -14,9 +14,11 @@ from torch import Tensor
 class VisualFeatures:
     """Features of one image, which the decoder reads.
 
-    embeds: (tokens, hidden), the input embeddings of the image's visual tokens.
+    embeds: (tokens, hidden), the input embeddings of the image's visual tokens. If the image's states lie
+        outside of the prompt, their keys and values for the first layer with cross-attention,
+        (`VisualPlan.states`, 2 * kv_heads * head_dim).
     deepstack: tensors (tokens, hidden). Decoder layer i adds deepstack[i] to the hidden states of the visual
-        tokens.
+        tokens. For states outside of the prompt, the keys and values for the other layers.
     created_at: time of encoding, in seconds of `time.time`. The age counts from it in every tier of the
         cache.
     places: int32, (tokens, 2): row and column of each token in the grid of the whole image. For models whose

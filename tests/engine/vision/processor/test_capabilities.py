@@ -40,6 +40,7 @@ TABLE: Mapping[str, set[str]] = {
     "minicpmv4_6": set(),
     "deepseek_ocr2": {"droppable"},
     "gemma4": {"droppable", "any_size", "resize"},
+    "mllama": set(),
 }
 """The capabilities that each architecture's processor declares, by field name."""
 NEEDS_NOTHING = ("uniform", "random", "dart", "dart_query", "dart_k", "dpp", "dpp_query", "tome", "fastv")
@@ -65,6 +66,7 @@ METHODS_BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "internvl_chat": NEEDS_NOTHING,
     "minicpmv4_6": (),
     "deepseek_ocr2": NEEDS_NOTHING,
+    "mllama": (),
     "gemma4": (*(name for name in NEEDS_NOTHING if name not in PROBING), "resize", "views"),
 }
 

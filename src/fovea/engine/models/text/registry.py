@@ -24,6 +24,7 @@ FAMILIES = {
     "qwen3_vl_moe_text": "dense",
     "deepseek_ocr2_text": "deepseek",
     "lfm2": "lfm2",
+    "mllama_text_model": "mllama",
     "gemma3_text": "gemma3",
     "glm4v_text": "glm4v",
     "gemma4_text": "gemma4",

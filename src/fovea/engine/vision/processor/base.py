@@ -51,7 +51,8 @@ class VisualPlan:
     A processor's plan depends on the image's dimensions and budget, never on its pixels.
 
     width, height: of the source image, in pixels.
-    tokens: positions of the prompt that encoder output fills; all are the model's image token.
+    tokens: positions of the prompt that are the model's image token. Encoder output fills them if `states` is
+        0.
     grid: how the image is cut. It depends on the architecture:
         Qwen, PaddleOCR-VL, GLM-4V: (frames, rows, columns) of patches, before merging.
         LLaVA: (1, rows, columns) of patches.
@@ -62,6 +63,7 @@ class VisualPlan:
         Pixtral, Mistral 3, LightOnOCR, Gemma 4: (1, rows, columns) of patches, before merging.
         InternVL: (views, rows, columns): the number of views of the whole image, 0 or 1, and the tiles beside
             it; (1, 0, 0): that view alone.
+        Llama 3.2 Vision: (1, rows, columns) of tiles; there is no view of the whole image beside them.
     text: the text that replaces the image's marker in the prompt.
     key: names everything that shapes the pixels. Images of equal identity and equal key give equal arrays.
     sizes: (height, width) after each successive resize of the whole picture, in order, in pixels.
@@ -72,6 +74,8 @@ class VisualPlan:
     around: the parts of `text` before and after the visual tokens.
     number: text before `text` that names the image by its number in the prompt, from 0; "{}" stands for the
         number. "": the images of a prompt have no numbers.
+    states: rows of encoder output that lie outside of the prompt and that cross-attention layers read; 0: the
+        encoder's output fills the image's tokens, one row each.
     """
 
     width: int
@@ -85,6 +89,12 @@ class VisualPlan:
     reduction: Reduction | None = None
     around: tuple[str, str] = field(default=("", ""), repr=False)
     number: str = field(default="", repr=False)
+    states: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of encoder output."""
+        return self.states or self.tokens
 
     def text_at(self, place: int) -> str:
         """The text of the image at a place among the images of a prompt, from 0."""
@@ -110,13 +120,15 @@ class ProcessedImage:
             Pixtral, Mistral 3, LightOnOCR: (patches, channels * patch * patch), patches row by row.
             DeepSeek-OCR 2: (1, channels, height, width), the view of the whole image.
             Gemma 4: (patches, patch * patch * channels), patches row by row.
-            others: (tiles, channels, height, width).
+            others: (tiles, channels, height, width). Llama 3.2 Vision: without tiles of padding.
         "tiles", float32 (tiles, patches, channels * patch * patch): LFM2-VL, MiniCPM-V; only images in tiles
             have it. The patches of MiniCPM-V, here and in "pixel_values", come in the order of `merging_vit`.
             DeepSeek-OCR 2: (tiles, channels, height, width).
         "grid_thw", int64 (1, 3): Qwen, PaddleOCR-VL, GLM-4V; (frames, rows, columns) of patches.
         "image_sizes", int64 (1, 2): LLaVA-NeXT and LLaVA-OneVision; (height, width) of the source image.
         "pixel_attention_mask", bool (tiles, height, width): Idefics3 and SmolVLM; true where there is image.
+        "aspect_ratio_ids", int64 (1,): Llama 3.2 Vision; the number of the grid of tiles among all grids that
+            the model knows, from 1.
         An image that is encoded region by region also has its survey; rows and columns are those of the
         merged grid: "channels", float32 (rows, columns, channels), its texture; "luma", uint8 (height,
         width), the luminance of the pixels; "propositional" and "perspectival", float32 (rows, columns).

@@ -37,6 +37,7 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "internvl_chat": "internvl_chat",
         "minicpmv4_6": "minicpmv4_6",
         "deepseek_ocr2": "deepseek_ocr2",
+        "mllama": "mllama",
     }
 )
 _KINDS_BY_TOWER: Mapping[tuple[str, str], str] = MappingProxyType({("llava", "pixtral"): "pixtral"})
